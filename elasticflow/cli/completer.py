@@ -39,20 +39,20 @@ def answer(shell: str, arguments: Sequence[str], group: click.Group) -> str:
         if shell in {"zsh", "fish"}:
             *before, word = arguments
             word = re.sub(r"\\(.)", r"\1", word.lstrip("\"'"))
-            return "".join(f"{each.value}\t{_short(each.help)}\n" for each in complete(before, word, group))
+            return "".join(f"{item.value}\t{_short(item.help)}\n" for item in complete(before, word, group))
     return ""
 
 
 def complete(before: list[str], word: str, group: click.Group) -> list[CompletionItem]:
     """Return what can stand at *word* after the words *before* it; parameters' types know (`cli/parameters.py`)."""
-    head = ""
+    option = ""
     if word.startswith("--") and "=" in word:  # --set=KEY: click gives what follows the sign
-        head = word[: word.index("=") + 1]
+        option = word[: word.index("=") + 1]
     if not _is_command(before, group):
         return []
     # A value that is missing keeps click from parsing the words before it, so types get them as the context's object.
     items = ShellComplete(group, {"obj": before}, "elasticflow", "").get_completions(before, word)
-    return [CompletionItem(f"{head}{item.value}", item.type, item.help) for item in items]
+    return [CompletionItem(f"{option}{item.value}", item.type, item.help) for item in items]
 
 
 def _is_command(before: Sequence[str], group: click.Group) -> bool:
@@ -75,9 +75,9 @@ def _for_bash(line: str, breaks: str, group: click.Group) -> str:
     """Return the replies for bash, which replaces only what follows the last of its own word breaks."""
     words, quote = _split(line)
     *before, word = words
-    cut = 0 if quote else 1 + max(word.rfind(each) if each in breaks else -1 for each in "=:")
-    found = [each.value[cut:] for each in complete(before, word, group)]
-    return "".join(f"{each if quote else _UNSAFE.sub(_ESCAPED, each)}\n" for each in found)
+    cut = 0 if quote else 1 + max(word.rfind(sign) if sign in breaks else -1 for sign in "=:")
+    replies = [item.value[cut:] for item in complete(before, word, group)]
+    return "".join(f"{reply if quote else _UNSAFE.sub(_ESCAPED, reply)}\n" for reply in replies)
 
 
 def _split(line: str) -> tuple[list[str], str]:

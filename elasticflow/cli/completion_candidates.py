@@ -1,7 +1,7 @@
-"""What can stand at a place of the command line: job files, runs, snapshots, codes, keys of the job file.
+"""What completes a word of the command line: job files, runs, snapshots, codes, keys of the job file.
 
-Read from folders and from the schema's file alone: a shell waits for the answer, so neither pydantic nor anything
-that reads a job is imported, and no store on a network is asked.
+A shell waits for the answer, so only folders and the schema's file are read: neither pydantic nor anything that reads
+a job is imported, and no store on a network is asked.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Candidate = tuple[str, str]
 """What completes the word, and a few words about it."""
+Node = dict[str, Any]
+"""A node of the JSON Schema of the job file, as it was parsed."""
 
 _NO_JOBS = frozenset({"pyproject.toml", "tombi.toml", "taplo.toml", "ruff.toml", "Cargo.toml"})
 _NO_KEYS = frozenset({"extends", "matrix"})  # of the file, not of a job
@@ -29,7 +31,7 @@ def paths(word: str, ending: str = "", *, files: bool = True) -> Iterator[Candid
     """Yield folders that begin with *word*, and files, of one ending if it is given; hidden ones only when asked for."""
     head, slash, stem = word.rpartition("/")
     folder = Path(os.path.expanduser(head) if head else slash or ".")  # noqa: PTH111  # "~ba" is no error here
-    for entry in sorted(os.scandir(folder), key=lambda each: each.name):
+    for entry in sorted(os.scandir(folder), key=lambda item: item.name):
         if not entry.name.startswith(stem) or (entry.name.startswith(".") and not stem.startswith(".")):
             continue
         if entry.is_dir():
@@ -42,13 +44,13 @@ def paths(word: str, ending: str = "", *, files: bool = True) -> Iterator[Candid
 def job_files(word: str) -> Iterator[Candidate]:
     """Yield TOML files and the folders on the way to them; at once those in `jobs/` while nothing is typed."""
     if not word and Path("jobs").is_dir():
-        yield from (each for each in paths("jobs/", ".toml") if each[0].endswith(".toml"))
+        yield from (candidate for candidate in paths("jobs/", ".toml") if candidate[0].endswith(".toml"))
     yield from paths(word, ".toml")
 
 
 def job_names() -> Iterator[Candidate]:
     """Yield the names of the jobs that have runs."""
-    return ((name, "") for name in sorted({each.parent.name for each in _run_folders()}))
+    return ((name, "") for name in sorted({folder.parent.name for folder in _run_folders()}))
 
 
 def is_snapshot(word: str) -> bool:
@@ -67,26 +69,27 @@ def runs(word: str) -> Iterator[Candidate]:
 
 def run_ids() -> Iterator[Candidate]:
     """Yield the ids of the project's runs, the newest first."""
-    found = sorted(_run_folders(), key=lambda each: each.name, reverse=True)
-    return ((each.name, f"run of {each.parent.name}") for each in found[:_MOST_RUNS])
+    folders = sorted(_run_folders(), key=lambda folder: folder.name, reverse=True)
+    return ((folder.name, f"run of {folder.parent.name}") for folder in folders[:_MOST_RUNS])
 
 
 def snapshots(run: str | None) -> Iterator[Candidate]:
     """Yield the committed snapshots of a run, the newest first; of the newest run where none is named."""
     yield "latest", "the newest"
     yield "best", "by evaluation.best"
-    found = sorted(_run_folders(), key=lambda each: each.name)
-    named = [each for each in found if run is None or run in {each.name, each.parent.name}]
+    folders = sorted(_run_folders(), key=lambda folder: folder.name)
+    named = [folder for folder in folders if run is None or run in {folder.name, folder.parent.name}]
     if run is not None and not named and Path(run).is_dir():
         named = [Path(run).absolute()]
     if not named:
         return
-    place = _snapshot_place(named[-1])
-    names = sorted((each for each in _names(place) if SNAPSHOT_NAME.fullmatch(each)), reverse=True)
-    for name in [each for each in names[:_MOST_RUNS] if (place / each / "MANIFEST.json").exists()]:
-        step = int(name.partition("-")[0])
-        yield name, f"step {step}"
-        yield f"step:{step}", "its newest snapshot"
+    snapshots_folder = _snapshots_folder(named[-1])
+    names = sorted(filter(SNAPSHOT_NAME.fullmatch, _names(snapshots_folder)), reverse=True)
+    for name in names[:_MOST_RUNS]:
+        if (snapshots_folder / name / "MANIFEST.json").exists():
+            step = int(name.partition("-")[0])
+            yield name, f"step {step}"
+            yield f"step:{step}", "its newest snapshot"
 
 
 def codes() -> Iterator[Candidate]:
@@ -123,9 +126,9 @@ def cases(job_file: str | None) -> Iterator[Candidate]:
 
 
 def _run_folders() -> Iterator[Path]:
-    place = current_project_root() / RUNS
-    for job in _names(place):
-        yield from (place / job / run for run in _names(place / job) if RUN_ID.fullmatch(run))
+    folder = current_project_root() / RUNS
+    for job in _names(folder):
+        yield from (folder / job / run for run in _names(folder / job) if RUN_ID.fullmatch(run))
 
 
 def _names(folder: Path) -> list[str]:
@@ -135,31 +138,31 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
-def _snapshot_place(run: Path) -> Path:
-    """Return where a run's snapshots are on this machine: as its newest launch recorded, else in its own folder."""
+def _snapshots_folder(run: Path) -> Path:
+    """Return the folder of a run's snapshots: as its newest launch recorded it, else the one in the run folder."""
     launches = sorted(_names(run / "launches"))
     try:
         recorded = json.loads((run / "launches" / launches[-1] / "job.json").read_text("utf-8"))
         uri = recorded["job"]["snapshots"]["uri"]
     except (OSError, ValueError, LookupError, TypeError):
         uri = None
-    place, prefix = snapshot_place(uri, RunFolder(run), current_project_root())
-    return Path(place.removeprefix("file://")) / prefix / "snapshots"
+    uri, prefix = snapshot_place(uri, RunFolder(run), current_project_root())
+    return Path(uri.removeprefix("file://")) / prefix / "snapshots"
 
 
-def _schema() -> dict[str, Any]:
+def _schema() -> Node:
     from elasticflow.jobfile.tables.json_schema import SCHEMA_FILE
 
-    read: dict[str, Any] = json.loads(SCHEMA_FILE.read_text("utf-8"))
-    return read
+    schema: Node = json.loads(SCHEMA_FILE.read_text("utf-8"))
+    return schema
 
 
-def _resolved(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
+def _resolved(schema: Node, node: Node) -> Node:
     name = str(node.get("$ref", "")).rpartition("/")[2]
     return {**schema["$defs"][name], **node} if name else node
 
 
-def _keys(schema: dict[str, Any], properties: dict[str, Any], prefix: str) -> Iterator[Candidate]:
+def _keys(schema: Node, properties: Node, prefix: str) -> Iterator[Candidate]:
     for name, node in properties.items():
         inner = _resolved(schema, node)
         if "properties" in inner:
@@ -168,7 +171,7 @@ def _keys(schema: dict[str, Any], properties: dict[str, Any], prefix: str) -> It
             yield f"{prefix}{name}=", inner.get("description", "")
 
 
-def _free_keys(schema: dict[str, Any], job_file: str | None) -> Iterator[Candidate]:
+def _free_keys(schema: Node, job_file: str | None) -> Iterator[Candidate]:
     """Yield the keys of free tables as the job file has them: `optimizer.args.lr=`."""
     for table, content in _read(job_file).items():
         properties = _resolved(schema, schema["properties"].get(table, {})).get("properties", {})
@@ -177,19 +180,21 @@ def _free_keys(schema: dict[str, Any], job_file: str | None) -> Iterator[Candida
                 yield from ((f"{table}.{key}.{name}=", f"now {old}") for name, old in value.items())
 
 
-def _values(schema: dict[str, Any], names: list[str]) -> Iterable[Candidate]:
-    node: dict[str, Any] = {"properties": schema["properties"]}
+def _values(schema: Node, names: list[str]) -> Iterable[Candidate]:
+    node: Node = {"properties": schema["properties"]}
     for name in names:
         node = _resolved(schema, node.get("properties", {}).get(name, {}))
-    default, found = node.get("default"), dict[str, str]()
-    for each in (node, *node.get("anyOf", ())):
-        choices = [*each.get("enum", ()), *([each["const"]] if "const" in each else ())]
-        choices += ["true", "false"] if each.get("type") == "boolean" else []
-        found |= {_shown(choice): "" for choice in choices}
-        found |= {_shown(v): "for example" for v in each.get("examples", ()) if _shown(v) not in found}
+    default, values = node.get("default"), dict[str, str]()
+    for alternative in (node, *node.get("anyOf", ())):
+        choices = [*alternative.get("enum", ()), *([alternative["const"]] if "const" in alternative else ())]
+        choices += ["true", "false"] if alternative.get("type") == "boolean" else []
+        values |= {_shown(choice): "" for choice in choices}
+        values |= {
+            _shown(v): "for example" for v in alternative.get("examples", ()) if _shown(v) not in values
+        }
     if default is not None:
-        found |= {_shown(default): "the default"}
-    return ((value, about) for value, about in found.items() if value)
+        values |= {_shown(default): "the default"}
+    return ((value, about) for value, about in values.items() if value)
 
 
 def _shown(value: object) -> str:

@@ -107,9 +107,9 @@ def call(arguments: Sequence[str] | None = None) -> int:
 
 
 def _as_key(error: click.NoSuchOption, arguments: Sequence[str] | None) -> str | None:
-    """Return how what was given as an option is said of the job file, if it is one of its keys and the command takes such."""
-    takes_keys = error.ctx is not None and any(each.name == "overrides" for each in error.ctx.command.params)
-    if not takes_keys:
+    """Return how to set the job key that was given as an option; None if it is no key, or the command takes none."""
+    parameters = () if error.ctx is None else error.ctx.command.params
+    if all(parameter.name != "overrides" for parameter in parameters):
         return None
     from elasticflow.jobfile.tables.misplaced_keys import flag_for
 
@@ -119,7 +119,7 @@ def _as_key(error: click.NoSuchOption, arguments: Sequence[str] | None) -> str |
         name, equals, given = word.partition("=")
         if name == error.option_name:
             following = words[number + 1 : number + 2]
-            value = given if equals else next((each for each in following if not each.startswith("-")), "")
+            value = given if equals else next((text for text in following if not text.startswith("-")), "")
     return flag_for(error.option_name, value)
 
 

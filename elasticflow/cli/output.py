@@ -181,8 +181,8 @@ class ProgressMeter:
     def _line(self) -> Text:
         from rich.text import Text
 
-        told = self._words(self._done, self._total, self.seconds)
-        return Text(f"{self._label}  {told}", no_wrap=True, overflow="ellipsis")
+        words = self._words(self._done, self._total, self.seconds)
+        return Text(f"{self._label}  {words}", no_wrap=True, overflow="ellipsis")
 
 
 def bytes_done(done: int, total: int, seconds: float) -> str:
@@ -226,7 +226,11 @@ def show_warnings(loaded: LoadedJob, *, but: Container[str] = ()) -> None:
     """Print the warnings about a job file, except those whose code is in *but*, on standard error, one line each."""
     from elasticflow.jobfile.diagnostics.render_text import render
 
-    warnings = [each for each in loaded.diagnostics if each.severity == "warning" and each.code not in but]
+    warnings = [
+        diagnostic
+        for diagnostic in loaded.diagnostics
+        if diagnostic.severity == "warning" and diagnostic.code not in but
+    ]
     if warnings:
         click.echo(render(warnings, "concise"), err=True)
 

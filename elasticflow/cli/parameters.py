@@ -139,7 +139,7 @@ def _run_and_snapshots(context: click.Context, word: str) -> Iterable[Candidate]
     """Return the snapshots of the run that was typed; without one, runs and the newest run's snapshots."""
     from elasticflow.cli.completion_candidates import is_snapshot, snapshots
 
-    given = [each for each in context.params.get("words") or () if not is_snapshot(each)]
+    given = [typed for typed in context.params.get("words") or () if not is_snapshot(typed)]
     return [*snapshots(given[0] if given else None), *([] if given else _runs(context, word))]
 
 
@@ -149,7 +149,7 @@ def _run_alone(context: click.Context, word: str) -> Iterable[Candidate]:
 
 def _job_file_typed(context: click.Context) -> str | None:
     """Return the job file among the words before the cursor, which `completer` hands down."""
-    return next((each for each in context.obj or () if each.endswith(".toml")), None)
+    return next((typed for typed in context.obj or () if typed.endswith(".toml")), None)
 
 
 JOB_FILE = CompletedPath(_job_files)

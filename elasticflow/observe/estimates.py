@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.compiler.drift.origins import compare_made
 from elasticflow.compiler.inputs.origins import Made, made_in, origins_now
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from elasticflow.compiler.drift.compare import Difference
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.jobfile.tables.job import Job
+    from elasticflow.observe.records import Record
     from elasticflow.run_folder import RunFolder
 
 # A change of one of these keys outdates what a run measured of data, of state, of speed.
@@ -68,7 +69,7 @@ def read_run_facts(run: RunFolder, job: Job, plan: LaunchPlan, project_root: Pat
     failed = (state_of(run).verdict or {}).get("class") == "user_error"
     drift = compare_made(then, now, after_user_error=failed)
     facts, outdated = _facts(run), {}
-    changed = [each.key for each in drift]
+    changed = [difference.key for difference in drift]
     for names, keys, but in (
         (("samples",), _OF_DATA, ()),
         (("snapshot_bytes", "parameters"), _OF_STATE, _NOT_OF_STATE),
@@ -87,7 +88,11 @@ def _is_under(key: str, tables: tuple[str, ...]) -> bool:
 
 def _facts(run: RunFolder) -> dict[str, Known]:
     history = History.read(run)
-    sizes = [each.num_bytes for each in history.snapshots if each.state == "committed" and each.num_bytes]
+    sizes = [
+        snapshot.num_bytes
+        for snapshot in history.snapshots
+        if snapshot.state == "committed" and snapshot.num_bytes
+    ]
     facts = {
         "samples": history.samples,
         "parameters": history.parameters,
@@ -99,7 +104,7 @@ def _facts(run: RunFolder) -> dict[str, Known]:
     return {name: Known(value, source) for name, value in facts.items() if value is not None}
 
 
-def _step_s(steps: list[dict[str, Any]]) -> float | None:
+def _step_s(steps: list[Record]) -> float | None:
     """Return the seconds from step to step over the newest generation, as far as the file's end tells."""
     steps = [line for line in steps if line.get("generation") == steps[-1].get("generation")]
     if len(steps) < 2:

@@ -72,8 +72,8 @@ def incidents(folder: RunFolder, history: History | None = None) -> list[Inciden
     stops = [stop for stop in history.stops if stop.is_failure]
     if not is_locked(folder) and (ending := lost_of(folder)) is not None:
         status = read_status(folder)
-        found = {"generation": status.generation, "step": status.step, **asdict(ending)}
-        stops.append(lost_supervisor(found, status.updated))
+        facts = {"generation": status.generation, "step": status.step, **asdict(ending)}
+        stops.append(lost_supervisor(facts, status.updated))
     return [_incident(stop, folder) for stop in stops]
 
 

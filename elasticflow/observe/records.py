@@ -13,7 +13,7 @@ from elasticflow.system.json_lines import lines_of
 from elasticflow.system.records import BadJsonError, Damage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from elasticflow.run_folder import RunFolder
@@ -59,21 +59,21 @@ def unix_time(value: object) -> float | None:
 def parse(line: bytes | str) -> dict[str, Any] | None:
     """Return the line's JSON object, all text in it printable, or None when it is something else or torn."""
     try:
-        found = records.parse(line)
+        record = records.parse(line)
     except BadJsonError:
         return None
     data = line if isinstance(line, bytes) else line.encode("utf-8", "replace")
     # Control characters stand in JSON as \\uXXXX, but for DEL and those of Latin-1.
     may_act = any(mark in data for mark in (b"\\u", b"\\r", b"\\b", b"\\f", b"\x7f", b"\xc2", b"\xe2"))
-    return records.printable_in(found) if may_act else found
+    return records.printable_in(record) if may_act else record
 
 
-def read(path: Path) -> Iterator[dict[str, Any]]:
+def read(path: Path) -> Iterator[Record]:
     """Return the whole records of *path*, in order; none if it does not exist or cannot be read (`damages_of`)."""
     return (record for line in lines_of(path) if (record := parse(line)) is not None)
 
 
-def tail(path: Path, num_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
+def tail(path: Path, num_bytes: int = TAIL_BYTES) -> list[Record]:
     """Return the records in the last *num_bytes* of *path*: enough for a summary of a file of any size."""
     return [record for line in _tail_lines(path, num_bytes) if (record := parse(line)) is not None]
 
@@ -92,10 +92,10 @@ def _tail_lines(path: Path, num_bytes: int) -> list[bytes]:
 
 def damages_of(folder: RunFolder) -> list[Damage]:
     """Return what of the run's state, events and metrics cannot be read: views show the run without it."""
-    found = []
+    damages = []
     state = records.read(folder.state)
     if isinstance(state, Damage):
-        found.append(state)
+        damages.append(state)
     for path in (folder.events, folder.metrics):
         try:
             with path.open("rb"):
@@ -103,15 +103,15 @@ def damages_of(folder: RunFolder) -> list[Damage]:
         except FileNotFoundError:
             continue
         except OSError as error:
-            found.append(records.damage_of(path, error))
+            damages.append(records.damage_of(path, error))
             continue
         *lines, _ = [*_tail_lines(path, TAIL_BYTES), b""]  # a line without its end may be being written
         bad = sum(parse(line) is None for line in lines if line.endswith(b"\n"))
         if bad:
-            found.append(Damage(str(path), f"has {bad} damaged line{'s' * (bad > 1)} at its end"))
-    return found
+            damages.append(Damage(str(path), f"has {bad} damaged line{'s' * (bad > 1)} at its end"))
+    return damages
 
 
-def last_of(records: list[dict[str, Any]], key: str, count: int = 1) -> list[dict[str, Any]]:
+def last_of(records: Sequence[Record], key: str, count: int = 1) -> list[Record]:
     """Return the last *count* records that have *key*, oldest first."""
     return list(deque((r for r in records if r.get(key) is not None), maxlen=count))

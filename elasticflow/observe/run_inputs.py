@@ -122,7 +122,9 @@ def source_diff(old: RunInputs, new: RunInputs) -> Iterator[str]:
         was, now = before.get(name), after.get(name)
         if was is not None and now is not None and was.sha256 == now.sha256:
             continue
-        text, new_text = (inputs.text_of(name) if each else "" for inputs, each in ((old, was), (new, now)))
+        text, new_text = (
+            inputs.text_of(name) if source else "" for inputs, source in ((old, was), (new, now))
+        )
         if text is None or new_text is None:
             yield f"--- {name}: its text is not kept"
             continue
@@ -140,16 +142,16 @@ def _data(old: RunInputs, new: RunInputs) -> Iterator[Difference]:
         now = new.data.get(name)
         if now is None or was.get("fingerprint") == now.get("fingerprint"):
             continue
-        told, now_told = (
-            f"{str(each.get('fingerprint'))[:_DIGEST_SHOWN]} ({each.get('samples')})" for each in (was, now)
+        before, after = (
+            f"{str(data.get('fingerprint'))[:_DIGEST_SHOWN]} ({data.get('samples')})" for data in (was, now)
         )
         yield Difference(
-            f"data.{name}", told, now_told, "corrupting", "other data: a run does not go on with it"
+            f"data.{name}", before, after, "corrupting", "other data: a run does not go on with it"
         )
 
 
 def _patch(old: RunInputs, new: RunInputs) -> Iterator[Difference]:
-    was, now = (each.made.origins.git or {} for each in (old, new))
+    was, now = (inputs.made.origins.git or {} for inputs in (old, new))
     if was and now and was.get("patch") != now.get("patch"):
         reason = "what is not committed; see the sources"
         yield Difference("git.patch", _shown(was.get("patch")), _shown(now.get("patch")), "harmless", reason)

@@ -36,10 +36,10 @@ def find_run(project_root: Path, text: str | None) -> RunFolder:
     if text is not None and text.endswith(".toml") and Path(text).is_file():
         return _find_run_of_file(Path(text))
     runs = list_runs(project_root)
-    place = project_root / RUNS
+    folder = project_root / RUNS
     if text is None:
         if not runs:
-            raise RunNotFoundError(f"there are no runs in {place}", "start one: elasticflow run JOB.toml")
+            raise RunNotFoundError(f"there are no runs in {folder}", "start one: elasticflow run JOB.toml")
         return runs[0]
     if "/" in text or Path(text).is_dir():
         path = Path(text).absolute()
@@ -49,10 +49,10 @@ def find_run(project_root: Path, text: str | None) -> RunFolder:
     if len(by_id) > 1:
         folders = ", ".join(str(run.path) for run in by_id)
         raise RunNotFoundError(f'"{text}" is the id of {len(by_id)} runs: {folders}', "give the run's folder")
-    found = by_id or [run for run in runs if run.job == text]
-    if not found:
-        raise RunNotFoundError(f'no run "{text}" in {place}', _remedy(text, runs))
-    return found[0]
+    matches = by_id or [run for run in runs if run.job == text]
+    if not matches:
+        raise RunNotFoundError(f'no run "{text}" in {folder}', _remedy(text, runs))
+    return matches[0]
 
 
 def _find_run_of_file(path: Path) -> RunFolder:

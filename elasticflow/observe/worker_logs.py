@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from elasticflow.errors import LogsNotFoundError
 from elasticflow.observe.records import parse, unix_time
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from elasticflow.observe.records import Record
     from elasticflow.run_folder import RunFolder
 
 Stream = Literal["jsonl", "stdout", "stderr"]
@@ -42,7 +43,7 @@ class LogLine:
     rank: int
     stream: Stream
     text: str
-    record: dict[str, Any] | None = None
+    record: Record | None = None
 
     @property
     def time(self) -> float:
@@ -133,16 +134,16 @@ def _new_lines(follower: FollowedLines) -> list[bytes]:
 
 
 def _files(folder: RunFolder, generation: int, rank: int | None) -> list[tuple[int, Stream, Path]]:
-    place = folder.generation_logs(generation)
-    if not place.is_dir():
+    logs = folder.generation_logs(generation)
+    if not logs.is_dir():
         return []
-    found: list[tuple[int, Stream, Path]] = []
-    for path in place.iterdir():
+    files: list[tuple[int, Stream, Path]] = []
+    for path in logs.iterdir():
         match = _FILE.fullmatch(path.name)
         if match and rank in {None, int(match["rank"])}:
             stream = _STREAMS[match["stream"]]
-            found.append((int(match["rank"]), stream, path))
-    return sorted(found, key=lambda entry: (list(_STREAMS).index(entry[1]), entry[0]))
+            files.append((int(match["rank"]), stream, path))
+    return sorted(files, key=lambda entry: (list(_STREAMS).index(entry[1]), entry[0]))
 
 
 def _merged(generation: int, files: list[tuple[int, Stream, Path]]) -> Iterator[LogLine]:

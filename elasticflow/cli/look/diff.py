@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -53,7 +53,7 @@ def command(
             "old": _facts(old),
             "new": _facts(new),
             "equal": not differences,
-            "differences": [each.to_json() for each in differences],
+            "differences": [difference.to_json() for difference in differences],
         }
         print_json(facts if text is None else {**facts, "sources": text})
     else:
@@ -109,7 +109,7 @@ def _text_of(
         yield from (paint(line, _OF_DIFF.get(line[:1])) for line in sources or ["no file differs"])
 
 
-def _outcome_of(inputs: RunInputs) -> dict[str, Any] | None:
+def _outcome_of(inputs: RunInputs) -> dict[str, object] | None:
     """Return how a run went, for people and programs; None without a run folder."""
     status = inputs.status
     if status is None:

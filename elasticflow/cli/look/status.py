@@ -65,9 +65,9 @@ def _rows(status: RunStatus) -> list[tuple[str, str]]:
         rows.append(("loss", number(status.loss)))
     if status.evaluation:
         best = "" if status.best is None else f", best {number(status.best)}"
-        told = of_weights(status.evaluation, status.weights)
+        metrics = of_weights(status.evaluation, status.weights)
         raw = f"; raw: {values(status.evaluation_raw)}" if status.evaluation_raw else ""
-        rows.append(("evaluation", f"{told} at step {status.evaluated_step}{best}{raw}"))
+        rows.append(("evaluation", f"{metrics} at step {status.evaluated_step}{best}{raw}"))
     if status.status == "running" and status.samples_per_s is not None:
         left = "" if status.seconds_left is None else f", {elapsed(status.seconds_left).split('.')[0]} left"
         rows.append(("speed", f"{status.samples_per_s:,.0f} samples/s{left}"))

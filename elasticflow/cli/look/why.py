@@ -37,23 +37,23 @@ def command(run: str | None, form: str) -> None:
     folder = find_run(current_project_root(), run)
     show_damage(folder)
     history = History.read(folder)
-    found = incidents(folder, history)
+    failures = incidents(folder, history)
     if form == "json":
-        at = [None if each.at is None else rfc3339(each.at) for each in found]
-        print_json([asdict(each) | {"at": when} for each, when in zip(found, at, strict=True)])
+        at = [None if incident.at is None else rfc3339(incident.at) for incident in failures]
+        print_json([asdict(incident) | {"at": when} for incident, when in zip(failures, at, strict=True)])
         return
     status = read_status(folder)
-    count = plural(len(found), "failure") if found else "nothing went wrong"
+    count = plural(len(failures), "failure") if failures else "nothing went wrong"
     click.echo(f"{run_headline(status)}, {count}")
     if (overlap := overlap_of(history)) is not None:
         click.echo(f"  {paint('overlap', 'yellow')} {overlap}")
-    if found:
-        *earlier, newest = found
+    if failures:
+        *earlier, newest = failures
         _print_whole(newest)
         if earlier:
             click.echo(f"\n{paint('before that', dim=True)}")
-        for each in reversed(earlier):
-            click.echo(f"  {local_time(each.at)}  {_headline(each)}: {_outcome(each)}")
+        for incident in reversed(earlier):
+            click.echo(f"  {local_time(incident.at)}  {_headline(incident)}: {_outcome(incident)}")
 
 
 def _print_whole(incident: Incident) -> None:

@@ -90,8 +90,8 @@ def _install(shell: str) -> tuple[Path, Path | None]:
     """Write a shell's script, and once the line that reads it; return both places, fish needing no line."""
     home = Path.home()
     if shell == "fish":
-        place = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config") / "fish" / "completions"
-        return _write(place / "elasticflow.fish", shell), None
+        folder = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config") / "fish" / "completions"
+        return _write(folder / "elasticflow.fish", shell), None
     data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share")
     script = _write(data / "elasticflow" / f"completion.{shell}", shell)
     startup = Path(os.environ.get("ZDOTDIR") or home if shell == "zsh" else home) / _STARTUP[shell]

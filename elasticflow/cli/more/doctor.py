@@ -43,11 +43,11 @@ def command(job_file: Path | None, overrides: tuple[str, ...], case: str | None,
     needs = _needs(job_file, overrides, case)
     interrupt_on_signals()
     if form == "json":
-        found = list(examine(needs, lambda _: None))
-        print_json([asdict(each) for each in found])
+        results = list(examine(needs, lambda _: None))
+        print_json([asdict(result) for result in results])
     else:
-        found = _shown(needs)
-    return ANSWER_IS_NO if any(each.verdict == "problem" for each in found) else FINISHED
+        results = _shown(needs)
+    return ANSWER_IS_NO if any(result.verdict == "problem" for result in results) else FINISHED
 
 
 def _needs(job_file: Path | None, overrides: tuple[str, ...], case: str | None) -> Needs:
@@ -67,22 +67,22 @@ def _shown(needs: Needs) -> list[CheckResult]:
     from elasticflow.doctor.questions import examine
     from elasticflow.observe.terminal.formats import plural
 
-    topic, found = "", []
-    for each in examine(needs, _wait):
-        found.append(each)
-        if each.topic != topic:
-            topic = each.topic
+    topic, results = "", []
+    for result in examine(needs, _wait):
+        results.append(result)
+        if result.topic != topic:
+            topic = result.topic
             click.echo(paint(topic, bold=True))
-        mark, colour = _MARKS[each.verdict]
-        click.echo(f"  {paint(mark, colour)} {each.name:<{_WIDTH}} {each.fact}")
-        for lead, text in (("", each.meaning), (paint("do: ", bold=True), each.remedy)):
+        mark, colour = _MARKS[result.verdict]
+        click.echo(f"  {paint(mark, colour)} {result.name:<{_WIDTH}} {result.fact}")
+        for lead, text in (("", result.meaning), (paint("do: ", bold=True), result.remedy)):
             if text:
                 click.echo(f"    {'':<{_WIDTH}} {lead}{text}")
-    counts = {verdict: sum(each.verdict == verdict for each in found) for verdict in _MARKS}
+    counts = {verdict: sum(result.verdict == verdict for result in results) for verdict in _MARKS}
     problems, warnings = plural(counts["problem"], "problem"), plural(counts["warning"], "warning")
     colour = "red" if counts["problem"] else "yellow" if counts["warning"] else "green"
     click.echo(f"\n{paint(f'{problems}, {warnings}', colour, bold=True)}")
-    return found
+    return results
 
 
 def _wait(what: str) -> None:

@@ -119,15 +119,15 @@ def _facts(view: ChaosView, outcome: ChaosOutcome, kept: Path | None, *, is_same
         "disturbed_seconds": round(wild, 3),
         "faults": [
             {
-                "step": each.fault.step,
-                "what": each.fault.what,
-                "words": each.words,
-                "restarts": each.restarts,
-                "seconds": each.seconds,
-                "redone": each.redone,
-                "snapshots_lost": each.snapshots,
+                "step": cost.fault.step,
+                "what": cost.fault.what,
+                "words": cost.words,
+                "restarts": cost.restarts,
+                "seconds": cost.seconds,
+                "redone": cost.redone,
+                "snapshots_lost": cost.snapshots,
             }
-            for each in outcome.costs
+            for cost in outcome.costs
         ],
         "undone": outcome.undone,
         "comparison": asdict(outcome.comparison),

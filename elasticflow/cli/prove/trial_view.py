@@ -114,17 +114,17 @@ class VerifyView(TrialView):
 
     def conclude(self, outcomes: Sequence[TrialOutcome]) -> None:
         """Show the answer."""
-        compared = [each for each in outcomes if each.comparison is not None]
+        compared = [outcome for outcome in outcomes if outcome.comparison is not None]
         wrong = [
-            (each.comparison.difference, each.compared)
-            for each in compared
-            if each.comparison is not None and each.comparison.difference is not None
+            (outcome.comparison.difference, outcome.compared)
+            for outcome in compared
+            if outcome.comparison is not None and outcome.comparison.difference is not None
         ]
         click.echo()
         if not wrong:
             click.echo(f"{paint('same', 'green', bold=True)}: {_agreement(compared)}")
             return
-        first, what = min(wrong, key=lambda each: each[0].step)
+        first, what = min(wrong, key=lambda pair: pair[0].step)
         count = f"{plural(len(wrong), 'trial')} of {len(compared)}"
         click.echo(
             f"{paint('different', 'red', bold=True)}: {count}, first at step {first.step}, {first.name}"
@@ -228,18 +228,22 @@ def _cost_row(cost: FaultCost) -> tuple[str, ...]:
 
 def _agreement(compared: Sequence[TrialOutcome]) -> str:
     bits, curves = (
-        [each.comparison for each in compared if each.compared == what and each.comparison is not None]
+        [
+            outcome.comparison
+            for outcome in compared
+            if outcome.compared == what and outcome.comparison is not None
+        ]
         for what in ("bits", "curve")
     )
     parts = []
     if curves:
-        farthest = max(each.distance or 0.0 for each in curves)
+        farthest = max(comparison.distance or 0.0 for comparison in curves)
         parts.append(f"the smoothed losses are at most {percent(farthest)} apart in {curves[0].steps} steps")
     if bits:
         through = " through the restart" if curves else ""
         values = f"{bits[0].values} tensors and numbers of model and optimizer"
         parts.append(f"{values}, bit for bit, after each of {bits[0].steps} steps{through}")
-    elif any(each.trial.killed_after is not None for each in compared):
+    elif any(outcome.trial.killed_after is not None for outcome in compared):
         parts.append("no two runs of this job have the same bits here, so a restart's cannot be compared")
     return "; ".join(parts)
 

@@ -95,7 +95,7 @@ def _verify(options: VerifyOptions) -> int:
                 view.show(outcome)
         except TrialFailedError as error:
             raise TrialFailedError(*view.explain(error, scratch.path if is_kept else None)) from error
-    is_same = all(each.comparison is None or each.comparison.difference is None for each in outcomes)
+    is_same = all(outcome.comparison is None or outcome.comparison.difference is None for outcome in outcomes)
     if options.is_quiet:
         print_json(_facts(view, outcomes, is_same=is_same, kept=is_kept))
     else:
@@ -114,15 +114,15 @@ def _facts(view: VerifyView, outcomes: list[TrialOutcome], *, is_same: bool, kep
         "same": is_same,
         "trials": [
             {
-                "worlds": each.trial.worlds,
-                "killed_after": each.trial.killed_after,
-                "drained_after": each.trial.drained_after,
-                "compared": each.compared,
-                "steps": each.steps,
-                "seconds": round(each.seconds, 3),
-                "run": str(each.run.path) if kept else None,
-                "comparison": None if each.comparison is None else asdict(each.comparison),
+                "worlds": outcome.trial.worlds,
+                "killed_after": outcome.trial.killed_after,
+                "drained_after": outcome.trial.drained_after,
+                "compared": outcome.compared,
+                "steps": outcome.steps,
+                "seconds": round(outcome.seconds, 3),
+                "run": str(outcome.run.path) if kept else None,
+                "comparison": None if outcome.comparison is None else asdict(outcome.comparison),
             }
-            for each in outcomes
+            for outcome in outcomes
         ],
     }

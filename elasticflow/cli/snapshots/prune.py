@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @option_option
 @form_options
 def command(
-    words: tuple[str, ...], options: tuple[str, ...], form: str, *, dry_run: bool, yes: bool, **kept: Any
+    words: tuple[str, ...], options: tuple[str, ...], form: str, *, dry_run: bool, yes: bool, **keep: Any
 ) -> int:
     """Remove the snapshots of RUN that no rule keeps, and what dead writers left unfinished.
 
@@ -58,7 +58,7 @@ def command(
         raise click.UsageError(
             f"prune takes rules, not names; to keep one: elasticflow snapshots pin {names[0]}"
         )
-    rules = _rules(source, kept)
+    rules = _rules(source, _KeepOptions(**keep))
     with contextlib.nullcontext() if dry_run else _alone(source, yes=yes), store_errors("pruned"):
         pruning = prune.plan(source.catalog, rules, dead=_dead(source), watch=_watch)
         if form == "text":
@@ -75,28 +75,44 @@ def command(
     return FINISHED
 
 
-def _rules(source: SnapshotSource, kept: dict[str, Any]) -> Keep:
-    from elasticflow.jobfile.tables.units import parse_duration, parse_interval
+class _KeepOptions(NamedTuple):
+    """The options that say which snapshots stay."""
 
-    of_job = source.rules
-    for option, parse in (("keep_every", parse_interval), ("keep_within", parse_duration)):
-        if kept[option] is not None:
+    keep_last: int | None
+    keep_best: int | None
+    keep_every: str | None
+    keep_within: str | None
+
+    def check(self) -> None:
+        """Raise BadParameter if an interval or a time cannot be read."""
+        from elasticflow.jobfile.tables.units import parse_duration, parse_interval
+
+        for option, text, parse in (
+            ("--keep-every", self.keep_every, parse_interval),
+            ("--keep-within", self.keep_within, parse_duration),
+        ):
             try:
-                parse(kept[option])
+                _ = text and parse(text)
             except ValueError as error:
-                raise click.BadParameter(str(error), param_hint=f"--{option.replace('_', '-')}") from None
-    if all(value is None for value in kept.values()):
+                raise click.BadParameter(str(error), param_hint=option) from None
+
+
+def _rules(source: SnapshotSource, options: _KeepOptions) -> Keep:
+    """Return which snapshots stay: as the options say, else as the run's job does."""
+    options.check()
+    of_job = source.rules
+    if options == (None, None, None, None):
         if of_job is None:
             raise click.UsageError("no job is recorded there: say which stay, such as --keep-last 3")
         return of_job
     best_mode = None if of_job is None else of_job.best_mode
-    if kept["keep_best"] is not None and best_mode is None:
+    if options.keep_best is not None and best_mode is None:
         raise click.UsageError("--keep-best needs a job with evaluation.best, and none is recorded there")
     return Keep(
-        kept["keep_last"] or 1,
-        kept["keep_best"],
-        kept["keep_every"],
-        kept["keep_within"],
+        options.keep_last or 1,
+        options.keep_best,
+        options.keep_every,
+        options.keep_within,
         best_mode=best_mode,
     )
 
@@ -151,13 +167,13 @@ def _print(source: SnapshotSource, pruning: prune.Pruning) -> None:
         click.echo("  nothing goes: a rule keeps every snapshot")
 
 
-def _facts(pruning: prune.Pruning, removed: list[str], *, dry_run: bool) -> dict[str, Any]:
+def _facts(pruning: prune.Pruning, removed: list[str], *, dry_run: bool) -> dict[str, object]:
     return {
         "dry_run": dry_run,
         "staying": {name: ordered_reasons(why) for name, why in pruning.staying.items()},
         "damaged": pruning.damaged,
-        "going": [{"name": each.name, "bytes": each.size} for each in pruning.going],
-        "leftovers": [{"folder": each.folder, "bytes": each.size} for each in pruning.leftovers],
+        "going": [{"name": snapshot.name, "bytes": snapshot.size} for snapshot in pruning.going],
+        "leftovers": [{"folder": leftover.folder, "bytes": leftover.size} for leftover in pruning.leftovers],
         "bytes": pruning.size,
         "removed": removed,
     }

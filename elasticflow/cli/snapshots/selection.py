@@ -138,17 +138,17 @@ def _assignments(texts: Sequence[str]) -> dict[str, Any]:
     """Return nested options out of `a.b=1`: values are TOML where they can be, else text."""
     import tomli
 
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for text in texts:
         match = _ASSIGNMENT.fullmatch(text)
         if match is None:
             raise click.BadParameter(f'"{text}" is not KEY=VALUE', param_hint="--option")
         *tables, key = match["keys"].split(".")
-        inner = found
+        inner = options
         for table in tables:
             inner = inner.setdefault(table, {})
         try:
             inner[key] = tomli.loads(f"value = {match['value']}")["value"]
         except tomli.TOMLDecodeError:
             inner[key] = match["value"].strip()
-    return found
+    return options

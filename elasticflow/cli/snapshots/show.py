@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -68,21 +68,21 @@ def _dimmed(text: str) -> str:
     return paint(name, dim=True) + space + rest
 
 
-def _facts(row: SnapshotRow, lineage: Sequence[LineageGeneration]) -> dict[str, Any]:
-    found = row.manifest
-    facts = {**row.facts(), "lineage": [each.facts() for each in lineage]}
-    if found is None:
+def _facts(row: SnapshotRow, lineage: Sequence[LineageGeneration]) -> dict[str, object]:
+    manifest = row.manifest
+    facts = {**row.facts(), "lineage": [generation.facts() for generation in lineage]}
+    if manifest is None:
         return facts
-    files = {name: asdict(entry) for name, entry in (found.files | found.borrowed).items()}
+    files = {name: asdict(entry) for name, entry in (manifest.files | manifest.borrowed).items()}
     about = {
         "files": {name: {**entry, "crc32": list(entry["crc32"])} for name, entry in files.items()},
-        "tensors": tensors_by_prefix(found),
-        "aliases": found.aliases,
-        "memory_formats": found.memory_formats,
-        "fingerprints": found.fingerprints,
-        "versions": found.versions,
-        "seconds": found.seconds,
-        "format": found.format,
-        "run_id": found.run_id,
+        "tensors": [sum_of._asdict() for sum_of in tensors_by_prefix(manifest)],
+        "aliases": manifest.aliases,
+        "memory_formats": manifest.memory_formats,
+        "fingerprints": manifest.fingerprints,
+        "versions": manifest.versions,
+        "seconds": manifest.seconds,
+        "format": manifest.format,
+        "run_id": manifest.run_id,
     }
     return {**facts, **about}

@@ -39,8 +39,8 @@ def show_plan(options: RunOptions) -> None:
         changes = options.scale_changes()
         check_scale(changes, loaded.job.nodes)
         schedule = ", then ".join(
-            f"{each.nodes} from {each.at_s:g} s on{' (others are killed)' if each.by_force else ''}"
-            for each in changes
+            f"{change.nodes} from {change.at_s:g} s on{' (others are killed)' if change.by_force else ''}"
+            for change in changes
         )
         asides["played"] = (
             f"nodes on this machine: {options.simulate_nodes if options.scale is None else schedule}"

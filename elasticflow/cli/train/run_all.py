@@ -158,6 +158,6 @@ def _train(job: LoadedJob, run: RunFolder, train: Callable[[LoadedJob, RunFolder
 
 def _warn_once(job: LoadedJob, shown: set[Diagnostic], but: Container[str]) -> None:
     """Show the warnings about a case that no case before it had."""
-    new = [each for each in job.diagnostics if each not in shown]
+    new = [diagnostic for diagnostic in job.diagnostics if diagnostic not in shown]
     shown.update(new)
     show_warnings(job._replace(diagnostics=new), but=but)

@@ -6,13 +6,15 @@ import json
 import os
 import sys
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from elasticflow.events import EventRecord
 
 log_format_option = click.option(
     "--log-format",
@@ -26,7 +28,7 @@ log_format_option = click.option(
 
 
 @contextmanager
-def shown(log_format: str, folder: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
+def shown(log_format: str, folder: Path) -> Iterator[Callable[[EventRecord], None]]:
     """Yield the function that shows one event or metrics record on standard output.
 
     Args:
@@ -46,7 +48,7 @@ def shown(log_format: str, folder: Path) -> Iterator[Callable[[dict[str, Any]], 
         view.close()
 
 
-def _print_json(record: dict[str, Any]) -> None:
+def _print_json(record: EventRecord) -> None:
     with suppress(OSError, ValueError):  # nobody reads it any more: the run goes on
         sys.stdout.write(json.dumps(record) + "\n")
         sys.stdout.flush()

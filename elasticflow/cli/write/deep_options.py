@@ -1,4 +1,4 @@
-"""`--deep`: options, trying the job out, and what it tells in a line."""
+"""`--deep`: its options, trying a job out, and what that tells in a line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from elasticflow.deep_check.check import DeepReport
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
@@ -53,7 +53,7 @@ def deep_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def try_out_loaded(
     loaded: LoadedJob, overrides: Sequence[str], request: DeepRequest
 ) -> tuple[DeepReport, list[Diagnostic]]:
-    """Return what trying out a job without errors tells, and its findings at their places."""
+    """Return what trying out a job without errors tells, and its findings, each at its place in the job file."""
     from elasticflow.deep_check.check import try_out
     from elasticflow.deep_check.diagnostics import diagnostics_of
     from elasticflow.jobfile.checks.deep_facts import check_deep_facts
@@ -63,17 +63,17 @@ def try_out_loaded(
     report = try_out(loaded.job, loaded.project_root, limit_s=request.limit_s, takes_step=request.takes_step)
     file = JobFile(loaded.path, overrides, loaded.project_root, None)
     source, facts = file.source_of(loaded.case), report.facts
-    known: Iterable[Diagnostic] = check_deep_facts(
+    known = check_deep_facts(
         source,
         loaded.job,
         samples=facts.get("samples"),
         snapshot_bytes=facts.get("snapshot_bytes"),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     )
-    # What is known now replaces what was told with less knowledge.
-    told = {(each.code, each.where) for each in loaded.diagnostics}
-    known = [each for each in known if (each.code, each.where) not in told]
-    return report, [*diagnostics_of(report, source), *known]
+    # What the reader has seen already, said with less knowledge, is not said again.
+    shown = {(diagnostic.code, diagnostic.where) for diagnostic in loaded.diagnostics}
+    new = [diagnostic for diagnostic in known if (diagnostic.code, diagnostic.where) not in shown]
+    return report, [*diagnostics_of(report, source), *new]
 
 
 def try_out_all(
@@ -83,23 +83,23 @@ def try_out_all(
 
     Cases of a file that differ in nothing that is tried out are tried out once.
     """
-    found: list[Diagnostic] = []
+    diagnostics: list[Diagnostic] = []
     lines = []
     for loaded in jobs:
         if loaded.has_errors:
             lines.append(f"{loaded.path}: not tried out: it has errors\n")
             continue
-        for alike in _alike(loaded, overrides):
-            report, findings = try_out_loaded(alike[0], overrides, request)
-            told = _cases_of(alike)
-            found += [each._replace(message=f"{each.message}{told}") for each in findings]
+        for cases in _cases_alike(loaded, overrides):
+            report, findings = try_out_loaded(cases[0], overrides, request)
+            of_cases = _in_words(cases)
+            diagnostics += [finding._replace(message=f"{finding.message}{of_cases}") for finding in findings]
             text = report_text(report)
-            lines += [f"{loaded.path}{told}: {text}\n"] * bool(text)
-    return found, "".join(lines)
+            lines += [f"{loaded.path}{of_cases}: {text}\n"] * bool(text)
+    return diagnostics, "".join(lines)
 
 
-def _alike(loaded: LoadedJob, overrides: Sequence[str]) -> list[list[LoadedJob]]:
-    """Return the cases of a file, or the one job it is, those together that are the same to `--deep`."""
+def _cases_alike(loaded: LoadedJob, overrides: Sequence[str]) -> list[list[LoadedJob]]:
+    """Return the cases of a file in groups that are the same to `--deep`; a file without cases is one group."""
     import json
 
     from elasticflow.compiler.inputs.job_json import job_to_json
@@ -116,11 +116,12 @@ def _alike(loaded: LoadedJob, overrides: Sequence[str]) -> list[list[LoadedJob]]
     return list(groups.values())
 
 
-def _cases_of(alike: Sequence[LoadedJob]) -> str:
-    if alike[0].case is None:
+def _in_words(cases: Sequence[LoadedJob]) -> str:
+    """Return ` (case wide and 3 more)`; nothing for a file without cases."""
+    if cases[0].case is None:
         return ""
-    more = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
-    return f" (case {alike[0].case}{more})"
+    more = f" and {len(cases) - 1} more" if len(cases) > 1 else ""
+    return f" (case {cases[0].case}{more})"
 
 
 def report_text(report: DeepReport) -> str:

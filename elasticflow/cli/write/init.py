@@ -89,10 +89,10 @@ def command(
         overrides=overrides,
         may_ask=not (yes or only_print) and sys.stdin.isatty() and sys.stdout.isatty(),
     )
-    found = new_job(options)
+    job = new_job(options)
     if only_print:
-        return print_only(found)
-    return finish(found, options, gitignore=gitignore, pre_commit=pre_commit, deep=deep)
+        return print_only(job)
+    return finish(job, options, gitignore=gitignore, pre_commit=pre_commit, deep=deep)
 
 
 def _workers() -> int | str:

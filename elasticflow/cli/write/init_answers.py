@@ -128,8 +128,8 @@ class _ModelJob:
         name = self.options.name or _job_name(model.candidate.name)
         self._fill("model", model)
         if (own := begin.own_optimizers(model)) is not None:
-            told = f'optimizer.entry = "{own}", its arguments in optimizer.args'
-            self.notes.append(f"{own} was not taken for the optimizer; to take it: {told}")
+            setting = f'optimizer.entry = "{own}", its arguments in optimizer.args'
+            self.notes.append(f"{own} was not taken for the optimizer; to take it: {setting}")
         own_step = begin.first_for(self.candidates, "step")
         if own_step is None and self.options.loss is None:
             module = model.location.module
@@ -179,18 +179,18 @@ class _ModelJob:
 
     def _data(self, model: Option) -> tuple[str, str | None]:
         """Return the dataset's entry, and the loss that goes with it if that is known."""
-        found = None
+        option = None
         if self.options.dataset is not None and ":" in self.options.dataset:
-            found = begin.option_named(self.options.dataset, self.root, model.location.path)
-            if found is None:
+            option = begin.option_named(self.options.dataset, self.root, model.location.path)
+            if option is None:
                 self._take_as_given("dataset")
                 return self.options.dataset, None
-        found = found or self._pick("dataset", self.options.dataset)
-        if found is not None:
-            if found.location.path != model.location.path:
-                raise ScaffoldError(f"{found.entry} and {model.entry} are not found from the same folder")
-            self._fill("dataset", found)
-            return found.entry, begin.loss_by_samples(found)
+        option = option or self._pick("dataset", self.options.dataset)
+        if option is not None:
+            if option.location.path != model.location.path:
+                raise ScaffoldError(f"{option.entry} and {model.entry} are not found from the same folder")
+            self._fill("dataset", option)
+            return option.entry, begin.loss_by_samples(option)
         shapes = shapes_of(model.candidate, self.arguments.get("model", {}))
         if shapes is None or (self.step is not None and self.step.is_draft and shapes.outputs is None):
             if self.options.may_ask:
@@ -205,36 +205,38 @@ class _ModelJob:
         text = made_up_texts if follows else made_up_data
         self.code[path.as_posix()] = text(model.candidate.name, shapes)
         self.notes.append(f"{path} holds made-up data of the model's shape: put your own in its place")
-        place = begin.locate_module(self.root / path, self.root)
-        return f"{place.module}:samples", loss_for(shapes)
+        location = begin.locate_module(self.root / path, self.root)
+        return f"{location.module}:samples", loss_for(shapes)
 
-    def _loss(self, model: Option, told: str | None) -> tuple[str | None, bool]:
+    def _loss(self, model: Option, of_data: str | None) -> tuple[str | None, bool]:
         """Return the loss, and whether it is a guess.
 
         Args:
             model: What gives the outputs.
-            told: What the data's annotations or shapes tell.
+            of_data: The loss that the data's annotations or shapes tell; None: they tell none.
         """
         if self.options.loss is not None:
             if ":" in self.options.loss:
                 return self.options.loss, False
-            found = self._pick("loss", self.options.loss)
-            return (found.entry if found else None), False
+            option = self._pick("loss", self.options.loss)
+            return (option.entry if option else None), False
         own = begin.first_for(self.candidates, "loss")
         if own is not None:
             return own.entry, False
         fitting, is_guess = loss_of_outputs(model.candidate)
-        return (fitting, is_guess) if told is None or not is_guess else (told, False)
+        return (fitting, is_guess) if of_data is None or not is_guess else (of_data, False)
 
     def _pick(self, kind: str, name: str | None) -> Option | None:
         """Return the candidate that is named, the only one, the one chosen by a person, or the likeliest."""
-        offered = [each for each in self.candidates if each.candidate.role == kind]
+        offered = [option for option in self.candidates if option.candidate.role == kind]
         if name is not None:
-            found = next((each for each in offered if name in {each.candidate.name, each.entry}), None)
-            if found is None:
-                names = ", ".join(each.candidate.name for each in offered) or "none"
+            named = next(
+                (option for option in offered if name in {option.candidate.name, option.entry}), None
+            )
+            if named is None:
+                names = ", ".join(option.candidate.name for option in offered) or "none"
                 raise ScaffoldError(f"{self.file} has no {kind} {name}", f"there are: {names}")
-            return found
+            return named
         if len(offered) < 2 or not self.options.may_ask:
             if len(offered) > 1:
                 whole = [e.candidate.name for e in offered[1:] if not e.candidate.is_part]
@@ -244,8 +246,8 @@ class _ModelJob:
                     f"{kind}: {offered[0].entry} was taken; there {are} {others} too: --{kind} NAME"
                 )
             return offered[0] if offered else None
-        for number, each in enumerate(offered, 1):
-            click.echo(f"  {number}  {each.entry}")
+        for number, option in enumerate(offered, 1):
+            click.echo(f"  {number}  {option.entry}")
         chosen = click.prompt(f"which {kind}", type=click.IntRange(1, len(offered)), default=1)
         return offered[chosen - 1]
 
@@ -256,23 +258,27 @@ class _ModelJob:
             ScaffoldError: one has none, and nobody may be asked; or a job file cannot give it.
         """
         candidate, texts = option.candidate, self.given.get(table, {})
-        found = self.arguments.setdefault(table, {})
-        known = {each.name: each for each in candidate.arguments}
+        values = self.arguments.setdefault(table, {})
+        known = {argument.name: argument for argument in candidate.arguments}
         for name, text in texts.items():
             # One that reading does not show, such as one of **kwargs, is judged in the end.
-            argument = known.get(name)
+            declared = known.get(name)
             key = f"{table}.args.{name}"
             if "." not in name:
-                found[name] = _value(f"v={text}") if argument is None else _coerced(argument, key, text)
-        missing = [each for each in candidate.arguments if each.is_required and each.name not in found]
-        self._require(option, table, [each for each in missing if each.takes.config is None])
+                values[name] = _value(f"v={text}") if declared is None else _coerced(declared, key, text)
+        missing = [
+            argument
+            for argument in candidate.arguments
+            if argument.is_required and argument.name not in values
+        ]
+        self._require(option, table, [argument for argument in missing if argument.takes.config is None])
         objects = {name.partition(".")[0] for name in texts if "." in name}
-        for each in candidate.arguments:
-            config = candidate.configs.get(each.takes.config or "")
-            if config is not None and (each in missing or each.name in objects):
-                found[each.name] = self._object(config, option, table, each.name)
-            elif each in missing:
-                found[each.name] = self._ask(each, option)
+        for argument in candidate.arguments:
+            config = candidate.configs.get(argument.takes.config or "")
+            if config is not None and (argument in missing or argument.name in objects):
+                values[argument.name] = self._object(config, option, table, argument.name)
+            elif argument in missing:
+                values[argument.name] = self._ask(argument, option)
 
     def _take_as_given(self, table: str) -> None:
         """Have the values of flags for what is in none of the files that were read."""
@@ -285,7 +291,7 @@ class _ModelJob:
         Raises:
             ScaffoldError: a job file cannot give one, or nobody may be asked.
         """
-        objects = [each.name for each in missing if each.takes.is_object]
+        objects = [argument.name for argument in missing if argument.takes.is_object]
         if objects:
             made = option.candidate.role
             raise ScaffoldError(
@@ -294,9 +300,9 @@ class _ModelJob:
             )
         if missing and not self.options.may_ask:
             several = "s" if len(missing) > 1 else ""
-            told = ", ".join(f"{each.name} ({each.takes.words})" for each in missing)
-            flags = " ".join(f"--set {table}.args.{each.name}=VALUE" for each in missing)
-            raise ScaffoldError(f"{option.entry} needs the argument{several} {told}", f"give it: {flags}")
+            needed = ", ".join(f"{argument.name} ({argument.takes.words})" for argument in missing)
+            flags = " ".join(f"--set {table}.args.{argument.name}=VALUE" for argument in missing)
+            raise ScaffoldError(f"{option.entry} needs the argument{several} {needed}", f"give it: {flags}")
 
     def _object(self, config: Config, option: Option, table: str, path: str) -> dict[str, Any]:
         """Return a dataclass as a job file names it, its fields written out to be changed.
@@ -310,23 +316,23 @@ class _ModelJob:
         given = self.given.get(table, {})
         wrong = [name for name in given if name.startswith(f"{path}.")]
         fields: dict[str, Any] = {}
-        for each in config.fields:
-            name = f"{path}.{each.name}"
-            inner = option.candidate.configs.get(each.takes.config or "")
+        for argument in config.fields:
+            name = f"{path}.{argument.name}"
+            inner = option.candidate.configs.get(argument.takes.config or "")
             wrong = [other for other in wrong if other != name and not other.startswith(f"{name}.")]
             if inner is not None and (
-                each.is_required or any(other.startswith(f"{name}.") for other in given)
+                argument.is_required or any(other.startswith(f"{name}.") for other in given)
             ):
-                fields[each.name] = self._object(inner, option, table, name)
+                fields[argument.name] = self._object(inner, option, table, name)
             elif name in given:
-                fields[each.name] = _coerced(each, f"{table}.args.{name}", given[name])
-            elif each.is_required:
-                self._require(option, table, [each._replace(name=name)])
-                fields[each.name] = self._ask(each, option)
-            elif each.default is not None:
-                fields[each.name] = each.default
+                fields[argument.name] = _coerced(argument, f"{table}.args.{name}", given[name])
+            elif argument.is_required:
+                self._require(option, table, [argument._replace(name=name)])
+                fields[argument.name] = self._ask(argument, option)
+            elif argument.default is not None:
+                fields[argument.name] = argument.default
         if wrong:
-            names = ", ".join(each.name for each in config.fields)
+            names = ", ".join(argument.name for argument in config.fields)
             message = f"{config.name} has no {wrong[0].removeprefix(path + '.')}; it has {names}"
             raise click.BadParameter(message, param_hint="--set")
         return {"entry": f"{option.location.module}:{config.name}", "args": fields}
@@ -366,18 +372,18 @@ def _coerced(argument: Argument, key: str, text: str) -> Any:
 
 def _override_texts(overrides: Sequence[str]) -> dict[str, dict[str, str]]:
     """Return the values of `--set`, as they were typed, by table and argument; `config.width` for an object's field."""
-    found: dict[str, dict[str, str]] = {}
+    texts: dict[str, dict[str, str]] = {}
     for text in overrides:
         key, equals, value = text.partition("=")
         table, args, *names = [*key.strip().split("."), "", ""]
         # A field of an object is model.args.config.width, or as the file has it, model.args.config.args.width.
-        name = ".".join(each for number, each in enumerate(names) if each and (number == 0 or each != "args"))
+        name = ".".join(part for number, part in enumerate(names) if part and (number == 0 or part != "args"))
         if not equals or table not in _TABLES or args != "args" or not name:
             raise click.BadParameter(
                 "write it like model.args.width=64; other keys can be edited in the file", param_hint="--set"
             )
-        found.setdefault(table, {})[name] = value
-    return found
+        texts.setdefault(table, {})[name] = value
+    return texts
 
 
 def _value(text: str) -> Any:

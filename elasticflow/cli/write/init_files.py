@@ -70,9 +70,9 @@ def _checked(new_job: NewJob, *, deep: bool | None) -> int:
     from elasticflow.jobfile.load import load_job
 
     loaded = load_job(new_job.job_file, environment=os.environ)
-    told = [each for each in loaded.diagnostics if each.severity != "note"]
-    if told:
-        click.echo(render(told), err=True)
+    problems = [diagnostic for diagnostic in loaded.diagnostics if diagnostic.severity != "note"]
+    if problems:
+        click.echo(render(problems), err=True)
     if loaded.job is None:
         return ANSWER_IS_NO
     has_torch = util.find_spec("torch") is not None
@@ -91,10 +91,10 @@ def _tried_out(loaded: LoadedJob, new_job: NewJob) -> bool:
     from elasticflow.compiler.inputs.missing_imports import require_importable
     from elasticflow.jobfile.diagnostics.render_text import render
 
-    place = shortest_path(new_job.job_file.absolute())
+    job_file = shortest_path(new_job.job_file.absolute())
     is_to_be_proved = new_job.has_made_up_data or new_job.draft.loss_is_guessed
     step = "-step" if is_to_be_proved and new_job.to_write is None else ""
-    click.echo(f"{paint('trying it out', dim=True)}  elasticflow validate --deep{step} {place}")
+    click.echo(f"{paint('trying it out', dim=True)}  elasticflow validate --deep{step} {job_file}")
     try:
         require_importable(loaded)
         report, findings = try_out_loaded(loaded, (), DeepRequest(bool(step), _DEEP_LIMIT_S))
@@ -103,10 +103,10 @@ def _tried_out(loaded: LoadedJob, new_job: NewJob) -> bool:
         is_good = False
     else:
         click.echo(render(findings) if findings else f"{paint('works', 'green')} {report_text(report)}")
-        is_good = all(each.severity != "error" for each in findings)
+        is_good = all(finding.severity != "error" for finding in findings)
     if not is_good:
         click.echo(
-            f"the job is written; what stands above keeps it from training. Then: elasticflow run {place}"
+            f"the job is written; what stands above keeps it from training. Then: elasticflow run {job_file}"
         )
     return is_good
 

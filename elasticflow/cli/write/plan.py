@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -137,11 +137,11 @@ def show_cases(job_file: Path, overrides: Sequence[str], form: str = "text") -> 
     print_json(
         [
             {
-                "case": each.case,
-                "job": each.job and each.job.job.name,
-                "changes": {dotted(key): value for key, value in each.changes.items()},
+                "case": loaded.case,
+                "job": loaded.job and loaded.job.job.name,
+                "changes": {dotted(key): value for key, value in loaded.changes.items()},
             }
-            for each in jobs
+            for loaded in jobs
         ]
     )
 
@@ -185,7 +185,7 @@ def _try_out(loaded: LoadedJob, overrides: Sequence[str], request: DeepRequest) 
         click.echo(render(findings) + "\n", err=True)
     for note in report.notes:
         click.echo(f"note: {note}", err=True)
-    return report, any(each.severity == "error" for each in findings)
+    return report, any(finding.severity == "error" for finding in findings)
 
 
 def _knowledge(loaded: LoadedJob, run_facts: RunFacts | None, report: DeepReport | None) -> Knowledge:
@@ -202,23 +202,23 @@ def _knowledge(loaded: LoadedJob, run_facts: RunFacts | None, report: DeepReport
 
 
 def _answer(drift: Sequence[Difference]) -> Answer:
-    weights = {each.weight for each in drift}
+    weights = {difference.weight for difference in drift}
     return "refuses" if "corrupting" in weights else "asks" if "trajectory" in weights else "goes on"
 
 
-def _facts(view: PlanView) -> dict[str, Any]:
+def _facts(view: PlanView) -> dict[str, object]:
     run_facts, known, ahead = view.run_facts, view.known, view.ahead
     samples = known.samples
     drift = None
     if run_facts is not None and run_facts.drift is not None:
-        differences = [each.to_json() for each in run_facts.drift]
+        differences = [difference.to_json() for difference in run_facts.drift]
         drift = {"run_id": run_facts.run_id, "differences": differences, "going_on": view.answer}
     return {
         **view.plan.model_dump(mode="json"),
         "samples": None if samples is None else int(samples.value),
         "steps": ahead.steps,
         "steps_per_epoch": ahead.steps_per_epoch,
-        "known": {name: None if each is None else each._asdict() for name, each in known._asdict().items()},
+        "known": {name: None if fact is None else fact._asdict() for name, fact in known._asdict().items()},
         "forecast": ahead._asdict(),
         "drift": drift,
     }

@@ -122,19 +122,19 @@ def _nodes(view: PlanView) -> str:
         "gpu": "one worker per GPU",
         "cpu": "one worker per core",
     }
-    each = per_node.get(str(plan.nproc_per_node)) or f"{plural(int(plan.nproc_per_node), 'worker')} each"
-    place = "" if plan.endpoint is None else f", meeting at {plan.endpoint}"
-    return f"{low if low == high else f'{low:,} to {high:,}'}, {each}{place}"
+    workers = per_node.get(str(plan.nproc_per_node)) or f"{plural(int(plan.nproc_per_node), 'worker')} each"
+    meeting = "" if plan.endpoint is None else f", meeting at {plan.endpoint}"
+    return f"{low if low == high else f'{low:,} to {high:,}'}, {workers}{meeting}"
 
 
 def _whose(job: Job) -> str:
     """Return ` of the averaged weights` where they are not those of the weights themselves."""
-    told = {
+    words = {
         "raw": "",
         "ema": " of the averaged weights",
         "both": " of the averaged weights, and of the raw ones",
     }
-    return told[measured_weights(job)]
+    return words[measured_weights(job)]
 
 
 def _batch(view: PlanView) -> str:
@@ -160,10 +160,10 @@ def _steps(view: PlanView) -> str:
         return known + later
     per_epoch = _either(*ahead.steps_per_epoch)
     of = f"{plural(int(view.known.samples.value), 'sample')} by {dataset.global_batch_size:,}"
-    told = _by(view.known.samples)
+    source = _by(view.known.samples)
     if train.steps is None:
-        return f"{ahead.steps:,}: {epochs} of {of}, {per_epoch} each{told}"
-    return f"{train.steps:,}; an epoch of {of} has {per_epoch}{told}"
+        return f"{ahead.steps:,}: {epochs} of {of}, {per_epoch} each{source}"
+    return f"{train.steps:,}; an epoch of {of} has {per_epoch}{source}"
 
 
 def _duration(view: PlanView) -> str:
@@ -243,9 +243,9 @@ def _unknown(view: PlanView, fact: str) -> str:
 def _snapshots(view: PlanView) -> str:
     """Return when and where snapshots are taken."""
     plan = view.plan.snapshots
-    place = plan.uri or f"runs/{view.plan.job_name}/<run id>"
+    destination = plan.uri or f"runs/{view.plan.job_name}/<run id>"
     held = f"; held in memory every {plan.memory}" if plan.memory else ""
-    return f"{_any_of(plan.every)}, at the end and when asked to leave; in {place}{held}"
+    return f"{_any_of(plan.every)}, at the end and when asked to leave; in {destination}{held}"
 
 
 def _written(view: PlanView) -> str:
@@ -277,11 +277,11 @@ def _kept(view: PlanView) -> str:
     stay += [f"the best {keep.best}"] if keep.best is not None else []
     stay += [f"one every {keep.every}"] if keep.every is not None else []
     stay += [f"those of the last {keep.within}"] if keep.within is not None else []
-    told = stay[0] if len(stay) == 1 else f"{', '.join(stay[:-1])} and {stay[-1]}"
+    rules = stay[0] if len(stay) == 1 else f"{', '.join(stay[:-1])} and {stay[-1]}"
     if ahead.kept is None:
-        return f"{told} stay; how many that are: known after the first run"
+        return f"{rules} stay; how many that are: known after the first run"
     held = "" if ahead.kept_bytes is None else f", {size(ahead.kept_bytes)}"
-    return f"{told} stay: at most {ahead.kept:,}{held}, and one more while it is written"
+    return f"{rules} stay: at most {ahead.kept:,}{held}, and one more while it is written"
 
 
 def _worlds_table(worlds: Sequence[WorldRow]) -> Iterator[str]:

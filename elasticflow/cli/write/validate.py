@@ -68,22 +68,26 @@ def command(
     """
     with _few_collections():
         jobs = _loaded(files, overrides)
-    found, learnt = [each for job in jobs for each in job.diagnostics], ""
+    diagnostics, learnt = [diagnostic for job in jobs for diagnostic in job.diagnostics], ""
     if deep or deep_step:
         deeper, learnt = try_out_all(jobs, overrides, DeepRequest(deep_step, deep_timeout))
-        found += deeper
-    found = in_order(found)  # two jobs may share a base
+        diagnostics += deeper
+    diagnostics = in_order(diagnostics)  # two jobs may share a base
     style = cast("Format", output_format)
-    shown = [each for each in found if each.severity != "note" or style in {"json", "sarif"}]
+    shown = [
+        diagnostic
+        for diagnostic in diagnostics
+        if diagnostic.severity != "note" or style in {"json", "sarif"}
+    ]
     if text := render(shown, style, colour=wants_colour(sys.stdout, os.environ)):
         click.echo(text, color=True)
     if style in {"full", "concise"}:
         click.echo(
-            ("\n" if shown and style == "full" else "") + learnt + _summary(found, jobs, strict=strict)
+            ("\n" if shown and style == "full" else "") + learnt + _summary(diagnostics, jobs, strict=strict)
         )
     if style == "full" and shown:
         click.echo(f"`elasticflow explain {shown[0].code}` says more, with an example")
-    severities = {each.severity for each in found}
+    severities = {diagnostic.severity for diagnostic in diagnostics}
     return ANSWER_IS_NO if "error" in severities or (strict and "warning" in severities) else FINISHED
 
 
@@ -99,7 +103,7 @@ def _few_collections() -> Iterator[None]:
 
 
 def _loaded(files: Sequence[Path], overrides: Sequence[str]) -> list[LoadedJob]:
-    """Return what became of each file, once however it is spelled."""
+    """Return the jobs of the files; a file that is given twice, however it is spelled, is read once."""
     from elasticflow.jobfile.load import load_job
     from elasticflow.jobfile.project import is_base
     from elasticflow.jobfile.validate_source import ValidationCache
@@ -107,14 +111,17 @@ def _loaded(files: Sequence[Path], overrides: Sequence[str]) -> list[LoadedJob]:
     once = {os.path.realpath(file): file for file in reversed(files)}
     cache = ValidationCache.empty()
     loaded = [load_job(file, overrides, cache=cache) for file in reversed(once.values())]
-    return [each.as_base() if is_base(each.path) else each for each in loaded]
+    return [job.as_base() if is_base(job.path) else job for job in loaded]
 
 
-def _summary(found: Sequence[Diagnostic], jobs: Sequence[LoadedJob], *, strict: bool) -> str:
+def _summary(diagnostics: Sequence[Diagnostic], jobs: Sequence[LoadedJob], *, strict: bool) -> str:
     from elasticflow.jobfile.diagnostics import codes
 
-    numbers = {each: sum(d.severity == each for d in found) for each in ("error", "warning")}
-    counts = [f"{number} {each}{'s' if number > 1 else ''}" for each, number in numbers.items() if number]
+    numbers = {
+        severity: sum(diagnostic.severity == severity for diagnostic in diagnostics)
+        for severity in ("error", "warning")
+    }
+    counts = [f"{number} {noun}{'s' if number > 1 else ''}" for noun, number in numbers.items() if number]
     num_cases = sum(len(job.cases) for job in jobs)
     cases = f" ({num_cases:,} case{'s' if num_cases > 1 else ''})" if num_cases else ""
     text = (
@@ -123,7 +130,11 @@ def _summary(found: Sequence[Diagnostic], jobs: Sequence[LoadedJob], *, strict: 
     if strict and numbers["warning"]:
         text += " (with --strict, warnings are errors)"
     absent = sorted(
-        {_reason(each) for each in found if each.severity == "note" and each.code == codes.NOT_INSTALLED}
+        {
+            _reason(diagnostic)
+            for diagnostic in diagnostics
+            if diagnostic.severity == "note" and diagnostic.code == codes.NOT_INSTALLED
+        }
     )
     return f"{text} (some entry points were not looked at: {', '.join(absent)})" if absent else text
 

@@ -48,7 +48,7 @@ class LineageGeneration:
     taken: int | None = None
     snapshots: tuple[SnapshotRow, ...] = field(default=(), repr=False)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Return what `--format json` prints."""
         return {**vars(self), "snapshots": [row.name for row in self.snapshots]}
 
@@ -63,31 +63,33 @@ def generations(source: SnapshotSource, rows: Sequence[SnapshotRow]) -> list[Lin
     history = History() if source.folder is None else History.read(source.folder)
     numbers = sorted(claims.keys() | history.generations.keys() | {row.generation for row in rows})
     is_running = source.folder is not None and is_locked(source.folder)
-    found = []
+    lineage = []
     for number in numbers:
-        told = history.generations.get(number)
-        ended = None if told is None else _ended(told)
-        if told is not None and ended is None and not (is_running and number == numbers[-1]):
+        recorded = history.generations.get(number)
+        ended = None if recorded is None else _ended(recorded)
+        if recorded is not None and ended is None and not (is_running and number == numbers[-1]):
             ended = _VANISHED
         taken = {e.name for e in history.snapshots if e.generation == number and e.state == "committed"}
         own = tuple(sorted((r for r in rows if r.generation == number), key=lambda r: (r.step, r.name)))
         taken |= {row.name for row in own if row.state == "committed"}
-        generation = _generation(claims.get(number, {}), told or Generation(number), own)
-        found.append(replace(generation, ended=ended, taken=None if told is None else len(taken)))
-    return found
+        generation = _generation(claims.get(number, {}), recorded or Generation(number), own)
+        lineage.append(replace(generation, ended=ended, taken=None if recorded is None else len(taken)))
+    return lineage
 
 
 def _generation(
-    claim: Mapping[str, Any], told: Generation, own: tuple[SnapshotRow, ...]
+    claim: Mapping[str, Any], recorded: Generation, own: tuple[SnapshotRow, ...]
 ) -> LineageGeneration:
     """Return a generation as its claim, its events and its own snapshots tell it."""
     first = next((row.manifest for row in own if row.manifest), None)
     return LineageGeneration(
-        number=told.number,
+        number=recorded.number,
         launch=_number(claim, "launch"),
-        reason=told.reason or text_of(claim, "reason") or text_of(claim, "way"),
-        world_size=(first.world_size if first else None) or told.world_size or _number(claim, "world_size"),
-        parent=(first.parent if first else None) or told.parent,
+        reason=recorded.reason or text_of(claim, "reason") or text_of(claim, "way"),
+        world_size=(first.world_size if first else None)
+        or recorded.world_size
+        or _number(claim, "world_size"),
+        parent=(first.parent if first else None) or recorded.parent,
         snapshots=own,
     )
 
@@ -112,28 +114,30 @@ def _ended(generation: Generation) -> str | None:
 
 
 def draw(
-    found: Sequence[LineageGeneration], rows: Sequence[SnapshotRow], shown: str, *, plain: bool = False
+    lineage: Sequence[LineageGeneration], rows: Sequence[SnapshotRow], shown: str, *, plain: bool = False
 ) -> list[tuple[str, bool]]:
     """Return the lines, each with whether it is that of *shown*: generations, their snapshots, how each ended.
 
     Of many generations those around the one of *shown* are drawn; of many snapshots the newest, and *shown*.
 
     Args:
-        found: Generations of the run, the oldest first.
+        lineage: Generations of the run, the oldest first.
         rows: All snapshots that are there.
         shown: Name of the snapshot an arrow points at.
         plain: Draw with ASCII.
     """
-    position = next((i for i, each in enumerate(found) if any(r.name == shown for r in each.snapshots)), 0)
-    first = max(0, min(position - _MOST_GENERATIONS // 2, len(found) - _MOST_GENERATIONS))
-    last = min(len(found), first + _MOST_GENERATIONS)
+    position = next(
+        (i for i, generation in enumerate(lineage) if any(r.name == shown for r in generation.snapshots)), 0
+    )
+    first = max(0, min(position - _MOST_GENERATIONS // 2, len(lineage) - _MOST_GENERATIONS))
+    last = min(len(lineage), first + _MOST_GENERATIONS)
     names = {row.name for row in rows}
     text = [(f"... {plural(first, 'earlier generation')}", False)] if first else []
     for number in range(first, last):
-        text.append((_head(found[number], found[number - 1] if number else None, names), False))
-        text += _branches(_leaves(found[number], shown), _PLAIN_LINES if plain else _LINES)
+        text.append((_head(lineage[number], lineage[number - 1] if number else None, names), False))
+        text += _branches(_leaves(lineage[number], shown), _PLAIN_LINES if plain else _LINES)
     return text + (
-        [(f"... {plural(len(found) - last, 'later generation')}", False)] if last < len(found) else []
+        [(f"... {plural(len(lineage) - last, 'later generation')}", False)] if last < len(lineage) else []
     )
 
 
@@ -144,40 +148,48 @@ def _branches(leaves: list[tuple[str, bool]], lines: tuple[str, ...]) -> list[tu
     return drawn
 
 
-def _head(each: LineageGeneration, before: LineageGeneration | None, names: set[str]) -> str:
-    facts = [_workers(each, before), each.reason or "", _start(each, names)]
-    if each.launch is not None and (before is None or before.launch != each.launch):
-        facts.append(f"launch {each.launch}")
-    return f"generation {each.number}  {', '.join(fact for fact in facts if fact)}".rstrip()
+def _head(generation: LineageGeneration, before: LineageGeneration | None, names: set[str]) -> str:
+    facts = [_workers(generation, before), generation.reason or "", _start(generation, names)]
+    if generation.launch is not None and (before is None or before.launch != generation.launch):
+        facts.append(f"launch {generation.launch}")
+    return f"generation {generation.number}  {', '.join(fact for fact in facts if fact)}".rstrip()
 
 
-def _workers(each: LineageGeneration, before: LineageGeneration | None) -> str:
-    if each.world_size is None:
+def _workers(generation: LineageGeneration, before: LineageGeneration | None) -> str:
+    if generation.world_size is None:
         return ""
-    text = plural(each.world_size, "worker")
-    if before is None or before.world_size in {None, each.world_size}:
+    text = plural(generation.world_size, "worker")
+    if before is None or before.world_size in {None, generation.world_size}:
         return text
     return f"{text} (before: {before.world_size})"
 
 
-def _start(each: LineageGeneration, names: set[str]) -> str:
-    if each.parent is None:
-        return "from the beginning" if each.number == 1 else ""
-    match = SNAPSHOT_NAME.fullmatch(each.parent)
-    gone = "" if each.parent in names else ", since removed"
-    return f"from step {int(match['step']) if match else '?'} ({each.parent}{gone})"
+def _start(generation: LineageGeneration, names: set[str]) -> str:
+    if generation.parent is None:
+        return "from the beginning" if generation.number == 1 else ""
+    match = SNAPSHOT_NAME.fullmatch(generation.parent)
+    gone = "" if generation.parent in names else ", since removed"
+    return f"from step {int(match['step']) if match else '?'} ({generation.parent}{gone})"
 
 
-def _leaves(each: LineageGeneration, shown: str) -> list[tuple[str, bool]]:
-    rows = [row for row in each.snapshots if row.name == shown or row in each.snapshots[-_MOST_SNAPSHOTS:]]
-    here = sum(row.state == "committed" for row in each.snapshots)
+def _leaves(generation: LineageGeneration, shown: str) -> list[tuple[str, bool]]:
+    rows = [
+        row
+        for row in generation.snapshots
+        if row.name == shown or row in generation.snapshots[-_MOST_SNAPSHOTS:]
+    ]
+    still_there = sum(row.state == "committed" for row in generation.snapshots)
     notes = []
-    if gone := (each.taken or here) - here:
+    if gone := (generation.taken or still_there) - still_there:
         notes.append(f"{plural(gone, 'snapshot')} more, since removed")
-    if left_out := len(each.snapshots) - len(rows):
+    if left_out := len(generation.snapshots) - len(rows):
         notes.append(f"{plural(left_out, 'snapshot')} more")
     leaves = [(_leaf(row), row.name == shown) for row in rows]
-    return [*((note, False) for note in notes), *leaves, *([(each.ended, False)] if each.ended else [])]
+    return [
+        *((note, False) for note in notes),
+        *leaves,
+        *([(generation.ended, False)] if generation.ended else []),
+    ]
 
 
 def _leaf(row: SnapshotRow) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.observe.terminal.formats import local_time, number, plural, size, span
 from elasticflow.system.records import printable
@@ -34,17 +34,23 @@ def page(row: SnapshotRow, rules: Keep | None, now: float) -> list[str]:
     return [printable(line) for line in lines]  # names of tensors and data are anybody's
 
 
-def tensors_by_prefix(manifest: Manifest) -> list[dict[str, Any]]:
-    """Return count and bytes of the tensors by part (model, optimizer ...) and dtype."""
+class TensorSum(NamedTuple):
+    """Count and bytes of the tensors of one part (model, optimizer ...) and dtype."""
+
+    prefix: str
+    dtype: str
+    tensors: int
+    bytes: int
+
+
+def tensors_by_prefix(manifest: Manifest) -> list[TensorSum]:
+    """Return the sums of all tensors, by part and dtype."""
     sums: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     for key, tensor in manifest.tensors.items():
         total = sums[key.partition("/")[0], tensor.dtype]
         total[0] += 1
         total[1] += tensor.nbytes
-    return [
-        {"prefix": prefix, "dtype": dtype, "tensors": count, "bytes": nbytes}
-        for (prefix, dtype), (count, nbytes) in sorted(sums.items())
-    ]
+    return [TensorSum(*part, *amounts) for part, amounts in sorted(sums.items())]
 
 
 def _step(row: SnapshotRow) -> str:
@@ -60,23 +66,26 @@ def _facts(row: SnapshotRow, rules: Keep | None, now: float) -> Iterator[tuple[s
         yield "kept", _kept(row, rules)
     if row.note:
         yield "pinned", row.note
-    found = row.manifest
-    if found is None:
+    manifest = row.manifest
+    if manifest is None:
         return
-    age = span(max(0.0, now - found.created))
-    yield "taken", f"{local_time(found.created)}, {age} ago; trigger: {found.trigger}"
-    yield "by", f"generation {found.generation}, {plural(found.world_size, 'worker')}"
-    yield "parent", found.parent or "none: trained from the beginning"
-    yield "metric", "" if found.metric is None else number(found.metric)
+    age = span(max(0.0, now - manifest.created))
+    yield "taken", f"{local_time(manifest.created)}, {age} ago; trigger: {manifest.trigger}"
+    yield "by", f"generation {manifest.generation}, {plural(manifest.world_size, 'worker')}"
+    yield "parent", manifest.parent or "none: trained from the beginning"
+    yield "metric", "" if manifest.metric is None else number(manifest.metric)
     yield (
         "size",
-        f"{size(found.size)} in {plural(len(found.files), 'file')}, {span(found.seconds)} from staged to committed",
+        f"{size(manifest.size)} in {plural(len(manifest.files), 'file')}, {span(manifest.seconds)} from staged to committed",
     )
-    yield "borrowed", _borrowed(found)
-    yield "aliases", ", ".join(f"{key} is {other}" for key, other in sorted(found.aliases.items()))
-    yield "layouts", ", ".join(f"{key}: {layout}" for key, layout in sorted(found.memory_formats.items()))
-    yield "data", ", ".join(f"{name} {str(mark)[:16]}" for name, mark in sorted(found.fingerprints.items()))
-    yield "versions", ", ".join(f"{name} {version}" for name, version in sorted(found.versions.items()))
+    yield "borrowed", _borrowed(manifest)
+    yield "aliases", ", ".join(f"{key} is {other}" for key, other in sorted(manifest.aliases.items()))
+    yield "layouts", ", ".join(f"{key}: {layout}" for key, layout in sorted(manifest.memory_formats.items()))
+    yield (
+        "data",
+        ", ".join(f"{name} {str(mark)[:16]}" for name, mark in sorted(manifest.fingerprints.items())),
+    )
+    yield "versions", ", ".join(f"{name} {version}" for name, version in sorted(manifest.versions.items()))
 
 
 def _kept(row: SnapshotRow, rules: Keep | None) -> str:
@@ -85,16 +94,16 @@ def _kept(row: SnapshotRow, rules: Keep | None) -> str:
     return f"{', '.join(row.kept)} ({'permanent' if row.is_permanent else 'ephemeral'})"
 
 
-def _borrowed(found: Manifest) -> str:
-    if not found.borrowed:
+def _borrowed(manifest: Manifest) -> str:
+    if not manifest.borrowed:
         return ""
-    total = sum(entry.size for entry in found.borrowed.values())
-    return f"{size(total)} of tensors unchanged since, from {', '.join(sorted(found.borrowed_from))}"
+    total = sum(entry.size for entry in manifest.borrowed.values())
+    return f"{size(total)} of tensors unchanged since, from {', '.join(sorted(manifest.borrowed_from))}"
 
 
-def _files(found: Manifest) -> Iterator[str]:
+def _files(manifest: Manifest) -> Iterator[str]:
     yield "files"
-    files = {**found.files, **found.borrowed}
+    files = {**manifest.files, **manifest.borrowed}
     width = max(map(len, list(files)[:_MOST_FILES]), default=0)
     for name, entry in list(files.items())[:_MOST_FILES]:
         sha = f"  sha256 {entry.sha256}" if entry.sha256 else ""
@@ -103,10 +112,10 @@ def _files(found: Manifest) -> Iterator[str]:
         yield f"  ... {len(files) - _MOST_FILES} more"
 
 
-def _tensors(found: Manifest) -> Iterator[str]:
+def _tensors(manifest: Manifest) -> Iterator[str]:
     yield "tensors"
-    rows = tensors_by_prefix(found)
-    width = max((len(row["prefix"]) for row in rows), default=0)
-    for row in rows:
-        count = plural(row["tensors"], "tensor")
-        yield f"  {row['prefix']:<{width}}  {row['dtype']:<8} {count:>14}  {size(row['bytes']):>10}"
+    sums = tensors_by_prefix(manifest)
+    width = max((len(part.prefix) for part in sums), default=0)
+    for part in sums:
+        count = plural(part.tensors, "tensor")
+        yield f"  {part.prefix:<{width}}  {part.dtype:<8} {count:>14}  {size(part.bytes):>10}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from elasticflow.errors import SnapshotNotFoundError
 from elasticflow.observe.status import is_locked
@@ -68,24 +68,24 @@ class SnapshotRow:
         """Whether one of the reasons it stays holds for good."""
         return not PERMANENT.isdisjoint(self.kept)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Return what `--format json` prints."""
-        found = self.manifest
+        manifest = self.manifest
         return {
             "name": self.name,
             "state": self.state,
             "reason": self.reason,
             "step": self.step,
             "generation": self.generation,
-            "epoch": found and found.epoch,
-            "samples": found and found.samples,
-            "bytes": found and found.size,
-            "borrowed_bytes": found and sum(entry.size for entry in found.borrowed.values()),
-            "created": found and rfc3339(found.created),
-            "world_size": found and found.world_size,
-            "trigger": found and found.trigger,
-            "parent": found and found.parent,
-            "metric": found and found.metric,
+            "epoch": manifest and manifest.epoch,
+            "samples": manifest and manifest.samples,
+            "bytes": manifest and manifest.size,
+            "borrowed_bytes": manifest and sum(entry.size for entry in manifest.borrowed.values()),
+            "created": manifest and rfc3339(manifest.created),
+            "world_size": manifest and manifest.world_size,
+            "trigger": manifest and manifest.trigger,
+            "parent": manifest and manifest.parent,
+            "metric": manifest and manifest.metric,
             "kept": list(self.kept),
             "permanent": self.is_permanent,
             "pinned": self.note,
@@ -103,7 +103,9 @@ def rows_of(source: SnapshotSource) -> list[SnapshotRow]:
     names = [n for n in catalog.storage.list(catalog.folder()) if _is_snapshot(n)]
     whole = {name for name in names if not name.startswith(UNFINISHED)}
     begun = {name.removeprefix(UNFINISHED) for name in names} - whole
-    rows = [_row(source, name, found, set_aside.get(name)) for name, found in catalog.read_manifests(whole)]
+    rows = [
+        _row(source, name, manifest, set_aside.get(name)) for name, manifest in catalog.read_manifests(whole)
+    ]
     rows += [_row(source, name, None, None) for name in begun]
     kept = _kept([r.manifest for r in rows if r.state == "committed" and r.manifest], source.rules, pinned)
     rows = [replace(r, kept=kept.get(r.name, ()), note=pinned.get(r.name)) for r in rows]
@@ -120,16 +122,16 @@ def pick_row(rows: Sequence[SnapshotRow], text: str, rules: Keep | None) -> Snap
     """
     committed = [row for row in rows if row.state == "committed"]
     if text == LATEST:
-        found = committed[:1]
+        matches = committed[:1]
     elif text == BEST:
-        found = _best(committed, rules)
+        matches = _best(committed, rules)
     elif match := _STEP.fullmatch(text):
-        found = [row for row in committed if row.step == int(match["step"])]
+        matches = [row for row in committed if row.step == int(match["step"])]
     else:
-        found = [row for row in rows if row.name == text]
-    if not found:
+        matches = [row for row in rows if row.name == text]
+    if not matches:
         raise SnapshotNotFoundError(f"there is no snapshot {text}", _remedy(committed))
-    return found[0]
+    return matches[0]
 
 
 def ordered_reasons(why: Collection[str]) -> tuple[str, ...]:
@@ -139,20 +141,22 @@ def ordered_reasons(why: Collection[str]) -> tuple[str, ...]:
 
 def is_selector(text: str) -> bool:
     """Return whether *text* can mean a snapshot: a name, `latest`, `best` or `step:N`."""
-    return text in {LATEST, BEST} or any(each.fullmatch(text) for each in (_STEP, SNAPSHOT_NAME))
+    return text in {LATEST, BEST} or any(pattern.fullmatch(text) for pattern in (_STEP, SNAPSHOT_NAME))
 
 
 def _is_snapshot(folder: str) -> bool:
     return SNAPSHOT_NAME.fullmatch(folder.removeprefix(UNFINISHED)) is not None
 
 
-def _row(source: SnapshotSource, name: str, found: Manifest | str | None, verdict: str | None) -> SnapshotRow:
-    """Return the row of a snapshot; *found* is its manifest, what is wrong with that, or None if there is none."""
-    if found is None:
+def _row(
+    source: SnapshotSource, name: str, manifest: Manifest | str | None, verdict: str | None
+) -> SnapshotRow:
+    """Return the row of a snapshot; *manifest* is its manifest, what is wrong with that, or None if there is none."""
+    if manifest is None:
         return SnapshotRow(name, "unfinished", _why_unfinished(source, name))
-    if isinstance(found, str):
-        return SnapshotRow(name, "damaged" if verdict is None else "set aside", verdict or found)
-    return SnapshotRow(name, "committed" if verdict is None else "set aside", verdict, found)
+    if isinstance(manifest, str):
+        return SnapshotRow(name, "damaged" if verdict is None else "set aside", verdict or manifest)
+    return SnapshotRow(name, "committed" if verdict is None else "set aside", verdict, manifest)
 
 
 def _why_unfinished(source: SnapshotSource, name: str) -> str:
@@ -167,8 +171,8 @@ def _why_unfinished(source: SnapshotSource, name: str) -> str:
 def _kept(
     committed: list[Manifest], rules: Keep | None, pinned: dict[str, str]
 ) -> dict[str, tuple[str, ...]]:
-    found = reasons(committed, rules or Keep(last=0), pinned=pinned)
-    return {name: ordered_reasons(why) for name, why in found.items()}
+    kept = reasons(committed, rules or Keep(last=0), pinned=pinned)
+    return {name: ordered_reasons(why) for name, why in kept.items()}
 
 
 def _best(committed: list[SnapshotRow], rules: Keep | None) -> list[SnapshotRow]:

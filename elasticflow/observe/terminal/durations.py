@@ -14,28 +14,28 @@ if TYPE_CHECKING:
 _MINUTE_S = 59.95
 
 
-def parts_of(found: object) -> dict[str, float]:
+def parts_of(value: object) -> dict[str, float]:
     """Return the parts that an event or a state file holds as *found*; none if it is no such thing."""
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         return {}
-    return {str(name): seconds for name in found if (seconds := float_of(found, name)) is not None}
+    return {str(name): seconds for name in value if (seconds := float_of(value, name)) is not None}
 
 
 def took(parts: Mapping[str, float]) -> str:
     """Return `11.7 s: starting 6.4 s, training 4.3 s, ending 1.0 s`; parts that took next to nothing are left out."""
     total = sum(parts.values())
     if total >= _MINUTE_S:
-        told = [f"{name} {span(seconds)}" for name, seconds in parts.items() if seconds >= 1.0]
-        return f"{span(total)}: {', '.join(told)}"
+        words = [f"{name} {span(seconds)}" for name, seconds in parts.items() if seconds >= 1.0]
+        return f"{span(total)}: {', '.join(words)}"
     tenths = _that_add_up([seconds * 10 for seconds in parts.values()])
-    told = [f"{name} {count / 10:.1f} s" for name, count in zip(parts, tenths, strict=True) if count]
+    words = [f"{name} {count / 10:.1f} s" for name, count in zip(parts, tenths, strict=True) if count]
     head = f"{sum(tenths) / 10:.1f} s"
-    return f"{head}: {', '.join(told)}" if told else head
+    return f"{head}: {', '.join(words)}" if words else head
 
 
 def _that_add_up(amounts: list[float]) -> list[int]:
     """Return the amounts as whole numbers whose sum is the rounded sum: those that lose most are rounded up."""
-    floors = [math.floor(each) for each in amounts]
+    floors = [math.floor(amount) for amount in amounts]
     missing = round(sum(amounts)) - sum(floors)
     by_loss = sorted(range(len(amounts)), key=lambda index: floors[index] - amounts[index])
     for index in by_loss[:missing]:

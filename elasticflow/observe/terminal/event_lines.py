@@ -54,8 +54,8 @@ def values(metrics: Mapping[str, Any]) -> str:
 
 def of_weights(metrics: object, weights: object) -> str:
     """Return `accuracy 0.9806`, or `ema: accuracy 0.9806` where they are of the averaged weights."""
-    told = values(metrics) if isinstance(metrics, Mapping) else ""
-    return f"ema: {told}" if weights == "ema" and told else told
+    words = values(metrics) if isinstance(metrics, Mapping) else ""
+    return f"ema: {words}" if weights == "ema" and words else words
 
 
 def epoch_of(record: Record) -> int | None:
@@ -70,14 +70,14 @@ def epoch_of(record: Record) -> int | None:
 
 def rates_of(record: Record) -> str:
     """Return `1.0e-03`, or `decay 1.0e-03, bias 2.0e-03` of several parameter groups; at most three of them."""
-    found = record.get("lr")
-    if not isinstance(found, Mapping):
+    rates = record.get("lr")
+    if not isinstance(rates, Mapping):
         one = float_of(record, "lr")
         return "" if one is None else f"{one:.1e}"
-    told = [f"{name} {float_of(found, name) or 0:.1e}" for name in found]
-    if len({text.rpartition(" ")[2] for text in told}) == 1:
-        return told[0].rpartition(" ")[2]
-    return ", ".join(told[:3]) + (f" and {len(told) - 3} more" if len(told) > 3 else "")
+    texts = [f"{name} {float_of(rates, name) or 0:.1e}" for name in rates]
+    if len({text.rpartition(" ")[2] for text in texts}) == 1:
+        return texts[0].rpartition(" ")[2]
+    return ", ".join(texts[:3]) + (f" and {len(texts) - 3} more" if len(texts) > 3 else "")
 
 
 def said_on_stderr(failed: Record) -> tuple[str, ...]:
@@ -183,15 +183,18 @@ def _entry_point_edited(record: Record) -> Line:
 
 
 def _drift_found(record: Record) -> Line:
-    differences = record.get("differences")
-    found = [each for each in differences if isinstance(each, dict)] if isinstance(differences, list) else []
-    weighty = [each for each in found if each.get("weight") != "harmless"]
+    field = record.get("differences")
+    differences = [each for each in field if isinstance(each, dict)] if isinstance(field, list) else []
+    weighty = [each for each in differences if each.get("weight") != "harmless"]
     if not weighty:
         return Line(
-            "note", "quiet", "changed", f"{plural(len(found), 'harmless difference')} to the launch before"
+            "note",
+            "quiet",
+            "changed",
+            f"{plural(len(differences), 'harmless difference')} to the launch before",
         )
-    told = ", ".join(f"{each.get('key')} {each.get('old')} -> {each.get('new')}" for each in weighty)
-    return Line("warning", "notice", "changed", f"{told}: accepted")
+    changes = ", ".join(f"{each.get('key')} {each.get('old')} -> {each.get('new')}" for each in weighty)
+    return Line("warning", "notice", "changed", f"{changes}: accepted")
 
 
 def _hang_detected(record: Record) -> Line:
@@ -252,8 +255,8 @@ def _dataset_smaller_than_batch(record: Record) -> Line:
 
 def _scale_not_reached(record: Record) -> Line:
     changes = record.get("changes")
-    told = ", ".join(map(str, changes)) if isinstance(changes, list) else "-"
-    text = f"{told}: not reached, training ended after {span(float_of(record, 'seconds') or 0)}"
+    missed = ", ".join(map(str, changes)) if isinstance(changes, list) else "-"
+    text = f"{missed}: not reached, training ended after {span(float_of(record, 'seconds') or 0)}"
     return Line("note", "notice", "scale", text)
 
 

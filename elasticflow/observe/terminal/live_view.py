@@ -204,8 +204,8 @@ class LiveView:
         if per_s is None:
             return []
         left = None if steps is None else self._pace.seconds_left(step, steps)
-        told = [] if left is None else [f"{elapsed(left).split('.')[0]} left"]
-        return [*told, f"{per_s:,.0f} samples/s"]
+        parts = [] if left is None else [f"{elapsed(left).split('.')[0]} left"]
+        return [*parts, f"{per_s:,.0f} samples/s"]
 
     def _bar(self, share: float, width: int) -> str:
         full = max(0, min(width, round(share * width)))

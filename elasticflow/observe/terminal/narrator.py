@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow import events
 from elasticflow.observe.records import Record, float_of, int_of, unix_time
@@ -54,8 +54,8 @@ class RunNarrator:
         self._datasets: dict[str, object] = {}
         self._error: str | None = None
         self._quoted: set[str] = set()
-        self._evaluation: dict[str, Any] = {}
-        self._measured = ""  # the same in words
+        self._evaluation: Record = {}
+        self._measured = ""  # the evaluation in words
         self._best: float | None = None
         self._snapshot_line_at: float | None = None
         self._line_of: dict[str, Callable[[Record], Line | None]] = {
@@ -100,15 +100,15 @@ class RunNarrator:
     def metrics(self, record: Record) -> Line | None:
         """Return the line of an evaluation. A step is remembered and gets none."""
         self.step = max(self.step, int_of(record, "step"))
-        found = record.get("eval")
-        if not isinstance(found, Mapping):
+        measured = record.get("eval")
+        if not isinstance(measured, Mapping):
             return None
         before = self._best
-        self._evaluation, self._best = dict(found), float_of(record, "best")
-        self._measured = of_weights(found, record.get("weights"))
+        self._evaluation, self._best = measured, float_of(record, "best")
+        self._measured = of_weights(measured, record.get("weights"))
         epoch = epoch_of(record)
         at = f"step {record.get('step')}" if epoch is None else f"epoch {epoch}, step {record.get('step')}"
-        is_best = self._best is not None and self._best != before and self._best in found.values()
+        is_best = self._best is not None and self._best != before and self._best in measured.values()
         text = f"{at}: {self._measured}{' (best)' if is_best else ''}"
         if isinstance(raw := record.get("eval_raw"), Mapping):
             text += f"; raw: {values(raw)}"
@@ -151,8 +151,8 @@ class RunNarrator:
 
     def _run_failed(self, record: Record) -> Line:
         error, why = str(record.get("error") or record.get("class")), record.get("why")
-        told = error == self._error
-        text = str(why or error) if told or not why else f"{why}: {error}"
+        is_known = error == self._error
+        text = str(why or error) if is_known or not why else f"{why}: {error}"
         if int_of(record, "step"):
             text += f", after step {int_of(record, 'step')}"
         return Line("wrong", "bad", "failed", text, self._place())

@@ -97,9 +97,11 @@ def test_tensors_are_summed_by_part_and_dtype() -> None:
     }
     manifest = row(1, about={"tensors": places}).manifest
     assert manifest is not None
-    assert [("model", "BF16", 1, 4), ("model", "F32", 2, 20), ("optimizer", "F32", 1, 8)] == [
-        tuple(each.values()) for each in tensors_by_prefix(manifest)
-    ]
+    assert [
+        ("model", "BF16", 1, 4),
+        ("model", "F32", 2, 20),
+        ("optimizer", "F32", 1, 8),
+    ] == tensors_by_prefix(manifest)
 
 
 def test_page_tells_what_is_borrowed_tied_and_laid_out() -> None:
