@@ -61,9 +61,7 @@ def join(
     identity = Identity.read(os.environ, folder)
     process_group.set_threads(threads, identity.local_world_size)
     device, store = process_group.choose_device(identity), process_group.connect(identity)
-    generation = identity.generation
-    if generation is None:
-        generation = _claim(identity, snapshots, store, job)
+    generation = _generation(identity, snapshots, store, job)
     worker = _current = Worker(
         identity,
         job=job,
@@ -104,7 +102,10 @@ def _equip(worker: Worker, snapshots: Policy) -> None:
     worker.listen()
 
 
-def _claim(identity: Identity, policy: Policy, store: Store | None, job: str) -> int:
+def _generation(identity: Identity, policy: Policy, store: Store | None, job: str) -> int:
+    """Return the group's number: the agent's, or one that rank 0 claims."""
+    if identity.generation is not None:
+        return identity.generation
     if identity.rank == 0:
         catalog = policy.catalog(identity.run_folder, identity.run_id)
         catalog.storage.check_writable()
