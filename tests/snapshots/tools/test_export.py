@@ -350,7 +350,8 @@ def without_torch(taken: Taken, tmp_path: Path) -> Callable[..., subprocess.Comp
         return subprocess.run(
             ["bash", "-c", f'{before} exec "$@"', "-", sys.executable, "-c", WITHOUT_TORCH, *command],
             cwd=tmp_path,
-            env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+            # No bytecode: Python would leave what it could not write whole under the limit for every later process.
+            env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},
             capture_output=True,
             text=True,
             check=False,
