@@ -1,8 +1,8 @@
-"""The answer to a shell that asks what can stand where the cursor is.
+"""What a shell gets that asks what completes the word at the cursor.
 
 A shell's script (see `cli/more/completion.py`) calls the command itself with `_ELASTICFLOW_COMPLETE=<shell>` and the words
-before the cursor. The answer is one candidate a line, `<word>` or `<word><tab><what it is>`. Whatever goes wrong, the
-answer is none: a traceback would tear the line that is being typed.
+before the cursor. The answer has one candidate a line, `<word>` or `<word><tab><what it is>`. If anything goes wrong it is
+empty: a traceback would tear the line that is being typed.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ def answer(shell: str, arguments: Sequence[str], group: click.Group) -> str:
 
 
 def complete(before: list[str], word: str, group: click.Group) -> list[CompletionItem]:
-    """Return what can stand at *word* after the words *before* it; parameters' types know (`cli/parameters.py`)."""
+    """Return what completes *word* after the words *before* it, as the types of parameters say (`cli/parameters.py`)."""
     option = ""
     if word.startswith("--") and "=" in word:  # --set=KEY: click gives what follows the sign
         option = word[: word.index("=") + 1]
     if not _is_command(before, group):
         return []
-    # A value that is missing keeps click from parsing the words before it, so types get them as the context's object.
+    # click does not parse the words before a missing value, so types get them as the context's object.
     items = ShellComplete(group, {"obj": before}, "elasticflow", "").get_completions(before, word)
     return [CompletionItem(f"{option}{item.value}", item.type, item.help) for item in items]
 
 
 def _is_command(before: Sequence[str], group: click.Group) -> bool:
-    """Return whether the words lead to a command or a group: click offers the group's after a name that is none."""
+    """Return whether the words lead to a command or a group; after an unknown name click would offer the group's commands."""
     command: click.Command | None = group
     context = click.Context(group, info_name="elasticflow")
     for word in before:
@@ -66,13 +66,13 @@ def _is_command(before: Sequence[str], group: click.Group) -> bool:
 
 
 def _short(about: str | None) -> str:
-    """Return the first line of what is said about a candidate, short enough for a menu."""
+    """Return the first line of a description, short enough for a menu."""
     text = (about or "").partition("\n")[0]
     return text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 3]}..."
 
 
 def _for_bash(line: str, breaks: str, group: click.Group) -> str:
-    """Return the replies for bash, which replaces only what follows the last of its own word breaks."""
+    """Return the replies for bash, which replaces only the part of the word behind its last word break."""
     words, quote = _split(line)
     *before, word = words
     cut = 0 if quote else 1 + max(word.rfind(sign) if sign in breaks else -1 for sign in "=:")

@@ -23,12 +23,14 @@ Node = dict[str, Any]
 """A node of the JSON Schema of the job file, as it was parsed."""
 
 _NO_JOBS = frozenset({"pyproject.toml", "tombi.toml", "taplo.toml", "ruff.toml", "Cargo.toml"})
-_NO_KEYS = frozenset({"extends", "matrix"})  # of the file, not of a job
-_MOST_RUNS = 200  # a menu of more helps nobody, and reading on takes time
+# Keys of a file, not of a job.
+_NO_KEYS = frozenset({"extends", "matrix"})
+# A longer menu helps nobody, and takes time.
+_MOST_RUNS = 200
 
 
 def paths(word: str, ending: str = "", *, files: bool = True) -> Iterator[Candidate]:
-    """Yield folders that begin with *word*, and files, of one ending if it is given; hidden ones only when asked for."""
+    """Yield folders that begin with *word*, and files with *ending*; hidden ones only if *word* begins like one."""
     head, slash, stem = word.rpartition("/")
     folder = Path(os.path.expanduser(head) if head else slash or ".")  # noqa: PTH111  # "~ba" is no error here
     for entry in sorted(os.scandir(folder), key=lambda item: item.name):
@@ -42,7 +44,7 @@ def paths(word: str, ending: str = "", *, files: bool = True) -> Iterator[Candid
 
 
 def job_files(word: str) -> Iterator[Candidate]:
-    """Yield TOML files and the folders on the way to them; at once those in `jobs/` while nothing is typed."""
+    """Yield TOML files and folders; while nothing is typed, those in `jobs/` come first."""
     if not word and Path("jobs").is_dir():
         yield from (candidate for candidate in paths("jobs/", ".toml") if candidate[0].endswith(".toml"))
     yield from paths(word, ".toml")
@@ -54,7 +56,7 @@ def job_names() -> Iterator[Candidate]:
 
 
 def is_snapshot(word: str) -> bool:
-    """Return whether a word of `snapshots` commands is a snapshot's, not a run's."""
+    """Return whether a word of `snapshots` commands names a snapshot, not a run."""
     return word in {"latest", "best"} or word.startswith("step:") or bool(SNAPSHOT_NAME.fullmatch(word))
 
 

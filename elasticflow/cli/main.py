@@ -44,7 +44,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "completion": CommandEntry("more.completion", "Have a shell complete commands, files, runs and keys."),
 }
 
-# Titles over parts of that list, each with the first command under it.
+# Title of a section of `--help` to the first command under it.
 SECTIONS = {
     "Write a job": "init",
     "Train it": "run",
@@ -53,9 +53,9 @@ SECTIONS = {
     "More": "rendezvous",
 }
 
-# Commands that only read and print, and are too short-lived for the collector to pay.
+# Commands that only read and print; the garbage collector would cost them more than it frees.
 SHORT = ("validate", "schema", "explain")
-# Commands that a signal asks to leave a snapshot behind, and to say 75.
+# Commands that end with a snapshot and exit code 75 when a signal comes.
 TRAINING = ("run", "resume")
 
 
@@ -77,7 +77,8 @@ def group() -> None:
     """
     from elasticflow.observe.terminal.colours import colour_choice
 
-    click.get_current_context().color = colour_choice(os.environ)  # of all commands below
+    # All commands below inherit it.
+    click.get_current_context().color = colour_choice(os.environ)
 
 
 def call(arguments: Sequence[str] | None = None) -> int:
@@ -92,13 +93,13 @@ def call(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return KILLED_BY_USER
     except JobRefusedError as error:
-        click.echo(error.message, err=True)  # rendered diagnostics: they bear their own "error"
+        # The message is rendered diagnostics, which begin with "error" themselves.
+        click.echo(error.message, err=True)
         return error.exit_code
     except ElasticflowError as error:
-        from elasticflow.system.records import (
-            printable,  # what it quotes may come from a file that anybody wrote
-        )
+        from elasticflow.system.records import printable
 
+        # A message may quote a file that anybody wrote.
         click.echo(f"error: {printable(error.message)}", err=True)
         if error.remedy is not None:
             click.echo(f"help: {printable(error.remedy)}", err=True)
@@ -136,16 +137,18 @@ def run() -> NoReturn:
 
         from elasticflow.system.processes import leave_signals
 
-        # Until the supervisor stands nothing has begun: the same command starts again.
+        # Until the supervisor runs nothing has begun, so the same command starts again.
         for number in leave_signals():
             signal.signal(number, lambda *_: os._exit(INTERRUPTED))
     if sys.argv[1:2] and sys.argv[1] in SHORT:
         gc.disable()
-        if not any(word.startswith("--deep") for word in sys.argv):  # else the job's own code inherits it
-            # pydantic looks through all installed packages for plugins: a tenth of `validate`, and none has a say here.
+        # pydantic looks through all installed packages for plugins: a tenth of the time of `validate`, and none is
+        # wanted. With --deep the job's own code would inherit the setting.
+        if not any(word.startswith("--deep") for word in sys.argv):
             os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     code = call()
-    with contextlib.suppress(OSError):  # the reader of a pipe may have left
+    # The reader of a pipe may have left.
+    with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
     # Freeing every object one by one takes a fifth of `validate`, and half a second once torch is loaded.

@@ -40,7 +40,7 @@ def shortest_path(path: Path) -> str:
 
 
 def paint(text: str, colour: str | None = None, *, bold: bool = False, dim: bool = False) -> str:
-    """Return *text* in colour; click takes the colour away where nobody wants it (`main.group`)."""
+    """Return *text* in colour; `click.echo` takes colours away where none are wanted (`main.group`)."""
     return click.style(text, fg=colour, bold=bold or None, dim=dim or None)
 
 
@@ -98,9 +98,9 @@ def terminal_width() -> int | None:
 
 
 def _console(file: TextIO, *, width: int | None = None) -> Console:
-    """Return rich's console on *file*, which is taken for a terminal; click takes colours away where nobody wants them.
+    """Return rich's console on *file*, set up for a terminal; `click.echo` takes colours away where none are wanted.
 
-    rich looks at the environment for itself, and on a pipe it cuts at 80 columns: so all of that is said here.
+    Left to itself rich reads the environment, and cuts lines on a pipe at 80 columns.
     """
     from rich.console import Console
 
@@ -125,7 +125,7 @@ class ProgressMeter:
     Args:
         label: What is done.
         total: All of it.
-        words: Takes what is done, *total* and seconds since the beginning; returns what the line says.
+        words: Takes how much is done, *total* and the seconds it took; returns what the line says.
         out: Where; default: standard error.
     """
 
@@ -152,16 +152,16 @@ class ProgressMeter:
 
     @property
     def seconds(self) -> float:
-        """Since the beginning."""
+        """Seconds since the beginning."""
         return time.monotonic() - self._began
 
     def __call__(self, done: int) -> None:
-        """Say that so much is done; work that ends at once shows no line."""
+        """Show that so much is done; work that ends at once shows no line."""
         self._done = done
         if self._live is None and self.seconds >= _REDRAW_S and self._out.isatty():
             from rich.live import Live
 
-            # What is printed meanwhile goes where it was meant to: standard output may be another file.
+            # rich would send all that is printed meanwhile to this terminal, though standard output may be a file.
             self._live = Live(
                 console=_console(self._out),
                 get_renderable=self._line,
@@ -215,7 +215,7 @@ def warn(sentence: str) -> None:
 
 
 def show_damage(folder: RunFolder) -> None:
-    """Say on standard error which files of a run are damaged, so that what is shown does without them."""
+    """Say on standard error which files of a run are damaged; what is shown does without them."""
     from elasticflow.observe.records import damages_of
 
     for damage in damages_of(folder):
@@ -223,7 +223,7 @@ def show_damage(folder: RunFolder) -> None:
 
 
 def show_warnings(loaded: LoadedJob, *, but: Container[str] = ()) -> None:
-    """Print the warnings about a job file, except those whose code is in *but*, on standard error, one line each."""
+    """Print the warnings about a job file on standard error, one line each, except those whose code is in *but*."""
     from elasticflow.jobfile.diagnostics.render_text import render
 
     warnings = [
@@ -236,7 +236,7 @@ def show_warnings(loaded: LoadedJob, *, but: Container[str] = ()) -> None:
 
 
 def interrupt_on_signals() -> None:
-    """Have SIGTERM and SIGHUP do what Ctrl-C does: whatever was started ends, scratch folders go."""
+    """Have SIGTERM and SIGHUP do what Ctrl-C does: child processes end, scratch folders are removed."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
 

@@ -1,10 +1,10 @@
-"""What the parameters of commands take, each with what a shell can complete; options that several commands have."""
+"""The types of commands' parameters, which know what a shell can complete; options that several commands have."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Completed(click.types.StringParamType):
-    """A word with candidates; what is typed may be another one.
+    """A word with candidates; another word may be typed.
 
     Args:
-        candidates: Takes the context and the word so far, and returns what can stand there.
+        candidates: Takes the context and the word so far, and returns what completes it.
     """
 
     def __init__(self, candidates: Candidates) -> None:
@@ -148,7 +148,7 @@ def _run_alone(context: click.Context, word: str) -> Iterable[Candidate]:
 
 
 def _job_file_typed(context: click.Context) -> str | None:
-    """Return the job file among the words before the cursor, which `completer` hands down."""
+    """Return the job file among the words before the cursor, which `completer` puts into the context."""
     return next((typed for typed in context.obj or () if typed.endswith(".toml")), None)
 
 
@@ -162,20 +162,21 @@ RUN = Completed(_runs)
 RUN_OR_JOB = Completed(_runs_and_jobs)
 RUN_ID = Completed(_run_ids)
 JOB_NAME = Completed(_job_names)
-# Of commands that take a run, or a run and snapshots, as one list of words.
+# For commands that take a run, or a run and snapshots, as one list of words.
 RUN_WORD = Completed(_run_alone)
 RUN_AND_SNAPSHOTS = Completed(_run_and_snapshots)
 CODE = Completed(_codes)
 OVERRIDE = Completed(_assignments)
 
-overrides_option = click.option(
-    "--set",
-    "overrides",
-    type=OVERRIDE,
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="Override one key, e.g. train.epochs=3.",
-)
+
+def set_option(explanation: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option `--set KEY=VALUE`, with its help."""
+    return click.option(
+        "--set", "overrides", type=OVERRIDE, metavar="KEY=VALUE", multiple=True, help=explanation
+    )
+
+
+overrides_option = set_option("Override one key, e.g. train.epochs=3.")
 case_option = click.option(
     "--case",
     type=Completed(_cases),

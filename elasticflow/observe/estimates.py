@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from elasticflow.observe.records import Record
     from elasticflow.run_folder import RunFolder
 
-# A change of one of these keys outdates what a run measured of data, of state, of speed.
+# What a run measured of data, of state, of speed no longer holds once one of these keys has changed.
 _OF_DATA = ("dataset.entry", "dataset.args", "dataset.shards")
 _OF_STATE = (
     "model",
@@ -33,7 +33,7 @@ _OF_STATE = (
     "snapshots.include",
 )
 _OF_SPEED = (*_OF_DATA, *_OF_STATE, "dataset.global_batch_size", "train", "ddp")
-# Keys under those that change neither what is kept nor how long a step takes.
+# Keys below those that change neither the size of the state nor the time of a step.
 _NOT_OF_STATE = (
     *("optimizer.args.lr", "optimizer.args.weight_decay", "optimizer.args.eps", "optimizer.args.betas"),
     "lr_scheduler.args",
@@ -48,7 +48,7 @@ class RunFacts(NamedTuple):
         run_id: The run.
         drift: What changed since the run's newest launch; None if its record cannot be read.
         facts: Facts by name, as `Knowledge` has them.
-        is_finished: Its training reached the end.
+        is_finished: Whether its training reached the end.
         outdated: Names of facts that no longer hold, each with the key of the job file that changed.
     """
 
@@ -60,7 +60,7 @@ class RunFacts(NamedTuple):
 
 
 def read_run_facts(run: RunFolder, job: Job, plan: LaunchPlan, project_root: Path) -> RunFacts:
-    """Return what *run*, which has a launch, says about a run of *job* now."""
+    """Return what *run*, which was launched, says about a run of *job* now."""
     try:
         then = made_in(run.launch(run.launch_numbers()[-1]))
     except LaunchFolderError:
@@ -105,7 +105,7 @@ def _facts(run: RunFolder) -> dict[str, Known]:
 
 
 def _step_s(steps: list[Record]) -> float | None:
-    """Return the seconds from step to step over the newest generation, as far as the file's end tells."""
+    """Return the mean seconds from step to step of the newest generation among these records of steps."""
     steps = [line for line in steps if line.get("generation") == steps[-1].get("generation")]
     if len(steps) < 2:
         return None

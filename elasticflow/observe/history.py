@@ -70,14 +70,14 @@ class Stop:
         kind: Class of the end, as the restart budget counts it; SUPERVISOR_LOST.
         reason: Why, in words.
         step: Last finished step.
-        rank: The worker that the record itself names.
+        rank: The worker that the record of the end names.
         failure: What failed first.
         hang: The `hang.detected` record.
-        likely: What probably happened, where only so much is known.
-        left: Restarts left after this one was charged; None: it was free.
+        likely: What probably happened, where nothing is certain.
+        left: Restarts left after the budget was charged for this end; None: it was free.
         back_s: Seconds from the failure to the next finished step.
         redone: Steps that were done again.
-        verdict: Why the run ended with it, if it did.
+        verdict: Why the run ended here, if it did.
     """
 
     generation: int
@@ -96,7 +96,7 @@ class Stop:
 
     @property
     def is_failure(self) -> bool:
-        """Whether somebody should ask about it."""
+        """Whether something went wrong: neither the end of training nor a wanted restart."""
         return self.kind not in OUTCOMES
 
 
@@ -112,7 +112,7 @@ class Generation:
         first_step_at: Unix time at which its first step was done.
         drain_at: Unix time at which its workers were asked to leave.
         drain_reason: Why they were.
-        failed_rank: The last worker that was said to have failed.
+        failed_rank: The worker of its last `worker.failed` event.
         stop: How it ended; None while it runs, or if its supervisor could not say so.
         run_end: The record that ended the run's launch with it.
     """
@@ -152,7 +152,7 @@ class SnapshotEvent:
 
     Attributes:
         name: The snapshot.
-        generation: That reported it.
+        generation: The generation that reported it.
         state: `committed`; `rejected`: set aside; `failed`: it could not be written.
         at: Unix time.
         num_bytes: Its size; 0 where it is not known.
@@ -210,7 +210,7 @@ class History:
 
     @classmethod
     def of(cls, happened: Iterable[Record]) -> History:
-        """Return what these records of events.jsonl tell; any of their fields may be missing or odd."""
+        """Return what these records of events.jsonl say; any of their fields may be missing or odd."""
         reader = _Reader()
         for event in happened:
             reader.take(event)
@@ -218,16 +218,16 @@ class History:
 
     @classmethod
     def read(cls, folder: RunFolder) -> History:
-        """Return all that the run's events tell."""
+        """Return the history of all events of the run."""
         return cls.of(read(folder.events))
 
     @classmethod
     def newest(cls, folder: RunFolder) -> History:
-        """Return what the last events tell: enough for how a run is doing, however long its file is."""
+        """Return the history of the last events only: enough for the state of a run, however long its file is."""
         return cls.of(tail(folder.events))
 
     def state(self) -> RunState:
-        """Return what state.json would say, as far as events tell."""
+        """Return what state.json would say, as far as these events say it."""
         state = RunState(
             generation=self.generation or 0, step=self.step or 0, steps=self.steps, updated=self.updated
         )
@@ -248,11 +248,11 @@ class History:
 
 
 class _Reader:
-    """Takes events one after the other into a history."""
+    """Builds a history from events, taken one after the other."""
 
     def __init__(self) -> None:
         self.history = History()
-        # Of the generation that has not ended yet.
+        # What failed or hung in the generation that has not ended yet.
         self._worker: Failure | None = None
         self._node: Failure | None = None
         self._hang: Record | None = None
@@ -354,7 +354,7 @@ class _Reader:
 
 
 def lost_supervisor(event: Record, at: float | None) -> Stop:
-    """Return the end of a launch whose supervisor could not say how it ended; *event* tells what is known of it."""
+    """Return the end of a launch whose supervisor could not say how it ended; *event* holds what is known of it."""
     step = int_of(event, "step")
     reason = f"the supervisor ended without a word after step {step}: {event.get('known')}"
     likely = text_of(event, "likely")
@@ -362,7 +362,7 @@ def lost_supervisor(event: Record, at: float | None) -> Stop:
 
 
 def state_of(folder: RunFolder) -> RunState:
-    """Return what state.json says; where it is damaged, what events tell of that; empty if nothing does."""
+    """Return what state.json says; if it is damaged, what the events say; an empty state if there is no file."""
     state = records.read(folder.state)
     if isinstance(state, dict):
         return RunState.from_json(printable_in(state))
@@ -380,5 +380,5 @@ def _stop(event: Record, at: float | None, reason: str) -> Stop:
 
 
 def _explains_the_end(stop: Stop) -> bool:
-    """Return whether a run that failed now failed of this stop: nothing was trained since."""
+    """Return whether this stop is why the run failed in the end: nothing was trained after it."""
     return stop.is_failure and stop.kind != SUPERVISOR_LOST and stop.back_s is None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Incident:
-    """One generation that ended otherwise than it should, or a launch that could not go on.
+    """A generation that ended otherwise than it should, or a launch that could not go on.
 
     Attributes:
         generation: Its number; 0 before the first.
@@ -32,12 +32,12 @@ class Incident:
         stderr: The last lines of its standard error, if it died without an exception of its own.
         others: The other ranks' failures in one line.
         log: What the worker printed, or the stacks of one that hung.
-        charged: It counted against the restart budget.
-        left: Restarts left then.
+        charged: Whether it counted against the restart budget.
+        left: Restarts left after that.
         back_s: Seconds from the failure to the next finished step.
         redone: Steps that were done again.
-        verdict: Why the run ended with it, if it did.
-        likely: What probably happened, where only so much is known.
+        verdict: Why the run ended here, if it did.
+        likely: What probably happened, where nothing is certain.
     """
 
     generation: int
@@ -66,7 +66,7 @@ def incidents(folder: RunFolder, history: History | None = None) -> list[Inciden
 
     Args:
         folder: The run.
-        history: Its history, where it was read before.
+        history: Its history, if that was read already.
     """
     history = history or History.read(folder)
     stops = [stop for stop in history.stops if stop.is_failure]

@@ -1,4 +1,4 @@
-"""Files of a run read while somebody writes them, as views need them: printable, and without what is damaged."""
+"""Reads files of a run while somebody writes them: text is made printable, damaged lines are left out."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def unix_time(value: object) -> float | None:
 
 
 def parse(line: bytes | str) -> dict[str, Any] | None:
-    """Return the line's JSON object, all text in it printable, or None when it is something else or torn."""
+    """Return the line's JSON object, all text in it printable; None if the line is torn or something else."""
     try:
         record = records.parse(line)
     except BadJsonError:
@@ -91,7 +91,7 @@ def _tail_lines(path: Path, num_bytes: int) -> list[bytes]:
 
 
 def damages_of(folder: RunFolder) -> list[Damage]:
-    """Return what of the run's state, events and metrics cannot be read: views show the run without it."""
+    """Return the parts of the run's state, events and metrics that cannot be read; views do without them."""
     damages = []
     state = records.read(folder.state)
     if isinstance(state, Damage):

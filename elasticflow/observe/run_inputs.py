@@ -1,4 +1,4 @@
-"""What two runs, or a run and a job file, were made from, side by side."""
+"""What a run or a job file is made from, and how two of them differ."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _DIGEST_SHOWN = 12
 
 @dataclass(frozen=True)
 class RunInputs:
-    """What one of the two runs, or a job file, was made from.
+    """What a run or a job file is made from.
 
     Attributes:
         name: How it is called: "mnist 20261120-104500-4f2a", "jobs/mnist.toml", or a URI.
         made: Its job and what that was made from.
         root: Folder that the paths of its files start from; None: they are not here.
         copies: The launch folder, which holds copies of its files; None for a job file.
-        data: What was found of each data set, by name.
+        data: Facts of each data set, by name, as the run found them.
         status: How the run stands; None where there is no run folder.
     """
 
@@ -84,7 +84,7 @@ def inputs_of_run(project_root: Path, text: str) -> RunInputs:
 
 
 def inputs_of_job(loaded: LoadedJob, other: RunInputs | None) -> RunInputs:
-    """Return a job file as a launch of it now would be; what *other* found while it ran is looked at too."""
+    """Return what a launch of the job file would be made from now; files that *other* found in use count, too."""
     from elasticflow.compiler.plan.launch_plan import plan_job
 
     assert loaded.job is not None
@@ -111,7 +111,7 @@ def _inputs_at(uri: str) -> RunInputs:
 
 
 def differences_of(old: RunInputs, new: RunInputs) -> list[Difference]:
-    """Return what differs, weighed as if the run *old* were to go on as *new*; how they went counts for nothing."""
+    """Return what differs, weighed as if the run *old* were to go on as *new*; how the runs went does not count."""
     return [*compare_made(old.made, new.made), *_data(old, new), *_patch(old, new)]
 
 

@@ -1,4 +1,4 @@
-"""What a supervisor wrote down last of its run: state.json as a record."""
+"""state.json, in which a supervisor keeps the state of its run, as a record."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class RunningWorker:
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """The state of a run, as far as its supervisor could write it; fields of that file that are missing or odd are empty.
+    """The state of a run as its supervisor last wrote it; what the file lacks, or holds in an odd form, has its default.
 
     Attributes:
-        status: None if nothing tells. `running` may be what a supervisor wrote that was killed since.
-        launch: Number of the newest launch; 0 if nothing tells.
+        status: None if it is not known. A supervisor that was killed leaves `running`.
+        launch: Number of the newest launch; 0 if it is not known.
         generation: Number of the newest worker group; 0 when there was none.
         step: Last finished step.
         steps: Steps of the whole training, once known.
@@ -46,7 +46,7 @@ class RunState:
         updated: Unix time at which this was written.
         pid: The supervisor's process.
         verdict: The record that ended the newest launch.
-        durations: Seconds of all launches by what went on; empty: nothing tells.
+        durations: Seconds of all launches by what went on; empty if they are not known.
         launch_durations: The newest launch's.
     """
 

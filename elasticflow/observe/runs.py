@@ -1,4 +1,4 @@
-"""Which runs there are, and the one that a command's RUN means."""
+"""Lists the runs of a project, and finds the one that a command's RUN means."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def list_runs(project_root: Path, job: str | None = None) -> list[RunFolder]:
 def find_run(project_root: Path, text: str | None) -> RunFolder:
     """Return the run that *text* means: a run folder, a run id, or a job's name or file (its newest run).
 
-    Without a text it is the newest run of the project.
+    Without a text, the newest run of the project is meant.
 
     Raises:
         RunNotFoundError: there is none, or an id that two jobs use.
@@ -76,7 +76,7 @@ def is_finished(folder: RunFolder) -> bool:
 def newest_resumable(project_root: Path) -> RunFolder | None:
     """Return the newest run that is not finished, or None.
 
-    A running one counts: to go on with an older run instead would surprise whoever typed `resume`.
+    A run that is running counts: to go on with an older one instead would surprise whoever typed `resume`.
     """
     return next(
         (run for run in list_runs(project_root) if run.launch_numbers() and not is_finished(run)), None

@@ -24,7 +24,7 @@ class RunStatus:
 
     Attributes:
         folder: The run folder.
-        status: What it is doing; a supervisor that vanished leaves an interrupted run.
+        status: Whether it runs, or how it ended; one whose supervisor vanished is interrupted.
         launch: Number of the newest launch; 0 when none was written.
         generation: Number of the newest worker group; 0 when there was none.
         step: Last finished step.
@@ -33,9 +33,9 @@ class RunStatus:
         restarts: In the newest launch.
         workers: Of the group that runs; empty when none does.
         evaluation: The newest metrics over the evaluation set.
-        evaluated_step: The step they belong to.
-        weights: Whose they are: "ema", the average's, or "raw"; None where the run does not say.
-        evaluation_raw: The raw weights' beside the average's, where both were measured.
+        evaluated_step: The step of these metrics.
+        weights: The weights that they are of: "ema", the averaged, or "raw"; None where the run does not say.
+        evaluation_raw: The metrics of the raw weights, where those were measured beside the averaged.
         best: The best value of the metric that `evaluation.best` names.
         samples_per_s: Speed over the last steps.
         seconds_left: To the end of training at that speed, while the run is running.
@@ -43,7 +43,7 @@ class RunStatus:
         held: Newest step that all workers hold in their node's memory; it lives no longer than the launch.
         started: Unix time at which the run's first launch began.
         launched: Unix time at which the newest launch began.
-        durations: Seconds of all launches by what went on; they add up to the run's time. None known: empty.
+        durations: Seconds of all launches by what went on; they add up to the run's time; empty if not known.
         launch_durations: The newest launch's.
         updated: Unix time of the last sign of life.
         pid: The supervisor's process id while it runs.
@@ -106,7 +106,7 @@ class RunStatus:
 def is_locked(folder: RunFolder) -> bool:
     """Return whether a supervisor runs this run now.
 
-    The lock is tried for an instant and shared, so that two who look do not see each other.
+    The lock is tried for an instant and shared, so that two readers do not take each other for a supervisor.
     """
     try:
         with folder.lock.open("rb") as file:

@@ -33,8 +33,8 @@ class LogLine:
 
     Attributes:
         generation: Worker group it belongs to.
-        rank: Its writer.
-        stream: Which of the worker's files it stands in.
+        rank: The worker.
+        stream: The worker's file that it stands in.
         text: As written, without the newline.
         record: Its JSON object, for `jsonl`.
     """
@@ -47,7 +47,7 @@ class LogLine:
 
     @property
     def time(self) -> float:
-        """Unix time of writing; lines that do not say come first."""
+        """Unix time at which it was written; 0 if the line does not say."""
         return (unix_time(self.record.get("timestamp")) if self.record else None) or 0.0
 
     def is_at_least(self, level: str) -> bool:
@@ -107,7 +107,7 @@ def follow(
     while True:
         alive = is_live()
         there = [g for g in generations(folder)[-2:] if generation is None] or [generation or 0]
-        # Older generations than the newest at the start are history: `read_logs` shows them.
+        # `read_logs` shows the generations before the one that was newest at the start.
         first = min((entry[0] for entry in followers.values()), default=there[-1])
         for number in there:
             for of_rank, stream, path in _files(folder, number, rank) if number >= first else []:

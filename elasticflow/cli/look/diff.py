@@ -110,7 +110,7 @@ def _text_of(
 
 
 def _outcome_of(inputs: RunInputs) -> dict[str, object] | None:
-    """Return how a run went, for people and programs; None without a run folder."""
+    """Return how a run went; None without a run folder."""
     status = inputs.status
     if status is None:
         return None

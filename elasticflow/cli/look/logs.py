@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
 
 _COLOURS = {"debug": "bright_black", "warning": "yellow", "error": "red", "critical": "red"}
-# On every line, or shown in front of it.
+# Fields that are not repeated behind the event: they are on every line, or shown in front of it.
 _LEFT_OUT = frozenset(
     {
         "timestamp",
@@ -103,8 +103,10 @@ def _as_text(line: LogLine) -> str:
         if key not in _LEFT_OUT and not _is_quote(value)
     )
     shown = event if level == "info" else f"{level}: {event}"
-    head = f"{paint(f'{clock}{where}', dim=True)}  {paint(shown, _COLOURS.get(level), bold=level != 'debug')}"
-    return f"{head}  {facts}".rstrip() + "".join(quotes)
+    first_line = (
+        f"{paint(f'{clock}{where}', dim=True)}  {paint(shown, _COLOURS.get(level), bold=level != 'debug')}"
+    )
+    return f"{first_line}  {facts}".rstrip() + "".join(quotes)
 
 
 def _is_quote(value: object) -> bool:

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from elasticflow.launcher.journal.post_mortem import Kind
 
 _HEADER = ("RUN", "JOB", "STATUS", "STEP", "LOSS", "EVALUATION", "STARTED", "TOOK")
-# Where there is no room; `status` and JSON have them all.
+# These columns go first where there is no room; `status` and JSON have them all.
 _FIRST_TO_GO = ("STARTED", "LOSS", "TOOK", "EVALUATION")
 
-# What is most likely of a supervisor that could not say how it ended.
+# How a supervisor most likely ended that could not say so itself.
 _LOST: dict[Kind, str] = {
     "killed": "killed?",
     "out_of_memory": "out of memory?",

@@ -87,7 +87,7 @@ def command(shell: str, *, install: bool) -> None:
 
 
 def _install(shell: str) -> tuple[Path, Path | None]:
-    """Write a shell's script, and once the line that reads it; return both places, fish needing no line."""
+    """Write a shell's script, and once the line that reads it; return both files, None for fish, which needs no line."""
     home = Path.home()
     if shell == "fish":
         folder = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config") / "fish" / "completions"

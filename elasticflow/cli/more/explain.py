@@ -44,7 +44,7 @@ def command(code: str | None) -> int:
 
 
 def _meaning(name: str) -> str | None:
-    """Return what a name of another tool is in a job file."""
+    """Return how a job file says what another tool has under this name; None if no such name is known."""
     from elasticflow.jobfile.tables.foreign_names import meaning_of
 
     meaning = meaning_of(name)
@@ -57,7 +57,7 @@ def _meaning(name: str) -> str | None:
 
 
 def _hint(code: str) -> str:
-    """Return which codes there are: those of the same group where it looks like a code."""
+    """Return which codes exist: only those of the same group if *code* looks like one."""
     from elasticflow.jobfile.diagnostics.explanations import code_groups
 
     groups = {heading: list(titles) for heading, titles in code_groups().items()}

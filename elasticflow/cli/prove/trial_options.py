@@ -47,7 +47,7 @@ class TrialOptions:
         from elasticflow.trials.child import TriedJob
 
         loaded = job_of(self.job_file, self.overrides, self.case)
-        assert loaded.job is not None  # else it would have raised
+        assert loaded.job is not None
         show_warnings(loaded)
         check_torch(warn)
         require_importable(loaded)
@@ -55,7 +55,7 @@ class TrialOptions:
 
 
 def trial_options(*, steps: str, keep: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return what gives a command the options above; *steps* and *keep* are their helps."""
+    """Return a decorator that gives a command these options; *steps* and *keep* are the help of two of them."""
     options = (
         click.option("--steps", type=click.IntRange(1, 10**6), default=50, show_default=True, help=steps),
         case_option,

@@ -1,4 +1,4 @@
-"""What `verify-elastic` and `chaos` show: a line that moves while a trial runs, rows of what came of it, the answer."""
+"""What `verify-elastic` and `chaos` show: progress while a trial runs, a row for each result, the answer."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _CHAOS_HEADER = ("STEP", "WHAT WAS DONE", "RESTARTS", "LOST", "DONE AGAIN")
 
 
 class TrialView:
-    """Shows trials on standard output, their progress on standard error if that is a terminal.
+    """Shows results on standard output, and progress on standard error if that is a terminal.
 
     Args:
         job: The job.
         steps: Steps of each trial.
-        tolerance: Of `compare_losses`.
+        tolerance: How far losses may lie apart, as `compare_losses` has it.
         quiet: Show the progress only.
     """
 
@@ -64,7 +64,7 @@ class TrialView:
             self._meter.clear()
 
     def _begin(self, label: str, trial: Trial) -> Callable[[int], None]:
-        """Return what shows the steps of *trial* so far, under *label*."""
+        """Return the function that shows how many steps of *trial* are done, under *label*."""
         self._clear()
         self._meter = ProgressMeter(label, trial.steps, steps_done)
         return self._meter
@@ -85,19 +85,19 @@ class VerifyView(TrialView):
         click.echo(paint(_verify_row(_VERIFY_HEADER), dim=True))
 
     def explain(self, error: TrialFailedError, kept: Path | None) -> tuple[str, str]:
-        """Return what went wrong in the job's own words, and where more of it is."""
+        """Return what went wrong, with the traceback's own frames, and where there is more."""
         return _with_frames(error), f"its logs are in {kept}" if kept else "--keep DIR keeps its logs"
 
     def begin(self, trial: Trial) -> Callable[[int], None]:
-        """Return what shows the steps of *trial* so far."""
+        """Return the function that shows how many steps of *trial* are done."""
         self._begun += 1
         noun = "worker" if trial.worlds[-1] == 1 else "workers"
-        # One more than planned, where the machine may not repeat the job.
+        # The reference is tried a second time where the machine may not repeat the job.
         count = max(self._begun, count_trials(self._worlds))
         return self._begin(f"trial {self._begun} of {count}  {_workers(trial)} {noun}", trial)
 
     def show(self, outcome: TrialOutcome) -> None:
-        """Show the row of a trial that is over, and where it first differs."""
+        """Show the row of a trial that is over, and its first difference."""
         self._clear()
         if self._quiet:
             return
@@ -148,11 +148,11 @@ class ChaosView(TrialView):
         click.echo(f"{name}: {plural(self._steps, 'step')} with {size} and {faults} ({self.plan.name})\n")
 
     def explain(self, error: TrialFailedError, scratch: Path) -> tuple[str, str]:
-        """Return what went wrong in the job's own words, and where more of it is."""
+        """Return what went wrong, with the traceback's own frames, and where there is more."""
         return _with_frames(error), f"both runs are in {scratch}"
 
     def begin(self, trial: Trial) -> Callable[[int], None]:
-        """Return what shows the steps of *trial* so far."""
+        """Return the function that shows how many steps of *trial* are done."""
         return self._begin("undisturbed" if trial.plan is None else "disturbed", trial)
 
     def conclude(self, outcome: ChaosOutcome, kept: Path | None) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _HEADER = (
     "SNAPSHOT", "STEP", "EPOCHS", "SAMPLES", "SIZE", "AGE", "GEN", "WORKERS", "TRIGGER", "METRIC", "KEPT", "STATE",
 )  # fmt: skip
-# Where there is no room, these go, in this order: the name tells the generation, JSON has them all.
+# These columns go in this order where there is no room: the name says the generation, JSON has them all.
 _FIRST_TO_GO = ("GEN", "SAMPLES", "EPOCHS", "WORKERS", "TRIGGER", "METRIC", "SIZE", "STEP")
 _COLOURS = {"committed": None, "set aside": "yellow", "damaged": "red", "unfinished": "bright_black"}
 

@@ -118,7 +118,7 @@ def _rules(source: SnapshotSource, options: _KeepOptions) -> Keep:
 
 
 def _alone(source: SnapshotSource, *, yes: bool) -> AbstractContextManager[None]:
-    """Return what keeps a launch of the run away while it is pruned."""
+    """Return the context in which nothing launches the run."""
     from elasticflow.launcher.run_lock import locked
 
     if source.folder is not None:

@@ -1,4 +1,4 @@
-"""What the `snapshots` commands share: which run and which snapshots their words mean, and its options."""
+"""What the `snapshots` commands share: options, and which run and snapshots the words of the command line mean."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ASSIGNMENT = re.compile(r"(?P<keys>[\w.-]+)\s*=(?P<value>.*)", re.DOTALL)
 
 
 def words_argument(metavar: str) -> Callable[[Any], Any]:
-    """Return the argument that takes a run and names of snapshots in any order; *metavar* shows what is allowed."""
+    """Return the argument that takes a run and snapshots in any order; *metavar* is what `--help` calls them."""
     kind = RUN_AND_SNAPSHOTS if "SNAPSHOT" in metavar else RUN_WORD
     return click.argument("words", type=kind, metavar=metavar, nargs=-1)
 
@@ -80,7 +80,7 @@ def find_rows(source: SnapshotSource) -> list[SnapshotRow]:
 
 
 def find_one(source: SnapshotSource, rows: Sequence[SnapshotRow], names: Sequence[str]) -> SnapshotRow:
-    """Return the one snapshot that is named, the newest committed one without a name.
+    """Return the snapshot that is named; without a name, the newest committed one.
 
     Raises:
         UsageError: several are named.
@@ -104,10 +104,10 @@ def find_named(source: SnapshotSource, rows: Sequence[SnapshotRow], name: str) -
 
 
 def required(names: Sequence[str], command: str) -> Sequence[str]:
-    """Return *names*, of which there is at least one.
+    """Return *names*.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there are none.
     """
     if not names:
         raise click.UsageError(
@@ -118,7 +118,7 @@ def required(names: Sequence[str], command: str) -> Sequence[str]:
 
 @contextlib.contextmanager
 def store_errors(doing: str = "read") -> Iterator[None]:
-    """Turn a failure of the store into one line with a remedy; a damaged snapshot is no such failure.
+    """Turn a failure of the store into one line with a remedy; an error about a damaged snapshot passes unchanged.
 
     Raises:
         StorageError: the store failed.
@@ -135,7 +135,7 @@ def store_errors(doing: str = "read") -> Iterator[None]:
 
 
 def _assignments(texts: Sequence[str]) -> dict[str, Any]:
-    """Return nested options out of `a.b=1`: values are TOML where they can be, else text."""
+    """Return the nested options of texts like `a.b=1`; a value that is no TOML is a text."""
     import tomli
 
     options: dict[str, Any] = {}

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """What verifying one snapshot came to.
+    """What was found out about one snapshot.
 
     Attributes:
         name: The snapshot.
         whole: Whether every byte is what was written.
         bytes: Bytes read.
-        seconds: That took.
+        seconds: Time that reading took.
         problems: What is wrong, by file.
         set_aside: Whether it is set aside, now or before.
         needed_by: Other snapshots that need one of the damaged files, and cannot be loaded either.

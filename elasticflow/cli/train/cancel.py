@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
 
 _POLL_S = 0.05
-_BETWEEN_SIGNALS_S = 0.5  # less counts as one: a terminal sends some signals twice
+# Signals that come sooner after one another count as one: a terminal sends some of them twice.
+_BETWEEN_SIGNALS_S = 0.5
 
 
 @click.command("cancel")
@@ -58,6 +59,6 @@ def _signal(supervisor: int) -> None:
 
 
 def _wait(folder: RunFolder) -> None:
-    # The lock is given back after the last event is written.
+    # The supervisor releases the lock after its last event is written.
     while is_locked(folder):
         time.sleep(_POLL_S)

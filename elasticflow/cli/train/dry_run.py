@@ -16,7 +16,7 @@ def show_plan(options: RunOptions) -> None:
 
     Raises:
         JobRefusedError: the job has errors.
-        ScaleError: it may not have as many nodes as are to be played.
+        ScaleError: more nodes are to be simulated than the job may have.
     """
     from elasticflow.cli.output import show_warnings
     from elasticflow.cli.parameters import job_of

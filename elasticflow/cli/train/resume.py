@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from elasticflow.cli.output import warn
-from elasticflow.cli.parameters import OVERRIDE, RUN, job_of
+from elasticflow.cli.parameters import RUN, job_of, set_option
 from elasticflow.cli.train.view import log_format_option, shown
 
 if TYPE_CHECKING:
@@ -16,14 +16,7 @@ if TYPE_CHECKING:
 
 @click.command("resume")
 @click.argument("run", type=RUN, metavar="[RUN]", required=False)
-@click.option(
-    "--set",
-    "overrides",
-    type=OVERRIDE,
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="Override one key for this launch.",
-)
+@set_option("Override one key for this launch.")
 @click.option("--accept-drift", is_flag=True, help="Go on although the job changed the trajectory.")
 @log_format_option
 def command(run: str | None, overrides: tuple[str, ...], accept_drift: bool, log_format: str) -> int:

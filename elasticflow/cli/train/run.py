@@ -83,7 +83,8 @@ def _run(options: RunOptions, *, dry_run: bool) -> int:
 
         show_plan(options)
         return FINISHED
-    options.scale_changes()  # a schedule that is none is refused before the job is read
+    # A schedule that cannot be read is refused before the job is.
+    options.scale_changes()
     if options.is_all:
         from elasticflow.cli.train.run_all import run_all
 

@@ -48,8 +48,8 @@ class CaseResult(NamedTuple):
     Attributes:
         case: Its name.
         run: Its run folder; it need not exist.
-        outcome: A word or two: as in `elasticflow runs`, or why there is no run.
-        seconds: Spent on it now; None: nothing was done.
+        outcome: As `elasticflow runs` says it, or why there is no run.
+        seconds: Time that this command spent on it; None: nothing was done.
     """
 
     case: str
@@ -61,8 +61,8 @@ class CaseResult(NamedTuple):
 def run_all(options: RunOptions, train: Callable[[LoadedJob, RunFolder], int]) -> int:
     """Train every case that is not finished, sum up, and return the exit code.
 
-    A case that fails does not stop the others: the exit code tells of it in the end. A signal does, and it leaves a
-    snapshot; with the same run id, the same command goes on with the case that was interrupted.
+    A case that fails does not stop the others; the exit code says so in the end. A signal stops all: the case that
+    trains takes a snapshot, and the same command with the same run id goes on with it.
 
     Args:
         options: The command line; its job file has a [matrix].
@@ -87,7 +87,7 @@ def run_all(options: RunOptions, train: Callable[[LoadedJob, RunFolder], int]) -
         began = time.monotonic()
         try:
             ended, outcome = _train(job, result.run, train)
-        except KeyboardInterrupt:  # before its supervisor stood, or behind it
+        except KeyboardInterrupt:  # before the supervisor ran, or after it had ended
             ended, outcome = INTERRUPTED, "interrupted"
         seconds = None if outcome == _FINISHED_BEFORE else time.monotonic() - began
         results[index] = result._replace(outcome=outcome, seconds=seconds)

@@ -1,4 +1,4 @@
-"""What `elasticflow run` was told: its options, and what follows from them for each job."""
+"""The options of `elasticflow run`, and what follows from them for a job."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class RunOptions:
     log_format: str = "console"
 
     def check(self) -> None:
-        """Raise if the options do not go together.
+        """Check that the options go together.
 
         Raises:
             UsageError: two of them say different things.
-            BadParameter: the run id is none.
+            BadParameter: the run id has other letters than it may have.
         """
         if self.simulate_nodes is not None and self.scale is not None:
             raise click.UsageError("--simulate-nodes and --scale both say how many nodes there are: use one")
@@ -54,12 +54,12 @@ class RunOptions:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether nodes are played on this machine."""
+        """Whether several nodes are simulated on this machine."""
         return self.simulate_nodes is not None or self.scale is not None
 
     @property
     def pointless_warnings(self) -> frozenset[str]:
-        """Codes of warnings about a job that do not count for nodes on this machine."""
+        """Codes of the warnings about a job that are pointless where all nodes are simulated on this machine."""
         from elasticflow.jobfile.diagnostics import codes
 
         return frozenset({codes.NO_ENDPOINT, codes.LOCAL_SNAPSHOTS}) if self.is_simulated else frozenset()
@@ -69,10 +69,10 @@ class RunOptions:
         click.echo(sentence, err=self.log_format == "json")
 
     def scale_changes(self) -> tuple[ScaleChange, ...]:
-        """Return how many nodes are played from when on.
+        """Return how many nodes are simulated, and from when on.
 
         Raises:
-            ScaleError: the schedule is none.
+            ScaleError: --scale cannot be read.
         """
         from elasticflow.launcher.supervisor.scale_schedule import parse_scale
 
@@ -112,7 +112,7 @@ class RunOptions:
 
 
 def run_id_of(run_id: str | None, case: str | None) -> str:
-    """Return the id of a run: of a case it ends in the case's name, so that cases of one id never meet.
+    """Return the id of a run; that of a case ends in the case's name, so that no two cases share a run.
 
     Raises:
         CaseError: it would be too long.

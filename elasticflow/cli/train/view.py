@@ -49,6 +49,7 @@ def shown(log_format: str, folder: Path) -> Iterator[Callable[[EventRecord], Non
 
 
 def _print_json(record: EventRecord) -> None:
-    with suppress(OSError, ValueError):  # nobody reads it any more: the run goes on
+    # The run goes on even if nobody reads its records any more.
+    with suppress(OSError, ValueError):
         sys.stdout.write(json.dumps(record) + "\n")
         sys.stdout.flush()

@@ -18,7 +18,7 @@ _TRIED_OUT = ("model", "optimizer", "lr_scheduler", "dataset", "evaluation", "tr
 
 
 class DeepRequest(NamedTuple):
-    """How the job's own code is tried out: with a step, and for how many seconds at most."""
+    """How a job's own code is tried out: with a training step or without, and for how many seconds at most."""
 
     takes_step: bool
     limit_s: int
@@ -125,7 +125,7 @@ def _in_words(cases: Sequence[LoadedJob]) -> str:
 
 
 def report_text(report: DeepReport) -> str:
-    """Return in words what was learnt; empty if nothing was."""
+    """Return what was learnt in words; empty if nothing was."""
     from elasticflow.observe.terminal.formats import plural, size
 
     facts, parts = report.facts, []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from elasticflow.cli.parameters import FILE, MODEL_FILE, OVERRIDE
+from elasticflow.cli.parameters import FILE, MODEL_FILE, set_option
 
 
 @click.command("init")
@@ -23,14 +23,7 @@ from elasticflow.cli.parameters import FILE, MODEL_FILE, OVERRIDE
     "--batch-size", type=click.IntRange(1), default=None, help="Samples per step, over all workers."
 )
 @click.option("--workers", type=click.IntRange(1), default=None, help="Workers per machine.")
-@click.option(
-    "--set",
-    "overrides",
-    type=OVERRIDE,
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="An argument: model.args.width=64, dataset.args.n=9.",
-)
+@set_option("An argument: model.args.width=64, dataset.args.n=9.")
 @click.option("--print", "only_print", is_flag=True, help="Print the job file; write nothing.")
 @click.option(
     "--gitignore/--no-gitignore", default=None, help="Add runs/ to .gitignore, in a checkout; else asks."
@@ -96,7 +89,7 @@ def command(
 
 
 def _workers() -> int | str:
-    """Return `auto` where there are GPUs: one worker each; else two, as many as show that they share the work."""
+    """Return `auto` where there are GPUs, one worker for each; else 2, enough to see workers share a batch."""
     if Path("/proc/driver/nvidia/version").exists():
         return "auto"
     return min(2, os.cpu_count() or 1)

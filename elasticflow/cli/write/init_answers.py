@@ -1,4 +1,4 @@
-"""What the job of `elasticflow init` is to be: by flags, by what the model's file tells, else by asking."""
+"""What goes into the job file of `elasticflow init`: from flags, from the model's file, else by asking."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TABLES = ("model", "optimizer", "dataset")
 
 @dataclass(frozen=True)
 class InitOptions:
-    """What `elasticflow init` was told; see its `--help`."""
+    """The command line; see `elasticflow init --help`."""
 
     model_file: Path | None
     output: Path | None
@@ -52,11 +52,11 @@ class NewJob:
     Attributes:
         root: The project's root.
         job_file: Where the job goes.
-        draft: What it says.
-        code: Files of code that are written with it, by their path from the root.
+        draft: The content of the job file.
+        code: Text of the Python files that are written with it, by their path from the root.
         notes: What a person should know.
         to_write: The file in which a person has to write the loss before it can train.
-        has_made_up_data: One step of it is quickly taken.
+        has_made_up_data: The data is generated, so one step is quickly tried.
     """
 
     root: Path
@@ -72,7 +72,7 @@ def new_job(options: InitOptions) -> NewJob:
     """Return what is to be written.
 
     Raises:
-        ScaffoldError: something is missing that nobody may be asked for.
+        ScaffoldError: something is missing, and nobody may be asked.
     """
     from elasticflow.jobfile.project import project_root_of
 
@@ -164,7 +164,7 @@ class _ModelJob:
         )
 
     def _write_step(self, step: Step) -> str:
-        """Have a module written beside the model's that holds *step*, and return its entry."""
+        """Add a module with *step* to the files to write, beside the model's, and return its entry point."""
         path = self._beside("step")
         self.code[path.as_posix()] = step.text
         does = "a draft of a training step: write the loss there" if step.is_draft else "a training step"
@@ -172,13 +172,13 @@ class _ModelJob:
         return f"{begin.locate_module(self.root / path, self.root).module}:training_step"
 
     def _beside(self, what: str) -> Path:
-        """Return a file beside the model's, from the root: `net_step.py`."""
+        """Return the path, from the root, of a file beside the model's: `net_step.py`."""
         folder = self.file.resolve().parent.relative_to(self.root.resolve())
         stem = self.file.stem if self.file.stem != "__init__" else self.file.resolve().parent.name
         return folder / f"{stem}_{what}.py"
 
     def _data(self, model: Option) -> tuple[str, str | None]:
-        """Return the dataset's entry, and the loss that goes with it if that is known."""
+        """Return the dataset's entry point, and the loss that goes with it if that is known."""
         option = None
         if self.options.dataset is not None and ":" in self.options.dataset:
             option = begin.option_named(self.options.dataset, self.root, model.location.path)
@@ -252,16 +252,16 @@ class _ModelJob:
         return offered[chosen - 1]
 
     def _fill(self, table: str, option: Option) -> None:
-        """Have a value of the right type for every argument that needs one.
+        """Fill in a value of the right type for every argument that needs one.
 
         Raises:
-            ScaffoldError: one has none, and nobody may be asked; or a job file cannot give it.
+            ScaffoldError: an argument has no value and nobody may be asked, or a job file cannot express it.
         """
         candidate, texts = option.candidate, self.given.get(table, {})
         values = self.arguments.setdefault(table, {})
         known = {argument.name: argument for argument in candidate.arguments}
         for name, text in texts.items():
-            # One that reading does not show, such as one of **kwargs, is judged in the end.
+            # An argument that the signature does not name, such as one of **kwargs, is checked when the job is tried.
             declared = known.get(name)
             key = f"{table}.args.{name}"
             if "." not in name:
@@ -281,15 +281,15 @@ class _ModelJob:
                 values[argument.name] = self._ask(argument, option)
 
     def _take_as_given(self, table: str) -> None:
-        """Have the values of flags for what is in none of the files that were read."""
+        """Fill in the values of `--set` unchecked: the entry point is in none of the files that were read."""
         texts = self.given.get(table, {})
         self.arguments[table] = {name: _value(f"v={text}") for name, text in texts.items()}
 
     def _require(self, option: Option, table: str, missing: Sequence[Argument]) -> None:
-        """Raise if some of the arguments cannot be had.
+        """Check that a value can be had for each of the arguments.
 
         Raises:
-            ScaffoldError: a job file cannot give one, or nobody may be asked.
+            ScaffoldError: a job file cannot express one, or nobody may be asked.
         """
         objects = [argument.name for argument in missing if argument.takes.is_object]
         if objects:
@@ -305,13 +305,13 @@ class _ModelJob:
             raise ScaffoldError(f"{option.entry} needs the argument{several} {needed}", f"give it: {flags}")
 
     def _object(self, config: Config, option: Option, table: str, path: str) -> dict[str, Any]:
-        """Return a dataclass as a job file names it, its fields written out to be changed.
+        """Return a dataclass as a job file names it, with its fields written out so that they can be changed.
 
         Args:
             config: The dataclass.
-            option: What it is an argument of.
-            table: Of the job file.
-            path: Name of the argument; of a field of it, with the names above it.
+            option: The model, optimizer or dataset that takes it as an argument.
+            table: The table of the job file.
+            path: Name of the argument; for a field inside it, the dotted path to that field.
         """
         given = self.given.get(table, {})
         wrong = [name for name in given if name.startswith(f"{path}.")]
@@ -338,7 +338,7 @@ class _ModelJob:
         return {"entry": f"{option.location.module}:{config.name}", "args": fields}
 
     def _ask(self, argument: Argument, option: Option) -> Any:
-        """Return what a person gives for an argument; asked again until it is what the argument takes."""
+        """Ask a person for an argument until the answer is what the argument takes, and return it."""
         while True:
             text = click.prompt(f"{option.entry}: {argument.name} ({argument.takes.words})", type=str)
             try:
@@ -348,7 +348,7 @@ class _ModelJob:
 
 
 def _ask_for_entry(model: Option) -> str:
-    """Return the entry that a person names for the data of a model; asked again until it has the form of one."""
+    """Ask a person for the entry point of the data until the answer has the form of one, and return it."""
     click.echo(f"there is no dataset, and the layers of {model.candidate.name} do not tell what it takes")
     while True:
         text = str(click.prompt("function that returns samples (module:name)", type=str)).strip()
@@ -358,7 +358,7 @@ def _ask_for_entry(model: Option) -> str:
 
 
 def _job_name(model: str) -> str:
-    """Return what a job is called after its model: ResNet18 is resnet18, PolicyNetwork policy-network."""
+    """Return a job's name from its model's: `resnet18` from ResNet18, `policy-network` from PolicyNetwork."""
     return re.sub(r"(?<=[a-z]{4})(?=[A-Z][a-z]{3})", "-", model).lower().strip("_")
 
 
@@ -371,7 +371,7 @@ def _coerced(argument: Argument, key: str, text: str) -> Any:
 
 
 def _override_texts(overrides: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the values of `--set`, as they were typed, by table and argument; `config.width` for an object's field."""
+    """Return the values of `--set` as typed, by table and argument; an object's field is named `config.width`."""
     texts: dict[str, dict[str, str]] = {}
     for text in overrides:
         key, equals, value = text.partition("=")

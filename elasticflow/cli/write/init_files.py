@@ -23,7 +23,7 @@ _DEEP_LIMIT_S = 120
 
 
 def print_only(new_job: NewJob) -> int:
-    """Print the job file; what would be written beside it is named on standard error."""
+    """Print the job file, and on standard error the names of the other files that would be written."""
     click.echo(text_of(new_job.draft), nl=False)
     for name in new_job.code:
         click.echo(f"note: {name} would be written too", err=True)
@@ -35,10 +35,10 @@ def finish(
 ) -> int:
     """Write everything, check the job as `validate --deep` does, and say how to go on; return the exit code.
 
-    *deep*: try the job out; None: where torch is installed.
+    *deep* says whether to try the job out; None: where torch is installed.
 
     Raises:
-        ScaffoldError: a file is there already; nothing was written.
+        ScaffoldError: a file exists already; nothing was written.
     """
     files = {new_job.root / name: text for name, text in new_job.code.items()}
     files = {path: text for path, text in files.items() if not begin.holds_already(path, text)}
@@ -86,7 +86,7 @@ def _checked(new_job: NewJob, *, deep: bool | None) -> int:
 
 
 def _tried_out(loaded: LoadedJob, new_job: NewJob) -> bool:
-    """Return whether the job's own code does what a run needs; what is wrong is told."""
+    """Try the job's own code out, print what is wrong, and return whether a run could train."""
     from elasticflow.cli.write.deep_options import DeepRequest, report_text, try_out_loaded
     from elasticflow.compiler.inputs.missing_imports import require_importable
     from elasticflow.jobfile.diagnostics.render_text import render

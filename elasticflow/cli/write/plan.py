@@ -93,10 +93,10 @@ def show(
 
     Args:
         loaded: The job.
-        against: Compared with this run, if any.
+        against: The run that the job is compared with, if any.
         form: `text` or `json`.
-        report: What `--deep` told.
-        asides: What else is to be said, by the name of a fact.
+        report: What `--deep` found out.
+        asides: Further facts to show, by name.
     """
     from elasticflow.cli.output import print_json, terminal_width
     from elasticflow.cli.write.plan_view import PlanView, lines_of
@@ -147,7 +147,7 @@ def show_cases(job_file: Path, overrides: Sequence[str], form: str = "text") -> 
 
 
 def _cases_text(path: Path, jobs: Sequence[LoadedJob]) -> Iterator[str]:
-    """Yield the lines that tell which cases a file has, and what each changes."""
+    """Yield the lines that show which cases a file has, and what each changes."""
     from elasticflow.cli.output import table
     from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
     from elasticflow.observe.terminal.formats import plural
@@ -176,7 +176,7 @@ def newest_run(loaded: LoadedJob) -> RunFolder | None:
 
 
 def _try_out(loaded: LoadedJob, overrides: Sequence[str], request: DeepRequest) -> tuple[DeepReport, bool]:
-    """Try the job out; findings go to standard error. Return also whether one is an error."""
+    """Try the job out, print findings on standard error, and return also whether one is an error."""
     from elasticflow.cli.write.deep_options import try_out_loaded
     from elasticflow.jobfile.diagnostics.render_text import render
 
@@ -189,7 +189,7 @@ def _try_out(loaded: LoadedJob, overrides: Sequence[str], request: DeepRequest) 
 
 
 def _knowledge(loaded: LoadedJob, run_facts: RunFacts | None, report: DeepReport | None) -> Knowledge:
-    """Return what is known: what `--deep` saw now, then what the job file says, then what a run told."""
+    """Return what is known: from `--deep`, else from the job file, else from a run."""
     from elasticflow.compiler.plan.forecast import Knowledge, Known
 
     assert loaded.job is not None

@@ -44,10 +44,10 @@ class PlanView(NamedTuple):
         plan: The plan.
         job: The resolved job.
         known: What is known of data, model and machine, and from where.
-        ahead: What follows from that.
-        run_facts: What the run that the job is compared with told; None: there is none.
+        ahead: The forecast that follows from it.
+        run_facts: What was learnt from the run that the job is compared with; None: there is no such run.
         answer: Whether that run could go on as this job.
-        asides: What else is to be said, by the name of a fact.
+        asides: Further facts to show, by name.
     """
 
     plan: LaunchPlan
@@ -82,7 +82,7 @@ def lines_of(view: PlanView, width: int) -> Iterator[str]:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Return the text in lines; a number stays with its unit, and a run with its id."""
+    """Return the text in lines; none is broken between a number and its unit, or `run` and its id."""
     held = _HELD.sub("\0", text)
     lines = textwrap.wrap(held, width, break_long_words=False, break_on_hyphens=False)
     return [line.replace("\0", " ") for line in lines]
@@ -128,7 +128,7 @@ def _nodes(view: PlanView) -> str:
 
 
 def _whose(job: Job) -> str:
-    """Return ` of the averaged weights` where they are not those of the weights themselves."""
+    """Return ` of the averaged weights` where evaluations measure those, else nothing."""
     words = {
         "raw": "",
         "ema": " of the averaged weights",
@@ -201,18 +201,18 @@ def _drift(run_facts: RunFacts, answer: Answer) -> str:
 
 
 def _differences(drift: Sequence[Difference], width: int) -> Iterator[str]:
-    """Yield the table of differences; a reason that there is no room for stands below."""
+    """Yield the table of differences; a reason that does not fit on its line stands below it."""
     for line in drift_lines(drift, lambda text, weight: paint(text, _COLOURS[weight], bold=True)):
         if len(line) <= width:
             yield line
             continue
-        head, _, reason = line.rpartition("  ")
-        yield head.rstrip()
+        change, _, reason = line.rpartition("  ")
+        yield change.rstrip()
         yield from textwrap.wrap(reason, width, initial_indent=" " * 8, subsequent_indent=" " * 8)
 
 
 def _environment(plan: LaunchPlan, width: int) -> Iterator[str]:
-    """Yield each variable with why it is set, those with the same reason together."""
+    """Yield the variables, and above those with the same reason that reason."""
     groups: dict[str, list[str]] = {}
     for name, value in plan.environment.items():
         groups.setdefault(plan.reasons[name], []).append(f"{name}={shlex.quote(value)}")
@@ -223,7 +223,7 @@ def _environment(plan: LaunchPlan, width: int) -> Iterator[str]:
 
 
 def _by(known: Known) -> str:
-    """Return ` (run 20261120-104500-4f2a)`: who told; the job file itself goes without saying."""
+    """Return where a fact is known from, ` (run 20261120-104500-4f2a)`; nothing if the job file says it."""
     return "" if known.source == "dataset.samples" else f" ({known.source})"
 
 
@@ -233,7 +233,7 @@ def _any_of(every: Sequence[str]) -> str:
 
 
 def _unknown(view: PlanView, fact: str) -> str:
-    """Return when a fact will be known, and why the last run does not tell it."""
+    """Return when a fact will be known, and why the last run does not say it."""
     why = "known after the first run, or with --deep"
     if view.run_facts is not None and fact in view.run_facts.outdated:
         return f"{why} (run {view.run_facts.run_id} had another {view.run_facts.outdated[fact]})"
@@ -249,7 +249,7 @@ def _snapshots(view: PlanView) -> str:
 
 
 def _written(view: PlanView) -> str:
-    """Return how large they are, and how many bytes that makes."""
+    """Return how large snapshots are, how often they are written, and how many bytes that makes."""
     ahead, known = view.ahead, view.known.snapshot_bytes
     parts = [
         f"how large: {_unknown(view, 'snapshot_bytes')}"
@@ -271,7 +271,7 @@ def _written(view: PlanView) -> str:
 
 
 def _kept(view: PlanView) -> str:
-    """Return which stay, and how many bytes that are at most."""
+    """Return which snapshots stay, and how many bytes these are at most."""
     keep, ahead = view.job.snapshots.keep, view.ahead
     stay = [f"the last {keep.last}"]
     stay += [f"the best {keep.best}"] if keep.best is not None else []
@@ -312,7 +312,7 @@ def _either(fewest: int, most: int) -> str:
 
 
 def _worlds_notes(job: Job, plan: LaunchPlan) -> Iterator[str]:
-    """Yield what stands under the table: the formulas of what it leaves out, and what its columns mean."""
+    """Yield the notes under the table: formulas for the rows it leaves out, and what its columns mean."""
     batch, micro, shards = (
         job.dataset.global_batch_size,
         job.dataset.micro_batch_size,

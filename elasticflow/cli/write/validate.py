@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from elasticflow.cli.parameters import JOB_FILE, OVERRIDE
+from elasticflow.cli.parameters import JOB_FILE, set_option
 from elasticflow.cli.write.deep_options import DeepRequest, deep_options, try_out_all
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
 from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, in_order
@@ -26,14 +26,7 @@ if TYPE_CHECKING:
 
 @click.command("validate")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=JOB_FILE)
-@click.option(
-    "--set",
-    "overrides",
-    type=OVERRIDE,
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Change a key, as --set train.epochs=3.",
-)
+@set_option("Change a key, as --set train.epochs=3.")
 @click.option("--strict", is_flag=True, help="Warnings are errors.")
 @click.option(
     "--output-format",
@@ -93,7 +86,7 @@ def command(
 
 @contextmanager
 def _few_collections() -> Iterator[None]:
-    """Look for garbage rarely: a short process would spend a twentieth of its time on that."""
+    """Collect garbage rarely, which would take a twentieth of so short a process."""
     before = gc.get_threshold()
     gc.set_threshold(100_000)
     try:

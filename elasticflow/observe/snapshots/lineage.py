@@ -1,4 +1,4 @@
-"""A run's generations: what each was restored from, how it ended, which snapshots it left; and their tree."""
+"""A run's generations, with the snapshot each began from and those it left, and the tree of them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class LineageGeneration:
 
     Attributes:
         number: Its number over the whole run.
-        launch: The launch it belongs to; None if nothing tells.
-        reason: Why it was formed: start, crash, resume ...; None if nothing tells.
-        world_size: Workers; None if nothing tells.
+        launch: The launch it belongs to; None if it is not known.
+        reason: Why it was formed: start, crash, resume ...; None if it is not known.
+        world_size: Workers; None if it is not known.
         parent: Name of the snapshot it went on from; None: the beginning, or nothing tells.
-        ended: How it ended; None while it runs, or if nothing tells.
-        taken: Snapshots it committed; None if nothing tells.
+        ended: How it ended; None while it runs, or if it is not known.
+        taken: Snapshots it committed; None if it is not known.
         snapshots: Those of them that are still there, the oldest first.
     """
 
@@ -80,7 +80,7 @@ def generations(source: SnapshotSource, rows: Sequence[SnapshotRow]) -> list[Lin
 def _generation(
     claim: Mapping[str, Any], recorded: Generation, own: tuple[SnapshotRow, ...]
 ) -> LineageGeneration:
-    """Return a generation as its claim, its events and its own snapshots tell it."""
+    """Return what claim, events and own snapshots say of a generation."""
     first = next((row.manifest for row in own if row.manifest), None)
     return LineageGeneration(
         number=recorded.number,
@@ -99,7 +99,7 @@ def _number(record: Mapping[str, Any], key: str) -> int | None:
 
 
 def _ended(generation: Generation) -> str | None:
-    """Return in words how a generation ended; None if nothing tells."""
+    """Return in words how a generation ended; None if it is not known."""
     stop = generation.stop
     if stop is None:
         end = generation.run_end
@@ -116,9 +116,9 @@ def _ended(generation: Generation) -> str | None:
 def draw(
     lineage: Sequence[LineageGeneration], rows: Sequence[SnapshotRow], shown: str, *, plain: bool = False
 ) -> list[tuple[str, bool]]:
-    """Return the lines, each with whether it is that of *shown*: generations, their snapshots, how each ended.
+    """Return the tree's lines: generations, their snapshots, how each ended; with each line, whether it is that of *shown*.
 
-    Of many generations those around the one of *shown* are drawn; of many snapshots the newest, and *shown*.
+    Of many generations, those around the one of *shown* are drawn; of many snapshots, the newest and *shown*.
 
     Args:
         lineage: Generations of the run, the oldest first.
@@ -134,7 +134,7 @@ def draw(
     names = {row.name for row in rows}
     text = [(f"... {plural(first, 'earlier generation')}", False)] if first else []
     for number in range(first, last):
-        text.append((_head(lineage[number], lineage[number - 1] if number else None, names), False))
+        text.append((_title(lineage[number], lineage[number - 1] if number else None, names), False))
         text += _branches(_leaves(lineage[number], shown), _PLAIN_LINES if plain else _LINES)
     return text + (
         [(f"... {plural(len(lineage) - last, 'later generation')}", False)] if last < len(lineage) else []
@@ -148,7 +148,7 @@ def _branches(leaves: list[tuple[str, bool]], lines: tuple[str, ...]) -> list[tu
     return drawn
 
 
-def _head(generation: LineageGeneration, before: LineageGeneration | None, names: set[str]) -> str:
+def _title(generation: LineageGeneration, before: LineageGeneration | None, names: set[str]) -> str:
     facts = [_workers(generation, before), generation.reason or "", _start(generation, names)]
     if generation.launch is not None and (before is None or before.launch != generation.launch):
         facts.append(f"launch {generation.launch}")

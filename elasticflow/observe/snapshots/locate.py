@@ -1,4 +1,4 @@
-"""Which snapshots a command means: a run's, or those at any URI."""
+"""Finds the snapshots that a command means: those of a run, or at a URI."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True)
 class SnapshotSource:
-    """A run's snapshots, wherever they are, and what is known about them.
+    """A run's snapshots, wherever they are.
 
     Attributes:
         catalog: The snapshots.
         folder: The run's folder on this machine; None where only a URI was given.
-        job: The job that took them, as recorded; None if nothing tells.
-        name: The one snapshot that was meant, if the text led to it.
-        damage: What of the run's records is damaged, and what is used instead.
+        job: The job that took them, as recorded; None if it is not known.
+        name: The one snapshot that the command means, if it names one by its path.
+        damage: Which records of the run are damaged, and what is used instead.
     """
 
     catalog: Catalog
@@ -46,7 +46,7 @@ class SnapshotSource:
 
     @property
     def uri(self) -> str:
-        """Where the run is at, without secrets."""
+        """The run's address, without secrets."""
         prefix = self.catalog.prefix.rstrip("/")
         return f"{self.catalog.storage.uri.rstrip('/')}/{prefix}" if prefix else self.catalog.storage.uri
 

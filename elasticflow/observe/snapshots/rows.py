@@ -36,7 +36,7 @@ class SnapshotRow:
             `unfinished` (no manifest).
         reason: Why it is not committed.
         manifest: What it says of itself, where that can be read.
-        kept: Why retention lets it stay; empty: the next retention removes it.
+        kept: The rules that keep it; empty: the next retention removes it.
         note: The pin's note; None if it is not pinned.
     """
 
@@ -93,7 +93,7 @@ class SnapshotRow:
 
 
 def rows_of(source: SnapshotSource) -> list[SnapshotRow]:
-    """Return the run's snapshots, the newest first; nothing that lies there is left out.
+    """Return all snapshot folders of the run, the newest first.
 
     Raises:
         OSError: the place, or every manifest in it, cannot be read.
@@ -115,7 +115,7 @@ def rows_of(source: SnapshotSource) -> list[SnapshotRow]:
 def pick_row(rows: Sequence[SnapshotRow], text: str, rules: Keep | None) -> SnapshotRow:
     """Return the snapshot that *text* means: its name, `latest`, `best` or `step:N`.
 
-    Only a name leads to one that is not committed.
+    A snapshot that is not committed is meant only by its name.
 
     Raises:
         SnapshotNotFoundError: there is none; says which there are.
@@ -151,7 +151,7 @@ def _is_snapshot(folder: str) -> bool:
 def _row(
     source: SnapshotSource, name: str, manifest: Manifest | str | None, verdict: str | None
 ) -> SnapshotRow:
-    """Return the row of a snapshot; *manifest* is its manifest, what is wrong with that, or None if there is none."""
+    """Return the row of a snapshot; *manifest* may be a text, what is wrong with it, or None: there is none."""
     if manifest is None:
         return SnapshotRow(name, "unfinished", _why_unfinished(source, name))
     if isinstance(manifest, str):

@@ -15,7 +15,7 @@ _MINUTE_S = 59.95
 
 
 def parts_of(value: object) -> dict[str, float]:
-    """Return the parts that an event or a state file holds as *found*; none if it is no such thing."""
+    """Return the parts that *value*, of an event or a state file, holds; none if it has another form."""
     if not isinstance(value, dict):
         return {}
     return {str(name): seconds for name in value if (seconds := float_of(value, name)) is not None}
@@ -29,12 +29,12 @@ def took(parts: Mapping[str, float]) -> str:
         return f"{span(total)}: {', '.join(words)}"
     tenths = _that_add_up([seconds * 10 for seconds in parts.values()])
     words = [f"{name} {count / 10:.1f} s" for name, count in zip(parts, tenths, strict=True) if count]
-    head = f"{sum(tenths) / 10:.1f} s"
-    return f"{head}: {', '.join(words)}" if words else head
+    in_all = f"{sum(tenths) / 10:.1f} s"
+    return f"{in_all}: {', '.join(words)}" if words else in_all
 
 
 def _that_add_up(amounts: list[float]) -> list[int]:
-    """Return the amounts as whole numbers whose sum is the rounded sum: those that lose most are rounded up."""
+    """Return the amounts as whole numbers whose sum is the rounded sum; those that rounding down costs most go up."""
     floors = [math.floor(amount) for amount in amounts]
     missing = round(sum(amounts)) - sum(floors)
     by_loss = sorted(range(len(amounts)), key=lambda index: floors[index] - amounts[index])

@@ -1,4 +1,4 @@
-"""Events as lines for a person: those that stand alone, and the shape of a line; pure."""
+"""Lines for a person: their form, and those of events that need no context."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from elasticflow import events
 from elasticflow.observe.records import Record, float_of, int_of
 from elasticflow.observe.terminal.formats import number, plural, span
 
-Tone = Literal["head", "good", "bad", "notice", "plain", "quiet"]
+Tone = Literal["begin", "good", "bad", "notice", "plain", "quiet"]
 Symbol = Literal["start", "done", "wrong", "again", "stop", "note", "warning"]
 
 LONGEST_QUOTE = 40
 
-# Frames that are not the user's: this package, torch and everything else that is installed or frozen.
+# Frames that are not in the user's code: this package, torch and everything else that is installed or frozen.
 _NOT_THEIRS = re.compile(
     r'^\s*File "(?:[^"]*/(?:elasticflow/(?:runtime|launcher)|site-packages|lib/python3[^/]*)/|<)'
 )
@@ -59,12 +59,12 @@ def of_weights(metrics: object, weights: object) -> str:
 
 
 def epoch_of(record: Record) -> int | None:
-    """Return the pass over the data that the record's step was made in, from 1; None if it does not say."""
+    """Return the number of the pass over the data that the record's step belongs to, from 1; None if not known."""
     if record.get("in_epoch") is not None:
         return int_of(record, "in_epoch")
     if record.get("epoch") is None:
         return None
-    # Of an earlier version: finished passes, and an evaluation mostly stood at the end of one.
+    # Earlier versions wrote finished passes, and mostly evaluated at the end of one.
     return max(1, int_of(record, "epoch") + ("eval" not in record))
 
 
@@ -81,7 +81,7 @@ def rates_of(record: Record) -> str:
 
 
 def said_on_stderr(failed: Record) -> tuple[str, ...]:
-    """Return what a worker's last lines on its standard error were, under a head; nothing if there were none."""
+    """Return a worker's last lines on standard error, under a heading; nothing if there were none."""
     lines = failed.get("stderr")
     if not isinstance(lines, list) or not lines:
         return ()
@@ -91,8 +91,7 @@ def said_on_stderr(failed: Record) -> tuple[str, ...]:
 def user_frames(traceback: str) -> tuple[str, ...]:
     """Return the lines of *traceback* without frames of torch, elasticflow and the standard library.
 
-    Everything stays if nothing else would: then the error is theirs, not the user's. Very long tracebacks
-    keep their end, where the error is.
+    A traceback without frames of the user's stays whole. A very long one keeps its end, where the error is.
     """
     kept: list[str] = []
     left_out, has_own, skipping = 0, False, False

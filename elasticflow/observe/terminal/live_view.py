@@ -45,7 +45,7 @@ _ASCII: dict[Symbol, str] = {
     "warning": "!",
 }
 _COLOURS: dict[Tone, str] = {
-    "head": "36",
+    "begin": "36",
     "good": "32",
     "bad": "31",
     "notice": "33",
@@ -53,7 +53,7 @@ _COLOURS: dict[Tone, str] = {
     "quiet": "2",
 }
 _TEXT_COLOURS: dict[Tone, str] = {
-    "head": "1",
+    "begin": "1",
     "good": "1",
     "bad": "1",
     "notice": "",
@@ -101,7 +101,7 @@ class LiveView:
     def on(cls, stream: TextIO, environment: Mapping[str, str], folder: str | None = None) -> LiveView:
         """Return a view that suits *stream*: TERM=dumb means no redrawing."""
         tty = stream.isatty() and environment.get("TERM", "dumb") != "dumb"
-        # A terminal that says nothing of itself is taken for a dumb one.
+        # A terminal without TERM is taken for a dumb one.
         colour = wants_colour(stream, {"TERM": "dumb", **environment})
         return cls(stream, tty=tty, colour=colour, folder=folder)
 
@@ -116,7 +116,7 @@ class LiveView:
         if line is None:
             return
         if line.symbol in {"wrong", "again", "stop", "start"} or line.tone == "good":
-            # What the progress line says is no longer so.
+            # What the progress line says is no longer true.
             self._progress = ""
             self._pace.clear()
         self._show(line)
@@ -145,11 +145,11 @@ class LiveView:
 
     def _show(self, line: Line) -> None:
         seconds = "" if line.seconds is None else elapsed(line.seconds)
-        head = self._paint(f"{seconds:>{_TIME_WIDTH}}", "2")
+        clock = self._paint(f"{seconds:>{_TIME_WIDTH}}", "2")
         label = self._paint(f"{self._symbols[line.symbol]} {line.label:<{_LABEL_WIDTH}}", _COLOURS[line.tone])
         indent = " " * _TEXT_COLUMN
         rows = [indent + self._paint(row, _TEXT_COLOURS[line.tone]) for row in self._wrap(line.text)]
-        rows[0] = f"{head}  {label}  {rows[0].removeprefix(indent)}"
+        rows[0] = f"{clock}  {label}  {rows[0].removeprefix(indent)}"
         rows += [indent + self._paint(row, "2") for more in line.more for row in self._wrap(more)]
         edge = self._paint("│" if self._pretty else "|", _COLOURS["bad"])
         rows += [f"{' ' * (_TIME_WIDTH + 2)}{edge} {_clean(row)}".rstrip() for row in line.quote]
@@ -167,17 +167,17 @@ class LiveView:
     def _draw(self, record: Record) -> None:
         step, steps = int_of(record, "step"), self._narrator.steps
         seconds = self._narrator.seconds(record)
-        head = f"{'' if seconds is None else elapsed(seconds):>{_TIME_WIDTH}}  "
+        clock = f"{'' if seconds is None else elapsed(seconds):>{_TIME_WIDTH}}  "
         label = f"{self._symbols['note']} {'training':<{_LABEL_WIDTH}}  "
         count = f"step {step}" if steps is None else f"step {step:>{len(str(steps))}}/{steps}"
         parts = self._parts(record, step, steps)
         if not self._tty:
             share = "" if steps is None else f" ({100 * step // steps} %)"
-            self._write(f"{head}{label}{count}{share}  {'  '.join(parts)}\n")
+            self._write(f"{clock}{label}{count}{share}  {'  '.join(parts)}\n")
             return
         bar_width = 0 if steps is None else 20 if self._width() >= _WIDE else 10
         room = self._width() - 1 - _TEXT_COLUMN - len(count) - (bar_width and bar_width + 2)
-        row = self._paint(head, "2") + label + count
+        row = self._paint(clock, "2") + label + count
         if bar_width and steps is not None:
             row += "  " + self._bar(step / steps, bar_width)
         for part in parts:
@@ -189,7 +189,7 @@ class LiveView:
         self._write("\r\x1b[K" + row)
 
     def _parts(self, record: Record, step: int, steps: int | None) -> list[str]:
-        # What matters most comes first: a narrow terminal shows only so many.
+        # What matters most comes first: a narrow terminal leaves out the rest.
         parts = [f"loss {number(record.get('loss'))}", *self._speed(step, steps)]
         if (epoch := epoch_of(record)) is not None:
             parts.append(f"epoch {epoch}")
@@ -229,7 +229,7 @@ class LiveView:
             self._stream.write(text.encode(encoding, "replace").decode(encoding))
             self._stream.flush()
         except (OSError, ValueError):
-            # Whoever watched has gone (a closed pipe or terminal); the run goes on.
+            # The pipe or terminal was closed; the run goes on.
             self._stream = None
 
 

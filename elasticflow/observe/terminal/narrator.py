@@ -1,4 +1,4 @@
-"""What happened to a run, told in order: records in, lines out, with what one line needs of another."""
+"""Turns the records of a run, in their order, into lines for a person; remembers what later lines need."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class RunNarrator:
         return max(0.0, at - self._started)
 
     def event(self, record: Record) -> Line | None:
-        """Return the line for a record of events.jsonl, or None when it is not worth one."""
+        """Return the line for a record of events.jsonl; None if it needs none."""
         name = str(record.get("event"))
         if name == events.RUN_STARTED:
             self._started = None
@@ -126,7 +126,7 @@ class RunNarrator:
             parts.append(f"snapshots in {uri}")
         if record.get("endpoint"):
             parts.append(f"others join at {record['endpoint']}")
-        return Line("start", "head", "resume" if record.get("resumed") else "run", ", ".join(parts))
+        return Line("start", "begin", "resume" if record.get("resumed") else "run", ", ".join(parts))
 
     def _run_finished(self, record: Record) -> Line:
         parts = [self._measured] if self._evaluation else []
@@ -139,7 +139,7 @@ class RunNarrator:
     def _took(self, record: Record) -> tuple[str, ...]:
         """Return where the launch's time went, and all launches', if there were others."""
         parts, of_run = parts_of(record.get("durations")), parts_of(record.get("run_durations"))
-        if not parts:  # of an earlier version
+        if not parts:  # an earlier version wrote the record
             return (f"took {span(float_of(record, 'seconds') or 0)}",)
         own = f"took {took(parts)}"
         if self._launch == 1:
@@ -277,7 +277,7 @@ class RunNarrator:
             return None
         where = f" on {record['host']}" if record.get("host") else ""
         text = f"{record.get('node')}{where}, {plural(int_of(record, 'nproc'), 'worker')}"
-        return Line("start", "head", "node joined", text)
+        return Line("start", "begin", "node joined", text)
 
     def _node_lost(self, record: Record) -> Line:
         self._is_after_failure = True

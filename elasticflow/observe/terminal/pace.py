@@ -1,4 +1,4 @@
-"""How fast a run trains and how long it still takes: steps and evaluations timed apart; pure."""
+"""How fast a run trains, and how long it will still take; steps and evaluations are timed apart."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from elasticflow.observe.records import float_of, int_of
 if TYPE_CHECKING:
     from elasticflow.observe.records import Record
 
-# Speed is a mean over this much training time: long enough to be steady, short enough to notice a change.
+# Speed is the mean over this much training: long enough to be steady, short enough to notice a change.
 OVER_S = 8.0
-_EVALUATIONS = 5  # over so many the time of one is a mean
+# The time of an evaluation is the mean over so many.
+_EVALUATIONS = 5
 
 
 class Pace:
-    """Takes in the records of metrics.jsonl, oldest first; after a step that is not a later one it begins anew.
+    """The speed of a run, from its records of metrics.jsonl, oldest first; a step that goes back begins a new measure.
 
-    A step's own `seconds` count, in which no evaluation and no start is: so the time left does not swing.
+    A step's own `seconds` count, which hold neither evaluations nor starts: so the time left does not swing.
     """
 
     def __init__(self) -> None:
@@ -54,7 +55,7 @@ class Pace:
             self._timed -= self._steps[0][2]
 
     def clear(self) -> None:
-        """Forget the steps, as when another group begins; what an evaluation takes is known still."""
+        """Forget the steps, as when another group begins; how long an evaluation takes stays known."""
         self._steps.clear()
         self._timed = 0.0
 
