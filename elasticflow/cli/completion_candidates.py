@@ -1,7 +1,8 @@
 """What completes a word of the command line: job files, runs, snapshots, codes, keys of the job file.
 
 A shell waits for the answer, so only folders and the schema's file are read: neither pydantic nor anything that reads
-a job is imported, and no store on a network is asked.
+a job is imported, and no store on a network is asked. The public functions are named by the types of parameters
+(`cli/parameters.py`): each takes click's context and the word so far, and yields what can stand there.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from elasticflow.run_folder import RUN_ID, RUNS, SNAPSHOT_NAME, RunFolder, snaps
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    import click
+
 Candidate = tuple[str, str]
 """What completes the word, and a few words about it."""
 Node = dict[str, Any]
@@ -29,53 +32,87 @@ _NO_KEYS = frozenset({"extends", "matrix"})
 _MOST_RUNS = 200
 
 
-def paths(word: str, ending: str = "", *, files: bool = True) -> Iterator[Candidate]:
+def _paths(word: str, ending: str = "", *, has_files: bool = True) -> Iterator[Candidate]:
     """Yield folders that begin with *word*, and files with *ending*; hidden ones only if *word* begins like one."""
-    head, slash, stem = word.rpartition("/")
-    folder = Path(os.path.expanduser(head) if head else slash or ".")  # noqa: PTH111  # "~ba" is no error here
+    parent, slash, stem = word.rpartition("/")
+    folder = Path(os.path.expanduser(parent) if parent else slash or ".")  # noqa: PTH111  # "~ba" is no error here
     for entry in sorted(os.scandir(folder), key=lambda item: item.name):
         if not entry.name.startswith(stem) or (entry.name.startswith(".") and not stem.startswith(".")):
             continue
         if entry.is_dir():
             if entry.name != "__pycache__":
-                yield f"{head}{slash}{entry.name}/", "folder"
-        elif files and entry.name.endswith(ending) and entry.name not in _NO_JOBS:
-            yield f"{head}{slash}{entry.name}", ""
+                yield f"{parent}{slash}{entry.name}/", "folder"
+        elif has_files and entry.name.endswith(ending) and entry.name not in _NO_JOBS:
+            yield f"{parent}{slash}{entry.name}", ""
 
 
-def job_files(word: str) -> Iterator[Candidate]:
+def files(context: click.Context, word: str) -> Iterator[Candidate]:
+    """Yield files, and the folders on the way to them."""
+    return _paths(word)
+
+
+def folders(context: click.Context, word: str) -> Iterator[Candidate]:
+    """Yield folders."""
+    return _paths(word, has_files=False)
+
+
+def model_files(context: click.Context, word: str) -> Iterator[Candidate]:
+    """Yield files of Python, and folders."""
+    return _paths(word, ".py")
+
+
+def job_files(context: click.Context, word: str) -> Iterator[Candidate]:
     """Yield TOML files and folders; while nothing is typed, those in `jobs/` come first."""
     if not word and Path("jobs").is_dir():
-        yield from (candidate for candidate in paths("jobs/", ".toml") if candidate[0].endswith(".toml"))
-    yield from paths(word, ".toml")
+        yield from (candidate for candidate in _paths("jobs/", ".toml") if candidate[0].endswith(".toml"))
+    yield from _paths(word, ".toml")
 
 
-def job_names() -> Iterator[Candidate]:
+def job_names(context: click.Context, word: str) -> Iterator[Candidate]:
     """Yield the names of the jobs that have runs."""
     return ((name, "") for name in sorted({folder.parent.name for folder in _run_folders()}))
 
 
-def is_snapshot(word: str) -> bool:
+def _is_snapshot(word: str) -> bool:
     """Return whether a word of `snapshots` commands names a snapshot, not a run."""
     return word in {"latest", "best"} or word.startswith("step:") or bool(SNAPSHOT_NAME.fullmatch(word))
 
 
-def runs(word: str) -> Iterator[Candidate]:
+def runs(context: click.Context, word: str) -> Iterator[Candidate]:
     """Yield job names and run ids of the project, newest ids first; folders and job files when a path is typed."""
     if "/" in word:
-        yield from job_files(word)
+        yield from job_files(context, word)
         return
-    yield from ((job, "its newest run") for job, _ in job_names())
-    yield from run_ids()
+    yield from ((job, "its newest run") for job, _ in job_names(context, word))
+    yield from run_ids(context, word)
 
 
-def run_ids() -> Iterator[Candidate]:
+def runs_and_job_files(context: click.Context, word: str) -> Iterator[Candidate]:
+    """Yield runs, then job files."""
+    yield from runs(context, word)
+    yield from job_files(context, word)
+
+
+def one_run(context: click.Context, word: str) -> Iterator[Candidate]:
+    """Yield runs, if no word was given before."""
+    return iter(()) if context.params.get("words") else runs(context, word)
+
+
+def one_run_and_snapshots(context: click.Context, word: str) -> Iterator[Candidate]:
+    """Yield the snapshots of the run that was typed; without one, the newest run's snapshots, and runs."""
+    given = [typed for typed in context.params.get("words") or () if not _is_snapshot(typed)]
+    yield from _snapshots(given[0] if given else None)
+    if not given:
+        yield from runs(context, word)
+
+
+def run_ids(context: click.Context, word: str) -> Iterator[Candidate]:
     """Yield the ids of the project's runs, the newest first."""
-    folders = sorted(_run_folders(), key=lambda folder: folder.name, reverse=True)
-    return ((folder.name, f"run of {folder.parent.name}") for folder in folders[:_MOST_RUNS])
+    newest_first = sorted(_run_folders(), key=lambda folder: folder.name, reverse=True)
+    return ((folder.name, f"run of {folder.parent.name}") for folder in newest_first[:_MOST_RUNS])
 
 
-def snapshots(run: str | None) -> Iterator[Candidate]:
+def _snapshots(run: str | None) -> Iterator[Candidate]:
     """Yield the committed snapshots of a run, the newest first; of the newest run where none is named."""
     yield "latest", "the newest"
     yield "best", "by evaluation.best"
@@ -94,14 +131,14 @@ def snapshots(run: str | None) -> Iterator[Candidate]:
             yield f"step:{step}", "its newest snapshot"
 
 
-def codes() -> Iterator[Candidate]:
+def codes(context: click.Context, word: str) -> Iterator[Candidate]:
     """Yield the codes of diagnostics with their titles."""
     from elasticflow.jobfile.diagnostics.explanations import titles
 
     yield from titles().items()
 
 
-def assignments(word: str, job_file: str | None) -> Iterator[Candidate]:
+def assignments(context: click.Context, word: str) -> Iterator[Candidate]:
     """Yield what `--set` takes: `table.`, then `table.key=`, then the key's choices and examples."""
     key, equals, _ = word.partition("=")
     schema = _schema()
@@ -113,18 +150,23 @@ def assignments(word: str, job_file: str | None) -> Iterator[Candidate]:
         yield from ((f"{name}.", node.get("description", "")) for name, node in tables)
         return
     yield from _keys(schema, schema["properties"], "")
-    yield from _free_keys(schema, job_file)
+    yield from _free_keys(schema, _job_file_typed(context))
 
 
-def cases(job_file: str | None) -> Iterator[Candidate]:
+def cases(context: click.Context, word: str) -> Iterator[Candidate]:
     """Yield the names of the cases of a file with [matrix], its own or a base's."""
     from elasticflow.jobfile.composition.matrix import expand
     from elasticflow.jobfile.text.source import load_source
 
-    source = load_source(Path(job_file or ""))
+    source = load_source(Path(_job_file_typed(context) or ""))
     return (
         (case.name, "") for case in (expand(source, checks_keys=False)[0] if "matrix" in source.raw else ())
     )
+
+
+def _job_file_typed(context: click.Context) -> str | None:
+    """Return the job file among the words before the cursor, which `completer` puts into the context."""
+    return next((typed for typed in context.obj or () if typed.endswith(".toml")), None)
 
 
 def _run_folders() -> Iterator[Path]:

@@ -17,7 +17,7 @@ import click
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-    from types import FrameType, TracebackType
+    from types import FrameType
     from typing import NoReturn
 
     from rich.console import Console
@@ -145,9 +145,7 @@ class ProgressMeter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.clear()
 
     @property

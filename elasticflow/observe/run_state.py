@@ -30,24 +30,13 @@ class RunningWorker:
 class RunState:
     """The state of a run as its supervisor last wrote it; what the file lacks, or holds in an odd form, has its default.
 
+    Its fields are those of `RunStatus` with the same names, as far as the file says them, but for these:
+
     Attributes:
         status: None if it is not known. A supervisor that was killed leaves `running`.
-        launch: Number of the newest launch; 0 if it is not known.
-        generation: Number of the newest worker group; 0 when there was none.
-        step: Last finished step.
-        steps: Steps of the whole training, once known.
-        epoch: Passes over the data, once known.
-        loss: Of the last step.
-        restarts: In the newest launch.
-        workers: Of the newest group.
-        snapshot: Name of the newest committed snapshot.
-        held: Newest step that all workers held in their node's memory; 0: none.
+        workers: Of the newest group, whether it runs or not.
+        held: 0 if nothing was held.
         started: Unix time at which the newest launch began.
-        updated: Unix time at which this was written.
-        pid: The supervisor's process.
-        verdict: The record that ended the newest launch.
-        durations: Seconds of all launches by what went on; empty if they are not known.
-        launch_durations: The newest launch's.
     """
 
     status: Status | None = None

@@ -14,7 +14,6 @@ from elasticflow.trials.trial import count as count_trials
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from elasticflow.errors import TrialFailedError
     from elasticflow.jobfile.tables.job import Job
@@ -51,9 +50,7 @@ class TrialView:
             self._introduce()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._clear()
 
     def _introduce(self) -> None:

@@ -36,12 +36,7 @@ _ENDINGS: dict[Format, str] = {"safetensors": ".safetensors", "torch": ".pt", "d
 @click.option(
     "--format", "form", type=click.Choice(list(_ENDINGS)), required=True, help="safetensors needs no torch."
 )
-@click.option(
-    "-o",
-    "--output",
-    type=FILE,
-    help="Default: JOB-stepN with the format's ending, here.",
-)
+@click.option("-o", "--output", type=FILE, help="Default: JOB-stepN with the format's ending, here.")
 @click.option(
     "--part",
     type=click.Choice(["model", "ema", "optimizer", "all"]),
@@ -90,27 +85,20 @@ def command(
     total = sum(entry.size for entry in row.manifest.locations().values())
     with store_errors(), ProgressMeter(f"exporting {row.name}", total) as meter:
         count = write(Export(source.catalog, row.manifest, part, meter), form, path, replaces=force)
-    nbytes = _bytes(path)
     if as_json:
         facts = {"snapshot": row.name, "path": str(path), "format": form, "part": part}
-        print_json({**facts, "tensors": count, "bytes": nbytes})
+        print_json({**facts, "tensors": count, "bytes": _bytes(path)})
         return
-    what = f"{part}, " if part != "model" else ""
+    of_part = f"{part}, " if part != "model" else ""
     click.echo(
-        f"{paint(str(path), bold=True)}  {what}{plural(count, 'tensor')}, {size(nbytes)}, from {row.name}"
+        f"{paint(str(path), bold=True)}  {of_part}{plural(count, 'tensor')}, {size(_bytes(path))}, from {row.name}"
     )
     if part in {"model", "ema"}:
         click.echo(f"load it with: {_recipe(form, path)}")
 
 
 def _default(source: SnapshotSource, row: SnapshotRow, form: Format, part: Part) -> Path:
-    name = (
-        row.manifest.run_id
-        if source.job is None and row.manifest
-        else source.job.job.name
-        if source.job
-        else ""
-    )
+    name = source.job.job.name if source.job else row.manifest.run_id if row.manifest else ""
     return Path(f"{name}-step{row.step}{'' if part == 'model' else f'-{part}'}{_ENDINGS[form]}")
 
 

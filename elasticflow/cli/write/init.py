@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -36,22 +37,14 @@ from elasticflow.cli.parameters import FILE, MODEL_FILE, set_option
 )
 @click.option("-y", "--yes", is_flag=True, help="Ask nothing.")
 def command(
-    model_file: Path | None,
-    output: Path | None,
-    name: str | None,
-    model: str | None,
-    dataset: str | None,
-    loss: str | None,
-    epochs: int | None,
-    batch_size: int | None,
-    workers: int | None,
-    overrides: tuple[str, ...],
-    gitignore: bool | None,
     *,
+    workers: int | None,
+    gitignore: bool | None,
     only_print: bool,
     pre_commit: bool,
     deep: bool | None,
     yes: bool,
+    **options: Any,
 ) -> int:
     """Write a job file that runs at once: for the model in MODEL_FILE, or a small example without one.
 
@@ -69,23 +62,12 @@ def command(
     from elasticflow.cli.write.init_answers import InitOptions, new_job
     from elasticflow.cli.write.init_files import finish, print_only
 
-    options = InitOptions(
-        model_file=model_file,
-        output=output,
-        name=name,
-        model=model,
-        dataset=dataset,
-        loss=loss,
-        epochs=epochs,
-        batch_size=batch_size,
-        workers=workers or _workers(),
-        overrides=overrides,
-        may_ask=not (yes or only_print) and sys.stdin.isatty() and sys.stdout.isatty(),
-    )
-    job = new_job(options)
+    may_ask = not (yes or only_print) and sys.stdin.isatty() and sys.stdout.isatty()
+    init_options = InitOptions(**options, workers=workers or _workers(), may_ask=may_ask)
+    job = new_job(init_options)
     if only_print:
         return print_only(job)
-    return finish(job, options, gitignore=gitignore, pre_commit=pre_commit, deep=deep)
+    return finish(job, init_options, gitignore=gitignore, pre_commit=pre_commit, deep=deep)
 
 
 def _workers() -> int | str:
