@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 STATUS_COLOURS = {"running": "cyan", "finished": "green", "interrupted": "yellow", "failed": "red"}
 _GAP = 2
-_WIDEST = 10_000
+_WIDEST = 10**6
 _REDRAW_S = 0.1
 
 
