@@ -22,7 +22,7 @@ from elasticflow.runtime.torch_private import foreach_div_
 from elasticflow.runtime.training import model_buffers, replicable, stoppable_batches
 from elasticflow.runtime.training.loss import NonFinite, parse_loss
 from elasticflow.runtime.training.loss_weights import first_look
-from elasticflow.runtime.training.precision import AUTOCAST
+from elasticflow.runtime.training.precision import autocast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +78,7 @@ class DDPStep:
             worker.vote.may_skip = False  # forwards of all ranks wait for each other
             if worker.world_size > 1:
                 nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-        self._worker, self._autocast = worker, AUTOCAST.get(precision)
+        self._worker, self._precision = worker, precision
         self.was_skipped = False
         self._step = StepModule(worker, model, training_step, scaler, is_synced=self._is_synced).to(
             worker.device
@@ -143,11 +143,8 @@ class DDPStep:
         self, data: Any, count: int, total: int, requests: Callable[[], tuple[float, ...]] | None
     ) -> None:
         forward = self._step if self._ddp is None else self._ddp
-        if self._autocast is None:
+        with autocast(self._precision, self._worker.device):
             ends = forward(data, count, total, requests)
-        else:
-            with torch.autocast(self._worker.device.type, dtype=self._autocast):
-                ends = forward(data, count, total, requests)
         torch.autograd.backward(ends)
 
     def _outcome(self, number: int) -> float:

@@ -26,7 +26,7 @@ from elasticflow.runtime.training import determinism, model_buffers, replicable,
 from elasticflow.runtime.training.fixed_order_sum import BucketLayout, FixedOrderAllReduce
 from elasticflow.runtime.training.loss import NonFinite, parse_loss
 from elasticflow.runtime.training.loss_weights import first_look
-from elasticflow.runtime.training.precision import AUTOCAST
+from elasticflow.runtime.training.precision import autocast
 from elasticflow.runtime.training.virtual_shards import EarlyBuckets, ShardBuffers
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class ExactStep:
         if worker.device.type == "cpu":
             determinism.keep_freed_memory()
         self._worker, self._model, self._step, self._scaler = worker, model, training_step, scaler
-        self._autocast, self.was_skipped = AUTOCAST.get(precision), False
+        self._precision, self.was_skipped = precision, False
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._low, self._high = even_split(virtual_shards, worker.world_size, worker.rank)
         self._nonfinite = NonFinite(worker, on_nonfinite, self._parameters, scaler)
@@ -155,11 +155,8 @@ class ExactStep:
         determinism.require_deterministic()
         loss: Tensor | None = None
         try:
-            if self._autocast is None:
+            with autocast(self._precision, self._worker.device):
                 result = self._step(self._model, data)
-            else:
-                with torch.autocast(self._worker.device.type, dtype=self._autocast):
-                    result = self._step(self._model, data)
             if self._first_look is not None:
                 self._first_look(result, data, num_samples)
             loss, count = parse_loss(result)
