@@ -94,11 +94,11 @@ def _rank_variables_watched() -> Iterator[set[str]]:
 
 def unsafe_to_fork() -> str | None:
     """Return why this process must not fork workers after what it has imported; None if it may."""
-    import psutil
-
     if any(target.startswith("/dev/nvidia") for target in _open_files()):
         return "touches the accelerator at import"
-    if psutil.Process().num_threads() > 1:
+    # The import of psutil would be paid by the first start, before any worker is forked.
+    tasks = Path("/proc/self/task")
+    if tasks.is_dir() and len(list(tasks.iterdir())) > 1:
         return "starts threads at import"
     return None
 
