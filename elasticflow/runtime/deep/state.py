@@ -72,18 +72,7 @@ def build(report: Report, code: ModuleType, job: DeepJob) -> Trained:
     Raises:
         BrokenError: something raised, or returned what cannot be trained; reported.
     """
-    model_key = _key_of_factory("model", job.model)
-    model = report.call("factory", model_key, "building the model", code.build_model)
-    if not isinstance(model, nn.Module):
-        what = f"model.entry returned a {type(model).__name__}, which is no torch.nn.Module"
-        report.refuse("result", "model.entry", StateError(what, "return the model itself"))
-    if not any(p.requires_grad for p in model.parameters()):
-        what = f"model.entry returned a {type(model).__name__} without parameters to train"
-        report.refuse("result", "model.entry", StateError(what))
-    weights = job.model.weights
-    if weights is not None:
-        path = str(code.ROOT / (path_from_root(weights) or weights))
-        report.call("result", "model.weights", f"reading {weights}", lambda: check_weights(model, path))
+    model = _build_model(report, code, job)
     optimizer_key = _key_of_factory("optimizer", job.optimizer)
     optimizer = report.call(
         "factory", optimizer_key, "building the optimizer", lambda: code.build_optimizer(model)
@@ -117,6 +106,23 @@ def build(report: Report, code: ModuleType, job: DeepJob) -> Trained:
         )
     frozen = frozenset(id(p) for p in model.parameters() if not p.requires_grad)
     return Trained(model, optimizer, scheduler, average, frozen)
+
+
+def _build_model(report: Report, code: ModuleType, job: DeepJob) -> nn.Module:
+    """Return the model; of its initial weights, names, shapes and dtypes are checked."""
+    model_key = _key_of_factory("model", job.model)
+    model = report.call("factory", model_key, "building the model", code.build_model)
+    if not isinstance(model, nn.Module):
+        what = f"model.entry returned a {type(model).__name__}, which is no torch.nn.Module"
+        report.refuse("result", "model.entry", StateError(what, "return the model itself"))
+    if not any(p.requires_grad for p in model.parameters()):
+        what = f"model.entry returned a {type(model).__name__} without parameters to train"
+        report.refuse("result", "model.entry", StateError(what))
+    weights = job.model.weights
+    if weights is not None:
+        path = str(code.ROOT / (path_from_root(weights) or weights))
+        report.call("result", "model.weights", f"reading {weights}", lambda: check_weights(model, path))
+    return model
 
 
 def _key_of_factory(table: str, content: ModelTable | OptimizerTable | SchedulerTable) -> str:
