@@ -104,9 +104,8 @@ class ArgumentsReader:
         """
         with os.fdopen(self._answer) as pipe:
             text = pipe.read()
-        with contextlib.suppress(
-            ChildProcessError
-        ):  # a module of the job that waits for any child has reaped it
+        # A module of the job that waits for any child may have reaped it.
+        with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
         if not text:
             raise TorchrunRefusedError("their reader was killed")

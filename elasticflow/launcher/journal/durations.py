@@ -19,9 +19,8 @@ STARTING, TRAINING, EVALUATING, RESTARTING, ENDING = PARTS = (
 Parts = dict[str, float]
 """Seconds of each part."""
 
-_LEFT_FOR_GOOD = frozenset(
-    {"finished", "drained"}
-)  # classes of a generation after which no other one is formed
+# Classes of a generation after which no other one is formed.
+_LEFT_FOR_GOOD = frozenset({"finished", "drained"})
 
 
 class Durations:

@@ -298,9 +298,8 @@ class Lifecycle:
 
     def _workers_event(self, event: WorkersEvent) -> None:
         generation = self.generation
-        if (
-            generation is not None and generation.number == event.generation
-        ):  # else it tells of one that is gone
+        # Else the event tells of a generation that is gone.
+        if generation is not None and generation.number == event.generation:
             self._commands += generation.take(event)
             self._conclude(generation)
 

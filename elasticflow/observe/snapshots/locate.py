@@ -143,12 +143,6 @@ def _recorded_job(catalog: Catalog) -> Job | None:
     record = catalog.read_job_record()
     try:
         return None if record is None else job_from_json(record["job"])
-    except (
-        ElasticflowError,
-        ValidationError,
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-    ):  # written by another version
+    except (ElasticflowError, ValidationError, KeyError, TypeError, ValueError, AttributeError):
+        # Written by another version.
         return None

@@ -28,9 +28,8 @@ class Pace:
         self._timed = 0.0  # of all of them but the first
         self._generation: object = None
         self._evaluations: deque[float] = deque(maxlen=_EVALUATIONS)  # seconds of each
-        self._evaluated: deque[int] = deque(
-            [0], maxlen=2
-        )  # steps; training begins as if it had been evaluated
+        # Steps; training begins as if it had been evaluated.
+        self._evaluated: deque[int] = deque([0], maxlen=2)
 
     def add(self, record: Record) -> None:
         """Take in one record of a step or an evaluation."""

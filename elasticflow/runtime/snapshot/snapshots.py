@@ -185,9 +185,8 @@ class Snapshots:
             return
         began = time.monotonic()
         self._unsaved.before_snapshot()
-        if final or (
-            self._memory_tier is not None and self._is_due
-        ):  # what is held may be written at any moment
+        # What is held may be written at any moment.
+        if final or (self._memory_tier is not None and self._is_due):
             self._replica_check.require_same(position)
         worker.progress.flush()  # whoever goes on from this step does not make these lines again
         trigger = self._trigger(position, final=final)
