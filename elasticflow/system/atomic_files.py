@@ -93,6 +93,12 @@ def temporary_beside(path: Path) -> Path:
     return path.with_name(temporary_name(path.name))
 
 
+def remove_temporaries(path: Path) -> None:
+    """Remove the temporary files that killed writers of *path* have left; nobody may be writing *path*."""
+    for temporary in path.parent.glob(f".{path.name}.*.tmp"):
+        temporary.unlink(missing_ok=True)
+
+
 def _fill(path: Path, parts: Iterable[Part], mode: int = 0o666, *, sync: bool = True) -> int:
     size = 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)

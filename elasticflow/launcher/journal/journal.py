@@ -67,6 +67,7 @@ class Journal:
 
     def __init__(self, folder: RunFolder, launch: int, show: Callable[[EventRecord], None]) -> None:
         self._folder = folder
+        atomic_files.remove_temporaries(folder.state)
         self.durations = Durations(_durations_before(folder), time.monotonic)
         self._lines = AppendedLines(folder.events)
         self.damage = self._lines.damage

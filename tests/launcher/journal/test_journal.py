@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +142,20 @@ def test_reader_sees_the_old_or_the_new_state(folder: RunFolder, monkeypatch: py
             journal.update(at_once=True, step=2)
     assert 1 == _state(folder)["step"]
     journal.close()
+
+
+@pytest.mark.usefixtures("real_processes")
+def test_what_a_killed_supervisor_was_writing_is_removed(folder: RunFolder) -> None:
+    """A supervisor killed before the rename leaves its temporary file; the next launch takes it away."""
+    pid = os.fork()
+    if pid == 0:
+        type(folder.state).replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        Journal(folder, 1, _ignore).write_state()
+        os._exit(0)
+    assert -signal.SIGKILL == os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    (left,) = folder.state.parent.glob(".state.json.*")
+    Journal(folder, 2, _ignore).close()
+    assert not left.exists()
 
 
 def test_restarts_are_those_of_the_run_not_of_the_launch(folder: RunFolder) -> None:
