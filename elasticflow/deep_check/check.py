@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from dataclasses import replace
 from importlib import util
 from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
 
@@ -73,13 +74,12 @@ class DeepReport(NamedTuple):
 
     Attributes:
         problems: In the order they were met.
-        facts: `samples`, `evaluation_samples`, `sample`, `parameters`, `trainable`, `snapshot_bytes`, `model_bytes`,
-            `optimizer_bytes`, `loss`: those that could be found out.
+        facts: Those that could be found out.
         notes: How, and what was not tried.
     """
 
     problems: tuple[DeepProblem, ...]
-    facts: dict[str, Any]
+    facts: Facts
     notes: tuple[str, ...]
 
 
@@ -107,7 +107,7 @@ def try_out(
         JobRefusedError: an argument of the job cannot be written down.
     """
     if util.find_spec("torch") is None:
-        return DeepReport((_NO_TORCH,), {}, ())
+        return DeepReport((_NO_TORCH,), Facts(), ())
     request = request_of(job, project_root, takes_step=takes_step)
     environment = {**os.environ, **{each.name: each.value for each in variables(job)}, **_ALONE}
     argv = [sys.executable, "-X", "faulthandler", "-m", "elasticflow.runtime.deep.main", str(os.getpid())]
@@ -169,7 +169,7 @@ def _entry_point(job: Job, project_root: Path) -> str:
 def report_of(ended: ChildEnd, own: Sequence[str], limit_s: float) -> DeepReport:
     """Return what a child reported; a child that did not come to its end is a problem itself."""
     problems: list[DeepProblem] = []
-    facts: dict[str, Any] = {}
+    facts = Facts()
     notes: list[str] = []
     doing, key, is_whole = "starting Python and torch", "model.entry", False
     for sent in map(_message, ended.messages):
@@ -181,7 +181,7 @@ def report_of(ended: ChildEnd, own: Sequence[str], limit_s: float) -> DeepReport
                 problem = DeepProblem(kind, sent.key, sent.message, sent.frames, sent.help, is_warning)
                 problems.append(problem)
             case Facts():
-                facts |= {name: value for name, value in vars(sent).items() if value is not None}
+                facts = replace(facts, **sent.known())
             case Note():
                 notes.append(sent.text)
             case Done():

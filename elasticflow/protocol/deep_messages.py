@@ -7,6 +7,7 @@ The request is one JSON object on standard input, each message one on a line of 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from elasticflow.protocol.json_codec import MessageCodec
 
@@ -175,6 +176,10 @@ class Facts:
     model_bytes: int | None = None
     optimizer_bytes: int | None = None
     loss: str | None = None
+
+    def known(self) -> dict[str, Any]:
+        """Return by name what is not None."""
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from elasticflow.deep_check.diagnostics import diagnostics_of
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.load import load_job, require_job
 from elasticflow.jobfile.text.source import load_source
+from elasticflow.protocol.deep_messages import Facts
 from elasticflow.runtime.deep.main import Probe
 from elasticflow.runtime.deep.report import Report
 from tests.deep_check.deep_projects import PROJECTS, Project, write
@@ -86,7 +87,7 @@ def test_what_a_step_freezes_for_a_while_is_trained(tmp_path: Path) -> None:
     """As a GAN's step does with one of its halves: what can be trained is told of the model as it is built."""
     old = "        self.outer = nn.Linear(width, 3)\n"
     project = Project(old, f"{old}        {FREEZES_FOR_A_WHILE}\n", None, deep_step=True)
-    assert _look_here(tmp_path, project).facts["trainable"] == 83
+    assert _look_here(tmp_path, project).facts.trainable == 83
 
 
 @pytest.mark.integration
@@ -117,7 +118,8 @@ def test_what_is_learnt_of_a_good_job(tmp_path: Path) -> None:
     project = PROJECTS["good"]
 
     quick, thorough = (
-        _look_here(tmp_path, project._replace(deep_step=takes_step)).facts for takes_step in (False, True)
+        _look_here(tmp_path, project._replace(deep_step=takes_step)).facts.known()
+        for takes_step in (False, True)
     )
 
     assert quick == {
@@ -151,7 +153,7 @@ def test_bytes_are_the_same_with_and_without_memory(tmp_path: Path, line: str, i
 
     reports = [_look_here(tmp_path, project._replace(deep_step=takes_step)) for takes_step in (False, True)]
 
-    quick, thorough = (report.facts for report in reports)
+    quick, thorough = (report.facts.known() for report in reports)
     assert quick["snapshot_bytes"] >= 800
     assert quick == {key: value for key, value in thorough.items() if key != "loss"}
     assert is_on_meta == (reports[0].notes == ())
@@ -192,7 +194,7 @@ def test_what_is_known_better_now_is_told_once(tmp_path: Path, monkeypatch: pyte
     """An interval that never comes is one finding, though the length of training is known more exactly by --deep."""
     path = write(tmp_path, PROJECTS["good"])
     path.write_text(f'{path.read_text()}\n[snapshots]\nevery = "500 epochs"\n')
-    monkeypatch.setattr(check, "try_out", lambda *_, **__: DeepReport((), {"samples": 50}, ()))
+    monkeypatch.setattr(check, "try_out", lambda *_, **__: DeepReport((), Facts(samples=50), ()))
     loaded = load_job(path)
     assert [each.code for each in loaded.diagnostics if each.severity == "warning"] == [codes.NEVER_DUE]
     assert try_out_loaded(loaded, (), DeepRequest(takes_step=False, limit_s=1))[1] == []

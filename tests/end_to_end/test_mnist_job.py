@@ -55,7 +55,7 @@ def require_foreseen(job_file: Path, running: Running) -> None:
     events = running.events()
     staged = {event["bytes"] for event in named(events, "snapshot.staged")}
     (told,) = {event["parameters"] for event in named(events, "training.started")}
-    assert (staged, told) == ({facts["snapshot_bytes"]}, facts["parameters"])
+    assert (staged, told) == ({facts.snapshot_bytes}, facts.parameters)
     plan = plan_job(loaded.job, project_root=loaded.project_root, job_files=loaded.files)
     run_facts = read_run_facts(running.run, loaded.job, plan, loaded.project_root)
     ahead = forecast(loaded.job, Knowledge(**run_facts.facts))

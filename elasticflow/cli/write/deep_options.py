@@ -66,8 +66,8 @@ def try_out_loaded(
     known = check_deep_facts(
         source,
         loaded.job,
-        samples=facts.get("samples"),
-        snapshot_bytes=facts.get("snapshot_bytes"),
+        samples=facts.samples,
+        snapshot_bytes=facts.snapshot_bytes,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     )
     # What the reader has seen already, said with less knowledge, is not said again.
@@ -129,16 +129,16 @@ def report_text(report: DeepReport) -> str:
     from elasticflow.observe.terminal.formats import plural, size
 
     facts, parts = report.facts, []
-    if "samples" in facts:
-        of = f" of {facts['sample']}" if "sample" in facts else ""
-        parts.append(f"{plural(facts['samples'], 'sample')}{of}")
-    if "parameters" in facts:
-        frozen = facts["parameters"] - facts["trainable"]
+    if facts.samples is not None:
+        of = "" if facts.sample is None else f" of {facts.sample}"
+        parts.append(f"{plural(facts.samples, 'sample')}{of}")
+    if facts.parameters is not None and facts.trainable is not None:
+        frozen = facts.parameters - facts.trainable
         parts.append(
-            plural(facts["parameters"], "parameter") + (f", {frozen:,} of them frozen" if frozen else "")
+            plural(facts.parameters, "parameter") + (f", {frozen:,} of them frozen" if frozen else "")
         )
-    if "snapshot_bytes" in facts:
-        parts.append(f"a snapshot is {size(facts['snapshot_bytes'])}")
-    if "loss" in facts:
-        parts.append(f"loss of the first step {float(facts['loss']):.4g}")
+    if facts.snapshot_bytes is not None:
+        parts.append(f"a snapshot is {size(facts.snapshot_bytes)}")
+    if facts.loss is not None:
+        parts.append(f"loss of the first step {float(facts.loss):.4g}")
     return "; ".join([*parts, *report.notes])

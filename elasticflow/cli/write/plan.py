@@ -196,7 +196,7 @@ def _knowledge(loaded: LoadedJob, run_facts: RunFacts | None, report: DeepReport
     facts = {} if run_facts is None else dict(run_facts.facts)
     if loaded.job.dataset.samples is not None:
         facts["samples"] = Known(loaded.job.dataset.samples, "dataset.samples")
-    seen = {} if report is None else report.facts
+    seen = {} if report is None else report.facts.known()
     facts |= {name: Known(value, "--deep") for name, value in seen.items() if name in Knowledge._fields}
     return Knowledge(**facts)
 
