@@ -98,12 +98,12 @@ class Bench:
 
     @staticmethod
     def outcomes(reports: Iterable[Any]) -> list[tuple[str, int]]:
-        """Event and step of each report, as a client has it or as its JSON, without retention's."""
-        typed = [writer_reports.from_json(r) if isinstance(r, dict) else r for r in reports]
+        """Event and step of each report, as a client has it or as an event, without retention's."""
+        records = [r if isinstance(r, dict) else writer_reports.as_event(r) for r in reports]
         return [
-            (r.event, r.step)
-            for r in typed
-            if isinstance(r, SnapshotReport) and r.event in {"snapshot.committed", "snapshot.failed"}
+            (record["event"], record["step"])
+            for record in records
+            if record["event"] in {"snapshot.committed", "snapshot.failed"}
         ]
 
     @staticmethod

@@ -56,7 +56,7 @@ class WriterReports:
                 self.log_staged(**vars(report))
             # Under our agent the writer's own reports become events.
             elif me.rank == 0 and me.identity.started_by != "launcher":
-                fields = writer_reports.to_json(report)
+                fields = writer_reports.as_event(report)
                 fields.pop("generation", None)
                 me.event(events.EVENTS[fields.pop("event")], **fields)
 

@@ -15,14 +15,14 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from elasticflow.snapshots.client import messages
+from elasticflow.snapshots.client.messages import TO_WORKER, TO_WRITER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from elasticflow.protocol.json_codec import MessageCodec
     from elasticflow.snapshots.client.messages import ToWorker, ToWriter
 
-M = TypeVar("M")
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
 
 _LENGTH = struct.Struct("<I")
 _CHUNK = 1 << 16
@@ -30,16 +30,19 @@ _CHUNK = 1 << 16
 _MOST_DESCRIPTORS = 250
 
 
-class Channel(Generic[M]):
+class Channel(Generic[Sent, Received]):
     """One end of a connection; any thread may send, one thread receives.
 
     Args:
         connection: The socket.
-        decode: Makes a message of the bytes that the other side sent: `messages.to_worker` or `messages.to_writer`.
+        sent: Codec of the messages that this side sends.
+        received: Codec of those that the other side sends.
     """
 
-    def __init__(self, connection: socket.socket, decode: Callable[[bytes], M]) -> None:
-        self._socket, self._decode = connection, decode
+    def __init__(
+        self, connection: socket.socket, sent: MessageCodec[Sent], received: MessageCodec[Received]
+    ) -> None:
+        self._socket, self._sent, self._received = connection, sent, received
         self._send_lock = threading.Lock()
         self._data = bytearray()
         self.descriptors: deque[int] = deque()
@@ -48,19 +51,20 @@ class Channel(Generic[M]):
         """Return the socket's descriptor, for select."""
         return self._socket.fileno()
 
-    def send(self, message: ToWorker | ToWriter, descriptors: tuple[int, ...] = ()) -> None:
+    def send(self, message: Sent, descriptors: tuple[int, ...] = ()) -> None:
         """Send *message*, and *descriptors* with its first byte.
 
         Raises:
             OSError: the other side is gone.
+            ValueError: a number in it is infinite or NaN.
         """
-        body = messages.encode(message)
+        body = self._sent.encode(message, allow_nan=False).encode()
         frame = _LENGTH.pack(len(body)) + body
         with self._send_lock:
             sent = socket.send_fds(self._socket, [frame], list(descriptors)) if descriptors else 0
             self._socket.sendall(frame[sent:])
 
-    def receive(self, timeout_s: float | None = None) -> M | None:
+    def receive(self, timeout_s: float | None = None) -> Received | None:
         """Return the next message, or None when the other side is gone; its descriptors are in `descriptors`.
 
         Raises:
@@ -102,11 +106,11 @@ class Channel(Generic[M]):
             return False
         return len(self._data) >= _LENGTH.size + int(_LENGTH.unpack_from(self._data)[0])
 
-    def _take(self) -> M | None:
+    def _take(self) -> Received | None:
         if not self._has_message():
             return None
         end = _LENGTH.size + _LENGTH.unpack_from(self._data)[0]
-        message = self._decode(bytes(self._data[_LENGTH.size : end]))
+        message = self._received.decode(bytes(self._data[_LENGTH.size : end]))
         del self._data[:end]
         return message
 
@@ -121,7 +125,7 @@ def listen() -> tuple[socket.socket, str]:
     return server, address
 
 
-def connect(address: str, timeout_s: float) -> Channel[ToWorker]:
+def connect(address: str, timeout_s: float) -> Channel[ToWriter, ToWorker]:
     """Return a worker's channel to the writer at *address*.
 
     Raises:
@@ -134,7 +138,7 @@ def connect(address: str, timeout_s: float) -> Channel[ToWorker]:
     except OSError:
         connection.close()
         raise
-    return Channel(connection, messages.to_worker)
+    return Channel(connection, TO_WRITER, TO_WORKER)
 
 
 def is_own_user(connection: socket.socket) -> bool:

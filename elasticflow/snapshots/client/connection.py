@@ -30,7 +30,7 @@ class WriterConnection:
         waiting: Called every second while `receive_one` waits, for an hour at most.
     """
 
-    def __init__(self, channel: Channel[ToWorker]) -> None:
+    def __init__(self, channel: Channel[ToWriter, ToWorker]) -> None:
         self._channel = channel
         self.handlers: dict[type[ToWorker], Callable[[Any], None]] = {}
         self.waiting: Callable[[], None] = lambda: None

@@ -1,49 +1,22 @@
 """Messages between a worker and its node's snapshot writer: one frozen dataclass each.
 
-A worker sends a `ToWriter`, the writer a `ToWorker`. Each is one JSON object whose `type` is the name of its class;
-`encode`, `to_writer` and `to_worker` are the only places that know that form.
+A worker sends a `ToWriter`, the writer a `ToWorker`, as JSON; see `TO_WRITER` and `TO_WORKER`.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
-from elasticflow.snapshots.client import writer_reports
-from elasticflow.snapshots.client.writer_reports import SnapshotReport
-from elasticflow.snapshots.format.shard_file import SnapshotRecord, StagedShard
-from elasticflow.storage.storage import Trouble
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from elasticflow.snapshots.client.writer_reports import WriterReport
-
-
-class _Message:
-    """A message whose JSON form is that of its fields."""
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Self:
-        """Return the message with these fields."""
-        return cls(**fields)
-
-
-class _WithShard(_Message):
-    """A message with a field `shard`."""
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Self:
-        """Return the message with these fields."""
-        return cls(**{**fields, "shard": StagedShard.from_json(fields["shard"])})
-
+from elasticflow.protocol.json_codec import MessageCodec
+from elasticflow.snapshots.client.writer_reports import WriterReport  # noqa: TC001  # the codec reads the fields' types
+from elasticflow.snapshots.format.shard_file import SnapshotRecord, StagedShard  # noqa: TC001
 
 # --- from a worker to its writer --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Hello(_Message):
+class Hello:
     """The first message of a worker; `Welcome` or `Refused` answers it."""
 
     rank: int
@@ -58,7 +31,7 @@ class Hello(_Message):
 
 
 @dataclass(frozen=True)
-class Reserve(_Message):
+class Reserve:
     """Make shared memory ready for this rank's shards; `Slots`, `OverLimit` or `NoMemory` answers it.
 
     Attributes:
@@ -71,7 +44,7 @@ class Reserve(_Message):
 
 
 @dataclass(frozen=True)
-class Stage(_WithShard):
+class Stage:
     """Write what lies in a staging buffer as this rank's shard of a snapshot.
 
     Attributes:
@@ -88,7 +61,7 @@ class Stage(_WithShard):
 
 
 @dataclass(frozen=True)
-class Describe(_WithShard):
+class Describe:
     """How the shards that follow lie in their slots; labels refer to it by *number*, which the worker counts up."""
 
     number: int
@@ -96,7 +69,7 @@ class Describe(_WithShard):
 
 
 @dataclass(frozen=True)
-class RequestPersist(_Message):
+class RequestPersist:
     """Write a snapshot of what the memory tier holds at *step* or later; `PersistBegun` follows."""
 
     step: int
@@ -104,26 +77,26 @@ class RequestPersist(_Message):
 
 
 @dataclass(frozen=True)
-class Recall(_Message):
+class Recall:
     """Send what the newest earlier generation held; `Held` answers it."""
 
 
 @dataclass(frozen=True)
-class Invalidate(_Message):
+class Invalidate:
     """Have nobody go on from what this generation holds, or from a snapshot taken of it after step *equal_at*."""
 
     equal_at: int
 
 
 @dataclass(frozen=True)
-class Load(_Message):
+class Load:
     """Verify snapshot *name* and hand its files over; `LoadProgress` follows, then `LoadReady` or `LoadFailed`."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class Unload(_Message):
+class Unload:
     """This rank has read what it needs of the loaded snapshot."""
 
 
@@ -131,19 +104,19 @@ class Unload(_Message):
 
 
 @dataclass(frozen=True)
-class Welcome(_Message):
+class Welcome:
     """Older snapshots have an outcome: the newest committed snapshot is final."""
 
 
 @dataclass(frozen=True)
-class Refused(_Message):
+class Refused:
     """The worker is not served."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class Slots(_Message):
+class Slots:
     """Shared memory that the worker may fill; the descriptors come with the message.
 
     Attributes:
@@ -152,34 +125,34 @@ class Slots(_Message):
         single: Why it is one staging buffer instead of two, if so.
     """
 
-    numbers: Sequence[int]
-    sizes: Sequence[int]
+    numbers: tuple[int, ...]
+    sizes: tuple[int, ...]
     single: str | None
 
 
 @dataclass(frozen=True)
-class Released(_Message):
+class Released:
     """Staging buffer *number* is written and may be filled again."""
 
     number: int
 
 
 @dataclass(frozen=True)
-class NoMemory(_Message):
+class NoMemory:
     """The machine has no memory for what was asked."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class OverLimit(_Message):
+class OverLimit:
     """`snapshots.staging_limit` does not allow what was asked."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class PersistBegun(_Message):
+class PersistBegun:
     """A snapshot out of the memory tier is being written."""
 
     name: str
@@ -227,31 +200,19 @@ class HeldSet:
 
 
 @dataclass(frozen=True)
-class Held(_Message):
+class Held:
     """What was held; None: no whole set. A `HeldMemory` for each shard follows."""
 
     held: HeldSet | None
 
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Held:
-        """Return the message with these fields."""
-        if (held := fields["held"]) is None:
-            return cls(None)
-        record = SnapshotRecord.from_json(held["record"])
-        committed = None if held["committed"] is None else CommittedPosition(**held["committed"])
-        shards = tuple(
-            HeldShard(shard["size"], StagedShard.from_json(shard["shard"])) for shard in held["shards"]
-        )
-        return cls(HeldSet(**{**held, "record": record, "committed": committed, "shards": shards}))
-
 
 @dataclass(frozen=True)
-class HeldMemory(_Message):
+class HeldMemory:
     """The descriptor of the next shard's slot comes with this message."""
 
 
 @dataclass(frozen=True)
-class LoadProgress(_Message):
+class LoadProgress:
     """So many bytes of the snapshot were verified."""
 
     name: str
@@ -259,7 +220,7 @@ class LoadProgress(_Message):
 
 
 @dataclass(frozen=True)
-class LoadReady(_Message):
+class LoadReady:
     """The snapshot is verified; the descriptors of its files come with the message.
 
     Attributes:
@@ -274,7 +235,7 @@ class LoadReady(_Message):
 
 
 @dataclass(frozen=True)
-class LoadFailed(_Message):
+class LoadFailed:
     """The snapshot is not handed over.
 
     Attributes:
@@ -290,19 +251,14 @@ class LoadFailed(_Message):
 
 
 @dataclass(frozen=True)
-class Report(_Message):
+class Report:
     """What became of a snapshot, or that the store is in trouble."""
 
     report: WriterReport
 
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Self:
-        """Return the message with these fields."""
-        return cls(writer_reports.from_json(fields["report"]))
-
 
 @dataclass(frozen=True)
-class RetentionDone(_Message):
+class RetentionDone:
     """Snapshot *name* has its outcome, and retention has run after it."""
 
     name: str
@@ -325,35 +281,11 @@ ToWorker = (
     | Report
     | RetentionDone
 )
-_TO_WRITER: dict[str, type[ToWriter]] = {cls.__name__: cls for cls in get_args(ToWriter)}
-_TO_WORKER: dict[str, type[ToWorker]] = {cls.__name__: cls for cls in get_args(ToWorker)}
 
 
-def encode(message: ToWriter | ToWorker) -> bytes:
-    """Return *message* as JSON; nothing of it is copied first: a snapshot's state may be large."""
-    content = {"type": type(message).__name__, **vars(message)}
-    return json.dumps(content, allow_nan=False, default=_fields).encode()
+def _codec(message_classes: tuple[type[Any], ...]) -> MessageCodec[Any]:
+    return MessageCodec("type", {message_class.__name__: message_class for message_class in message_classes})
 
 
-def _fields(value: Any) -> dict[str, Any]:
-    """Return what stands in JSON for a record inside a message."""
-    match value:
-        case SnapshotRecord():
-            return value.to_json()
-        case SnapshotReport() | Trouble():
-            return writer_reports.to_json(value)
-        case _:
-            fields: dict[str, Any] = vars(value)
-            return fields
-
-
-def to_writer(data: bytes) -> ToWriter:
-    """Return the message of a worker that `encode` gave."""
-    fields = json.loads(data)
-    return _TO_WRITER[fields.pop("type")].from_json(fields)
-
-
-def to_worker(data: bytes) -> ToWorker:
-    """Return the message of a writer that `encode` gave."""
-    fields = json.loads(data)
-    return _TO_WORKER[fields.pop("type")].from_json(fields)
+TO_WRITER: MessageCodec[ToWriter] = _codec(get_args(ToWriter))
+TO_WORKER: MessageCodec[ToWorker] = _codec(get_args(ToWorker))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from elasticflow.snapshots.client.channel import Channel
-    from elasticflow.snapshots.client.messages import ToWorker
+    from elasticflow.snapshots.client.messages import ToWorker, ToWriter
     from elasticflow.snapshots.client.writer_reports import WriterReport
     from elasticflow.snapshots.format.shard_file import SnapshotRecord, TensorEntry
 
@@ -52,7 +52,7 @@ class StagingClient(WriterConnection):
         single: Why this rank has one buffer instead of two, if so.
     """
 
-    def __init__(self, channel: Channel[ToWorker]) -> None:
+    def __init__(self, channel: Channel[ToWriter, ToWorker]) -> None:
         super().__init__(channel)
         self.slots: list[Slot] = []
         self._reserved = 0

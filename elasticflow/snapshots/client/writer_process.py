@@ -56,7 +56,7 @@ class WriterProcess:
         self.address = ""
 
     def reports(self) -> list[dict[str, Any]]:
-        """Return the reports since the last call, as `writer_reports.to_json` gives them; does not wait."""
+        """Return the reports since the last call, as `writer_reports.as_event` gives them; does not wait."""
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(self._stdout, 1 << 16):
                 self._data += chunk

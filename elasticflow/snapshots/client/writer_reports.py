@@ -40,7 +40,7 @@ class SnapshotReport:
 WriterReport = SnapshotReport | Trouble
 
 
-def to_json(report: WriterReport) -> EventRecord:
+def as_event(report: WriterReport) -> EventRecord:
     """Return the report as an event without the fields that all events have."""
     match report:
         case SnapshotReport():
@@ -56,11 +56,3 @@ def to_json(report: WriterReport) -> EventRecord:
             }
         case _:
             assert_never(report)
-
-
-def from_json(content: EventRecord) -> WriterReport:
-    """Return the report that `to_json` gave."""
-    if content["event"] != events.STORE_TROUBLE:
-        return SnapshotReport(**content)
-    fields = {key: value for key, value in content.items() if key not in ("event", "class")}
-    return Trouble(kind=content["class"], **fields)

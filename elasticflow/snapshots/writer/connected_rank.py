@@ -22,7 +22,7 @@ class ConnectedRank:
         is_busy: A message of the rank is being handled.
     """
 
-    channel: Channel[ToWriter]
+    channel: Channel[ToWorker, ToWriter]
     hello: Hello
     buffers: dict[int, Buffer] = field(default_factory=dict)
     is_busy: bool = False

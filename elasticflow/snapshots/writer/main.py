@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, assert_never
 
 from elasticflow import fault_injection
 from elasticflow.snapshots.client import channel as channels
-from elasticflow.snapshots.client import messages, writer_reports
+from elasticflow.snapshots.client import writer_reports
 from elasticflow.snapshots.client.channel import Channel
 from elasticflow.snapshots.client.messages import (
+    TO_WORKER,
+    TO_WRITER,
     Describe,
     Hello,
     Invalidate,
@@ -59,7 +61,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from elasticflow.events import EventRecord
-    from elasticflow.snapshots.client.messages import ToWriter
+    from elasticflow.snapshots.client.messages import ToWorker, ToWriter
     from elasticflow.snapshots.client.writer_reports import WriterReport
     from elasticflow.snapshots.format.shard_file import StagedShard
     from elasticflow.snapshots.memory.buffers import Buffer
@@ -114,11 +116,11 @@ class Writer:
         while True:
             connection, _ = server.accept()
             if channels.is_own_user(connection):
-                thread(self._serve, Channel(connection, messages.to_writer)).start()
+                thread(self._serve, Channel(connection, TO_WORKER, TO_WRITER)).start()
             else:
                 connection.close()
 
-    def _serve(self, channel: Channel[ToWriter]) -> None:
+    def _serve(self, channel: Channel[ToWorker, ToWriter]) -> None:
         hello = channel.receive()
         if not isinstance(hello, Hello):
             channel.close()
@@ -205,7 +207,9 @@ class Writer:
         except OSError as error:
             worker.send(NoMemory(str(error)))
         else:
-            slots = Slots([buffer.number for buffer in buffers], [buffer.size for buffer in buffers], single)
+            slots = Slots(
+                tuple(buffer.number for buffer in buffers), tuple(buffer.size for buffer in buffers), single
+            )
             worker.send(slots, tuple(buffer.descriptor for buffer in buffers))
 
     def _staging_buffers(self, worker: ConnectedRank, nbytes: int) -> tuple[list[Buffer], str | None]:
@@ -248,7 +252,7 @@ class Writer:
     def _report(self, report: WriterReport, listeners: Iterable[ConnectedRank], *, to_parent: bool) -> None:
         self._memory_tier.note(report)
         if to_parent:
-            self._out.put(writer_reports.to_json(report))
+            self._out.put(writer_reports.as_event(report))
         for worker in tuple(listeners):
             worker.send(Report(report))
 

@@ -105,8 +105,8 @@ class NodeOfOne:
 
     def __init__(self, uri: str) -> None:
         ours, theirs = socket.socketpair()
-        self.link = WriterConnection(Channel(ours, messages.to_worker))
-        self._rank = ConnectedRank(Channel(theirs, messages.to_writer), Hello(0, 1, 1, 1))
+        self.link = WriterConnection(Channel(ours, messages.TO_WRITER, messages.TO_WORKER))
+        self._rank = ConnectedRank(Channel(theirs, messages.TO_WORKER, messages.TO_WRITER), Hello(0, 1, 1, 1))
         self._loader = LoadService(Catalog(Storage(uri)))
         threading.Thread(target=self._serve, daemon=True).start()
 
