@@ -138,7 +138,7 @@ class MemoryTier:
     def forget(self, equal_at: int) -> None:
         """Have no generation go on from what is held, nor from a snapshot taken of it after step *equal_at*.
 
-        No rank is waited for.
+        Waits for no other rank.
 
         Raises:
             SnapshotError: the writer died, and what was held with it.
@@ -146,7 +146,7 @@ class MemoryTier:
         self._client.invalidate(equal_at)
 
     def recall(self, catalog: Catalog) -> RecalledState | None:
-        """Return what an earlier generation held, if all ranks were handed it and no committed snapshot is newer.
+        """Return what an earlier generation held, if all ranks received it and no committed snapshot is newer.
 
         Collective: every rank. No snapshot is read for it.
         """

@@ -1,4 +1,4 @@
-"""What rank 0 says of a snapshot besides its tensors: state.json and the manifest's facts."""
+"""What rank 0 hands over besides tensors: state.json and the facts of the manifest."""
 
 from __future__ import annotations
 
@@ -91,14 +91,16 @@ def position_of(content: Mapping[str, Any]) -> Position:
     Raises:
         StateError: it counts in an order of samples that this version does not know.
     """
-    order = content.get("order", 1)  # older snapshots do not say it
+    # Older snapshots do not have it.
+    order = content.get("order", 1)
     if order != index_schedule.VERSION:
         raise StateError(
             f"the snapshot's position counts in order {order} of the samples, and this version of elasticflow knows order {index_schedule.VERSION} only",
             _REMEDY,
         )
     position = content["position"]
-    return Position(**{**position, "cursors": tuple(position.get("cursors", ()))})  # JSON has no tuples
+    # JSON has no tuples.
+    return Position(**{**position, "cursors": tuple(position.get("cursors", ()))})
 
 
 def random_version_of(content: Mapping[str, Any]) -> int:
@@ -107,7 +109,8 @@ def random_version_of(content: Mapping[str, Any]) -> int:
     Raises:
         StateError: this version does not know them.
     """
-    version = content.get("random", 1)  # older snapshots do not say it
+    # Older snapshots do not have it.
+    version = content.get("random", 1)
     if version not in range(1, random_streams.VERSION + 1):
         raise StateError(
             f"the snapshot's random states follow rules {version}, and this version of elasticflow knows rules up to {random_streams.VERSION}",

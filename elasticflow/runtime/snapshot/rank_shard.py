@@ -43,7 +43,7 @@ class RankShard:
         self._buffers: dict[int, _BufferView] = {}
 
     def copy_into(self, target: memoryview) -> list[TensorEntry]:
-        """Copy the tensors to the start of *target*; return where each lies."""
+        """Copy the tensors to the start of *target*; return `entries`."""
         buffer = self._view(target)
         buffer.first.make()
         fault_injection.reach("snapshot.mid_copy")
@@ -59,7 +59,8 @@ class RankShard:
         address = address_of(target) if self.nbytes else 0
         buffer = self._buffers.get(address)
         if buffer is None:
-            if len(self._buffers) == _BUFFERS:  # they keep the memory mapped
+            # Views keep the memory of old buffers mapped.
+            if len(self._buffers) == _BUFFERS:
                 self._buffers.clear()
             views = {
                 entry.key: view_of(target, BY_NAME[entry.dtype], entry.shape, entry.offset)
@@ -81,7 +82,7 @@ class _BufferView:
 
 
 class ShardPlanner:
-    """Plans which rank stores which tensors: every rank comes to the same plan without asking the others."""
+    """Plans which rank stores which tensors: every rank makes the same plan without asking the others."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self._rank, self._world_size = rank, world_size
@@ -94,7 +95,7 @@ class ShardPlanner:
         if tensors is not self._tensors:
             sizes = {key: nbytes_of(tensor) for key, tensor in tensors.items()}
             mine = balanced(sizes, self._world_size, captured.frozen, captured.local)[self._rank]
-            # The widest first: every tensor is aligned to its own width without gaps between them.
+            # The widest first: so every tensor is aligned to its own width, without gaps.
             keys = sorted(mine, key=lambda key: (-tensors[key].element_size(), key))
             self._tensors, self._shard = (
                 tensors,

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Keep", "Policy", "Snapshots", "load_weights"]
 
-_FLUSH_LIMIT_S = 3600.0  # a slow store is waited for; a dead writer is noticed at once
+# A store may be slow; a dead writer is noticed at once.
+_FLUSH_LIMIT_S = 3600.0
 
 
 class Snapshots:
@@ -72,7 +73,8 @@ class Snapshots:
         self._dataset = opened(dataset)
         self._catalog = policy.catalog(worker.run_folder, worker.run_id)
         self._client = writer_connection.connect(worker, policy, self._catalog.prefix, state)
-        self._client.waiting = worker.heartbeat.beat  # for a slow store
+        # While a slow store is waited for.
+        self._client.waiting = worker.heartbeat.beat
         self._reports = WriterReports(worker, self._client)
         self._metadata = SnapshotMetadata(worker, state, schedule, self._fingerprints())
         self._planner = ShardPlanner(worker.rank, worker.world_size)
@@ -80,7 +82,8 @@ class Snapshots:
         self._capture_check = CaptureCheck(worker)
         self._unsaved = Unsaved(worker, state, policy.ignore)
         self._memory_tier = None
-        if policy.memory is not None and worker.local_world_size == worker.world_size:  # it covers one node
+        # The memory tier covers one node.
+        if policy.memory is not None and worker.local_world_size == worker.world_size:
             self._memory_tier = MemoryTier(
                 worker, self._client, state, self._planner, self._metadata, self._copier, policy.memory
             )
@@ -96,7 +99,7 @@ class Snapshots:
             worker.vote.snapshot_wanted = self._is_due_by_time
         worker.at_leave.append(self._finish)
         fault_injection.expose(partial(flip, state.model))
-        # Not taken in silently, nor left out so: positions go on without it, and it may be more than a position.
+        # A stateful dataset is left out, and said to be: positions take its place, and its state may be more than that.
         if worker.rank == 0 and state.misses(content := self._dataset.content):
             kind = f"{type(content).__module__}.{type(content).__qualname__}"
             worker.event(events.STATE_LEFT_OUT, name="dataset", type=kind)
@@ -104,8 +107,8 @@ class Snapshots:
     def restore(self) -> Position:
         """Go on from the newest state that every rank can read, else from the beginning. Collective: every rank.
 
-        That is what the generation before held in memory, or else a snapshot; a damaged one is set aside and the next
-        older one is taken.
+        That is what the generation before held in memory, or else a snapshot; a damaged snapshot is set aside, and the
+        next older one is taken.
 
         Raises:
             DatasetError: the snapshot was taken on other data.
@@ -162,7 +165,7 @@ class Snapshots:
         self._take(position, final=True)
 
     def _is_wanted_after(self, position: Position) -> bool:
-        """Finish what was begun in earlier steps; return if a snapshot is due, the same on every rank."""
+        """Finish what earlier steps began; return whether a snapshot is due, the same on every rank."""
         fault_injection.reach("training.step")
         self._reports.log_new()
         self._copier.poll()
@@ -181,14 +184,16 @@ class Snapshots:
 
     def _take(self, position: Position, *, final: bool = False) -> None:
         worker = self._worker
-        if position.step == self._last.step:  # the same step is never taken twice
+        # The same step is never taken twice.
+        if position.step == self._last.step:
             return
         began = time.monotonic()
         self._unsaved.before_snapshot()
         # What is held may be written at any moment.
         if final or (self._memory_tier is not None and self._is_due):
             self._replica_check.require_same(position)
-        worker.progress.flush()  # whoever goes on from this step does not make these lines again
+        # A generation that goes on from this step does not log these lines again.
+        worker.progress.flush()
         trigger = self._trigger(position, final=final)
         if self._memory_tier is None:
             worker.phase("snapshot")
@@ -253,7 +258,8 @@ class Snapshots:
         require_same(self._fingerprints(), manifest.fingerprints, *samples, began_otherwise)
         restore.complete_evaluation(record.tree, manifest)
         environment.log_changes(worker, manifest.versions, is_exact=self._step.is_exact)
-        if worker.rank == 0:  # before anything of it is used: what happens now may be its doing
+        # Logged before the snapshot is used: a failure from here on may be its fault.
+        if worker.rank == 0:
             worker.event(events.SNAPSHOT_CHOSEN, name=manifest.name)
         restore.apply(worker, self._state, content, loader)
         if record.job_digest != worker.job_digest and worker.rank == 0:

@@ -1,9 +1,9 @@
 """From the device to staging memory: on CUDA while training goes on, without making this process wait.
 
-On a CUDA device the copy runs on a stream of its own, which begins where the training stream has come to. The training
-stream waits for it on the device, not before it must: for what a forward may write (buffers, objects of the job's own)
-at once, for what only the optimizer's step writes at that step. Whether the copy is through is looked up at each step;
-then the writer is sent its message.
+On a CUDA device the copy runs on its own stream, after what the training stream has been given so far. On the device,
+the training stream waits for the copy as late as it can: at once for what a forward may write (buffers, objects of the
+job's own), at the optimizer's step for what only that step writes. Each step looks whether the copy is through; then the
+writer receives its message.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class CudaCopier(Copier):
             optimizer.register_step_pre_hook(self._before_step)
 
     def start(self, shard: RankShard, target: memoryview, stepped: Collection[str]) -> None:
-        """Begin to copy; see `Copier`. Nothing waits here but the device."""
+        """Begin to copy; see `Copier`. Only the device waits."""
         self.finish()
         if not shard.nbytes:
             return
@@ -151,7 +151,8 @@ class _PinnedMemory:
 
     def of(self, shard: RankShard, target: memoryview) -> memoryview:
         """Return *target*, pinned; or other pinned memory, where the driver refuses to pin it."""
-        if shard is not self._shard:  # another layout brings other buffers: let go of the old ones
+        # Another layout has other buffers: the old ones are unpinned.
+        if shard is not self._shard:
             for address in self._known:
                 torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
             self._known, self._bounce, self._shard = {}, None, shard

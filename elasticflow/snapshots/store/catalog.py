@@ -128,7 +128,7 @@ class Catalog:
         """
         content = {"name": name, "note": note, "created": time.time()}
         self.storage.replace_text(self._pin(name), json.dumps(content).encode())
-        # Looked at last: retention looks at pins before it removes, so one of the two sees the other.
+        # Checked last: retention checks pins before it removes, so one of the two sees the other.
         if not self.storage.exists(f"{self.folder(name)}/{manifest.FILE_NAME}"):
             self.unpin(name)
             raise SnapshotError(f"there is no snapshot {name}")
@@ -138,7 +138,7 @@ class Catalog:
         self.storage.remove(self._pin(name))
 
     def is_pinned(self, name: str) -> bool:
-        """Return whether snapshot *name* is pinned, by one look."""
+        """Return whether snapshot *name* is pinned, by one request."""
         return self.storage.exists(self._pin(name))
 
     def pinned(self) -> dict[str, str]:
@@ -191,7 +191,7 @@ class Catalog:
         return max((*self._claims(), *taken), default=0)
 
     def generations(self, after: int = 0) -> dict[int, dict[str, Any]]:
-        """Return what was claimed for each generation *after* one, by number, ascending: launch, reason, time."""
+        """Return the claims of the generations after *after*, by ascending number: launch, reason, time."""
         files = self._claims()
         return {
             number: self._read(f"generations/{files[number]}") for number in sorted(files) if number > after
@@ -203,7 +203,7 @@ class Catalog:
         return {int(match["number"]): match[0] for match in matches if match}
 
     def is_fenced(self, generation: int) -> bool:
-        """Return whether a later generation exists, by one look: numbers are claimed without gaps."""
+        """Return whether a later generation exists, by one request: numbers are claimed without gaps."""
         return self.storage.exists(self._generation(generation + 1))
 
     def write_job_record(self, record: Mapping[str, Any]) -> None:
@@ -309,7 +309,7 @@ class Catalog:
             return Damage(address, records.damage_of(Path(path), error).why)
 
     def _is_of_the_file(self, error: OSError) -> bool:
-        """Return whether *error* tells of the one file that was read, and not of the store."""
+        """Return whether *error* is about the file that was read, and not about the store."""
         return self.storage.is_local and error.errno in _OF_A_FILE
 
 

@@ -1,4 +1,4 @@
-"""From files to a snapshot in one act: a rename on local disks, one exclusive put elsewhere."""
+"""Makes files a snapshot in one act: a rename on local disks, one exclusive put elsewhere."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.format.shard_file import WrittenFile
     from elasticflow.snapshots.store.catalog import Catalog
 
-# Stands before the name of a snapshot that is being written on a local disk.
+# Prefix of the folder of a snapshot that is being written on a local disk.
 UNFINISHED = ".tmp-"
-# Stands before the name of such a folder while it is being removed.
+# Prefix of such a folder while it is being removed.
 SWEPT = ".swept-"
 _POLL_LEAST_S, _POLL_MOST_S = 0.02, 1.0
-# While a store is in trouble, the next snapshot is worth more than tidying up after the last one.
+# While a store is in trouble, the next snapshot matters more than tidying up after the last one.
 _TIDYING = Patience(total_s=2.0)
 
 
@@ -38,10 +38,10 @@ class CommitAbandonedError(CommitRefusedError):
 
 
 class Publisher:
-    """Writes snapshots of one run so that each is whole or not there.
+    """Publishes snapshots of one run, each of which is whole or not there.
 
-    On a local disk files go to a hidden folder that is renamed when all is in. Elsewhere a rename is copy and delete,
-    so files go to their final keys, and the manifest, put last and only if none is there, makes them a snapshot.
+    On a local disk, files go to a hidden folder that is renamed once it has all of them. Elsewhere a rename is a copy
+    and a removal: files go to their final keys, and the manifest, put last and only if there is none, commits them.
     """
 
     def __init__(self, catalog: Catalog) -> None:
@@ -166,10 +166,10 @@ class Publisher:
         return [file for files in written.values() for file in files]
 
     def await_commit(self, name: str, rank: int, limit_s: float, alive: Callable[[], bool]) -> None:
-        """Return when the node of rank 0 has committed snapshot *name*, to which *rank* of this node gave a shard.
+        """Wait until the node of rank 0 has committed snapshot *name*, of which *rank* of this node wrote a shard.
 
         Raises:
-            CommitAbandonedError: that node gave it up.
+            CommitAbandonedError: that node gave the snapshot up.
             CommitRefusedError: *limit_s* passed, or *alive* became false; that node may still commit.
         """
         deadline, pause = time.monotonic() + limit_s, _POLL_LEAST_S
@@ -201,7 +201,7 @@ class Publisher:
                 self._storage.remove(_record(self._catalog.folder(name), rank))
 
     def _put_manifest(self, path: str, data: bytes) -> bool:
-        """Create the manifest; True as well if our own put succeeded and only its answer was lost."""
+        """Create the manifest; True also if an earlier put succeeded and only its answer was lost."""
         try:
             if self._storage.create(path, data):
                 return True
@@ -215,7 +215,7 @@ class Publisher:
         try:
             content: dict[str, Any] = json.loads(self._storage.read(path))
         except (FileNotFoundError, ValueError):
-            # The record is absent, or half visible on a store without atomic puts.
+            # The record is absent, or half written on a store without atomic puts.
             return None
         return content
 

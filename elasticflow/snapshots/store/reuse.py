@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class ReusableFiles:
-    """Finds files by content; safe to use from several threads.
+    """Finds files by content; may be used from several threads.
 
-    Content alone decides, never which tensors are said to be frozen. What is found is a file of the snapshot that
-    wrote it, so references never form a chain.
+    Content alone decides, not which tensors are frozen. A location names the snapshot that wrote the file, so
+    references never form a chain.
     """
 
     def __init__(self, catalog: Catalog) -> None:
@@ -22,9 +22,9 @@ class ReusableFiles:
         self._known: dict[str, tuple[str, FileEntry]] = {}
 
     def find(self, sha256: str) -> tuple[str, FileEntry] | None:
-        """Return where, in the folder of all snapshots, a file with these bytes can be referred to; None: nowhere.
+        """Return location and entry of a file with these bytes that a new snapshot may refer to; None: there is none.
 
-        It is one that the newest committed snapshot is loaded from. A store that cannot be asked has none.
+        The newest committed snapshot is loaded from this file. None also if the store does not answer.
         """
         with contextlib.suppress(OSError):
             if (known := self._reusable(sha256)) is not None:
