@@ -18,8 +18,6 @@ from tests.places import make_place
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from moto.server import ThreadedMotoServer
-
     from tests.campaign.tiny_job import Reference
     from tests.places import Place
 
@@ -88,13 +86,8 @@ def tiny_reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """Serve S3 on loopback for the whole session and return its URL."""
-    from moto.server import ThreadedMotoServer
-
-    server: ThreadedMotoServer = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    _, port = server.get_host_and_port()
-    yield f"http://127.0.0.1:{port}"
-    server.stop()
+    with servers.s3() as url:
+        yield url
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -106,6 +106,37 @@ def etcd(folder: Path, port: int | None = None) -> Iterator[int]:
     command += ["--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"]
     with _running(command, port):
         yield port
+
+
+@contextlib.contextmanager
+def s3() -> Iterator[str]:
+    """Serve S3; give the URL.
+
+    moto looks whether an object is there and puts it afterwards: of two puts at once that must create, both may do so. S3
+    lets one do so, and with the lock moto does, too.
+    """
+    from moto.moto_server.werkzeug_app import (
+        DomainDispatcherApplication,
+        MotoRequestHandler,
+        create_backend_app,
+    )
+    from werkzeug.serving import make_server
+
+    moto, lock = DomainDispatcherApplication(create_backend_app), threading.Lock()
+
+    def application(environ: dict[str, Any], start_response: Any) -> Any:
+        with lock if "HTTP_IF_NONE_MATCH" in environ else contextlib.nullcontext():
+            return moto(environ, start_response)
+
+    server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=MotoRequestHandler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 @contextlib.contextmanager

@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests import servers
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -91,13 +93,9 @@ def fill(path: Path) -> None:
 def bucket() -> Iterator[tuple[str, str, dict[str, str]]]:
     """Give the address of an S3 server, the URI of a bucket, and the variables by which it is reached."""
     import s3fs
-    from moto.server import ThreadedMotoServer
 
-    server: ThreadedMotoServer = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        url, name = f"http://{host}:{port}", f"bucket-{uuid.uuid4().hex[:8]}"
+    with servers.s3() as url:
+        name = f"bucket-{uuid.uuid4().hex[:8]}"
         s3fs.S3FileSystem(
             key=_KEYS["AWS_ACCESS_KEY_ID"],
             secret=_KEYS["AWS_SECRET_ACCESS_KEY"],
@@ -105,8 +103,6 @@ def bucket() -> Iterator[tuple[str, str, dict[str, str]]]:
             skip_instance_cache=True,
         ).mkdir(name)
         yield url, f"s3://{name}/runs", _KEYS
-    finally:
-        server.stop()
 
 
 def other_version(folder: Path, name: str, version: str) -> Path:
