@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elasticflow.run_folder import snapshot_name
-from elasticflow.snapshots.client import writer_reports
 from elasticflow.snapshots.client.staging import StagingClient
 from elasticflow.snapshots.client.writer_process import WriterProcess, start_writer
 from elasticflow.snapshots.client.writer_reports import SnapshotReport
@@ -99,11 +98,11 @@ class Bench:
     @staticmethod
     def outcomes(reports: Iterable[Any]) -> list[tuple[str, int]]:
         """Event and step of each report, as a client has it or as an event, without retention's."""
-        records = [r if isinstance(r, dict) else writer_reports.as_event(r) for r in reports]
+        records = [report if isinstance(report, dict) else vars(report) for report in reports]
         return [
             (record["event"], record["step"])
             for record in records
-            if record["event"] in {"snapshot.committed", "snapshot.failed"}
+            if record.get("event") in {"snapshot.committed", "snapshot.failed"}
         ]
 
     @staticmethod
