@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import suppress
 from pathlib import Path
 
-_GROUPS = Path("/sys/fs/cgroup")
+from elasticflow.system.free_memory import memory_groups
+
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
@@ -36,18 +36,9 @@ def counts_of_kills() -> dict[str, int]:
 
 
 def _counters() -> list[Path]:
-    """Return the files in which the kernel may count, the closest first: cgroup version 2, version 1, the whole machine."""
-    paths = []
-    with suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
-            _, names, path = line.split(":", 2)
-            inside = path.lstrip("/")
-            if names == "":
-                paths += [_GROUPS / inside / "memory.events", _GROUPS / "memory.events"]
-            elif "memory" in names.split(","):
-                # In a container the second one is its own group.
-                paths += [_GROUPS / "memory" / part / "memory.oom_control" for part in (inside, "")]
-    return [*paths, Path("/proc/vmstat")]
+    """Return the files in which the kernel may count, the closest first: of control groups, of the whole machine."""
+    files = ("memory.events", "memory.oom_control")  # version 2, version 1
+    return [*(group / file for group in memory_groups() for file in files), Path("/proc/vmstat")]
 
 
 def _count(path: Path) -> int | None:

@@ -9,7 +9,8 @@ import os
 import threading
 from dataclasses import dataclass
 
-from elasticflow.snapshots.memory.shared_memory import available, memory_file
+from elasticflow.snapshots.memory.shared_memory import memory_file
+from elasticflow.system.free_memory import available
 
 _HUGE_PAGE = 2 << 20
 

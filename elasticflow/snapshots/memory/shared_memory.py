@@ -1,4 +1,4 @@
-"""Memory that processes share, and how much of it the machine has."""
+"""Memory that processes share."""
 
 from __future__ import annotations
 
@@ -13,13 +13,3 @@ def memory_file(name: str) -> int:
         return os.memfd_create(f"elasticflow-{name}", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
-
-
-def available() -> int:
-    """Return the bytes that the machine can give without swapping; `sys.maxsize` where that is not known."""
-    import psutil
-
-    try:
-        return psutil.virtual_memory().available
-    except OSError:
-        return sys.maxsize

@@ -1,0 +1,85 @@
+"""How much memory a process may still take: what the machine has, and what its control groups allow."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+GROUPS = Path("/sys/fs/cgroup")
+# Limit, use, and what of the use can be reclaimed: version 2, version 1.
+_FILES = (
+    ("memory.max", "memory.current", ("inactive_file", "active_file")),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
+)
+# Version 1 has such a number where there is no limit.
+_UNLIMITED = 1 << 62
+
+
+class GroupMemory(NamedTuple):
+    """What a control group may use, and what is left of it, in bytes; file caches count as left."""
+
+    limit: int
+    left: int
+
+
+def available() -> int:
+    """Return the bytes that this process may still take without swapping; `sys.maxsize` where that is not known."""
+    group = tightest_group()
+    return min(of_machine(), sys.maxsize if group is None else group.left)
+
+
+def of_machine() -> int:
+    """Return the bytes that the machine can give without swapping; `sys.maxsize` where that is not known."""
+    import psutil
+
+    try:
+        return psutil.virtual_memory().available
+    except OSError:
+        return sys.maxsize
+
+
+def tightest_group(root: Path = GROUPS) -> GroupMemory | None:
+    """Return that of this process's control groups which has the least left; None if none has a limit."""
+    return min(filter(None, map(_memory_of, memory_groups(root))), key=lambda group: group.left, default=None)
+
+
+def memory_groups(root: Path = GROUPS) -> list[Path]:
+    """Return the folders of the control groups that may limit this process's memory, the closest first.
+
+    Args:
+        root: Where the kernel shows them.
+    """
+    folders = []
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "" or "memory" in controllers.split(","):
+                top = root / "memory" if controllers else root
+                inside = top / path.lstrip("/")
+                folders += [folder for folder in (inside, *inside.parents) if folder.is_relative_to(top)]
+    # In a container it is the process's own group.
+    return list(dict.fromkeys([*folders, root]))
+
+
+def _memory_of(group: Path) -> GroupMemory | None:
+    for limit_file, use_file, reclaimable in _FILES:
+        limit, use = (_number(group / name) for name in (limit_file, use_file))
+        if limit is not None and use is not None and limit < _UNLIMITED:
+            counts = dict(line.split() for line in _text(group / "memory.stat").splitlines())
+            caches = sum(int(counts.get(name, 0)) for name in reclaimable)
+            return GroupMemory(limit, max(0, limit - use + caches))
+    return None
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
