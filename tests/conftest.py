@@ -8,7 +8,7 @@ import uuid
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests import servers
 from tests.forked import ForkedPrograms
@@ -22,11 +22,15 @@ if TYPE_CHECKING:
     from tests.places import Place
 
 
-# A time limit per example fails on a busy machine; under CI hypothesis' own profile also fixes the examples.
+# A time limit fails on a busy machine, per example or for the making of examples, and fixtures of a function are made once for
+# all of its examples, as is meant; under CI hypothesis' own profile also fixes the examples.
 settings.register_profile(
-    "no deadline", settings.get_profile(settings.get_current_profile_name()), deadline=None
+    "ours",
+    settings.get_profile(settings.get_current_profile_name()),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-settings.load_profile("no deadline")
+settings.load_profile("ours")
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticflow.cli.main import call
@@ -22,7 +22,7 @@ GOOD = (GALLERY / "good_base.toml").read_text("utf-8")
 WRONG = [file.read_bytes() for file in sorted(GALLERY.glob("*.toml"))]
 EXAMPLES = int(os.environ.get("ANY_INPUT_EXAMPLES", "12"))
 Validate = "Callable[..., int]"
-many = settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many = settings(max_examples=EXAMPLES)
 TABLES = [
     "job", "model", "optimizer", "lr_scheduler", "dataset", "evaluation", "train", "ddp", "nodes", "restarts", "snapshots",
     "logging", "torchrun", "matrix", "extends", "slurm", "job.path", "model.args", "snapshots.keep", "snapshots.include",

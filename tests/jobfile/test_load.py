@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import tomli
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elasticflow.errors import JobRefusedError
@@ -17,7 +17,7 @@ from elasticflow.jobfile.tables.job import Job
 
 GALLERY = Path(__file__).parent / "gallery"
 GOOD = (GALLERY / "jobs" / "good_base.toml").read_text("utf-8")
-FUZZ = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+FUZZ = settings()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticflow.cli.completer import answer
@@ -145,7 +145,7 @@ def test_bash_replaces_only_what_follows_its_word_break(line: str, expected: str
     assert expected == answer("bash", [line, BREAKS], group).removesuffix("\n")
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30)
 @given(
     st.lists(
         st.text(max_size=8) | st.sampled_from(["run", "snapshots", "show", "--set", "--", "=", "-"]),

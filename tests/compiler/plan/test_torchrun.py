@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.elastic.multiprocessing import Std
 
@@ -113,7 +113,6 @@ def _streams(text: str | None) -> Any:
 
 
 @given(jobs())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_torch_reads_back_what_any_job_says(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, job: Job
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticflow.errors import CaseError, JobRefusedError
@@ -99,7 +99,7 @@ AXES = st.dictionaries(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(AXES, st.sets(st.from_regex(r"[a-z]{1,5}", fullmatch=True), max_size=3))
 def test_there_are_as_many_cases_as_combinations(
     written: Callable[[str], Path], axes: dict[str, list[Any]], named: set[str]
@@ -115,7 +115,7 @@ def test_there_are_as_many_cases_as_combinations(
     assert bool(count) == (codes.NO_CASES not in {each.code for each in loaded.diagnostics})
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.floats(1e-6, 1, allow_nan=False), st.integers(1, 100), st.integers(0, 2**63 - 1))
 def test_a_case_is_the_job_written_with_flags(
     written: Callable[[str], Path], lr: float, epochs: int, seed: int

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import tomli
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticflow.jobfile.diagnostics.render_text import render
@@ -248,7 +248,7 @@ def test_it_does_not_matter_where_a_chain_of_bases_is_cut(
     assert files[0] == merge(files[0], {}) == merge({}, files[0])
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(FILES, FILES, FILES)
 def test_every_leaf_stands_where_it_is_said_to(
     folder: Path, base: dict[str, Any], own: dict[str, Any], flags: dict[str, Any]
