@@ -1,17 +1,21 @@
-"""How fast training goes on after a killed worker, a lost node, a new node: elasticflow and torchrun.
+"""How fast training goes on after a killed worker, a lost node, a new node: elasticflow, torchrun, Ray Train.
 
-    python tests/benchmarks/recovery.py [--only PART ...] [--who WHO] [--tries 10] [--rival-tries N] [--json FILE]
+    python tests/benchmarks/recovery.py [--only PART ...] [--who WHO ...] [--tries 10] [--rival-tries N] [--json FILE]
 
 Two workers train on the digits and save every 20 steps; in the midst of it something happens. torchrun is started as
-its documentation says, anew for each try, and runs `recovery_script.py`. Times are those of the steps' own lines and
+its documentation says, anew for each try, and runs `recovery_script.py`; Ray Train, where it is installed, runs the same loop
+with its own failure handling (`start` and `worker` only). Times are those of the steps' own lines and
 of events, from the kill, or from the last step before.
 
+* **start**: from the command to the first step; nothing happens but that.
 * **worker**: one of two workers of a node is killed, rank 0 and rank 1 by turns.
 * **nodes**: a second node comes, and the pause in the steps is taken; then everything of it is killed at once, and
   nobody is left to tell: a machine has vanished.
 * **agent**: only the second node's agent is killed, and what started it tells. Not tried with torchrun, where the
   workers then go on without it.
-* the same with **-slow**: the model's module sleeps for 3 s when it is imported.
+* **gpu**: the only worker of a node, on a GPU, is killed. Only where there is one, and only if it is asked for.
+* the same with **-MODEL**: the model's module imports what `recovery_models.py` says, `worker-transformers` for
+  instance; where that is not installed it is left out. `--only worker worker-timm` takes some.
 
 With `--json` the tries are added to those in the file, and the tables are those of all: short pieces make one table.
 """
@@ -33,9 +37,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 # The path comes first.
 from tests.benchmarks import recovery_figures as figures
-from tests.benchmarks.recovery_figures import OURS, SLOW, THEIRS
+from tests.benchmarks.recovery_figures import OURS, RAY, RIVALS, THEIRS
+from tests.benchmarks.recovery_models import MODELS, module_of, split
 from tests.benchmarks.recovery_ours import Ours
-from tests.benchmarks.recovery_torchrun import Torchrun
+from tests.benchmarks.recovery_ray import RayTrain, is_installed
+from tests.benchmarks.recovery_torchrun import Rival, Torchrun
 from tests.end_to_end.harness import project_at
 
 if TYPE_CHECKING:
@@ -44,37 +50,33 @@ if TYPE_CHECKING:
     from tests.benchmarks.recovery_figures import Try
     from tests.end_to_end.harness import Project
 
-_SLOW_MODULE = '''"""The digits' network, in a module that takes long to import."""
-
-import time
-
-from examples.mnist import Net
-
-__all__ = ["Net"]
-
-time.sleep(3)
-'''
-
-
-WAYS = ("worker", "nodes", "agent")
+_RIVALS: dict[str, type[Rival]] = {THEIRS: Torchrun, RAY: RayTrain}
+WAYS = ("start", "worker", "nodes", "agent")
 
 
 def attempts(project: Project, way: str, who: str, tries: int, limit_s: float) -> Iterator[tuple[str, Try]]:
     """Yield each try, with the name of its part, as it is made."""
-    slow = SLOW if way.endswith(SLOW) else ""
-    model = "examples.slow" if slow else "examples.mnist"
-    maker = Ours(project, model) if who == OURS else Torchrun(project.root, model, limit_s)
-    make = getattr(maker, way.removesuffix(SLOW), None)
+    part, model = split(way)
+    if missing := MODELS[model].missing:
+        print(f"{way} is left out: {', '.join(missing)} not installed", file=sys.stderr)
+        return
+    module = module_of(model)
+    maker: Ours | Rival = (
+        Ours(project, module) if who == OURS else _RIVALS[who](project.root, module, limit_s)
+    )
+    make = getattr(maker, part, None)
     for name, made in make(tries) if make is not None else ():
-        yield name + slow, made
+        yield f"{name}-{model}" if model else name, made
 
 
 def main() -> int:
     """Make the tries, print the tables, and return 1 if a bound is broken."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     ways = figures.names(WAYS)
-    parser.add_argument("--only", nargs="+", choices=ways, default=ways, help="what happens")
-    parser.add_argument("--who", choices=(OURS, THEIRS), help="one of the two")
+    every = [*ways, *figures.names(("gpu",))]
+    parser.add_argument("--only", nargs="+", choices=every, default=ways, help="what happens")
+    everybody = (OURS, *(rival for rival in RIVALS if rival != RAY or is_installed()))
+    parser.add_argument("--who", nargs="+", choices=everybody, default=everybody, help="some of them")
     parser.add_argument("--tries", type=int, default=10, help="of each")
     parser.add_argument("--rival-tries", type=int, help="torchrun's, where it takes too long for as many")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds that torchrun has to go on")
@@ -86,13 +88,13 @@ def main() -> int:
     tries: figures.Tries = {}
     if options.json and options.json.exists():
         tries = figures.from_json(json.loads(options.json.read_text()))
-    most = {
-        OURS: options.tries,
-        THEIRS: options.tries if options.rival_tries is None else options.rival_tries,
-    }
+    of_rivals = options.tries if options.rival_tries is None else options.rival_tries
+    most = {OURS: options.tries, **dict.fromkeys(RIVALS, of_rivals)}
     with tempfile.TemporaryDirectory() as folder, project_at(Path(folder) / "project") as project:
-        project.write("examples/slow.py", _SLOW_MODULE)
-        for way, who in itertools.product(options.only, (options.who,) if options.who else (OURS, THEIRS)):
+        for model, source in MODELS.items():
+            if source.text is not None:
+                project.write(f"{module_of(model).replace('.', '/')}.py", source.text)
+        for way, who in itertools.product(options.only, options.who):
             for name, made in attempts(project, way, who, most[who], options.limit):
                 tries.setdefault(name, {}).setdefault(who, []).append(made)
                 print(f"{name} {who}: {made}", file=sys.stderr, flush=True)

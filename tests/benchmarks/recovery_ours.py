@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from tests.end_to_end.harness import Project, Running
 
-_JOB = "recovery"
-_TEXT = """
+JOB = "recovery"
+TEXT = """
 [job]
 name = "{name}"
 seed = 1234
@@ -58,14 +58,33 @@ class Ours:
     def __init__(self, project: Project, model: str) -> None:
         self._project, self._model = project, model
 
+    def start(self, tries: int) -> Iterator[tuple[str, Try]]:
+        """Start two workers on one node; time from the command to the first step."""
+        for _ in range(tries):
+            began = time.time()
+            with self._launch(2) as running:
+                first = running.wait_for("a step", partial(first_step, running, 0))
+                yield "start", Try(round(first - began, 4), marks=_marks(running, began))
+
     def worker(self, tries: int) -> Iterator[tuple[str, Try]]:
         """Kill a worker of two on one node; time to the first step of the next generation."""
         with self._launch(2) as running:
             for number in range(tries):
                 generation = _trains(running, 2)
+                _wait_for_standbys(running, generation)
                 killed = time.time()
                 os.kill(running.pid_of(number % 2), signal.SIGKILL)
                 yield "worker", _until_first_step(running, generation, killed)
+
+    def gpu(self, tries: int) -> Iterator[tuple[str, Try]]:
+        """Kill the only worker, which has a GPU; time to the first step of the next generation."""
+        with self._launch(1) as running:
+            for _ in range(tries):
+                generation = _trains(running, 1)
+                _wait_for_standbys(running, generation)
+                killed = time.time()
+                os.kill(running.pid_of(0), signal.SIGKILL)
+                yield "gpu", _until_first_step(running, generation, killed)
 
     def nodes(self, tries: int) -> Iterator[tuple[str, Try]]:
         """Have a second node join, then kill all of it at once, so that nobody tells: it has vanished."""
@@ -73,7 +92,7 @@ class Ours:
             for _ in range(tries):
                 generation = _trains(running, 1)
                 joined = self._join(running)
-                first = running.wait_for("a group of two", partial(_first_step, running, generation))
+                first = running.wait_for("a group of two", partial(first_step, running, generation))
                 before = [r["time"] for r in read_lines(running.run.metrics) if r["generation"] == generation]
                 yield "join", Try(round(first - before[-1], 4), marks=_marks(running, before[-1]))
                 generation = _trains(running, 2)
@@ -97,9 +116,9 @@ class Ours:
 
     @contextmanager
     def _launch(self, workers: int) -> Iterator[Running]:
-        text = _TEXT.format(name=_JOB, model=self._model, workers=workers)
+        text = TEXT.format(name=JOB, model=self._model, workers=workers)
         self._project.write("jobs/recovery.toml", text)
-        running = self._project.run("jobs/recovery.toml", secrets.token_hex(4), job=_JOB)
+        running = self._project.run("jobs/recovery.toml", secrets.token_hex(4), job=JOB)
         try:
             yield running
         finally:
@@ -109,7 +128,7 @@ class Ours:
     def _join(self, running: Running) -> Running:
         started = running.wait_for("an endpoint", lambda: named(running.events(), events.RUN_STARTED))
         arguments = ("run", "jobs/recovery.toml", f"--join={started[0]['endpoint']}")
-        return self._project.start(*arguments, run_id=running.run.run_id, job=_JOB)
+        return self._project.start(*arguments, run_id=running.run.run_id, job=JOB)
 
 
 def _trains(running: Running, world_size: int) -> int:
@@ -119,12 +138,25 @@ def _trains(running: Running, world_size: int) -> int:
     return generation
 
 
+def _wait_for_standbys(running: Running, generation: int) -> None:
+    """Wait until the workers have standbys, where they cannot be forked: who fails sooner pays for the imports."""
+    started = named(running.events(), events.TRAINING_STARTED)[0]
+    if started["device"] != "cpu" or named(running.events(), events.PRELOAD_REFUSED):
+
+        def ready() -> list[dict[str, Any]]:
+            return [
+                e for e in named(running.events(), events.STANDBYS_READY) if e["generation"] == generation
+            ]
+
+        running.wait_for("standbys", ready)
+
+
 def _until_first_step(running: Running, generation: int, killed: float) -> Try:
-    first = running.wait_for("a step", partial(_first_step, running, generation))
+    first = running.wait_for("a step", partial(first_step, running, generation))
     return Try(round(first - killed, 4), marks=_marks(running, killed))
 
 
-def _first_step(running: Running, generation: int) -> float | None:
+def first_step(running: Running, generation: int) -> float | None:
     """Return when the generation after *generation* finished its first step."""
     for event in named(running.events(), events.TRAINING_FIRST_STEP):
         if event["generation"] > generation:

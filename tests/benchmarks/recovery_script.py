@@ -15,12 +15,16 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SAVE_EVERY_STEPS = 20
 GLOBAL_BATCH_SIZE = 64
@@ -35,23 +39,54 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="for the save and the lines")
     options = parser.parse_args()
     sys.path.insert(0, os.getcwd())  # noqa: PTH109  # the project, as `python -m` would have it
-    lines = os.open(options.folder / "lines.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    saved = options.folder / "snapshot.pt"
+
+    def save(state: dict[str, Any]) -> None:
+        if dist.get_rank() == 0:
+            torch.save(state, saved.with_suffix(".tmp"))
+            saved.with_suffix(".tmp").replace(saved)
+
+    train(
+        options.model,
+        options.folder,
+        start=lambda: dist.init_process_group("gloo"),
+        newest=lambda: torch.load(saved, weights_only=True) if saved.exists() else None,
+        save=save,
+    )
+
+
+def train(
+    model_module: str,
+    folder: Path,
+    start: Callable[[], object],
+    newest: Callable[[], dict[str, Any] | None],
+    save: Callable[[dict[str, Any]], None],
+) -> None:
+    """Train until killed; every rank.
+
+    Args:
+        model_module: The module that has Net.
+        folder: Gets the lines.
+        start: Makes the process group, once all is imported.
+        newest: Returns what was saved last.
+        save: Called by every rank, every 20 steps.
+    """
+    lines = os.open(folder / "lines.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def say(step: int | None) -> None:
         facts = {"rank": dist.get_rank(), "world_size": dist.get_world_size(), "pid": os.getpid()}
         os.write(lines, (json.dumps({"time": time.time(), "step": step, **facts}) + "\n").encode())
 
     digits = importlib.import_module("examples.mnist").digits("train")
-    net = importlib.import_module(options.model).Net
+    net = importlib.import_module(model_module).Net
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    start()
     say(None)
     torch.manual_seed(SEED)
     model = net(width=32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    saved, step = options.folder / "snapshot.pt", 0
-    if saved.exists():
-        state = torch.load(saved, weights_only=True)
+    step = 0
+    if (state := newest()) is not None:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         step = state["step"]
@@ -68,10 +103,8 @@ def main() -> None:
             step += 1
             if dist.get_rank() == 0:
                 say(step)
-                if step % SAVE_EVERY_STEPS == 0:
-                    state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-                    torch.save(state, saved.with_suffix(".tmp"))
-                    saved.with_suffix(".tmp").replace(saved)
+            if step % SAVE_EVERY_STEPS == 0:
+                save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()})
 
 
 if __name__ == "__main__":

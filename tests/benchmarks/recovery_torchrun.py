@@ -30,47 +30,35 @@ _MARK = "ELASTICFLOW_BENCHMARK"
 _POLL_S = 0.02
 
 
-class Torchrun:
+class Rival:
     """Tries in *folder*, where the packages that the script imports lie, each a job of its own; *limit_s* to go on."""
 
     def __init__(self, folder: Path, model: str, limit_s: float) -> None:
         self._folder, self._model, self._limit_s = folder, model, limit_s
 
+    def start(self, tries: int) -> Iterator[tuple[str, Try]]:
+        """Start two workers on one node; time from the command to the first step."""
+        for _ in range(tries):
+            with self.job() as job:
+                began = time.time()
+                job.start("--standalone", "--nproc-per-node=2")
+                yield "start", self._next_first_step(job, [], began)
+
     def worker(self, tries: int) -> Iterator[tuple[str, Try]]:
         """Kill a worker of two on one node; time to the next worker group's first step."""
         for number in range(tries):
-            with _Job(self._folder, self._model) as job:
+            with self.job() as job:
                 job.start("--standalone", "--nproc-per-node=2")
                 pids = job.train(2)
                 killed = time.time()
                 psutil.Process(pids[number % 2]).kill()
                 yield "worker", self._next_first_step(job, pids, killed)
 
-    def nodes(self, tries: int) -> Iterator[tuple[str, Try]]:
-        """Kill all of the node of two that does not serve the rendezvous; in another job, have a second node join."""
-        for _ in range(tries):
-            with _Job(self._folder, self._model) as job:
-                job.start_node(0)
-                second = job.start_node(1)
-                pids = job.train(2)
-                lost = psutil.Process(second.pid)
-                below = lost.children(recursive=True)
-                killed = time.time()
-                for process in (lost, *below):
-                    process.kill()
-                yield "node", self._next_first_step(job, pids, killed)
-            with _Job(self._folder, self._model) as job:
-                job.start_node(0)
-                pids = job.train(1)
-                asked = time.time()
-                job.start_node(1)
-                found = self._next_first_step(job, pids, asked)
-                if found.seconds is not None:
-                    last = max(line["time"] for line in job.steps() if line["pid"] in pids)
-                    found = Try(round(asked + found.seconds - last, 4), found.outcome)
-                yield "join", found
+    def job(self) -> Job:
+        """Return a job, not yet started."""
+        return Job(self._folder, self._model)
 
-    def _next_first_step(self, job: _Job, before: list[int], began: float) -> Try:
+    def _next_first_step(self, job: Job, before: list[int], began: float) -> Try:
         """Return when rank 0 of another group than that of *before* finished a step, in seconds after *began*."""
 
         def stepped() -> float | None:
@@ -83,12 +71,40 @@ class Torchrun:
         outcome = f"{len(groups) or 'no'} group{'s' * (len(groups) > 1)} formed"
         if at is not None:
             return Try(round(at - began, 4), "" if len(groups) == 1 else outcome)
-        ended = ", torchrun gave up" if job.has_ended else ""
+        ended = ", it gave up" if job.has_ended else ""
         return Try(None, f"not within {self._limit_s:g} s: {outcome}{ended}")
 
 
-class _Job:
-    """One job of torchrun's in a folder of its own; nothing of it is left afterwards."""
+class Torchrun(Rival):
+    """Tries with torchrun."""
+
+    def nodes(self, tries: int) -> Iterator[tuple[str, Try]]:
+        """Kill all of the node of two that does not serve the rendezvous; in another job, have a second node join."""
+        for _ in range(tries):
+            with self.job() as job:
+                job.start_node(0)
+                second = job.start_node(1)
+                pids = job.train(2)
+                lost = psutil.Process(second.pid)
+                below = lost.children(recursive=True)
+                killed = time.time()
+                for process in (lost, *below):
+                    process.kill()
+                yield "node", self._next_first_step(job, pids, killed)
+            with self.job() as job:
+                job.start_node(0)
+                pids = job.train(1)
+                asked = time.time()
+                job.start_node(1)
+                found = self._next_first_step(job, pids, asked)
+                if found.seconds is not None:
+                    last = max(line["time"] for line in job.steps() if line["pid"] in pids)
+                    found = Try(round(asked + found.seconds - last, 4), found.outcome)
+                yield "join", found
+
+
+class Job:
+    """One job in a folder of its own, torchrun's; nothing of it is left afterwards."""
 
     def __init__(self, project: Path, model: str) -> None:
         self._mark = secrets.token_hex(8)
@@ -111,6 +127,11 @@ class _Job:
             agent.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def command(self, options: tuple[str, ...]) -> list[str]:
+        """Return what starts an agent with the script."""
+        torchrun = [sys.executable, "-m", "torch.distributed.run", *options]
+        return [*torchrun, f"--max-restarts={MAX_RESTARTS}", str(SCRIPT)]
+
     def start_node(self, number: int) -> subprocess.Popen[bytes]:
         """Start the agent of a node of one worker; node 0 serves the rendezvous."""
         rendezvous = ("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self._port}", "--rdzv-id=recovery")
@@ -119,8 +140,7 @@ class _Job:
 
     def start(self, *options: str) -> subprocess.Popen[bytes]:
         """Start an agent, in a process group of its own."""
-        argv = [sys.executable, "-m", "torch.distributed.run", *options, f"--max-restarts={MAX_RESTARTS}"]
-        argv += [str(SCRIPT), self._model, str(self._folder)]
+        argv = [*self.command(options), self._model, str(self._folder)]
         with (self._folder / f"output-{len(self._agents)}.txt").open("wb") as output:
             agent = subprocess.Popen(
                 argv,
@@ -129,7 +149,7 @@ class _Job:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", _MARK: self._mark},
+                env={**os.environ, "PYTHONPATH": _path(), "OMP_NUM_THREADS": "1", _MARK: self._mark},
             )
         self._agents.append(agent)
         return agent
@@ -184,3 +204,8 @@ class _Job:
                 if process.environ().get(_MARK) == self._mark:
                     found.append(process)
         return found
+
+
+def _path() -> str:
+    """Return PYTHONPATH with this repository, for scripts that import from it."""
+    return os.pathsep.join(filter(None, (str(SCRIPT.parents[2]), os.environ.get("PYTHONPATH"))))

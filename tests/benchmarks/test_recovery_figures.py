@@ -82,5 +82,15 @@ def test_way_has_the_medians_of_what_happened() -> None:
 
 def test_everything_can_be_tried_with_elasticflow() -> None:
     """Each way has a method, and torchrun has one for all but the kill of an agent alone."""
-    assert [True] * 3 == [hasattr(Ours, way) for way in WAYS]
-    assert [True, True, False] == [hasattr(Torchrun, way) for way in WAYS]
+    assert [True] * 4 == [hasattr(Ours, way) for way in WAYS]
+    assert [True, True, True, False] == [hasattr(Torchrun, way) for way in WAYS]
+
+
+def test_bounds_with_a_model_that_imports_more() -> None:
+    """They are others than those of bare torch."""
+    kept = figures.bounds(made([0.45], [5.0], "worker-timm"))
+    assert {
+        "worker-timm: 0.45 s, at most 0.5 s": True,
+        "worker-timm: 0.090 of torchrun's where it went on, at most 0.2": True,
+    } == kept
+    assert [False, False] == list(figures.bounds(made([3.0], [3.5], "start-timm")).values())[1:] * 2

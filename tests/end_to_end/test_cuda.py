@@ -29,6 +29,21 @@ def test_main_job_trains_on_the_device(project: Project, precision: str) -> None
     assert accuracy >= 0.97
 
 
+def test_standby_with_a_context_takes_the_place_of_a_killed_worker(project: Project) -> None:
+    """It is told of before the kill; the run ends with the bits of one that was left alone, exact as it is."""
+    sets = ("nodes.nproc_per_node=1", "train.consistency=exact", "train.epochs=6")
+    undisturbed = project.run("jobs/mnist.toml", "undisturbed", *sets)
+    assert undisturbed.end() == 0, undisturbed.told()
+    running = project.run("jobs/mnist.toml", "killed", *sets)
+    running.wait_for("a standby", lambda: named(running.events(), events.STANDBYS_READY))
+    standby = named(running.events(), events.STANDBYS_READY)[0]["pids"][0]
+    os.kill(running.pid_of(0), signal.SIGKILL)
+    running.wait_for_group(1, 1)
+    assert standby == running.pid_of(0)
+    assert running.end() == 0, running.told()
+    assert tensors(undisturbed.run) == tensors(running.run)
+
+
 def test_drained_run_goes_on_from_the_same_step(project: Project) -> None:
     """SIGTERM, then resume: all steps once, and the same tensors by name and size as a run left alone."""
     sets = ("nodes.nproc_per_node=1",)
