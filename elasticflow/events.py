@@ -103,6 +103,14 @@ PROCESS_LEFT_BEHIND = Event(
     ("node", "pid", "command", "was_killed"),
     level="warning",
 )
+STANDBYS_READY = Event(
+    "standbys.ready",
+    "each worker of a node has a process that is ready to take its place",
+    ("node", "pids", "seconds", "memory"),
+)
+STANDBYS_OFF = Event(
+    "standbys.off", "a node keeps no standby workers any more", ("node", "reason"), level="warning"
+)
 NODE_JOINED = Event("node.joined", "a node's agent is ready", ("node", "host", "nproc"))
 NODE_LEFT = Event("node.left", "a node asked to leave and was let go", ("node",))
 NODE_LOST = Event("node.lost", "a node's agent is gone", ("node", "reason"), level="warning")

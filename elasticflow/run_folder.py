@@ -78,6 +78,11 @@ class RunFolder:
         return self.path / "logs" / ("agent.log" if node == "n0" else f"agent-{node}.log")
 
     @property
+    def imports(self) -> Path:
+        """What workers have imported; standbys import it before they are needed."""
+        return self.path / "imports.json"
+
+    @property
     def launches(self) -> Path:
         """Folder of the launch folders."""
         return self.path / "launches"

@@ -33,6 +33,8 @@ FROZEN = {
     "worker.failed": {"class", "error", "exit_code", "node", "others", "pid", "rank", "stderr", "traceback"},
     "worker.raised": {"class", "error", "final", "traceback"},
     "process.left_behind": {"command", "node", "pid", "was_killed"},
+    "standbys.ready": {"memory", "node", "pids", "seconds"},
+    "standbys.off": {"node", "reason"},
     "node.joined": {"host", "node", "nproc"},
     "node.left": {"node"},
     "node.lost": {"node", "reason"},

@@ -166,6 +166,31 @@ class WriterReports:
 
 
 @dataclass(frozen=True)
+class StandbysReady:
+    """Each worker of a node has a standby.
+
+    Attributes:
+        node: The node.
+        pids: Their processes, in the order of the local ranks.
+        seconds: How long the slowest took to get ready, at low priority.
+        memory: Bytes that they hold for themselves, in sum.
+    """
+
+    node: str
+    pids: tuple[int, ...]
+    seconds: float
+    memory: int
+
+
+@dataclass(frozen=True)
+class StandbysOff:
+    """A node makes no standbys any more, for the reason *reason*; its workers are restarted without."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class ProcessLeftBehind:
     """A process that outlived the worker which started it was ended.
 
@@ -218,6 +243,8 @@ Message = (
     | LogLines
     | WriterReports
     | ProcessLeftBehind
+    | StandbysReady
+    | StandbysOff
     | Standstill
     | Stacks
     | WorkersEnded
@@ -232,6 +259,8 @@ MESSAGES: MessageCodec[Message] = MessageCodec(
         "lines": LogLines,
         "writer": WriterReports,
         "left_behind": ProcessLeftBehind,
+        "standbys": StandbysReady,
+        "no_standbys": StandbysOff,
         "standstill": Standstill,
         "stacks": Stacks,
         "ended": WorkersEnded,

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from elasticflow import errors, events, fault_injection, logs
 from elasticflow.protocol import worker_environment
+from elasticflow.protocol.imports_record import write_imports
 from elasticflow.runtime.process import environment, failure, process_group, seeded_imports, stopping
 from elasticflow.runtime.process.context import Worker
 from elasticflow.runtime.process.identity import Identity
@@ -97,6 +98,8 @@ def _equip(worker: Worker, snapshots: Policy) -> None:
     worker.vote.may_leave_untrained = snapshots.memory is None
     if worker.identity.started_by == "launcher":
         worker.at_first_step.append(lambda: environment.log_loaded_modules(worker))
+        if worker.identity.local_rank == 0:
+            worker.at_first_step.append(lambda: write_imports(worker.run_folder.imports))
     worker.trajectory_recorder = TrajectoryRecorder.from_environment(os.environ, worker)
     worker.listen = lambda: _listen(worker)
     worker.listen()

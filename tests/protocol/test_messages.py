@@ -23,6 +23,8 @@ from elasticflow.protocol.messages import (
     RefusedModule,
     Stacks,
     StalledWorker,
+    StandbysOff,
+    StandbysReady,
     Standstill,
     StartedWorker,
     WorkerEnd,
@@ -53,6 +55,8 @@ MESSAGES: tuple[Message, ...] = (
     LogLines(({"event": "step", "step": 7, "loss": 0.5, "lr": {"head": 0.1}},), held=7),
     WriterReports(({"event": "snapshot.committed", "name": "step-7", "bytes": 10},)),
     ProcessLeftBehind("n0", 4711, "tensorboard --logdir runs", was_killed=True),
+    StandbysReady("n0", (4712, 4713), 5.125, 33_000_000),
+    StandbysOff("n0", "they may take 1000 MB, and 1500 MB of memory are free"),
     Standstill(3, "n0", is_so=True),
     Stacks(3, "n0", (STALLED,)),
     WorkersEnded(

@@ -32,6 +32,8 @@ class Knowledge(NamedTuple):
         snapshot_bytes: Of one snapshot.
         step_s: Seconds from step to step, evaluations and snapshots included.
         workers: That took so long.
+        standby_bytes: Of memory that one standby worker holds for itself.
+        standby_s: Seconds that it took to get ready.
     """
 
     samples: Known | None = None
@@ -39,6 +41,8 @@ class Knowledge(NamedTuple):
     snapshot_bytes: Known | None = None
     step_s: Known | None = None
     workers: Known | None = None
+    standby_bytes: Known | None = None
+    standby_s: Known | None = None
 
 
 class Forecast(NamedTuple):

@@ -13,6 +13,7 @@ from elasticflow.compiler.plan import batch_split, torchrun
 from elasticflow.compiler.plan.batch_split import Fact, WorldRow
 from elasticflow.jobfile.entry_points.calls import entry_calls
 from elasticflow.jobfile.tables.units import intervals, parse_duration, parse_interval, parse_size
+from elasticflow.protocol.warm_restarts import Warm  # noqa: TC001  # pydantic reads the fields' types
 from elasticflow.redaction import without_secrets
 from elasticflow.snapshots.format.policy import Keep
 from elasticflow.snapshots.format.writer_config import WriterConfig
@@ -25,7 +26,11 @@ if TYPE_CHECKING:
 
 
 class RestartPlan(Fact):
-    """What failures cost: budget in failures, refill by time or progress, seconds without progress that are a hang."""
+    """What failures cost: budget in failures, refill by time or progress, seconds without progress that are a hang.
+
+    Attributes:
+        warm: How workers are kept ready; plans of earlier versions do not say.
+    """
 
     budget: int
     refill_s: float | None
@@ -33,6 +38,7 @@ class RestartPlan(Fact):
     refill_epochs: int | None
     hang_timeout_s: float
     grace_s: float
+    warm: Warm = "auto"
 
 
 class SnapshotPlan(Fact):
@@ -195,4 +201,5 @@ def _restarts(job: Job) -> RestartPlan:
         refill_epochs=int(amount) if unit == "epoch" else None,
         hang_timeout_s=parse_duration(job.restarts.hang_timeout),
         grace_s=parse_duration(job.snapshots.grace),
+        warm=job.restarts.warm,
     )

@@ -24,6 +24,7 @@ from elasticflow.jobfile.tables.types import (
     bad_key,
     or_reference,
 )
+from elasticflow.protocol.warm_restarts import Warm  # noqa: TC001  # pydantic reads the fields' types
 
 Interface = Annotated[
     str,
@@ -108,6 +109,10 @@ class RestartsTable(Table):
     hang_timeout: DurationText = Field(
         default="10 min",
         description="Without progress for this long the workers hang: a failure. The run teaches shorter limits, phase by phase.",
+    )
+    warm: Warm = Field(
+        default="auto",
+        description="What a restart finds ready: a process to fork, standby workers that have imported all and opened the GPU, or nothing.",
     )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from elasticflow.launcher.agent.node_heartbeat import NodeHeartbeat, NodeReleasedError
 from elasticflow.launcher.agent.orphans import Orphans, adopted
 from elasticflow.launcher.agent.reporter import Reporter
+from elasticflow.launcher.agent.standby_keeper import StandbyKeeper
 from elasticflow.launcher.agent.worker_streams import WorkerStreams
 from elasticflow.launcher.agent.workers import ForkedWorkers, GroupState, environment_of
 from elasticflow.launcher.fork_server.helpers import HelperLostError
@@ -75,6 +76,15 @@ class Agent:
         self._orphans = Orphans(self._adopted, self._reporter.left_behind)
         self._store_address = StoreAddress.parse(config.rendezvous)
         self._interface = network.variables(self._store_address.host, self._store_address.port)
+        self._standbys = StandbyKeeper(
+            config.warm,
+            server,
+            heartbeats,
+            options.nproc,
+            self._folder.imports,
+            config.node,
+            self._outbox.post,
+        )
         self._workers: ForkedWorkers | None = None
         self._is_stalled = self._has_told_stacks = False
 
@@ -129,6 +139,7 @@ class Agent:
         environments = {local_rank: self._environment(assignment, local_rank) for local_rank in ranks}
         self._workers = workers = ForkedWorkers(self._server, environments, streams)
         workers.start()
+        self._standbys.begin()
         self._is_stalled = self._has_told_stacks = False
         self._reporter.started(assignment.generation, ranks, workers.pids())
         return workers
@@ -174,6 +185,7 @@ class Agent:
             if is_requested(self._store, "stop", generation):
                 return False, set()
             self._look_for_hang(workers, generation)
+            self._standbys.look(time.monotonic())
 
     def _look(self) -> None:
         """Pass on a request to leave; end what workers left behind; check the helpers.

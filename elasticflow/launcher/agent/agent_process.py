@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from elasticflow.launcher.fork_server.helpers import HELPER_KILLED, STORE_LOST
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.json_codec import to_json
+from elasticflow.protocol.warm_restarts import Warm  # noqa: TC001  # the codec reads the fields' types
 from elasticflow.snapshots.format.writer_config import WriterStart  # noqa: TC001  # the codec reads the fields' types
 from elasticflow.system.processes import is_killed_from_outside, signal_or_code
 
@@ -58,6 +59,7 @@ class AgentConfig:
     writer: WriterStart
     node_rank: int | None = None
     seed: int = 0
+    warm: Warm = "auto"
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,8 @@ def build_agent_process(
             *plan.modules,
             *(["elasticflow.protocol.etcd_store"] if address.backend == "etcd-v2" else []),
         ],
-        start_method=plan.start_method,
+        start_method="spawn" if plan.restarts.warm == "off" else plan.start_method,
+        warm=plan.restarts.warm,
         hang_timeout_s=plan.restarts.hang_timeout_s,
         grace_s=plan.restarts.grace_s,
         writer=writer,

@@ -11,12 +11,24 @@ import sys
 from typing import TYPE_CHECKING
 
 from elasticflow.launcher.fork_server.helpers import HelperLostError
-from elasticflow.launcher.fork_server.protocol import Exited, MessageChannel, Ready, Setup, Spawn, Started
+from elasticflow.launcher.fork_server.protocol import (
+    Exited,
+    MessageChannel,
+    Prepare,
+    Ready,
+    Setup,
+    Spawn,
+    StandbyEnded,
+    StandbyReady,
+    Started,
+)
 from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions, TorchrunRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from elasticflow.launcher.fork_server.protocol import Message
 
 
 class ForkServer:
@@ -67,13 +79,17 @@ class ForkServer:
         )
         theirs.close()
         self._channel = MessageChannel(ours)
-        setup = Setup(str(entry_point), tuple(path), tuple(modules), start_method, seed, tuple(arguments))
+        self._setup = setup = Setup(
+            str(entry_point), tuple(path), tuple(modules), start_method, seed, tuple(arguments)
+        )
         # A server that is gone already is noticed by `wait_ready`.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._channel.send(setup)
         self._ready: Ready | None = None
         self.exits: dict[int, tuple[int, float]] = {}
         self._started: dict[int, int] = {}
+        self.standbys: dict[int, StandbyReady] = {}
+        self.ended_standbys: list[StandbyEnded] = []
 
     def fileno(self) -> int:
         """The descriptor that becomes readable when a worker exits."""
@@ -93,19 +109,27 @@ class ForkServer:
             if messages is None:
                 return False
             for message in messages:
-                match message:
-                    case Exited():
-                        self.exits[message.pid] = (message.code, message.at)
-                    case Started():
-                        self._started[message.local_rank] = message.pid
-                        # A worker long gone may have had the same id.
-                        self.exits.pop(message.pid, None)
-                    case Ready():
-                        self._ready = message
-                    case Setup() | Spawn():
-                        raise AssertionError(f"{message} goes the other way")
+                self._take(message)
             timeout = 0.0
         return True
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case Exited():
+                self.exits[message.pid] = (message.code, message.at)
+            case Started():
+                self._started[message.local_rank] = message.pid
+                # of a worker long gone that had the same id
+                self.exits.pop(message.pid, None)
+            case Ready():
+                self._ready = message
+            case StandbyReady():
+                self.standbys[message.local_rank] = message
+            case StandbyEnded():
+                self.standbys.pop(message.local_rank, None)
+                self.ended_standbys.append(message)
+            case Setup() | Spawn() | Prepare():
+                raise AssertionError(f"{message} goes the other way")
 
     def wait_ready(self) -> Ready:
         """Return the server's `Ready`, once it has imported all that it may.
@@ -137,14 +161,37 @@ class ForkServer:
             HelperLostError: the server is gone.
         """
         self._started.pop(local_rank, None)
-        try:
-            self._channel.send(Spawn(local_rank, dict(environment), stdout, stderr))
-        except (BrokenPipeError, ConnectionResetError):
-            raise self.lost() from None
+        self.standbys.pop(local_rank, None)
+        self._send(Spawn(local_rank, dict(environment), stdout, stderr))
         while local_rank not in self._started:
             if not self.pump(1.0):
                 raise self.lost()
         return self._started[local_rank]
+
+    def prepare(self, local_rank: int, workers: int, modules: Sequence[str], heartbeats: int | None) -> None:
+        """Have the server start a standby, which the next `spawn` of *local_rank* takes; it has at most one.
+
+        Args:
+            local_rank: Whose worker it will be.
+            workers: Workers of the node.
+            modules: What the last workers had imported, in this order.
+            heartbeats: Descriptor of their heartbeats; None: nobody trains.
+
+        Raises:
+            HelperLostError: the server is gone.
+        """
+        setup = self._setup
+        self._send(
+            Prepare(
+                local_rank, workers, tuple(modules), setup.path, setup.seed, setup.entry_point, heartbeats
+            )
+        )
+
+    def _send(self, message: Message) -> None:
+        try:
+            self._channel.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            raise self.lost() from None
 
     def lost(self) -> HelperLostError:
         """Return the error that says how the server ended; waits until it has: its socket is closed."""

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elasticflow.launcher.fork_server import native_threads
 from elasticflow.protocol.messages import RefusedModule
 
 if TYPE_CHECKING:
@@ -58,12 +59,7 @@ def preload(modules: Sequence[str], path: Sequence[str]) -> list[RefusedModule]:
     refused = []
     for name in modules:
         known = set(sys.modules)
-        try:
-            with _rank_variables_watched() as read:
-                importlib.import_module(name)
-            reason = f"reads {', '.join(sorted(read))} at import" if read else None
-        except BaseException as error:  # noqa: BLE001  whatever user code raises at import, even SystemExit
-            reason = f"{type(error).__name__}: {error}"
+        reason = _import(name)
         if (unsafe := unsafe_to_fork()) is not None:
             reason = f"{unsafe}: every worker is started anew instead of forked"
         if reason:
@@ -72,6 +68,29 @@ def preload(modules: Sequence[str], path: Sequence[str]) -> list[RefusedModule]:
         if unsafe:
             break
     return refused
+
+
+def import_all(modules: Sequence[str], path: Sequence[str]) -> None:
+    """Import what a worker will import, as far as it imports without knowing its rank; what fails is left to the worker.
+
+    Args:
+        modules: Names, in the order in which workers have imported them.
+        path: Folders of the job's own code.
+    """
+    for name in modules:
+        known = set(sys.modules)
+        if name not in known and _import(name) is not None:
+            _forget(set(sys.modules) - known, path)
+
+
+def _import(name: str) -> str | None:
+    """Import a module; return why it must not be shared by workers, if so."""
+    try:
+        with _rank_variables_watched() as read:
+            importlib.import_module(name)
+    except BaseException as error:  # noqa: BLE001  whatever user code raises at import, even SystemExit
+        return f"{type(error).__name__}: {error}"
+    return f"reads {', '.join(sorted(read))} at import" if read else None
 
 
 @contextlib.contextmanager
@@ -96,11 +115,8 @@ def unsafe_to_fork() -> str | None:
     """Return why this process must not fork workers after what it has imported; None if it may."""
     if any(target.startswith("/dev/nvidia") for target in _open_files()):
         return "touches the accelerator at import"
-    # The import of psutil would be paid by the first start, before any worker is forked.
-    tasks = Path("/proc/self/task")
-    if tasks.is_dir() and len(list(tasks.iterdir())) > 1:
-        return "starts threads at import"
-    return None
+    missed = native_threads.missed_in_a_child()
+    return None if missed is None else f"starts {missed} at import"
 
 
 def _open_files() -> list[str]:

@@ -47,16 +47,61 @@ class Spawn:
 
 
 @dataclass(frozen=True)
+class Prepare:
+    """To the server, and on to a standby: get ready to become the worker of *local_rank*.
+
+    Attributes:
+        local_rank: Whose worker it will be.
+        workers: Workers of the node.
+        modules: What the last workers had imported, in this order.
+        path: Folders of the job's own code.
+        seed: As in `Setup`.
+        entry_point: As in `Setup`.
+        heartbeats: Descriptor of the heartbeats of the node's workers; None: nobody trains.
+    """
+
+    local_rank: int
+    workers: int
+    modules: tuple[str, ...]
+    path: tuple[str, ...]
+    seed: int
+    entry_point: str
+    heartbeats: int | None = None
+
+
+@dataclass(frozen=True)
+class StandbyReady:
+    """From a standby, once: it took so many seconds to get ready, and holds so many bytes of memory of its own."""
+
+    local_rank: int
+    pid: int
+    seconds: float
+    memory: int
+
+
+@dataclass(frozen=True)
+class StandbyEnded:
+    """From the server: a standby has ended before it was needed; a negative code is a signal."""
+
+    local_rank: int
+    code: int
+
+
+@dataclass(frozen=True)
 class Ready:
     """From the server, once: it has imported all that it may.
 
     Attributes:
         refused: Modules that each worker has to import for itself.
+        shares_imports: Workers have the job's modules from the start; else each imports them for itself.
+        has_gpu: The machine has a GPU that torch can use.
         options: What torchrun makes of the launch's arguments; None if they were not wanted, or torchrun refuses them.
         refusal: Why torchrun refuses them.
     """
 
     refused: tuple[RefusedModule, ...]
+    shares_imports: bool = True
+    has_gpu: bool = False
     options: TorchrunOptions | None = None
     refusal: str = ""
 
@@ -78,7 +123,7 @@ class Exited:
     at: float
 
 
-Message = Setup | Spawn | Ready | Started | Exited
+Message = Setup | Spawn | Prepare | Ready | Started | Exited | StandbyReady | StandbyEnded
 MESSAGES: MessageCodec[Message] = MessageCodec(
     "kind", {message_class.__name__: message_class for message_class in get_args(Message)}
 )

@@ -7,29 +7,37 @@ and dies with the agent. The messages over the socket FD are in `launcher/fork_s
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
 import gc
 import os
-import runpy
 import select
 import signal
 import socket
 import sys
 import time
-import traceback
 from typing import TYPE_CHECKING, NoReturn
 
 from elasticflow.launcher.fork_server.preload import preload, unsafe_to_fork, warm_up
-from elasticflow.launcher.fork_server.protocol import Exited, MessageChannel, Ready, Setup, Spawn, Started
+from elasticflow.launcher.fork_server.protocol import (
+    MESSAGES,
+    Exited,
+    MessageChannel,
+    Prepare,
+    Ready,
+    Setup,
+    Spawn,
+    Started,
+)
+from elasticflow.launcher.fork_server.standbys import Standbys
 from elasticflow.launcher.fork_server.torchrun_arguments import (
     ArgumentsReader,
     TorchrunOptions,
     TorchrunRefusedError,
 )
+from elasticflow.launcher.fork_server.worker_process import end_with, run_entry_point, set_apart, take_over
 from elasticflow.system.processes import die_with_parent
 
 if TYPE_CHECKING:
+    from elasticflow.launcher.fork_server.protocol import Message
     from elasticflow.protocol.messages import RefusedModule
 
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -43,21 +51,85 @@ def main() -> NoReturn:
     channel = MessageChannel(connection)
     setup = _wait_for_setup(channel)
     sys.path[:0] = setup.path
-    start_method = setup.start_method
-    refused: tuple[RefusedModule, ...] = ()
-    if start_method == "fork":
+    if setup.start_method == "spawn":
+        ready = _prepare(setup)
+    else:
         warm_up(setup.seed)
-    # It runs beside the imports of the job's modules, and is forked before them: with threads of theirs it might hang.
-    reader = ArgumentsReader(setup.arguments) if setup.arguments else None
-    if start_method == "fork":
-        refused = tuple(preload(setup.modules, setup.path))
-        start_method = "spawn" if unsafe_to_fork() else "fork"
-        _ignore_signals()  # the job's modules may have changed that at import
-    options, refusal = _options(reader)
+        ready = _let_child_serve(channel, setup)
+    _serve(channel, setup, ready)
+
+
+def _let_child_serve(channel: MessageChannel, setup: Setup) -> Ready:
+    """Have a child import the job's modules and serve; return only if no worker must be forked from it.
+
+    This process stays as it is, with torch imported and no threads. If a module of the job starts threads that workers
+    would miss, or opens the accelerator, the child ends, and workers are forked from here and import those modules
+    for themselves; torch they have.
+    """
     gc.collect()
     gc.freeze()  # shared pages stay shared: the collector no longer writes into them
-    channel.send(Ready(refused, options, refusal))
-    serve(channel, setup.entry_point, start_method)
+    read, write = os.pipe()
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        die_with_parent(parent)
+        os.close(read)
+        ready = _prepare(setup)
+        if not ready.shares_imports:
+            os.write(write, MESSAGES.encode(ready).encode())
+            os._exit(0)
+        os.close(write)
+        _serve(channel, setup, ready)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        answer = pipe.read()
+    if not answer:
+        channel.connection.close()
+    _, status = os.waitpid(child, 0)
+    if not answer:
+        _end_as(os.waitstatus_to_exitcode(status))
+    told = MESSAGES.decode(answer)
+    assert isinstance(told, Ready)
+    return told
+
+
+def _prepare(setup: Setup) -> Ready:
+    """Import what the start method allows; return what the agent is to know of it."""
+    # It runs beside the imports of the job's modules, and is forked before them: with threads of theirs it might hang.
+    reader = ArgumentsReader(setup.arguments) if setup.arguments else None
+    refused: tuple[RefusedModule, ...] = ()
+    shares_imports = setup.start_method == "fork"
+    if shares_imports:
+        refused = tuple(preload(setup.modules, setup.path))
+        shares_imports = unsafe_to_fork() is None
+    options, refusal = _options(reader)
+    return Ready(refused, shares_imports, _has_gpu(), options, refusal)
+
+
+def _has_gpu() -> bool:
+    """Return whether torch can use a GPU, as far as this process has torch; it opens none.
+
+    Source: torch asks NVML where `PYTORCH_NVML_BASED_CUDA_CHECK` is set, and leaves the driver alone (torch/cuda/__init__.py).
+    """
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_available())
+
+
+def _serve(channel: MessageChannel, setup: Setup, ready: Ready) -> NoReturn:
+    _ignore_signals()  # the job's modules may have changed that at import
+    gc.collect()
+    gc.freeze()
+    channel.send(ready)
+    Server(channel, setup.entry_point, setup.start_method).serve()
+
+
+def _end_as(exit_code: int) -> NoReturn:
+    """End as the child did that served."""
+    if exit_code < 0:
+        if -exit_code in _IGNORED:
+            signal.signal(-exit_code, signal.SIG_DFL)
+        os.kill(os.getpid(), -exit_code)
+    os._exit(exit_code if exit_code >= 0 else 1)
 
 
 def _options(reader: ArgumentsReader | None) -> tuple[TorchrunOptions | None, str]:
@@ -81,42 +153,76 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def serve(channel: MessageChannel, entry_point: str, start_method: str) -> NoReturn:
-    """Fork a worker for each request and report each exit, until the agent is gone."""
-    wake_read, wake_write = os.pipe()
-    os.set_blocking(wake_write, False)
-    os.set_blocking(wake_read, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler must exist for the wake-up to be written
-    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    while True:
-        ready, _, _ = select.select([channel.connection.fileno(), wake_read], [], [])
-        if wake_read in ready:
-            os.read(wake_read, 4096)
-            for report in reap():
-                channel.send(report)
-        if channel.connection.fileno() in ready:
-            messages = channel.read()
-            if messages is None:
-                os._exit(0)
-            for message in messages:
-                assert isinstance(message, Spawn)
-                channel.send(
-                    Started(message.local_rank, fork_worker(channel, message, entry_point, start_method))
-                )
+class Server:
+    """Starts a worker for each request and reports each exit, until the agent is gone.
 
+    Args:
+        channel: To the agent.
+        entry_point: The file that workers run.
+        start_method: `fork` or `spawn`.
+    """
 
-def fork_worker(channel: MessageChannel, request: Spawn, entry_point: str, start_method: str) -> int:
-    """Return the process id of a new worker, which runs the entry point; SIGTERM is blocked in it until `worker.join`."""
-    # Asked for before: a child may run first when its parent is dead.
-    server = os.getpid()
-    # Before the fork: this process ignores SIGTERM, and so does the child until it runs. A drain that came
-    # meanwhile would be lost; blocked, it waits.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    pid = os.fork()
-    if pid == 0:
-        become_worker(server, channel.connection, request, entry_point, start_method)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    return pid
+    def __init__(self, channel: MessageChannel, entry_point: str, start_method: str) -> None:
+        self._channel, self._entry_point, self._start_method = channel, entry_point, start_method
+        self._standbys = Standbys(start_method, channel.connection)
+
+    def serve(self) -> NoReturn:
+        """Serve; ends this process when the agent is gone."""
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_write, False)
+        os.set_blocking(wake_read, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler must exist for the wake-up to be written
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        agent = self._channel.connection.fileno()
+        while True:
+            ready, _, _ = select.select([agent, wake_read, *self._standbys.descriptors()], [], [])
+            for report in self._standbys.read(ready):
+                self._channel.send(report)
+            if wake_read in ready:
+                os.read(wake_read, 4096)
+                for exited in reap():
+                    self._channel.send(self._standbys.ended(exited.pid, exited.code) or exited)
+            if agent in ready:
+                messages = self._channel.read()
+                if messages is None:
+                    os._exit(0)
+                for message in messages:
+                    self._handle(message)
+
+    def _handle(self, message: Message) -> None:
+        match message:
+            case Spawn():
+                pid = self._standbys.call(message) or self._start_worker(message)
+                self._channel.send(Started(message.local_rank, pid))
+            case Prepare():
+                self._standbys.start(message)
+            case _:
+                raise AssertionError(f"{message} goes the other way")
+
+    def _start_worker(self, request: Spawn) -> int:
+        """Return the process id of a new worker, which runs the entry point; SIGTERM is blocked in it until `worker.join`."""
+        # Asked for before: a child may run first when its parent is dead.
+        server = os.getpid()
+        # Before the fork: this process ignores SIGTERM, and so does the child until it runs. A drain that came
+        # meanwhile would be lost; blocked, it waits.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        pid = os.fork()
+        if pid == 0:
+            end_with(lambda: self._become_worker(server, request))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        return pid
+
+    def _become_worker(self, server: int, request: Spawn) -> None:
+        """Turn this forked child into a worker and run the entry point."""
+        die_with_parent(server)
+        set_apart()
+        self._channel.connection.close()
+        self._standbys.disown()
+        take_over(request)
+        if self._start_method == "spawn":
+            command = [sys.executable, "-u", "-m", "elasticflow.launcher.fork_server.spawned"]
+            os.execv(sys.executable, [*command, str(server), self._entry_point])  # noqa: S606  # argv of our own making
+        run_entry_point(self._entry_point)
 
 
 def reap() -> list[Exited]:
@@ -130,56 +236,6 @@ def reap() -> list[Exited]:
         if pid == 0:
             return reports
         reports.append(Exited(pid, os.waitstatus_to_exitcode(status), time.time()))
-
-
-def become_worker(
-    server: int, connection: socket.socket, request: Spawn, entry_point: str, start_method: str
-) -> NoReturn:
-    """Turn this forked child into a worker and run the entry point; never returns.
-
-    SIGTERM is blocked when it is called: a drain asked for before `worker.join` has its handler up must wait, not
-    kill; join unblocks it. The worker leads a session of its own, so that Ctrl-C reaches the supervisor only and one signal to
-    the session reaches its loader processes too.
-    """
-    code = 1
-    try:
-        die_with_parent(server)
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
-        connection.close()
-        os.setsid()
-        for descriptor, path in ((1, request.stdout), (2, request.stderr)):
-            opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            os.dup2(opened, descriptor)
-            os.close(opened)
-        faulthandler.register(signal.SIGUSR2, all_threads=True)  # stacks of a hang, also of one in an import
-        os.environ.update(request.environment)
-        if start_method == "spawn":
-            os.execv(  # noqa: S606  # argv of our own making
-                sys.executable,
-                [
-                    sys.executable,
-                    "-u",
-                    "-m",
-                    "elasticflow.launcher.fork_server.spawned",
-                    str(server),
-                    entry_point,
-                ],
-            )
-        sys.argv = [entry_point]
-        runpy.run_path(entry_point, run_name="__main__")
-        code = 0
-    except SystemExit as leaving:
-        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-    except BaseException:  # noqa: BLE001  the last frame of a process: everything is shown, then it ends
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        # Never unwind into the server's own frames, and never run torch's destructors.
-        os._exit(code)
 
 
 if __name__ == "__main__":

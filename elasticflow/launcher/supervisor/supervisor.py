@@ -40,7 +40,13 @@ from elasticflow.launcher.supervisor.leave_requests import LeaveRequests
 from elasticflow.launcher.supervisor.lifecycle import UNTRAINED_S, Lifecycle, RunSoFar
 from elasticflow.launcher.supervisor.local_agents import LocalAgents
 from elasticflow.launcher.supervisor.nodes import Nodes
-from elasticflow.protocol.messages import LogLines, ProcessLeftBehind, WriterReports
+from elasticflow.protocol.messages import (
+    LogLines,
+    ProcessLeftBehind,
+    StandbysOff,
+    StandbysReady,
+    WriterReports,
+)
 from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.run_folder import step_of
 from elasticflow.snapshots.writer.committer import FENCED
@@ -209,6 +215,10 @@ class Supervisor:
                     tell(SnapshotFenced(generation))
             case ProcessLeftBehind():
                 self._journal.event(events.PROCESS_LEFT_BEHIND, **asdict(message))
+            case StandbysReady():
+                self._journal.event(events.STANDBYS_READY, **asdict(message))
+            case StandbysOff():
+                self._journal.event(events.STANDBYS_OFF, **asdict(message))
             case _:
                 tell(message)
 

@@ -69,7 +69,7 @@ class Worker:
         at_beginning: Called before the first step of a run, not where one goes on.
         at_leave: Called by `leave`, in order, while the process group is alive.
         started_at: Position at which this generation began to train.
-        at_first_step: Called by rank 0 after the first step of this generation.
+        at_first_step: Called after the first step of this generation.
         trajectory_recorder: Records what every step made of the state, where somebody asked for it.
         stoppable: `with` it, StopTraining raised by the job's own code becomes this rank's wish.
         stopped: Why all ranks take no further step, once they agreed to: training has ended, or they leave.

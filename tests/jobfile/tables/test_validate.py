@@ -18,7 +18,7 @@ KEYS = {
     "train": "epochs steps precision compile ema threads on_nonfinite consistency virtual_shards compare_replicas",
     "ddp": "find_unused_parameters sync_batchnorm bucket_cap_mb gradient_as_bucket_view",
     "nodes": "min max nproc_per_node endpoint interface",
-    "restarts": "budget refill hang_timeout",
+    "restarts": "budget refill hang_timeout warm",
     "snapshots": "uri every memory staging_limit keep include ignore integrity grace options",
     "logging": "level every sinks",
     "torchrun": "rdzv_backend rdzv_conf start_method monitor_interval tee redirects local_ranks_filter numa_binding log_dir",

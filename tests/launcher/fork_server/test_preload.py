@@ -99,7 +99,7 @@ def test_module_that_starts_threads_at_import_is_refused(tmp_path: Path) -> None
     """
     refused, kept = refused_of(tmp_path, {"threaded": code, "fine": "pass"}, "threaded", "fine")
 
-    reason = "starts threads at import: every worker is started anew instead of forked"
+    reason = "starts threads of Python at import: every worker is started anew instead of forked"
     assert {"threaded": reason} == refused
     assert [] == kept
 

@@ -96,5 +96,5 @@ def test_child_of_the_server_reads_them(*, refused: bool) -> None:
 def test_options_travel_in_the_message_that_the_server_is_ready() -> None:
     """What is sent is what arrives: tuples and all."""
     options = TorchrunOptions(2, "trainer", (0,), (0, 1), "node")
-    for message in (Ready((RefusedModule("a", "b"),), options), Ready((), None, "why")):
+    for message in (Ready((RefusedModule("a", "b"),), options=options), Ready((), refusal="why")):
         assert message == MESSAGES.decode(MESSAGES.encode(message).encode())

@@ -1,6 +1,6 @@
 """Train the job `elastic`.
 
-Made by elasticflow from tests/compiler/golden/elastic/job.toml (job digest 0d4ea6ef2b9b49df).
+Made by elasticflow from tests/compiler/golden/elastic/job.toml (job digest de335548e8908b99).
 Make it again:          elasticflow compile tests/compiler/golden/elastic/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -27,7 +27,7 @@ ROOT = (HERE / "../../../..").resolve()  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
 
 JOB = "elastic"
-JOB_DIGEST = "0d4ea6ef2b9b49df"
+JOB_DIGEST = "de335548e8908b99"
 SEED = 0
 EPOCHS = 3  # passes over the dataset
 GLOBAL_BATCH_SIZE = 250  # samples per step, the same at any world size

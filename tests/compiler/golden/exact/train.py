@@ -1,6 +1,6 @@
 """Train the job `exact`.
 
-Made by elasticflow from tests/compiler/golden/exact/job.toml (job digest adb734df7558638a).
+Made by elasticflow from tests/compiler/golden/exact/job.toml (job digest bdc35f5c2cce8fe7).
 Make it again:          elasticflow compile tests/compiler/golden/exact/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -25,7 +25,7 @@ ROOT = (HERE / "../../../..").resolve()  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
 
 JOB = "exact"
-JOB_DIGEST = "adb734df7558638a"
+JOB_DIGEST = "bdc35f5c2cce8fe7"
 SEED = 3
 EPOCHS = 5  # passes over the dataset
 GLOBAL_BATCH_SIZE = 128  # samples per step, the same at any world size

@@ -1,6 +1,6 @@
 """Train the job `four-workers`.
 
-Made by elasticflow from tests/compiler/golden/four_workers/job.toml (job digest 7b7dd117f13dd80a).
+Made by elasticflow from tests/compiler/golden/four_workers/job.toml (job digest 72dc8e747dec9115).
 Make it again:          elasticflow compile tests/compiler/golden/four_workers/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -26,7 +26,7 @@ ROOT = (HERE / "../../../..").resolve()  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
 
 JOB = "four-workers"
-JOB_DIGEST = "7b7dd117f13dd80a"
+JOB_DIGEST = "72dc8e747dec9115"
 SEED = 7
 EPOCHS = 10  # passes over the dataset
 GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size

@@ -1,6 +1,6 @@
 """Train the job `gpu`.
 
-Made by elasticflow from tests/compiler/golden/gpu/job.toml (job digest 4323302cee02caa0).
+Made by elasticflow from tests/compiler/golden/gpu/job.toml (job digest 412fb7c4caddff27).
 Make it again:          elasticflow compile tests/compiler/golden/gpu/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -26,7 +26,7 @@ ROOT = (HERE / "../../../..").resolve()  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
 
 JOB = "gpu"
-JOB_DIGEST = "4323302cee02caa0"
+JOB_DIGEST = "412fb7c4caddff27"
 SEED = 20261120
 STEPS = 2000  # optimizer steps
 GLOBAL_BATCH_SIZE = 4096  # samples per step, the same at any world size

@@ -1,6 +1,6 @@
 """Train the job `iterable`.
 
-Made by elasticflow from tests/compiler/golden/iterable/job.toml (job digest 32d2d99d83d6aa47).
+Made by elasticflow from tests/compiler/golden/iterable/job.toml (job digest 901845d532f0cff3).
 Make it again:          elasticflow compile tests/compiler/golden/iterable/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -25,7 +25,7 @@ ROOT = (HERE / "../../../..").resolve()  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
 
 JOB = "iterable"
-JOB_DIGEST = "32d2d99d83d6aa47"
+JOB_DIGEST = "901845d532f0cff3"
 SEED = 0
 EPOCHS = 5  # passes over the dataset
 GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size

@@ -1,6 +1,6 @@
 """Train the job `language-model`.
 
-Made by elasticflow from tests/compiler/golden/language_model/job.toml (job digest 96b2e38086c21158).
+Made by elasticflow from tests/compiler/golden/language_model/job.toml (job digest 054fc159ff03dfb5).
 Make it again:          elasticflow compile tests/compiler/golden/language_model/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -27,7 +27,7 @@ ROOT = (HERE / "../../../..").resolve()  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
 
 JOB = "language-model"
-JOB_DIGEST = "96b2e38086c21158"
+JOB_DIGEST = "054fc159ff03dfb5"
 SEED = 0
 STEPS = 1000  # optimizer steps
 GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size

@@ -1,6 +1,6 @@
 """Train the job `one-worker`.
 
-Made by elasticflow from tests/compiler/golden/one_worker/job.toml (job digest ec471f475d51a15d).
+Made by elasticflow from tests/compiler/golden/one_worker/job.toml (job digest ae3832a7b5108ef2).
 Make it again:          elasticflow compile tests/compiler/golden/one_worker/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -25,7 +25,7 @@ ROOT = (HERE / "../../../..").resolve()  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
 
 JOB = "one-worker"
-JOB_DIGEST = "ec471f475d51a15d"
+JOB_DIGEST = "ae3832a7b5108ef2"
 SEED = 0
 STEPS = 200  # optimizer steps
 GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size

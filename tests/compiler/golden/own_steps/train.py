@@ -1,6 +1,6 @@
 """Train the job `own_steps`.
 
-Made by elasticflow from tests/compiler/golden/own_steps/job.toml (job digest 8c68c10fb25508ee).
+Made by elasticflow from tests/compiler/golden/own_steps/job.toml (job digest a96a0be2ca85247d).
 Make it again:          elasticflow compile tests/compiler/golden/own_steps/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -28,7 +28,7 @@ ROOT = (HERE / "../../../..").resolve()  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
 
 JOB = "own_steps"
-JOB_DIGEST = "8c68c10fb25508ee"
+JOB_DIGEST = "a96a0be2ca85247d"
 SEED = 0
 EPOCHS = 2  # passes over the dataset
 GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size

@@ -1,0 +1,123 @@
+"""When a node's standbys are made, and whether there is memory for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elasticflow.protocol.imports_record import read_imports
+from elasticflow.protocol.messages import StandbysOff, StandbysReady
+from elasticflow.protocol.warm_restarts import MEMORY_FACTOR
+from elasticflow.system.free_memory import available
+from elasticflow.system.processes import signal_or_code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from elasticflow.launcher.agent.worker_heartbeats import WorkerHeartbeats
+    from elasticflow.launcher.fork_server.client import ForkServer
+    from elasticflow.protocol.warm_restarts import Warm
+
+# Phases of a worker that has finished its first step; while one copies a snapshot no standby is begun.
+_TRAINING = frozenset({"step", "data", "evaluate"})
+_LOOK_S = 0.2
+# Bytes that a standby may take, until one has told.
+_GUESS = 500_000_000
+_MOST_DEATHS = 3
+
+
+class StandbyKeeper:
+    """Sees that each worker of the node has a standby, from the first step of a generation on.
+
+    Args:
+        warm: `restarts.warm` of the job.
+        server: Starts them; it is ready.
+        heartbeats: Those of the node's workers.
+        workers: How many workers the node has.
+        imports: File that says what the last workers had imported.
+        node: Id of the node inside the launch.
+        post: Sends a message to the supervisor.
+    """
+
+    def __init__(
+        self,
+        warm: Warm,
+        server: ForkServer,
+        heartbeats: WorkerHeartbeats,
+        workers: int,
+        imports: Path,
+        node: str,
+        post: Callable[[StandbysReady | StandbysOff], None],
+    ) -> None:
+        self._server, self._heartbeats, self._workers = server, heartbeats, workers
+        self._imports, self._node, self._post = imports, node, post
+        ready = server.wait_ready()
+        # Where workers have the job's modules from the fork on, a standby would save only what the accelerator takes.
+        self._is_on = warm == "standby" or (warm == "auto" and (ready.has_gpu or not ready.shares_imports))
+        self._asked: set[int] = set()
+        self._deaths = 0
+        self._is_announced = False
+        self._looked = 0.0
+
+    def begin(self) -> None:
+        """The workers of a generation were started, from the standbys that there were."""
+        self._asked.clear()
+        self._deaths = 0
+        self._is_announced = False
+
+    def look(self, now: float) -> None:
+        """Ask for the standbys that are missing, if it is time; to be called often while the workers run.
+
+        Raises:
+            HelperLostError: the fork server has ended.
+        """
+        if not self._is_on or now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        if self._count_deaths() and self._are_training():
+            self._ask_and_tell()
+
+    def _ask_and_tell(self) -> None:
+        missing = [rank for rank in range(self._workers) if rank not in self._asked]
+        if missing and self._has_memory_for(len(missing)):
+            modules = read_imports(self._imports)
+            for rank in missing:
+                self._server.prepare(rank, self._workers, modules, self._heartbeats.fd)
+                self._asked.add(rank)
+        ready = self._server.standbys
+        if not self._is_announced and len(ready) == self._workers:
+            self._is_announced = True
+            pids = tuple(ready[rank].pid for rank in sorted(ready))
+            seconds = max(standby.seconds for standby in ready.values())
+            memory = sum(standby.memory for standby in ready.values())
+            self._post(StandbysReady(self._node, pids, seconds, memory))
+
+    def _count_deaths(self) -> bool:
+        """Take in which standbys have ended; return False if it is hopeless to make others."""
+        while self._server.ended_standbys:
+            ended = self._server.ended_standbys.pop()
+            self._asked.discard(ended.local_rank)
+            self._is_announced = False
+            self._deaths += 1
+            if self._deaths == _MOST_DEATHS:
+                self._end(f"{_MOST_DEATHS} ended before they were needed, the last {_words(ended.code)}")
+        return self._is_on
+
+    def _are_training(self) -> bool:
+        return all(progress.phase in _TRAINING for progress in self._heartbeats.progress())
+
+    def _has_memory_for(self, standbys: int) -> bool:
+        known = [standby.memory for standby in self._server.standbys.values()]
+        needed = standbys * max(known, default=_GUESS)
+        if (free := available()) >= MEMORY_FACTOR * needed:
+            return True
+        self._end(f"they may take {needed // 10**6} MB, and {free // 10**6} MB of memory are free")
+        return False
+
+    def _end(self, reason: str) -> None:
+        self._is_on = False
+        self._post(StandbysOff(self._node, reason))
+
+
+def _words(code: int) -> str:
+    return signal_or_code(code) if code < 0 else f"with {signal_or_code(code)}"

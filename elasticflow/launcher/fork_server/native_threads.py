@@ -1,0 +1,160 @@
+"""Whose threads run in this process, and whether a forked child can do without them.
+
+A forked child has only the thread that forked. Some libraries make theirs anew there; others wait for ever for
+threads that are gone. A thread does not say whose it is: most have the process's name. But one that waits has its
+library's code on its stack, which the kernel lets this process read.
+
+Source: proc(5), `/proc/PID/task/TID/syscall`, whose last two fields are the stack pointer and the program counter of
+a thread that is blocked in the kernel.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import threading
+from bisect import bisect
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from elasticflow.system.polling import attempts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_TASKS = Path("/proc/self/task")
+_RUNTIME = re.compile(
+    r"(libc|libpthread|libstdc\+\+|libgcc_s|libm|ld-linux[\w-]*|libgcompat|ld-musl[\w-]*)[.-]"
+)
+_PYTHON = re.compile(r"(lib)?python\d")
+# How long a thread may run before it waits, and what of its stack is read.
+_LIMIT_S, _PAUSE_S = 0.5, 0.01
+_STACK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class ForkSafeLibrary:
+    """A library whose threads a forked child does not miss.
+
+    Attributes:
+        file: Matches the name of the shared library.
+        distribution: What installs it; None: several do.
+        since: First version of that of which it is known.
+        why: What becomes of its threads in the child.
+    """
+
+    file: re.Pattern[str]
+    distribution: str | None
+    since: tuple[int, ...]
+    why: str
+
+
+FORK_SAFE = (
+    ForkSafeLibrary(
+        re.compile(r"libarrow\.so"),
+        "pyarrow",
+        (12,),
+        "its pools, and jemalloc's thread, are made anew in the child",
+    ),
+    ForkSafeLibrary(
+        re.compile(r"lib(scipy_)?openblas"),
+        None,
+        (),
+        "it ends its threads before a fork, and makes them anew after it",
+    ),
+    ForkSafeLibrary(
+        re.compile(r"tokenizers\.abi3\.so"),
+        "tokenizers",
+        (0, 13),
+        "the child works without its own, one text at a time",
+    ),
+)
+
+
+class _Mapping(NamedTuple):
+    start: int
+    end: int
+    is_code: bool
+    file: str
+
+
+def missed_in_a_child() -> str | None:
+    """Return whose threads a forked child of this process would miss, as words; None if it would miss none."""
+    if not _TASKS.is_dir():
+        return "threads" if threading.active_count() > 1 else None
+    missed = set()
+    for thread in _other_threads():
+        libraries = _libraries_of(thread)
+        if libraries is None:  # it has ended
+            continue
+        missed |= (
+            {library for library in libraries if not _is_safe(library)} if libraries else {"unknown code"}
+        )
+    if not missed:
+        return None
+    names = sorted("Python" if _PYTHON.match(name) else name for name in missed)
+    return f"threads of {' and '.join(dict.fromkeys(names))}"
+
+
+def _other_threads() -> list[int]:
+    own = threading.get_native_id()
+    return [int(path.name) for path in _TASKS.iterdir() if int(path.name) != own]
+
+
+def _is_safe(library: str) -> bool:
+    from importlib.metadata import PackageNotFoundError, version
+
+    for known in FORK_SAFE:
+        if known.file.match(library):
+            if known.distribution is None:
+                return True
+            with suppress(PackageNotFoundError):
+                numbers = re.findall(r"\d+", version(known.distribution))
+                return tuple(map(int, numbers[:3])) >= known.since
+    return False
+
+
+def _libraries_of(thread: int) -> set[str] | None:
+    """Return the files of the libraries on a thread's stack; empty if that cannot be told, None if it has ended."""
+    for _ in attempts(_LIMIT_S, _PAUSE_S):
+        try:
+            call = (_TASKS / str(thread) / "syscall").read_text().split()
+        except FileNotFoundError:
+            return None
+        except OSError:  # not every container lets a process read it
+            return set()
+        if len(call) > 2:
+            return set(_libraries_on_stack(int(call[-2], 16)))
+    return set()
+
+
+def _libraries_on_stack(pointer: int) -> Iterator[str]:
+    mappings = _mappings()
+    starts = [mapping.start for mapping in mappings]
+
+    def mapping_of(address: int) -> _Mapping | None:
+        index = bisect(starts, address) - 1
+        return mappings[index] if index >= 0 and address < mappings[index].end else None
+
+    stack = mapping_of(pointer)
+    if stack is None:
+        return
+    with suppress(OSError), Path("/proc/self/mem").open("rb", 0) as memory:
+        memory.seek(pointer)
+        words = memory.read(min(stack.end - pointer, _STACK_BYTES))
+        for (word,) in struct.iter_unpack("@N", words[: len(words) // 8 * 8]):
+            mapping = mapping_of(word)
+            if mapping is not None and mapping.is_code and not _RUNTIME.match(mapping.file):
+                yield mapping.file
+
+
+def _mappings() -> list[_Mapping]:
+    mappings = []
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+        addresses, rights, *rest = line.split(None, 5)
+        start, end = (int(address, 16) for address in addresses.split("-"))
+        name = rest[3].rpartition("/")[2] if len(rest) > 3 else ""
+        mappings.append(_Mapping(start, end, "x" in rights and bool(name) and not name.startswith("["), name))
+    return mappings

@@ -1,0 +1,138 @@
+"""A worker that is ready before it is needed: `python -m elasticflow.launcher.fork_server.standby SERVER_PID FD`.
+
+It imports what the last workers had imported, opens the accelerator, and waits on the socket FD until the fork server
+hands it the rank of a worker. Until then it sees no data, counts as nobody's failure, and ends with the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING, NoReturn, Self
+
+from elasticflow.launcher.fork_server import worker_process
+from elasticflow.launcher.fork_server.preload import import_all, warm_up
+from elasticflow.launcher.fork_server.protocol import MessageChannel, Prepare, Spawn, StandbyReady
+from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT
+from elasticflow.system.processes import die_with_parent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType, TracebackType
+
+    from elasticflow.launcher.fork_server.protocol import Message
+
+# A third of a core: after each slice of CPU time comes a pause of twice its length.
+_SLICE_S, _PAUSE_S = 0.02, 0.04
+_SNAPSHOT = b"snapshot"
+
+
+class LowPriority:
+    """While it is entered this process takes a third of a core, and nothing while a worker of the node copies a snapshot.
+
+    A process that is nice cannot be made a usual one again without privileges, so it takes pauses instead.
+
+    Args:
+        connection: The pauses end once something comes here: this process is needed.
+        heartbeats: Descriptor of the heartbeats of the node's workers; None: nobody trains.
+        workers: How many there are.
+    """
+
+    def __init__(self, connection: socket.socket, heartbeats: int | None, workers: int) -> None:
+        self._connection, self._workers = connection, workers
+        size = HEARTBEAT_SLOT * workers
+        self._memory = None if heartbeats is None else mmap.mmap(heartbeats, size, prot=mmap.PROT_READ)
+
+    def __enter__(self) -> Self:
+        signal.signal(signal.SIGPROF, self._pause)
+        signal.setitimer(signal.ITIMER_PROF, _SLICE_S, _SLICE_S)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        # One after the other: ignoring it drops a signal that is on its way, of which the process would die.
+        signal.signal(signal.SIGPROF, signal.SIG_IGN)
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+
+    def _pause(self, number: int, frame: FrameType | None) -> None:
+        while True:
+            if select.select([self._connection], [], [], _PAUSE_S)[0]:
+                self._end()
+                return
+            if not self._is_snapshot_copied():
+                return
+
+    def _is_snapshot_copied(self) -> bool:
+        if self._memory is None:
+            return False
+        offsets = range(0, HEARTBEAT_SLOT * self._workers, HEARTBEAT_SLOT)
+        return any(HEARTBEAT.unpack_from(self._memory, offset)[2].startswith(_SNAPSHOT) for offset in offsets)
+
+
+def main() -> None:
+    """Prepare, wait, and become a worker, in a process that was started anew."""
+    die_with_parent(int(sys.argv[1]))
+    stand_by(socket.socket(fileno=int(sys.argv[2])))
+
+
+def stand_by(connection: socket.socket) -> NoReturn:
+    """Prepare as the first message on *connection* says, and become the worker that the next one asks for; never returns."""
+    worker_process.set_apart()
+    # A drain asked for before `worker.join` has its handler up must wait, not kill; join unblocks it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    channel = MessageChannel(connection)
+    messages = _messages(channel)
+    prepare = next(messages)
+    assert isinstance(prepare, Prepare)
+    began = time.monotonic()
+    sys.path[:0] = prepare.path
+    with LowPriority(connection, prepare.heartbeats, prepare.workers):
+        warm_up(prepare.seed)
+        import_all(prepare.modules, prepare.path)
+        _open_device(prepare.local_rank, prepare.workers)
+    seconds = round(time.monotonic() - began, 3)
+    # The server does not listen any more if it needed the worker before that.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        channel.send(StandbyReady(prepare.local_rank, os.getpid(), seconds, _memory()))
+    request = next(messages)
+    assert isinstance(request, Spawn)
+    connection.close()
+    worker_process.take_over(request)
+    worker_process.end_with(lambda: worker_process.run_entry_point(prepare.entry_point))
+
+
+def _messages(channel: MessageChannel) -> Iterator[Message]:
+    """Yield what the server sends; ends this process when the server is gone."""
+    while (messages := channel.read()) is not None:
+        yield from messages
+    os._exit(0)
+
+
+def _open_device(local_rank: int, workers: int) -> None:
+    """Create the CUDA context of the worker's GPU, if it will have one: it takes the longest of all that can be done before."""
+    torch = sys.modules["torch"]
+    if torch.cuda.is_available() and torch.cuda.device_count() >= workers:
+        torch.zeros(1, device=torch.device("cuda", local_rank))
+
+
+def _memory() -> int:
+    """Return the bytes of memory that this process alone holds."""
+    import psutil
+
+    memory = psutil.Process().memory_full_info()
+    return int(getattr(memory, "uss", memory.rss))
+
+
+if __name__ == "__main__":
+    main()

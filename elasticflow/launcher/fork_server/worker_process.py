@@ -1,0 +1,64 @@
+"""How a process that the fork server has started becomes a worker."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import runpy
+import signal
+import sys
+import traceback
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elasticflow.launcher.fork_server.protocol import Spawn
+
+
+def set_apart() -> None:
+    """Give this process the usual signals and a session of its own.
+
+    Ctrl-C reaches the supervisor only then, and one signal to the session reaches the worker's loader processes too.
+    """
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    os.setsid()
+
+
+def take_over(request: Spawn) -> None:
+    """Send this process's output to the files of the worker that *request* asks for, and take its variables."""
+    for descriptor, path in ((1, request.stdout), (2, request.stderr)):
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # stacks of a hang, also of one in an import
+    os.environ.update(request.environment)
+
+
+def run_entry_point(path: str) -> None:
+    """Run the launch's train.py as the main program."""
+    sys.argv = [path]
+    runpy.run_path(path, run_name="__main__")
+
+
+def end_with(action: Callable[[], None]) -> NoReturn:
+    """End this process with *action*'s exit code; an exception that it raises is shown.
+
+    Neither the frames of who forked this process are unwound, nor torch's destructors run.
+    """
+    code = 1
+    try:
+        action()
+        code = 0
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except BaseException:  # noqa: BLE001  the last frame of a process: everything is shown, then it ends
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
