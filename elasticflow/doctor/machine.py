@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING
 import psutil
 
 from elasticflow.doctor.check import CheckResult, Needs, ok
+from elasticflow.observe.history import History
+from elasticflow.observe.runs import list_runs
+from elasticflow.observe.standbys import cost_in_words
 from elasticflow.observe.terminal.formats import plural, size
+from elasticflow.protocol.warm_restarts import MAY_STAND_BY, MEMORY_FACTOR
+from elasticflow.system.free_memory import tightest_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +46,9 @@ def machine(needs: Needs, cgroup: Path = _CGROUP, shared: Path = _SHARED_MEMORY)
         return
     yield ok(_TOPIC, "system", f"{platform.system()} {platform.release()}, {platform.machine()}")
     yield _cores(needs, cgroup)
-    yield _memory(needs, cgroup)
+    free, fact = _free_memory(cgroup)
+    yield _memory(needs, free, fact)
+    yield from _standbys(needs, free)
     yield _shared_memory(needs, shared)
     yield _memfd()
     yield _handles(needs)
@@ -66,20 +73,42 @@ def _cores(needs: Needs, cgroup: Path) -> CheckResult:
     return ok(_TOPIC, "cores", str(cores))
 
 
-def _memory(needs: Needs, cgroup: Path) -> CheckResult:
+def _free_memory(cgroup: Path) -> tuple[int, str]:
+    """Return the bytes that processes may still take, and words about them."""
     memory = psutil.virtual_memory()
-    free = memory.available
-    limit, used = (_number(cgroup / name) for name in ("memory.max", "memory.current"))
-    fact = f"{size(free)} free of {size(memory.total)}"
-    if limit is not None:
-        free = min(free, max(0, limit - (used or 0)))
-        fact += f"; the container may use {size(limit)}, of which {size(free)} are left"
+    fact = f"{size(memory.available)} free of {size(memory.total)}"
+    group = tightest_group(cgroup)
+    if group is None:
+        return memory.available, fact
+    free = min(memory.available, group.left)
+    return free, f"{fact}; the container may use {size(group.limit)}, of which {size(free)} are left"
+
+
+def _memory(needs: Needs, free: int, fact: str) -> CheckResult:
     if free < needs.workers * _PER_WORKER:
         meaning = f"{plural(needs.workers, 'worker')} with torch need {size(needs.workers * _PER_WORKER)} before any model"
         return CheckResult(
             _TOPIC, "memory", "warning", fact, meaning, "fewer workers per node, or more memory"
         )
     return ok(_TOPIC, "memory", fact)
+
+
+def _standbys(needs: Needs, free: int) -> Iterator[CheckResult]:
+    """Yield what the standby workers of the job's newest run took, if it had some."""
+    if needs.job is None or needs.job.restarts.warm not in MAY_STAND_BY:
+        return
+    run = next(iter(list_runs(needs.root, needs.job.job.name)), None)
+    standbys = None if run is None else History.read(run).standbys_seen
+    if run is None or standbys is None:
+        return
+    name, needed = "standby workers", needs.workers * standbys.memory_of_one
+    fact = f"one takes {cost_in_words(standbys.memory_of_one, standbys.seconds)} (run {run.run_id})"
+    if free >= MEMORY_FACTOR * needed:
+        yield ok(_TOPIC, name, fact)
+        return
+    meaning = f"{plural(needs.workers, 'worker')} would have none: {size(needed)} of {size(free)} free memory is too much"
+    remedy = 'more memory, or restarts.warm = "fork": restarts take longer without'
+    yield CheckResult(_TOPIC, name, "warning", fact, meaning, remedy)
 
 
 def _shared_memory(needs: Needs, folder: Path) -> CheckResult:

@@ -98,10 +98,19 @@ def _facts(run: RunFolder) -> dict[str, Known]:
         "parameters": history.parameters,
         "snapshot_bytes": sizes[-1] if sizes else None,
         "workers": history.workers,
+        **standby_facts(history),
         "step_s": _step_s([line for line in tail(run.metrics) if "step" in line and "loss" in line]),
     }
     source = f"run {run.run_id}"
     return {name: Known(value, source) for name, value in facts.items() if value is not None}
+
+
+def standby_facts(history: History) -> dict[str, float]:
+    """Return what one standby worker of the run took, as `Knowledge` names it; nothing if it had none."""
+    standbys = history.standbys_seen
+    return (
+        {} if standbys is None else {"standby_bytes": standbys.memory_of_one, "standby_s": standbys.seconds}
+    )
 
 
 def _step_s(steps: list[Record]) -> float | None:

@@ -10,6 +10,7 @@ from elasticflow import events
 from elasticflow.launcher.restarts.failure_classes import OUTCOMES
 from elasticflow.observe.records import float_of, int_of, read, tail, text_of, unix_time
 from elasticflow.observe.run_state import RunState
+from elasticflow.observe.standbys import NodeStandbys
 from elasticflow.system import records
 from elasticflow.system.records import printable_in
 
@@ -191,6 +192,8 @@ class History:
         parameters: Of the model, once known.
         workers: Of the newest generation.
         overlap: The newest `overlap.found` record.
+        standbys: By node, its standby workers beside the newest generation, or why it has none any more.
+        standbys_seen: The newest of them that were ready.
     """
 
     launches: list[Launch] = field(default_factory=list)
@@ -207,6 +210,8 @@ class History:
     parameters: int | None = None
     workers: int | None = None
     overlap: Record | None = None
+    standbys: dict[str, NodeStandbys] = field(default_factory=dict)
+    standbys_seen: NodeStandbys | None = None
 
     @classmethod
     def of(cls, happened: Iterable[Record]) -> History:
@@ -280,6 +285,7 @@ class _Reader:
         match name:
             case events.RUN_STARTED:
                 history.launches.append(Launch(int_of(event, "launch"), at, int_of(event, "pid") or None))
+                history.standbys.clear()
             case events.RUN_FINISHED | events.RUN_FAILED | events.RUN_INTERRUPTED:
                 if not history.launches:
                     history.launches.append(Launch())
@@ -290,6 +296,12 @@ class _Reader:
                 history.parameters = int_of(event, "parameters") or history.parameters
             case events.GENERATION_STARTED:
                 history.workers = int_of(event, "world_size") or None
+                # Its workers were the standbys.
+                history.standbys = {node: s for node, s in history.standbys.items() if not s.pids}
+            case events.STANDBYS_READY | events.STANDBYS_OFF:
+                standbys = NodeStandbys.of(event)
+                history.standbys[standbys.node] = standbys
+                history.standbys_seen = standbys if standbys.pids else history.standbys_seen
             case events.DATASET_OPENED if event.get("name") == "train":
                 history.samples = int_of(event, "samples") or None
             case events.OVERLAP_FOUND:

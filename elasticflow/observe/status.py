@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from elasticflow.launcher.journal.post_mortem import Ending
     from elasticflow.observe.records import Record
     from elasticflow.observe.run_state import RunningWorker, RunState, Status
+    from elasticflow.observe.standbys import NodeStandbys
     from elasticflow.run_folder import RunFolder
 
 
@@ -40,6 +41,7 @@ class RunStatus:
         samples_per_s: Speed over the last steps.
         seconds_left: To the end of training at that speed, while the run is running.
         snapshot: Name of the newest committed snapshot.
+        standbys: Of each node, while the run is running.
         held: Newest step that all workers hold in their node's memory; it lives no longer than the launch.
         started: Unix time at which the run's first launch began.
         launched: Unix time at which the newest launch began.
@@ -70,6 +72,7 @@ class RunStatus:
     samples_per_s: float | None
     seconds_left: float | None
     snapshot: str | None
+    standbys: tuple[NodeStandbys, ...]
     held: int | None
     started: float | None
     launched: float | None
@@ -154,6 +157,7 @@ def read_status(folder: RunFolder) -> RunStatus:
         samples_per_s=pace.samples_per_s,
         seconds_left=pace.seconds_left(step, state.steps) if is_running and state.steps else None,
         snapshot=state.snapshot or (committed[-1] if committed else None),
+        standbys=tuple(history.standbys.values()) if is_running else (),
         held=state.held or None if is_running else None,
         started=began(folder) or launched,
         launched=launched,

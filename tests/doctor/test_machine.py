@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import socket
@@ -71,6 +72,38 @@ def test_limits_of_a_container(tmp_path: Path) -> None:
     assert "10 more" == _named(found, "processes").fact
     is_cut = len(os.sched_getaffinity(0)) > 1  # 1.5 cores of one are no less
     assert is_cut == ("set nodes.nproc_per_node = 1, or" in _named(found, "cores").remedy)
+
+
+def test_what_standby_workers_took_in_the_newest_run(tmp_path: Path) -> None:
+    """Told where there is memory for them, else with what comes of it; nothing without a run that had some."""
+    needs = replace(_needs(tmp_path), workers=2)
+    assert needs.job is not None
+    job_name = needs.job.job.name
+    assert [] == [each for each in machine(needs) if each.name == "standby workers"]
+    run = tmp_path / "runs" / job_name / "20261120-120000-0000"
+    (run / "launches" / "0001").mkdir(parents=True)
+    happened = {
+        "event": "standbys.ready",
+        "node": "n0",
+        "pids": [7, 8],
+        "seconds": 5.13,
+        "memory": 32_400_000,
+    }
+    (run / "events.jsonl").write_text(json.dumps(happened) + "\n")
+    found = _named(machine(needs), "standby workers")
+    assert ("ok", "one takes 16.2 MB and 5.1 s to get ready (run 20261120-120000-0000)") == (
+        found.verdict,
+        found.fact,
+    )
+    for name, text in {"memory.max": "900000000", "memory.current": "860000000"}.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    found = _named(machine(needs, cgroup=tmp_path), "standby workers")
+    assert ("warning", "2 workers would have none: 32.4 MB of 40.0 MB free memory is too much") == (
+        found.verdict,
+        found.meaning,
+    )
+    off = replace(_needs(tmp_path, restarts__warm="off"), workers=2)
+    assert [] == [each for each in machine(off) if each.name == "standby workers"]
 
 
 def test_no_shared_memory(tmp_path: Path) -> None:

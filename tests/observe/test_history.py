@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from elasticflow import events
 from elasticflow.observe.history import SUPERVISOR_LOST, History, SnapshotEvent, state_of
+from elasticflow.observe.standbys import NodeStandbys
 from elasticflow.run_folder import RunFolder
 from tests.observe.hand_made import SIGKILLED, START, event, story_of_a_kill
 
@@ -67,6 +68,18 @@ def test_a_lost_supervisor_is_a_stop() -> None:
         stop.redone,
     )
     assert stop.reason.endswith("after step 9: k")
+
+
+def test_standbys_are_those_of_the_newest_generation() -> None:
+    """A restart takes them; why a node has none stays true, and what they cost stays known."""
+    ready = event(3, events.STANDBYS_READY, node="n0", pids=[7, 8], seconds=5.1, memory=33_000_000)
+    off = event(4, events.STANDBYS_OFF, node="n1", reason="they may take 9 MB, and 3 MB of memory are free")
+    again = event(5, events.GENERATION_STARTED, 2, world_size=2)
+    assert ["n0", "n1"] == list(History.of([ready, off]).standbys)
+    history = History.of([ready, off, again])
+    assert [NodeStandbys("n1", reason=off["reason"])] == list(history.standbys.values())
+    assert NodeStandbys("n0", (7, 8), 5.1, 33_000_000) == history.standbys_seen
+    assert {} == History.of([ready, off, event(9, events.RUN_STARTED, launch=2)]).standbys
 
 
 def test_state_where_state_json_is_damaged(run: Path) -> None:

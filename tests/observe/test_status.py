@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elasticflow.observe.run_state import RunningWorker
+from elasticflow.observe.standbys import NodeStandbys, in_words
 from elasticflow.observe.status import is_locked, read_status
 from elasticflow.run_folder import RunFolder
 from tests.observe.hand_made import START, event
@@ -62,6 +63,20 @@ def test_what_is_held_in_memory_goes_with_the_launch(run: Path) -> None:
         change(run, held=46)
         assert read_status(RunFolder(run)).held == 46
     assert read_status(RunFolder(run)).held is None
+
+
+def test_standbys_are_shown_while_the_run_runs(run: Path) -> None:
+    """With their process ids and their memory; afterwards they are gone."""
+    ready = event(7, "standbys.ready", 2, node="n0", pids=[7, 8], seconds=5.1, memory=33_000_000)
+    with (run / "events.jsonl").open("a") as file:
+        file.write(json.dumps(ready) + "\n")
+    change(run, status="running")
+    with (run / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        standbys = read_status(RunFolder(run)).standbys
+        assert (NodeStandbys("n0", (7, 8), 5.1, 33_000_000),) == standbys
+    assert "2 ready (pid 7, 8), 33.0 MB" == in_words(standbys)
+    assert () == read_status(RunFolder(run)).standbys
 
 
 def test_running_with_a_free_lock_is_interrupted(run: Path) -> None:

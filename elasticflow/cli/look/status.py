@@ -12,6 +12,7 @@ from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.history import History
 from elasticflow.observe.incidents import overlap_of
 from elasticflow.observe.runs import find_run
+from elasticflow.observe.standbys import in_words
 from elasticflow.observe.status import read_status
 from elasticflow.observe.terminal.durations import took
 from elasticflow.observe.terminal.event_lines import of_weights, said_on_stderr, user_frames, values
@@ -81,6 +82,8 @@ def _rows(status: RunStatus) -> list[tuple[str, str]]:
         who = ", ".join(f"rank {w.rank} pid {w.pid}" for w in status.workers[:8])
         more = f" and {len(status.workers) - 8} more" if len(status.workers) > 8 else ""
         rows.append(("workers", f"{plural(len(status.workers), 'worker')}: {who}{more}"))
+    if status.standbys:
+        rows.append(("standbys", in_words(status.standbys)))
     launch = f"launch {status.launch}, generation {status.generation}, {plural(status.restarts, 'restart')}"
     rows.append(("launch", launch))
     rows += _times(status)

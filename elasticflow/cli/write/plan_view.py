@@ -11,7 +11,9 @@ from elasticflow.cli.output import paint, table
 from elasticflow.compiler.drift.table import lines_of as drift_lines
 from elasticflow.compiler.entry_point.values import measured_weights
 from elasticflow.jobfile.tables.units import intervals
+from elasticflow.observe.standbys import cost_in_words
 from elasticflow.observe.terminal.formats import plural, size, span
+from elasticflow.protocol.warm_restarts import MAY_STAND_BY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.observe.estimates import RunFacts
+    from elasticflow.protocol.warm_restarts import Warm
 
 _MARGIN = 13
 _HELD = re.compile(r"(?<=\d) (?=[A-Za-z])|(?<=\brun) (?=\d)")
@@ -30,6 +33,13 @@ _ANSWERS: dict[Answer, str] = {
     "goes on": "it could go on as this job",
     "asks": "it could go on as this job, with --accept-drift only",
     "refuses": "it cannot go on as this job",
+}
+_WARM: dict[Warm, str] = {
+    "auto": "lost workers are forked anew with the job's imports or, where these start threads or there is a GPU, replaced by "
+    "standbys",
+    "fork": "lost workers are forked anew with the job's imports, or with torch alone where these start threads",
+    "standby": "lost workers are replaced by standbys",
+    "off": "lost workers are started anew",
 }
 _COLOURS: dict[Weight, str] = {"corrupting": "red", "trajectory": "yellow", "harmless": "green"}
 
@@ -109,6 +119,7 @@ def _facts(view: PlanView) -> Iterator[tuple[str, str]]:
     yield "", _written(view)
     yield "", _kept(view)
     yield "restarts", _restarts(view)
+    yield "", _warm(view)
     yield from view.asides.items()
     if view.run_facts is not None:
         yield "drift", _drift(view.run_facts, view.answer)
@@ -189,6 +200,16 @@ def _restarts(view: PlanView) -> str:
         f"{failures}. No progress for {table.hang_timeout} is a failure, or for less once the run shows what is usual; "
         "the same error of the job's own code twice without a step between ends the run. Resizes, drains and preemptions are free"
     )
+
+
+def _warm(view: PlanView) -> str:
+    """Return what restarts find ready, and what that costs."""
+    warm, known = view.job.restarts.warm, view.known
+    text = _WARM[warm]
+    if warm not in MAY_STAND_BY or known.standby_bytes is None or known.standby_s is None:
+        return text
+    cost = cost_in_words(known.standby_bytes.value, known.standby_s.value)
+    return f"{text}; one takes {cost}{_by(known.standby_bytes)}"
 
 
 def _drift(run_facts: RunFacts, answer: Answer) -> str:

@@ -127,6 +127,10 @@ def _process_left_behind(record: Record) -> Line:
     return Line("warning", "notice", "left behind", text)
 
 
+def _standbys_off(record: Record) -> Line:
+    return Line("warning", "notice", "no standby", f"{record.get('node')}: {record.get('reason')}")
+
+
 def _snapshot_rejected(record: Record) -> Line:
     return Line("warning", "notice", "set aside", f"snapshot {record.get('name')}: {record.get('reason')}")
 
@@ -305,6 +309,7 @@ def _nodes_awaited(record: Record) -> Line:
 CONTEXT_FREE: dict[str, Callable[[Record], Line]] = {
     events.SUPERVISOR_LOST: _supervisor_lost,
     events.PROCESS_LEFT_BEHIND: _process_left_behind,
+    events.STANDBYS_OFF: _standbys_off,
     events.SNAPSHOT_REJECTED: _snapshot_rejected,
     events.SNAPSHOT_CLEARED: _snapshot_cleared,
     events.SNAPSHOT_FAILED: _snapshot_failed,

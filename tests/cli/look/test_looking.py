@@ -172,6 +172,7 @@ def test_status_as_json(ran: Callable[..., Ran], project: Path) -> None:
         "samples_per_s",
         "seconds_left",
         "snapshot",
+        "standbys",
         "started",
         "status",
         "step",

@@ -62,6 +62,7 @@ def _pretend_a_run(project: Path, run_id: str = RUN, *settings: str) -> Path:
         {"event": "dataset.opened", "name": "evaluation", "samples": 7},
         {"event": "training.started", "parameters": 66154},
         {"event": "snapshot.committed", "bytes": 2_000_000},
+        {"event": "standbys.ready", "node": "n0", "pids": [7, 8], "seconds": 5.13, "memory": 32_400_000},
     ]
     (run / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in happened))
     steps = [{"step": n, "loss": 1.0, "generation": 1, "time": 1000 + n / 2} for n in range(1, 12)]
@@ -126,6 +127,7 @@ def test_nothing_is_known_before_the_first_run(project: Path, capsys: pytest.Cap
     after = "known after the first run, or with --deep"
     assert f"3 epochs; how many steps: {after}, or set dataset.samples" == facts["steps"]
     assert "known after the first run" == facts["duration"]
+    assert facts["restarts"].endswith("replaced by standbys")
     assert f"how large: {after}; how many an hour: known after the first run" in facts["snapshots"]
     assert not {"model", "drift"} & facts.keys()
 
@@ -136,6 +138,7 @@ def test_the_newest_run_teaches(project: Path, capsys: pytest.CaptureFixture[str
     _pretend_a_run(project)
     facts = _facts(_planned(capsys))
     assert f"66,154 parameters (run {RUN})" == facts["model"]
+    assert f"one takes 16.2 MB and 5.1 s to get ready (run {RUN})" in facts["restarts"]
     assert f"19: 3 epochs of 50 samples by 8, 6 or 7 each (run {RUN})" == facts["steps"]
     assert f"about 9.50 s, 0.50 s a step with 2 workers (run {RUN})" == facts["duration"]
     assert facts["evaluation"].endswith("; 3 times")
@@ -218,6 +221,8 @@ def test_plan_as_json(project: Path, capsys: pytest.CaptureFixture[str]) -> None
         "parameters": {"value": 66154, "source": source},
         "snapshot_bytes": {"value": 2_000_000, "source": source},
         "step_s": {"value": 0.5, "source": source},
+        "standby_bytes": {"value": 16_200_000, "source": source},
+        "standby_s": {"value": 5.13, "source": source},
         "workers": {"value": 2, "source": source},
     } == facts["known"]
     assert {
