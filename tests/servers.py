@@ -15,7 +15,7 @@ import subprocess
 import threading
 import time
 from dataclasses import dataclass
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import HTTPServer, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,14 +129,8 @@ def s3() -> Iterator[str]:
             return moto(environ, start_response)
 
     server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=MotoRequestHandler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with _served(server) as url:
+        yield url
 
 
 @contextlib.contextmanager
@@ -168,15 +162,21 @@ def web(folder: Path, handler: type[SimpleHTTPRequestHandler] | None = None) -> 
     def make(*args: object) -> SimpleHTTPRequestHandler:
         return kind(*args, directory=str(folder))  # type: ignore[arg-type]
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), make)
+    with _served(ThreadingHTTPServer(("127.0.0.1", 0), make)) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def _served(server: HTTPServer) -> Iterator[str]:
+    """Have a thread serve; give the URL."""
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
-        server.server_close()
         thread.join()
+        server.server_close()
 
 
 class QuietHandler(SimpleHTTPRequestHandler):

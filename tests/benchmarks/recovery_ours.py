@@ -68,23 +68,22 @@ class Ours:
 
     def worker(self, tries: int) -> Iterator[tuple[str, Try]]:
         """Kill a worker of two on one node; time to the first step of the next generation."""
-        with self._launch(2) as running:
-            for number in range(tries):
-                generation = _trains(running, 2)
-                _wait_for_standbys(running, generation)
-                killed = time.time()
-                os.kill(running.pid_of(number % 2), signal.SIGKILL)
-                yield "worker", _until_first_step(running, generation, killed)
+        for made in self._kill_one_of(2, tries):
+            yield "worker", made
 
     def gpu(self, tries: int) -> Iterator[tuple[str, Try]]:
         """Kill the only worker, which has a GPU; time to the first step of the next generation."""
-        with self._launch(1) as running:
-            for _ in range(tries):
-                generation = _trains(running, 1)
+        for made in self._kill_one_of(1, tries):
+            yield "gpu", made
+
+    def _kill_one_of(self, workers: int, tries: int) -> Iterator[Try]:
+        with self._launch(workers) as running:
+            for number in range(tries):
+                generation = _trains(running, workers)
                 _wait_for_standbys(running, generation)
                 killed = time.time()
-                os.kill(running.pid_of(0), signal.SIGKILL)
-                yield "gpu", _until_first_step(running, generation, killed)
+                os.kill(running.pid_of(number % workers), signal.SIGKILL)
+                yield _until_first_step(running, generation, killed)
 
     def nodes(self, tries: int) -> Iterator[tuple[str, Try]]:
         """Have a second node join, then kill all of it at once, so that nobody tells: it has vanished."""
