@@ -20,6 +20,7 @@ from elasticflow.observe.standbys import cost_in_words
 from elasticflow.observe.terminal.formats import plural, size
 from elasticflow.protocol.warm_restarts import MAY_STAND_BY, MEMORY_FACTOR
 from elasticflow.system.free_memory import tightest_group
+from elasticflow.system.kernel_files import number_in, text_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +60,7 @@ def machine(needs: Needs, cgroup: Path = _CGROUP, shared: Path = _SHARED_MEMORY)
 
 def _cores(needs: Needs, cgroup: Path) -> CheckResult:
     cores = len(os.sched_getaffinity(0))
-    quota, _, period = _text(cgroup / "cpu.max").partition(" ")
+    quota, _, period = text_in(cgroup / "cpu.max").partition(" ")
     limit = int(quota) / int(period) if quota.isdecimal() and period.strip().isdecimal() else None
     if limit is not None and limit < cores:
         meaning = f'nproc_per_node = "auto" starts {plural(needs.workers, "worker")} that share {limit:g} cores: steps stutter'
@@ -161,7 +162,7 @@ def _handles(needs: Needs) -> CheckResult:
 
 def _processes(needs: Needs, cgroup: Path) -> CheckResult:
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    most, now = (_number(cgroup / name) for name in ("pids.max", "pids.current"))
+    most, now = (number_in(cgroup / name) for name in ("pids.max", "pids.current"))
     needed = _PROCESSES + _THREADS_PER_PROCESS * needs.workers * (1 + (needs.loaders or 0))
     left = min(soft if soft >= 0 else _UNLIMITED, _UNLIMITED if most is None else most - (now or 0))
     fact = "no limit" if left >= _UNLIMITED else f"{max(0, left):,} more"
@@ -201,15 +202,3 @@ def _clock() -> CheckResult:
 
 def _limit(number: int) -> str:
     return "no limit" if number < 0 or number >= _UNLIMITED else f"{number:,}"
-
-
-def _number(path: Path) -> int | None:
-    text = _text(path)
-    return int(text) if text.isdecimal() else None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

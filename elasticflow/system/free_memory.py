@@ -7,6 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from elasticflow.system.kernel_files import number_in, text_in
+
 GROUPS = Path("/sys/fs/cgroup")
 # Limit, use, and what of the use can be reclaimed: version 2, version 1.
 _FILES = (
@@ -65,21 +67,9 @@ def memory_groups(root: Path = GROUPS) -> list[Path]:
 
 def _memory_of(group: Path) -> GroupMemory | None:
     for limit_file, use_file, reclaimable in _FILES:
-        limit, use = (_number(group / name) for name in (limit_file, use_file))
+        limit, use = (number_in(group / name) for name in (limit_file, use_file))
         if limit is not None and use is not None and limit < _UNLIMITED:
-            counts = dict(line.split() for line in _text(group / "memory.stat").splitlines())
+            counts = dict(line.split() for line in text_in(group / "memory.stat").splitlines())
             caches = sum(int(counts.get(name, 0)) for name in reclaimable)
             return GroupMemory(limit, max(0, limit - use + caches))
     return None
-
-
-def _number(path: Path) -> int | None:
-    text = _text(path).strip()
-    return int(text) if text.isdecimal() else None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return ""
