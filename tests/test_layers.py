@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PACKAGE = Path(elasticflow.__file__).parent
 # Lowest first; rooms of one floor do not know each other.
 FLOORS = (
-    {"", "errors", "events", "logs", "run_folder", "redaction", "fault_injection", "torch_versions", "system", "protocol", "storage"},
+    {"", "errors", "events", "logs", "run_folder", "redaction", "fault_injection", "torch_versions", "schedules", "system", "protocol", "storage"},
     {"jobfile", "snapshots"},
     {"compiler", "scaffold"},
     {"launcher", "runtime"},
@@ -34,6 +34,7 @@ MAY_IMPORT_TORCH = {"runtime"}
 MAY_IMPORT_TORCH_IN_FUNCTIONS = {
     "snapshots/tools/export_torch.py",
     "launcher/fork_server/torchrun_arguments.py",
+    "schedules.py",  # for job files: any process may import it, a worker calls what is in it
 }
 MOST_MODULES = 16
 MODULES = {

@@ -1,4 +1,4 @@
-"""torch's own learning-rate schedules against the length of training."""
+"""Learning-rate schedules, torch's and our own, against the length of training."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.checks.training_length import counted, length_of_training
 from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.diagnostics.toml_literals import show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.tables.job import Args, ValidTables
     from elasticflow.jobfile.text.source import Source
 
-_ENTRY = r"torch\.optim(?:\.lr_scheduler:|:lr_scheduler\.)(\w+)"
+_ENTRY = r"(?:torch\.optim(?:\.lr_scheduler:|:lr_scheduler\.)|elasticflow\.schedules:)(\w+)"
+_OURS = ("warmup_cosine", "warmup_linear", "warmup_stable_decay")
 # The argument that says when a schedule is over, and what is missed when training ends before.
 _ENDS = {
     "CosineAnnealingLR": ("T_max", "the learning rate never gets down to eta_min"),
@@ -26,27 +28,34 @@ _ENDS = {
     "OneCycleLR": ("total_steps", "the learning rate never gets down to its end"),
     "PolynomialLR": ("total_iters", "the learning rate never gets down to nought"),
     "StepLR": ("step_size", "the learning rate is never lowered"),
+    **dict.fromkeys(_OURS, ("total", "the learning rate never gets down to its end")),
 }
 # What happens when training goes on after that.
 _AFTER = {
     "CosineAnnealingLR": "the learning rate rises again",
     "PolynomialLR": "the learning rate is nought",
+    **dict.fromkeys(_OURS, "the learning rate is nought"),  # unless `final` is given
 }
-_WHOLE = {"T_max", "total_steps", "total_iters"}
+_WHOLE = {"T_max", "total_steps", "total_iters", "total"}
 
 
 def check_schedule(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     """Yield what is wrong between a schedule's length and training's, where both are known."""
     scheduler, train = tables.get("lr_scheduler"), tables.get("train")
     match = None if scheduler is None else re.fullmatch(_ENTRY, scheduler.entry)
-    if scheduler is None or train is None or match is None:
+    if scheduler is None or match is None:
+        return
+    wrong = list(_out_of_range(source, scheduler.args)) if match[1] in _OURS else []
+    yield from wrong
+    if train is None or wrong:
         return
     # An epoch that is begun and not ended is no step of a schedule: only `epochs` tells how many those are.
     steps = length_of_training(train, tables.get("dataset")).steps
     count = steps if scheduler.interval == "step" else train.epochs
     if count is None:
         return
-    schedule = _ScheduleCheck(source, match[1], scheduler.interval, count)
+    stays = match[1] in _OURS and scheduler.args.get("final", 0) != 0
+    schedule = _ScheduleCheck(source, match[1], scheduler.interval, count, stays=stays)
     for path, end in _ends(match[1], scheduler.args):
         yield from schedule.problems_of(path, end)
 
@@ -70,14 +79,41 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-class _ScheduleCheck:
-    """Compares a schedule's numbers with the length of training."""
+def _out_of_range(source: Source, args: Args) -> Iterator[Diagnostic]:
+    """Yield the numbers that a schedule of ours refuses; what is no number at all is told by its type."""
+    base = ("lr_scheduler", "args")
+    for key in ("warmup", "total", "decay"):
+        value = args.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value < 0:
+            message = f"lr_scheduler.args.{key} must be at least 0, not {show(value)}"
+            yield source.problem(codes.OUT_OF_RANGE, message, (*base, key))
+            return
+    final = args.get("final")
+    if isinstance(final, int | float) and not isinstance(final, bool) and not 0 <= final <= 1:
+        message = f"lr_scheduler.args.final must be from 0 to 1, not {show(final)}"
+        remedy = "it is a part of the optimizer's own rate: 0.1 for a tenth of it"
+        yield source.problem(codes.OUT_OF_RANGE, message, (*base, "final"), remedy=remedy)
+    lengths = [args.get("warmup"), args.get("total"), args.get("decay", 0)]
+    if all(isinstance(each, int) and not isinstance(each, bool) for each in lengths):
+        warmup, total, decay = lengths
+        if warmup + decay > total:
+            both = "warmup and decay take" if decay else "the warm-up takes"
+            message = (
+                f"{both} {counted(warmup + decay, 'step')}, and the whole schedule {counted(total, 'step')}"
+            )
+            remedy = "set total to the length of training, or the others lower"
+            yield source.problem(codes.OUT_OF_RANGE, message, (*base, "warmup"), remedy=remedy)
 
-    def __init__(self, source: Source, name: str, unit: str, count: int) -> None:
+
+class _ScheduleCheck:
+    """Compares a schedule's numbers with the length of training; `stays`: at a rate that is not nought, after its end."""
+
+    def __init__(self, source: Source, name: str, unit: str, count: int, *, stays: bool = False) -> None:
         self.source = source
         self.name = name
         self.unit = unit
         self.count = count
+        self.stays = stays
         self.training = f"training is {counted(count, unit)} long"
 
     def problems_of(self, path: KeyPath, end: int) -> Iterator[Diagnostic]:
@@ -102,7 +138,7 @@ class _ScheduleCheck:
             )
             remedy = f"let it end with training: total_steps = {self.count}"
             yield self.source.problem(codes.SCHEDULE_ENDS, message, path, remedy=self._help(remedy))
-        elif end < self.count and self.name in _AFTER:
+        elif end < self.count and self.name in _AFTER and not self.stays:
             message = f"{_AFTER[self.name]} after {counted(end, self.unit)}, and {self.training}"
             yield self._warning(path, message, f"set {key} = {self.count}")
 

@@ -1,4 +1,4 @@
-"""The entry point that a name without its module stands for, of those torch has for a key."""
+"""The entry point that a name without its module stands for, of those torch or elasticflow has for a key."""
 
 from __future__ import annotations
 
@@ -24,12 +24,19 @@ _HOMES = {
     ("lr_scheduler", "entry"): "torch.optim.lr_scheduler",
     ("model", "loss"): "torch.nn.functional",
 }
-# What schedules are called elsewhere.
+_OURS = "elasticflow.schedules"
+# What schedules are called elsewhere, and those that are not torch's.
 _NAMES = {
     "cosine": "CosineAnnealingLR",
     "linear": "LinearLR",
     "constant": "ConstantLR",
     "onecycle": "OneCycleLR",
+    "warmup_cosine": f"{_OURS}:warmup_cosine",
+    "cosine_with_warmup": f"{_OURS}:warmup_cosine",
+    "warmup_linear": f"{_OURS}:warmup_linear",
+    "linear_with_warmup": f"{_OURS}:warmup_linear",
+    "warmup_stable_decay": f"{_OURS}:warmup_stable_decay",
+    "wsd": f"{_OURS}:warmup_stable_decay",
 }
 
 
@@ -48,7 +55,7 @@ def with_module(path: KeyPath, name: str, *, is_exact: bool = False) -> str | No
         return None
     resolver = Resolver(Finder((), installed_folders()))
     wishes = [_NAMES.get(name.lower(), name), *(_as_function(name) if path[-1] == "loss" else [])]
-    for entry in (f"{home}:{wish}" for wish in wishes):
+    for entry in (wish if ":" in wish else f"{home}:{wish}" for wish in wishes):
         try:
             if isinstance(resolver.entry(entry), Definition):
                 return entry

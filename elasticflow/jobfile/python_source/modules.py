@@ -19,6 +19,8 @@ from elasticflow.jobfile.diagnostics.suggestions import nearest
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+_HOME = Path(__file__).parents[3]
+
 
 class UnresolvedError(Exception):
     """Reading source does not lead from a name to its definition: there is none, or something hides it."""
@@ -97,6 +99,8 @@ class Finder:
         if top in sys.builtin_module_names:  # before any file of that name
             raise CannotTellError(f"{top} is built into Python")
         module = _look_for(top, top, (*self.own, *self.installed), self.own)
+        if module is None and top == "elasticflow":  # it is running, in whatever way it was installed
+            module = _look_for(top, top, (_HOME,), ())
         if module is None:
             raise NotInstalledError(top)
         for part in rest:

@@ -135,6 +135,28 @@ def test_schedules_are_compared_with_the_length_of_training(
     assert [code for code in found if code != "EF205"] == [code for code in expected if code != "EF205"]
 
 
+OURS = '[lr_scheduler]\nentry = "elasticflow.schedules:{}"\nargs = {}'
+NUMBERS = [
+    ("warmup_cosine", "{ warmup = 10, total = 100 }", []),
+    ("warmup_cosine", "{ warmup = 10, total = 101 }", ["EF408"]),
+    ("warmup_linear", "{ warmup = 10, total = 99 }", ["EF408"]),  # trains on at a rate of nought
+    ("warmup_linear", "{ warmup = 10, total = 99, final = 0.1 }", []),
+    ("warmup_cosine", "{ warmup = 101, total = 100 }", ["EF104"]),
+    ("warmup_cosine", "{ warmup = -1, total = 100 }", ["EF104"]),
+    ("warmup_cosine", "{ warmup = 1, total = 100, final = 10 }", ["EF104"]),
+    ("warmup_stable_decay", "{ warmup = 10, total = 100, decay = 90 }", []),
+    ("warmup_stable_decay", "{ warmup = 10, total = 100, decay = 91 }", ["EF104"]),
+]
+
+
+@pytest.mark.parametrize(("name", "args", "expected"), NUMBERS)
+def test_schedules_of_ours_are_checked_by_their_numbers(
+    told: Callable[..., Told], name: str, args: str, expected: list[str]
+) -> None:
+    """What a schedule would refuse when it is made is refused before."""
+    assert [code for code, _ in told(OURS.format(name, args))] == expected
+
+
 def test_a_schedule_of_epochs_is_compared_with_epochs(told: Callable[..., Told]) -> None:
     """With `interval = "epoch"` the number of epochs counts; steps follow from `samples`."""
     rest = SCHEDULE.format("CosineAnnealingLR", "{ T_max = 10 }", "epoch")

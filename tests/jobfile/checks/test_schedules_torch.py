@@ -1,4 +1,4 @@
-"""What is said of torch's schedules is what they do, step by step."""
+"""What is said of schedules is what they do, step by step."""
 
 from __future__ import annotations
 
@@ -102,3 +102,23 @@ def is_worth_telling(name: str, length: int, seen: list[float]) -> bool:
             return seen[-2] > 1e-4  # what the last step trains with
         case _:  # warm-ups: the full rate is there in the end
             return seen[-1] < 1.0 - 1e-9
+
+
+OURS = [
+    ("warmup_stable_decay", 'warmup = 1, total = 12, decay = 3, shape = "cosin"', ["EF205"]),
+    ("warmup_stable_decay", "warmup = 1, total = 12", ["EF204"]),
+    ("warmup_cosine", "warmup = 1, totl = 12", ["EF204", "EF204"]),
+    ("warmup_cosine", "warmup = 1, total = 12, final = 0.1", []),
+    ("warmup_cosin", "warmup = 1, total = 12", ["EF202"]),
+]
+
+
+@pytest.mark.parametrize(("name", "args", "expected"), OURS)
+def test_entries_of_ours_are_checked_as_others_are(
+    tmp_path: Path, name: str, args: str, expected: list[str]
+) -> None:
+    """Name, arguments and their types, read from the source of elasticflow itself."""
+    text = JOB.format(name=name, args=args).replace("torch.optim.lr_scheduler", "elasticflow.schedules")
+    (tmp_path / "job.toml").write_text(text)
+    found = [each.code for each in load_job(tmp_path / "job.toml").diagnostics if each.severity == "error"]
+    assert found == expected

@@ -73,6 +73,8 @@ NEARLY: list[tuple[str, object, object]] = [
     ("optimizer.entry", "torch.optim.AdamW(lr=1e-3)", "torch.optim:AdamW"),
     ("optimizer.entry", "optim.SGD", "torch.optim:SGD"),
     ("lr_scheduler.entry", "cosine", "torch.optim.lr_scheduler:CosineAnnealingLR"),
+    ("lr_scheduler.entry", "cosine_with_warmup", "elasticflow.schedules:warmup_cosine"),
+    ("lr_scheduler.entry", "wsd", "elasticflow.schedules:warmup_stable_decay"),
     ("job.name", "my shop", "my-shop"),
     ("job.name", 7, "7"),
     ("job.path", "src", ["src"]),
