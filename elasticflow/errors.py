@@ -197,6 +197,18 @@ class StateError(WorkerError):
     is_final = True
 
 
+class JobKeyError(StateError):
+    """A key of the job file asks for what the job's model or data does not have, which shows only once they are there.
+
+    Attributes:
+        key: Dotted, numbers of lists too: `optimizer.groups.0.match`.
+    """
+
+    def __init__(self, key: str, message: str, remedy: str | None = None) -> None:
+        super().__init__(message, remedy)
+        self.key = key
+
+
 class RanksDifferError(StateError):
     """Ranks have different states where a snapshot holds one: a bit that flipped may not flip again."""
 

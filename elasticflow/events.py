@@ -204,6 +204,12 @@ DATASET_OPENED = Event(
     ("name", "samples", "shards", "fingerprint", "source"),
     emitter="worker",
 )
+PARAMETERS_GROUPED = Event(
+    "parameters.grouped",
+    "which parameters each of [[optimizer.groups]] took: its tensors, the numbers in them, the options of its own",
+    ("groups",),
+    emitter="worker",
+)
 DATASET_PASSED = Event(
     "dataset.passed",
     "a data shard without `skip` is read again up to where the run goes on; said every ten seconds",

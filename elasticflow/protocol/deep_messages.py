@@ -165,6 +165,7 @@ class Facts:
         model_bytes: Of the model in it.
         optimizer_bytes: Of the optimizers in it.
         loss: Of the first step, as Python writes it.
+        groups: Of parameters, each as the event `parameters.grouped` has it, if the job declares some.
     """
 
     samples: int | None = None
@@ -176,6 +177,7 @@ class Facts:
     model_bytes: int | None = None
     optimizer_bytes: int | None = None
     loss: str | None = None
+    groups: tuple[dict[str, Any], ...] | None = None
 
     def known(self) -> dict[str, Any]:
         """Return by name what is not None."""

@@ -126,7 +126,7 @@ def _in_words(cases: Sequence[LoadedJob]) -> str:
 
 def report_text(report: DeepReport) -> str:
     """Return what was learnt in words; empty if nothing was."""
-    from elasticflow.observe.terminal.formats import plural, size
+    from elasticflow.observe.terminal.formats import groups_in_words, plural, size
 
     facts, parts = report.facts, []
     if facts.samples is not None:
@@ -137,6 +137,8 @@ def report_text(report: DeepReport) -> str:
         parts.append(
             plural(facts.parameters, "parameter") + (f", {frozen:,} of them frozen" if frozen else "")
         )
+    if facts.groups is not None:
+        parts.append(f"in groups: {groups_in_words(facts.groups)}")
     if facts.snapshot_bytes is not None:
         parts.append(f"a snapshot is {size(facts.snapshot_bytes)}")
     if facts.loss is not None:

@@ -34,6 +34,9 @@ _WEIGHTS: dict[str, tuple[Weight, str]] = {
     "optimizer.entry": ("corrupting", _OTHER_STATE),
     "optimizer.args": ("trajectory", _OTHER_CURVE),
     "optimizer.clip_grad_norm": ("trajectory", _OTHER_CURVE),
+    "optimizer.groups": ("corrupting", "the snapshots hold the optimizer's state by group"),
+    "optimizer.groups.args": ("trajectory", _OTHER_CURVE),
+    "optimizer.groups.name": ("harmless", "a name in logs only"),
     "lr_scheduler": ("trajectory", _OTHER_CURVE),
     "lr_scheduler.entry": ("corrupting", _OTHER_STATE),
     "dataset": ("trajectory", _OTHER_CURVE),
@@ -86,6 +89,7 @@ _EXACT_WEIGHTS: dict[str, tuple[Weight, str]] = {
 }
 
 # Keys whose coming or going gives the snapshot other parts.
+_GROUPS = "optimizer.groups"
 _PARTS = frozenset({"lr_scheduler.entry", "train.ema"})
 
 
@@ -134,6 +138,9 @@ def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):  # an empty one has no keys to differ in
         for name, item in value.items():
             yield from _leaves(item, f"{key}.{name}" if key else name)
+    elif key == _GROUPS:
+        for number, group in enumerate(value):
+            yield from _leaves(group, f"{key}.{number}")
     else:
         yield key, value
 
@@ -144,5 +151,7 @@ def _weigh(key: str, was: Any, now: Any) -> tuple[Weight, str]:
     if key == "train.precision" and "fp16" in (was, now):
         return "corrupting", f"{_OTHER_STATE}: fp16 has a gradient scaler"
     parts = key.split(".")
+    if key.startswith(f"{_GROUPS}."):
+        del parts[2]  # the number of the group
     prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
     return next((_WEIGHTS[prefix] for prefix in prefixes if prefix in _WEIGHTS), ("trajectory", _OTHER_CURVE))

@@ -4,29 +4,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.compiler.entry_point.source_code import Call, keywords
+from elasticflow.compiler.entry_point.source_code import Call, Display, Name, keywords
 from elasticflow.jobfile.entry_points.object_arguments import object_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from elasticflow.compiler.entry_point.factory_calls import CallForms
     from elasticflow.compiler.entry_point.imports import Imports
     from elasticflow.jobfile.tables.job import Args, Job
+    from elasticflow.jobfile.tables.training import GroupTable
 
 
-def factories(job: Job, forms: CallForms, scope: Callable[[str], Imports]) -> dict[str, Call]:
+def factories(
+    job: Job, forms: CallForms, scope: Callable[[str], Imports], groups: str = "groups"
+) -> dict[str, Call]:
     """Return the call of each factory by its name in the templates.
 
     Args:
         job: The job.
         forms: How its factories are called.
         scope: Returns what is imported where the call of a factory, given by name, stands.
+        groups: Code of the groups of parameters where the optimizer's call stands, if the job has groups.
     """
     calls = {
         "model": factory(scope("model"), job.model.entry, args=job.model.args, where="model.args"),
         "step.call": _training_step(job, forms, scope("step")),
-        "optimizer": _optimizer(job, forms, scope("optimizer")),
+        "optimizer": _optimizer(job, forms, scope("optimizer"), groups),
         "dataset": factory(scope("dataset"), job.dataset.entry, args=job.dataset.args, where="dataset.args"),
     }
     if job.lr_scheduler is not None:
@@ -39,12 +43,37 @@ def factories(job: Job, forms: CallForms, scope: Callable[[str], Imports]) -> di
     return calls
 
 
-def _optimizer(job: Job, forms: CallForms, imports: Imports) -> Call:
+def _optimizer(job: Job, forms: CallForms, imports: Imports, groups: str) -> Call:
     entry, args = job.optimizer.entry, job.optimizer.args
     if forms.optimizer_is_method:
         return factory(imports, entry, args=args, where="optimizer.args", is_method=True)
     given = "model" if forms.optimizer_takes_model else "model.parameters()"
+    if job.optimizer.groups:
+        given = f"parameter_groups(model, {groups})"
     return factory(imports, entry, given, args=args, where="optimizer.args")
+
+
+def parameter_groups(tables: Sequence[GroupTable], imports: Imports) -> Display:
+    """Return the list of a job's groups of parameters.
+
+    Raises:
+        JobRefusedError: an argument has no Python literal.
+    """
+    made = []
+    for number, table in enumerate(tables):
+        where = f"optimizer.groups[{number}]"
+        args = {key: _argument(value, imports, f"{where}.args.{key}") for key, value in table.args.items()}
+        modules = [Name(imports.name_of(entry)) for entry in table.modules]
+        values = {
+            "match": table.match,
+            "ndim": table.ndim,
+            "module": modules if isinstance(table.module, list) else next(iter(modules), None),
+            "args": args or None,
+            "name": table.name,
+        }
+        named = keywords({key: value for key, value in values.items() if value is not None}, where)
+        made.append(("", Call("Group", named)))
+    return Display("[", tuple(made), "]")
 
 
 def _training_step(job: Job, forms: CallForms, imports: Imports) -> Call:

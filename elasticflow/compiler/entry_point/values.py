@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from elasticflow.compiler.entry_point.factories import factories, factory, partial_of
+from elasticflow.compiler.entry_point.factories import (
+    factories,
+    factory,
+    parameter_groups,
+    partial_of,
+)
 from elasticflow.compiler.entry_point.imports import Imports
 from elasticflow.compiler.entry_point.source_code import (
     Call,
@@ -71,6 +76,8 @@ def values_of(job: Job, *, root: str, forms: CallForms, taken: Iterable[str]) ->
         "step": _step(job, forms),
         "state": _state(job, forms, imports),
     }
+    if job.optimizer.groups:
+        code["groups"] = parameter_groups(job.optimizer.groups, imports)
     if forms.step_moves_optimizers and job.lr_scheduler is not None:
         code["scheduler"] = call("Schedules", calls["scheduler"])
     optimizer = "optimizers" if forms.step_moves_optimizers else "optimizer"
@@ -79,6 +86,7 @@ def values_of(job: Job, *, root: str, forms: CallForms, taken: Iterable[str]) ->
         "step_scheduler": f"worker.step_scheduler(scheduler, {optimizer})",
         "leave": f"leave(worker, position, schedule{', evaluation' if job.evaluation else ''})",
         "log_step": f"worker.log_step(position, loss, {optimizer})",
+        "log_groups": f"log_groups(worker, {optimizer}, groups)",
         "imports": imports.lines(),  # what all the calls above need
     }
     return Values(code=code, flags=_flags(job, forms))
@@ -95,7 +103,7 @@ def values_of_factories(job: Job, *, root: str, forms: CallForms, taken: Iterabl
     if job.dataset.shards is not None:
         args = {**args, "shard": Name("shard"), "shards": Name("shards")}
     code: dict[str, Line] = {
-        **factories(job, forms, scope),
+        **factories(job, forms, scope, "parameter_groups_of_job()"),
         **_step_definition(job, forms),
         "dataset": factory(scope("dataset"), job.dataset.entry, args=args, where="dataset.args"),
         "dataset.def": "def build_dataset(shard: int, shards: int) -> Any:",
@@ -104,6 +112,8 @@ def values_of_factories(job: Job, *, root: str, forms: CallForms, taken: Iterabl
         "seed": literal(job.job.seed, "SEED"),
         "scheduler.def": f"def build_scheduler({'optimizers' if forms.step_moves_optimizers else 'optimizer'}: Any) -> Any:",
     }
+    if job.optimizer.groups:
+        code["groups"] = parameter_groups(job.optimizer.groups, scope("groups"))
     if job.dataset.collate is not None:
         code["collate"] = factory(scope("collate"), job.dataset.collate, "samples")
     code |= {f"{key}.import": imports.lines() for key, imports in scopes.items()}
@@ -125,6 +135,7 @@ def _flags(job: Job, forms: CallForms) -> dict[str, bool]:
         "compile": job.train.compile,
         "optimizer": not moves,
         "manual": moves,
+        "groups": bool(job.optimizer.groups),
         "clip_here": job.optimizer.clip_grad_norm is not None and not moves,
         "step_here": job.train.precision != "fp16" and not moves,
         "fp16": job.train.precision == "fp16",

@@ -12,6 +12,8 @@ from elasticflow.errors import JobRefusedError
 from elasticflow.jobfile.tables.job import Job
 from elasticflow.redaction import without_secrets
 
+# Keys that came after records were written, with what they are if left out: a job without them keeps its digest.
+_LATER: tuple[tuple[str, str, Any], ...] = (("optimizer", "groups", []),)
 _FLOAT = "$float"  # JSON has no infinity and no NaN: {"$float": "inf"}
 
 
@@ -28,6 +30,9 @@ def job_to_json(job: Job) -> dict[str, Any]:
 def public_tables(job: Job) -> dict[str, Any]:
     """Return the job's tables without secrets of `snapshots`: those belong to no record and no comparison."""
     tables = job.model_dump()
+    for table, key, default in _LATER:
+        if tables[table][key] == default:
+            del tables[table][key]
     return {**tables, "snapshots": without_secrets(tables["snapshots"])}
 
 

@@ -16,6 +16,7 @@ from elasticflow.jobfile.python_source.definitions import Definition
 from elasticflow.jobfile.python_source.modules import UnresolvedError
 from elasticflow.jobfile.python_source.signatures import Misfit, misfits
 from elasticflow.jobfile.python_source.syntax import decorators_of, dotted_names, unquoted
+from elasticflow.jobfile.text.layers import table_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,6 +51,12 @@ class ArgumentCheck:
         given = len(self._entry.call.given)
         beside: list[Diagnostic] = []
         names = [each.name for each in (*self._signature.positional_only, *self._signature.positional)]
+        if self._entry.call.path == ("optimizer", "entry"):
+            if names[:1] == ["model"] and (wrong := makes_its_own_groups(self._entry)):
+                self.depends_on_others = True
+                return [wrong]
+            if self._entry.call.is_partial and not self._names_options():
+                return []
         if self._entry.call.path == ("model", "step") and given == 2:
             self._third_of_step = next(iter(names[2:3]), None)
         if self._entry.call.path == ("model", "step") and takes_optimizers(names):
@@ -68,6 +75,11 @@ class ArgumentCheck:
             if each.kind != "type" or not_passable(arguments[each.name]) is None  # else said already
             if each.kind != "unknown" or each.name.isidentifier()  # else said already
         ]
+
+    def _names_options(self) -> bool:
+        """Return whether the optimizer's arguments are the options of a group: a function's are its own business."""
+        others = len(self._signature.positional) + len(self._signature.named)
+        return isinstance(self._definition.node, ast.ClassDef) and others > 1
 
     def _plain(self, argument: tuple[str, Definition]) -> Diagnostic:
         """Return what is wrong with a plain table where a dataclass is taken."""
@@ -145,6 +157,16 @@ class ArgumentCheck:
             )
             return f"it is a key of [{dotted(table)}]: move it up, {where}"
         return f"it takes: {misfit.wanted}"
+
+
+def makes_its_own_groups(entry: EntryPoint) -> Diagnostic | None:
+    """Return that an optimizer's factory, which gets the model, leaves no use for groups; None for a job without any."""
+    if not table_at(entry.source.raw, "optimizer").get("groups"):
+        return None
+    message = f"{entry.call.text} is given the model and makes its own groups: optimizer.groups would change nothing"
+    remedy = "leave optimizer.groups out, or name a function that takes parameters, such as torch.optim:AdamW"
+    where = ("optimizer", "groups")
+    return entry.source.problem(codes.GROUPS_UNUSED, message, where, at_key=True, remedy=remedy)
 
 
 def dataclasses_meant(

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.jobfile.entry_points.object_arguments import objects_of, with_objects_marked
+from elasticflow.jobfile.entry_points.object_arguments import (
+    objects_of,
+    parameter_groups,
+    with_objects_marked,
+)
 from elasticflow.jobfile.python_source.modules import UnresolvedError
 from elasticflow.jobfile.text.layers import table_at, value_at
 
@@ -35,6 +39,7 @@ class EntryCall(NamedTuple):
         args: Where its named arguments stand; None when it takes none.
         named: Names of what is passed by name besides.
         is_object: It is not called: the object itself is meant, for its state.
+        is_class: It is not called: the class itself is meant.
         is_argument: It makes an argument of another entry point.
         is_partial: Its arguments need not be all.
         as_method: What is passed by place if it turns out to be a method of the model's class; None if it may not be one.
@@ -46,6 +51,7 @@ class EntryCall(NamedTuple):
     args: KeyPath | None = None
     named: tuple[str, ...] = ()
     is_object: bool = False
+    is_class: bool = False
     is_argument: bool = False
     is_partial: bool = False
     as_method: tuple[str, ...] | None = None
@@ -77,6 +83,7 @@ def entry_calls(raw: TomlTable) -> Iterator[EntryCall]:
     for name, text in table_at(raw, "evaluation", "metrics").items():
         if isinstance(text, str):
             yield EntryCall(text, ("evaluation", "metrics", name), batch)
+    yield from _of_groups(raw)
     for each in objects_of(raw):
         path = each.path
         yield EntryCall(
@@ -85,6 +92,21 @@ def entry_calls(raw: TomlTable) -> Iterator[EntryCall]:
     for name, text in table_at(raw, "snapshots", "include").items():
         if isinstance(text, str):
             yield EntryCall(text, ("snapshots", "include", name), is_object=True)
+
+
+def _of_groups(raw: TomlTable) -> Iterator[EntryCall]:
+    """Yield the classes that groups of parameters name, and the optimizer with the arguments of each group."""
+    optimizer = table_at(raw, "optimizer").get("entry")
+    for path, group in parameter_groups(raw):
+        module = group.get("module")
+        if isinstance(module, str):
+            yield EntryCall(module, (*path, "module"), is_class=True)
+        for number, each in enumerate(module if isinstance(module, list) else []):
+            if isinstance(each, str):
+                yield EntryCall(each, (*path, "module", number), is_class=True)
+        if isinstance(optimizer, str) and table_at(group, "args"):
+            call = EntryCall(optimizer, ("optimizer", "entry"), ("the parameters",), (*path, "args"))
+            yield call._replace(is_partial=True, as_method=())
 
 
 def takes_optimizers(names: Sequence[str]) -> bool:

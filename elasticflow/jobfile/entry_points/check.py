@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.suggestions import SHORT_MODULES, listing, nearest
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
-from elasticflow.jobfile.entry_points.arguments import ArgumentCheck
+from elasticflow.jobfile.entry_points.arguments import ArgumentCheck, makes_its_own_groups
 from elasticflow.jobfile.entry_points.calls import EntryPoint, EntryPointCache, entry_calls
 from elasticflow.jobfile.entry_points.required_methods import why_not_map_style, why_not_stateful
 from elasticflow.jobfile.python_source.classes import classes_of
@@ -22,6 +22,7 @@ from elasticflow.jobfile.python_source.definitions import (
     MethodError,
     NoAttributeError,
     PlainValue,
+    Resolved,
     UnreadableModuleError,
 )
 from elasticflow.jobfile.python_source.makes import wrong_kind
@@ -80,7 +81,7 @@ def check_entry_points(source: Source, root: Path, cache: EntryPointCache | None
         check, key = _EntryPointCheck(entry), (own, call, content_of(entry.named_arguments()))
         if re.fullmatch(ENTRY, call.text) and key not in cache.clean:
             wrong = check.problems()
-            problems += wrong
+            problems += [each for each in wrong if each not in problems]  # of groups with one optimizer
             cache.clean |= set() if wrong or check.depends_on_others else {key}
     return problems
 
@@ -96,17 +97,7 @@ class _EntryPointCheck:
     def problems(self) -> list[Diagnostic]:
         """Return what is wrong with the entry point; a note where reading its source does not tell."""
         try:
-            if self.call.is_object:
-                return self._included_object()
-            resolved = self._entry.once("entry", lambda: self.resolver.entry(self.call.text))
-            if isinstance(resolved, Definition):
-                if self.call.args is None and isinstance(resolved.node, ast.ClassDef):
-                    return [self._class_for_function(resolved)]
-                return self._wrong_kind(resolved) or [
-                    *self._arguments(resolved),
-                    *self._missing_methods(resolved),
-                ]
-            return [self._not_callable(resolved)]
+            return self._of_named()
         except NoModuleError as error:
             return [self._no_module(error)]
         except NoAttributeError as error:
@@ -129,10 +120,29 @@ class _EntryPointCheck:
         except CannotTellError as error:
             return [self._entry.note(str(error))]
 
+    def _of_named(self) -> list[Diagnostic]:
+        """Return what is wrong with what the entry names.
+
+        Raises:
+            UnresolvedError: reading does not lead to it.
+        """
+        if self.call.is_object:
+            return self._included_object()
+        resolved = self._entry.once("entry", lambda: self.resolver.entry(self.call.text))
+        if self.call.is_class:
+            return self._no_class(resolved)
+        if not isinstance(resolved, Definition):
+            return [self._not_callable(resolved)]
+        if self.call.args is None and isinstance(resolved.node, ast.ClassDef):
+            return [self._class_for_function(resolved)]
+        return self._wrong_kind(resolved) or [*self._arguments(resolved), *self._missing_methods(resolved)]
+
     def _foreign_method(self, method: MethodError) -> list[Diagnostic]:
         """Return what is wrong with a method that is called on the model."""
         owner = method.owner.node
         model = self._class_of_model()
+        if self.call.path == ("optimizer", "entry") and (wrong := makes_its_own_groups(self._entry)):
+            return [wrong]
         if model is None or method.owner in model:
             self._entry.call = self.call = self.call._replace(given=self.call.as_method or ())
             return self._arguments(method.definition)
@@ -165,6 +175,15 @@ class _EntryPointCheck:
         remedy = "name an object of the module that has the methods state_dict() and load_state_dict(state)"
         at = "" if where is None else f"\ndefined at {where}"
         return [self._entry.problem(codes.NO_STATE, f"{self.call.text} {reason}", f"{remedy}{at}")]
+
+    def _no_class(self, resolved: Resolved) -> list[Diagnostic]:
+        if isinstance(resolved, Definition) and isinstance(resolved.node, ast.ClassDef):
+            return []
+        words = "a module" if isinstance(resolved, Module) else "a function"
+        words = resolved.words if isinstance(resolved, PlainValue) else words
+        message = f"{self.call.text} is {words}, and {dotted(self.call.path)} names a class of modules"
+        remedy = 'name a class, such as "torch.nn:LayerNorm"'
+        return [self._entry.problem(codes.NOT_CALLABLE, message, remedy)]
 
     def _class_for_function(self, definition: Definition) -> Diagnostic:
         given = ", ".join(self.call.given) or "nothing"

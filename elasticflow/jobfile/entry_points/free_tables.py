@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from elasticflow import redaction
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
-from elasticflow.jobfile.entry_points.object_arguments import ARGS_OF, objects_in
+from elasticflow.jobfile.entry_points.object_arguments import argument_tables, objects_in
 from elasticflow.jobfile.text.layers import table_at, value_at
 
 if TYPE_CHECKING:
@@ -22,18 +22,17 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.text.read import TomlTable
     from elasticflow.jobfile.text.source import Source
 
-_FREE = (*((table, "args") for table in ARGS_OF), ("snapshots", "options"))
-
 
 def check_free_values(source: Source) -> Iterator[Diagnostic]:
     """Yield the values of free tables that cannot be passed on to a call."""
-    for table, name in _FREE:
-        free = table_at(source.raw, table, name)
-        if name == "args":
-            yield from _names(source, free, (table, name))
-            for each in objects_in(free, (table, name)):
-                yield from _names(source, each.args, (*each.path, "args"))
-        for path, value in _leaves(free, (table, name)):
+    tables: list[tuple[KeyPath, TomlTable]] = [*argument_tables(source.raw)]
+    for place, arguments in tables:
+        yield from _names(source, arguments, place)
+        for each in objects_in(arguments, place):
+            yield from _names(source, each.args, (*each.path, "args"))
+    options = table_at(source.raw, "snapshots", "options")
+    for place, free in [*tables, (("snapshots", "options"), options)]:
+        for path, value in _leaves(free, place):
             reason = not_passable(value)
             if reason is not None:
                 message, remedy = reason

@@ -14,6 +14,7 @@ from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
 from elasticflow.jobfile.python_source.annotations import ObjectTable
 from elasticflow.jobfile.tables.types import ENTRY
+from elasticflow.jobfile.text.layers import table_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.text.read import TomlTable
     from elasticflow.jobfile.text.source import Source
 
-ARGS_OF = ("model", "optimizer", "lr_scheduler", "dataset", "evaluation")
-"""Tables whose `args` may hold objects."""
+_ARGS_OF = ("model", "optimizer", "lr_scheduler", "dataset", "evaluation")
 _KEYS = ("entry", "args", "partial")
 _FORM = 'an object is { entry = "module:name", args = { ... } }, with partial = true for a functools.partial'
 
@@ -43,6 +43,22 @@ class ObjectArgument(NamedTuple):
     entry: str
     args: TomlTable
     is_partial: bool
+
+
+def argument_tables(raw: TomlTable) -> Iterator[tuple[KeyPath, TomlTable]]:
+    """Yield every table of arguments of a merged job, which may hold objects; those of objects themselves left out."""
+    for name in _ARGS_OF:
+        yield (name, "args"), table_at(raw, name, "args")
+    for path, group in parameter_groups(raw):
+        yield (*path, "args"), table_at(group, "args")
+
+
+def parameter_groups(raw: TomlTable) -> Iterator[tuple[KeyPath, TomlTable]]:
+    """Yield the tables of `[[optimizer.groups]]`."""
+    groups = table_at(raw, "optimizer").get("groups")
+    for number, group in enumerate(groups if isinstance(groups, list) else []):
+        if isinstance(group, dict):
+            yield ("optimizer", "groups", number), group
 
 
 def object_of(value: object, path: KeyPath = ()) -> ObjectArgument | None:
@@ -70,10 +86,8 @@ def objects_in(arguments: object, path: KeyPath) -> Iterator[ObjectArgument]:
 
 def objects_of(raw: TomlTable) -> Iterator[ObjectArgument]:
     """Yield every object of a merged job."""
-    for name in ARGS_OF:
-        table = raw.get(name)
-        if isinstance(table, dict):
-            yield from objects_in(table.get("args"), (name, "args"))
+    for path, arguments in argument_tables(raw):
+        yield from objects_in(arguments, path)
 
 
 def with_objects_marked(value: Any) -> Any:
@@ -86,12 +100,10 @@ def with_objects_marked(value: Any) -> Any:
 
 def check_objects(source: Source) -> Iterator[Diagnostic]:
     """Yield what is wrong with objects, and the tables that are dicts though they look like objects."""
-    for name in ARGS_OF:
-        table = source.raw.get(name)
-        if isinstance(table, dict):
-            for path, value in _tables_in(table.get("args"), (name, "args")):
-                if isinstance(value.get("entry"), str):
-                    yield from _wrong(source, path, value)
+    for place, arguments in argument_tables(source.raw):
+        for path, value in _tables_in(arguments, place):
+            if isinstance(value.get("entry"), str):
+                yield from _wrong(source, path, value)
 
 
 def _wrong(source: Source, path: KeyPath, value: TomlTable) -> Iterator[Diagnostic]:

@@ -23,6 +23,7 @@ _HOMES = {
     ("optimizer", "entry"): "torch.optim",
     ("lr_scheduler", "entry"): "torch.optim.lr_scheduler",
     ("model", "loss"): "torch.nn.functional",
+    ("optimizer", "module"): "torch.nn",  # of a group of parameters
 }
 _OURS = "elasticflow.schedules"
 # What schedules are called elsewhere, and those that are not torch's.

@@ -98,12 +98,13 @@ class Resolver:
         return self._meaning(module, statements[0], name, hops + 1)
 
     def _not_bound(self, module: Module, text: str, name: str, hops: int) -> Resolved:
+        names: set[str] = set()
         for statement in parse_python(text) if re.search(r"import[ \t]*\(?[ \t]*\*", text) else []:
             if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
                 try:
                     return self.name(self._imported(module, statement), name, hops + 1)
-                except NoAttributeError:
-                    continue
+                except NoAttributeError as error:
+                    names.update(error.beside)
         if module.folders:
             try:
                 return self.finder.find(f"{module.name}.{name}")
@@ -113,14 +114,14 @@ class Resolver:
             rf"\bglobal\b.*\b{name}\b|\bas {name}:|^for .*\b{name}\b", text, re.MULTILINE
         ):
             raise CannotTellError(f"{module.name} makes names at run time")
-        names = {first or second for first, second in _NAMES.findall(text)}
+        names |= {first or second for first, second in _NAMES.findall(text)}
         names |= {
             each.asname or each.name
             for statement in parse_python(text)
             if isinstance(statement, ast.ImportFrom)
             for each in statement.names
         }
-        beside = sorted(each for each in names if not each.startswith("_"))
+        beside = sorted(each for each in names if each.isidentifier() and not each.startswith("_"))
         self.finder.refuse_namespace(module, name, beside)
         raise NoAttributeError(module.name, name, beside)
 

@@ -145,6 +145,14 @@ EXAMPLES: dict[str, dict[str, list[Any]]] = {
         "entry": ["torch.optim:AdamW"],
         "args": [{"lr": 1e-3}],
         "clip_grad_norm": [1.0],
+        "groups": [[{"ndim": [0, 1], "args": {"weight_decay": 0.0}}]],
+    },
+    "GroupTable": {
+        "match": ["*.bias", ["*.bias", "*norm*"]],
+        "ndim": [1, [0, 1]],
+        "module": ["torch.nn:LayerNorm", ["torch.nn:LayerNorm", "torch.nn:Embedding"]],
+        "args": [{"weight_decay": 0.0}],
+        "name": ["no decay"],
     },
     "LrSchedulerTable": {
         "entry": ["torch.optim.lr_scheduler:CosineAnnealingLR"],

@@ -76,7 +76,7 @@ def problem_of(error: ErrorDetails, table: str, raw: object) -> TableProblem:
             codes.MALFORMED, message, path, True, f"did you mean {show(near)}?" if near else None
         )
     if kind == "bad_key":
-        at = (*path, context["key"])
+        at = (*path, context["key"]) if context["key"] else path
         return TableProblem(context["code"], context["message"], at, False, context.get("remedy"))
     if kind == "extra_forbidden":
         return unknown_key(path, value)
@@ -133,8 +133,8 @@ def _remedy(path: KeyPath, value: object) -> str | None:
     """Return how a value of the wrong type or form is written rightly."""
     key, annotation = path[-1], annotation_at(path)
     expected = describe(annotation)
-    if is_table(value) and isinstance(value, list) and expected == "a table":
-        return f"write [{dotted(path)}], not [[{dotted(path)}]]"
+    if (brackets := _brackets(path, value, expected)) is not None:
+        return brackets
     meant = repaired(path, value)
     line = to_toml(meant) if isinstance(key, int) else f"{key} = {to_toml(meant)}"
     if isinstance(meant, str) and isinstance(value, str):
@@ -161,6 +161,16 @@ def _remedy(path: KeyPath, value: object) -> str | None:
     words = [str(each) for each in choices(annotation)]
     near = nearest(value, words) if isinstance(value, str) else []
     return f'did you mean "{near[0]}"?' if near else None
+
+
+def _brackets(path: KeyPath, value: object, expected: str) -> str | None:
+    """Return the header to write where one table stands for several, or several for one."""
+    one, several = f"[{dotted(path)}]", f"[[{dotted(path)}]]"
+    if is_table(value) and isinstance(value, list) and expected == "a table":
+        return f"write {one}, not {several}"
+    if isinstance(value, dict) and expected == "a list (a table, ...)":
+        return f"write {several}, not {one}: there may be several"
+    return None
 
 
 def _with_name(key: str | int, value: str) -> str:

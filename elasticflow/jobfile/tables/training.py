@@ -81,6 +81,52 @@ class ModelTable(Table):
         return self
 
 
+Glob = Annotated[
+    str,
+    Field(min_length=1, max_length=500, examples=["*.bias"]),
+    Description('a glob on names of parameters, like "*.bias"'),
+]
+Ndim = Annotated[int, Field(ge=0, le=100), Description("a number of dimensions, like 1")]
+GroupName = Annotated[str, Field(min_length=1, max_length=100), Description("a name of at most 100 letters")]
+
+
+class GroupTable(Table):
+    """Parameters with options of their own; a parameter is in the first group that takes it."""
+
+    match: Glob | list[Glob] | None = Field(
+        default=None,
+        description="Takes parameters by name: a glob or several, one of which fits; * also stands for dots.",
+    )
+    ndim: Ndim | list[Ndim] | None = Field(
+        default=None,
+        description="Takes parameters by their number of dimensions, or several: [0, 1] are biases, norms and scalars.",
+    )
+    module: Entry | list[Entry] | None = Field(
+        default=None,
+        description="Takes the parameters of modules of this class, or several classes, and of what is inside them.",
+    )
+    args: Args = Field(default={}, description="Options that win over optimizer.args for these parameters.")
+    name: GroupName | None = Field(
+        default=None, description="What the group is called where rates are logged; default: what selects it."
+    )
+
+    @property
+    def modules(self) -> list[str]:
+        """The classes of `module`, whether one or several."""
+        return self.module if isinstance(self.module, list) else [] if self.module is None else [self.module]
+
+    @model_validator(mode="after")
+    def _selects_something(self) -> GroupTable:
+        for key in ("match", "ndim", "module"):
+            if getattr(self, key) == []:
+                raise bad_key(key, codes.OUT_OF_RANGE, f"`{key}` of a group must not be empty")
+        if self.match is None and self.ndim is None and self.module is None:
+            message = "a group of parameters needs `match`, `ndim` or `module`"
+            remedy = 'such as match = ["*.bias", "*norm*"]; all others take optimizer.args'
+            raise bad_key("", codes.MISSING, message, remedy)
+        return self
+
+
 class OptimizerTable(Table):
     """The optimizer."""
 
@@ -91,6 +137,11 @@ class OptimizerTable(Table):
     args: Args = Field(default={}, description=_ARGS)
     clip_grad_norm: float | None = Field(
         default=None, gt=0, description="Clip the gradient of the global batch to this norm."
+    )
+    groups: list[GroupTable] = Field(
+        default=[],
+        description="Groups of parameters with options of their own, such as no weight decay for biases and norms; "
+        "the first that fits counts, the rest takes args.",
     )
 
 

@@ -59,7 +59,7 @@ TextWithSecrets = tuple[str | SecretVariable, ...]
 
 
 def bad_key(key: str, code: str, message: str, remedy: str | None = None) -> PydanticCustomError:
-    """Return the error a table's own check raises: shown at *key*, under *code*."""
+    """Return the error a table's own check raises: shown at *key*, or at the table where that is empty, under *code*."""
     context = {"key": key, "code": code, "message": message, "remedy": remedy}
     return PydanticCustomError("bad_key", "{message}", context)
 

@@ -65,6 +65,19 @@ def plural(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
+def groups_in_words(groups: object) -> str:
+    """Return `norms: 2 tensors, 128 numbers, weight_decay 0.0 / rest: ...` of what `parameters.grouped` tells."""
+    parts = []
+    for group in groups if isinstance(groups, list | tuple) else ():
+        if isinstance(group, dict):
+            sizes = [(group.get("tensors"), "tensor"), (group.get("parameters"), "number")]
+            facts = [plural(count, word) for count, word in sizes if isinstance(count, int)]
+            args = group.get("args")
+            facts += [f"{key} {value}" for key, value in args.items()] if isinstance(args, dict) else []
+            parts.append(f"{group.get('name')}: {', '.join(facts)}")
+    return " / ".join(parts)
+
+
 def rfc3339(unix: float) -> str:
     """Return `2026-11-20T10:45:00.000Z`, as JSON has times."""
     return datetime.fromtimestamp(unix, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -18,7 +18,7 @@ from elasticflow.observe.terminal.event_lines import (
     user_frames,
     values,
 )
-from elasticflow.observe.terminal.formats import number, plural, size, span
+from elasticflow.observe.terminal.formats import groups_in_words, number, plural, size, span
 from elasticflow.system.processes import is_killed_from_outside
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class RunNarrator:
         self._has_trained = False
         self._world: tuple[int, int] | None = None
         self._datasets: dict[str, object] = {}
+        self._groups = ""
         self._error: str | None = None
         self._quoted: set[str] = set()
         self._evaluation: Record = {}
@@ -73,6 +74,7 @@ class RunNarrator:
             events.BUDGET_CHARGED: self._budget_charged,
             events.DATASET_OPENED: self._dataset_opened,
             events.DATASET_PASSED: self._dataset_passed,
+            events.PARAMETERS_GROUPED: self._parameters_grouped,
             events.BEST_RESET: self._best_reset,
             events.NODE_JOINED: self._node_joined,
             events.NODE_LOST: self._node_lost,
@@ -260,6 +262,13 @@ class RunNarrator:
         text += f" of {record['source']}" if record.get("source") else ""
         text += f", fingerprint {str(fingerprint)[:8]}" if fingerprint else ""
         return Line("note", "plain", "data", text)
+
+    def _parameters_grouped(self, record: Record) -> Line | None:
+        text = groups_in_words(record.get("groups"))
+        if text == self._groups:
+            return None
+        self._groups = text
+        return Line("note", "plain", "parameters", text)
 
     def _dataset_passed(self, record: Record) -> Line:
         samples = plural(int_of(record, "samples"), "sample")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from elasticflow import StopTraining
-from elasticflow.errors import ElasticflowError, StepResultError
+from elasticflow.errors import ElasticflowError, JobKeyError, StepResultError
 from elasticflow.protocol.deep_messages import MESSAGES, Doing, Done, Note, Problem
 from elasticflow.runtime.process import failure
 from elasticflow.runtime.training import replicable
@@ -86,6 +86,8 @@ class Report:
             kind = "memory"
         elif isinstance(error, StepResultError):
             kind = "loss"
+        if isinstance(error, JobKeyError):
+            key = error.key
         if isinstance(error, ElasticflowError):
             message, remedy = error.message, error.remedy or ""
         else:

@@ -16,7 +16,7 @@ from torch.amp import GradScaler
 from torch.nn.parameter import UninitializedParameter, is_lazy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from elasticflow.errors import StateError
+from elasticflow.errors import JobKeyError, StateError
 from elasticflow.protocol.deep_messages import Facts
 from elasticflow.run_folder import path_from_root
 from elasticflow.runtime.deep.report import BrokenError
@@ -27,15 +27,17 @@ from elasticflow.runtime.state.state import State
 from elasticflow.runtime.state.tensors import BY_NAME
 from elasticflow.runtime.torch_private import storage_id
 from elasticflow.runtime.training import several_optimizers
+from elasticflow.runtime.training.param_groups import require_options, taken_by
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from types import ModuleType
 
     from torch.optim import Optimizer
 
     from elasticflow.protocol.deep_messages import DeepJob, ModelTable, OptimizerTable, SchedulerTable
     from elasticflow.runtime.deep.report import Report
+    from elasticflow.runtime.training.param_groups import Group
 
 
 class Trained(NamedTuple):
@@ -83,6 +85,8 @@ def build(report: Report, code: ModuleType, job: DeepJob) -> Trained:
         )
     except StateError as error:
         report.refuse("result", "optimizer.entry", error)
+    if hasattr(code, "parameter_groups_of_job"):
+        _look_at_groups(report, optimizer, code.parameter_groups_of_job())
     scheduler = None
     if job.lr_scheduler is not None:
         scheduler = report.call(
@@ -106,6 +110,15 @@ def build(report: Report, code: ModuleType, job: DeepJob) -> Trained:
         )
     frozen = frozenset(id(p) for p in model.parameters() if not p.requires_grad)
     return Trained(model, optimizer, scheduler, average, frozen)
+
+
+def _look_at_groups(report: Report, optimizer: Any, groups: Sequence[Group]) -> None:
+    """Report what each group took; the optimizer has the options that they are given."""
+    try:
+        require_options(optimizer, groups)
+    except JobKeyError as error:
+        report.refuse("result", error.key, error)
+    report.facts(Facts(groups=tuple(taken_by(optimizer, groups))))
 
 
 def _build_model(report: Report, code: ModuleType, job: DeepJob) -> nn.Module:

@@ -21,6 +21,22 @@ from tests.compiler.jobs import make_job
             {"optimizer__entry": "torch.optim:Adam"},
             ("optimizer.entry", "torch.optim:SGD", "torch.optim:Adam", "corrupting"),
         ),
+        (
+            {"optimizer__groups": [{"ndim": 1, "args": {"lr": 0.2}}]},
+            {"optimizer__groups": [{"ndim": 1, "args": {"lr": 0.3}}]},
+            ("optimizer.groups.0.args.lr", 0.2, 0.3, "trajectory"),
+        ),
+        (
+            {"optimizer__groups": [{"ndim": 1}]},
+            {"optimizer__groups": [{"ndim": 2}]},
+            ("optimizer.groups.0.ndim", 1, 2, "corrupting"),
+        ),
+        ({}, {"optimizer__groups": [{"match": "*"}]}, ("optimizer.groups.0.match", None, "*", "corrupting")),
+        (
+            {"optimizer__groups": [{"ndim": 1, "name": "a"}]},
+            {"optimizer__groups": [{"ndim": 1, "name": "b"}]},
+            ("optimizer.groups.0.name", "a", "b", "harmless"),
+        ),
         ({}, {"dataset__global_batch_size": 32}, ("dataset.global_batch_size", 64, 32, "trajectory")),
         ({}, {"dataset__args": {"root": "b"}}, ("dataset.args.root", None, "b", "trajectory")),
         ({"dataset__shards": 4}, {"dataset__shards": 8}, ("dataset.shards", 4, 8, "corrupting")),

@@ -7,7 +7,17 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-CASES = ("one_worker", "four_workers", "elastic", "gpu", "exact", "iterable", "language_model", "own_steps")
+CASES = (
+    "one_worker",
+    "four_workers",
+    "elastic",
+    "gpu",
+    "exact",
+    "iterable",
+    "language_model",
+    "own_steps",
+    "transformer",
+)
 FILES = ("plan.json", "train.py", "torchrun.sh")
 
 

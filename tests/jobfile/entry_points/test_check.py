@@ -650,3 +650,55 @@ def test_what_is_called_on_the_model_is_told_by_its_names(
     (tmp_path / "job.toml").write_text(METHOD_JOB.format(**OF_THE_MODEL | changes))
     helps = [each.help or "" for each in load_job(tmp_path / "job.toml").diagnostics]
     assert [expected] == [text.partition("\ndefined at")[0] for text in helps]
+
+
+GROUPED = """
+class Adam:
+    def __init__(self, params, lr: float = 0.1, weight_decay: float = 0.0): ...
+class Reads:
+    def __init__(self, params): ...
+class Norm: ...
+def of_parameters(params, lr): ...
+def of_model(model, lr=0.1): ...
+class Net:
+    def configure(self, lr=0.1): ...
+number = 3
+"""
+GROUP_CASES: dict[str, tuple[str, str, list[str]]] = {
+    "as it should be": ("Adam", 'match = "*.bias"\nargs = { lr = 0.2, weight_decay = 0 }', []),
+    "several of each": (
+        "Adam",
+        'match = ["a", "b"]\nndim = [0, 1]\nmodule = ["pkg.m:Norm", "pkg.m:Net"]',
+        [],
+    ),
+    "an option misspelt": ("Adam", "ndim = 1\nargs = { weigth_decay = 0.0 }", ["EF204"]),
+    "an option of another type": ("Adam", 'ndim = 1\nargs = { lr = "1e-3" }', ["EF205"]),
+    "no Python name": ("Adam", 'ndim = 1\nargs = { "weight-decay" = 0.0 }', ["EF107"]),
+    "an optimizer that reads its groups": ("Reads", "ndim = 1\nargs = { use_muon = true }", []),
+    "a function that may": ("of_parameters", "ndim = 1\nargs = { weight_decay = 0.0 }", ["EF204"]),
+    "a function with the model": ("of_model", "ndim = 1\nargs = { lrr = 0.0 }", ["EF216"]),
+    "a method of the model": ("Net.configure", "ndim = 1", ["EF216"]),
+    "no class of that name": ("Adam", 'module = "pkg.m:Nrom"', ["EF202"]),
+    "a function for a class": ("Adam", 'module = ["pkg.m:Norm", "pkg.m:of_model"]', ["EF203"]),
+    "a number for a class": ("Adam", 'module = "pkg.m:number"', ["EF203"]),
+    "no optimizer of that name": ("Adma", "ndim = 1\nargs = { lr = 0.1 }", ["EF202"]),
+    "an object in its arguments": (
+        "Adam",
+        'ndim = 1\nargs = { lr = { entry = "pkg.m:nothing" } }',
+        ["EF202"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GROUP_CASES)
+def test_groups_of_parameters_are_checked(tmp_path: Path, said: Callable[..., Said], name: str) -> None:
+    """Options against the optimizer's own arguments, classes by their names, at their places; each mistake once."""
+    entry, group, expected = GROUP_CASES[name]
+    said(GROUPED)
+    text = JOB.format(entry="pkg.m:Net", args="{}", dataset="pkg.ok:data")
+    groups = f"[[optimizer.groups]]\n{group}\n[[optimizer.groups]]\nmatch = '*'\nargs = {{ lr = 0.3 }}\n"
+    text = text.replace('"pkg.ok:optimizer"', f'"pkg.m:{entry}"').replace("[dataset]", f"{groups}[dataset]")
+    (tmp_path / "job.toml").write_text(text)
+    found = load_job(tmp_path / "job.toml").diagnostics
+    # A function's arguments are its own business, but for `lr` of optimizer.args, which is missing here.
+    assert expected == [each.code for each in found]

@@ -11,7 +11,7 @@ from elasticflow.jobfile.tables.units import parse_duration, parse_interval, par
 KEYS = {
     "job": "name seed path",
     "model": "entry args loss step loss_count weights",
-    "optimizer": "entry args clip_grad_norm",
+    "optimizer": "entry args clip_grad_norm groups",
     "lr_scheduler": "entry args interval",
     "dataset": "entry args shards prepare collate samples global_batch_size micro_batch_size num_workers tail",
     "evaluation": "entry args every batch_size metrics best weights overlap",
@@ -30,6 +30,7 @@ def test_keys_of_the_job_file_are_frozen() -> None:
     """A key that is added or renamed changes this test and the changelog."""
     assert {name: " ".join(keys_at((name,))) for name in Job.model_fields} == KEYS
     assert keys_at(("snapshots", "keep")) == ["last", "best", "every", "within"]
+    assert keys_at(("optimizer", "groups", 0)) == ["match", "ndim", "module", "args", "name"]
 
 
 @pytest.mark.parametrize(

@@ -233,6 +233,16 @@ def test_other_data_is_said_again() -> None:
     ]
 
 
+def test_groups_of_parameters_are_told_once() -> None:
+    """With their sizes and options; each generation makes them anew, and only others are news."""
+    norms = {"name": "norms", "tensors": 2, "parameters": 16, "args": {"weight_decay": 0.0}}
+    groups = [norms, {"name": "rest", "tensors": 1, "parameters": 1200, "args": {}}]
+    lines = told([event(number, "parameters.grouped", groups=groups) for number in range(2)])
+    assert [line.text for line in lines] == [
+        "norms: 2 tensors, 16 numbers, weight_decay 0.0 / rest: 1 tensor, 1,200 numbers"
+    ]
+
+
 def test_data_shards_are_told_by_their_number() -> None:
     """Nobody knows their length; where one is read again, the line says how far that is."""
     opened = event(1, "dataset.opened", name="train", samples=None, shards=16, fingerprint="ab", source="x")

@@ -8,6 +8,7 @@ from typing import Any
 
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.training.loss import with_count  # = import.count
+from elasticflow.runtime.training.param_groups import Group, parameter_groups  # = import.groups
 from elasticflow.runtime.training.unwrap import unwrap_model  # = import.unwrap
 from torch import nn
 
@@ -32,6 +33,15 @@ def training_step(model: nn.Module, batch: Any) -> Any:  # = step.def
     return cross_entropy(model(inputs), targets)  # = step.call
 
 
+# if: groups
+def parameter_groups_of_job() -> list[Group]:
+    """Return what says which options each parameter has."""
+    from torch.nn import LayerNorm  # = groups.import
+
+    return [Group(module=LayerNorm, args={"weight_decay": 0.0})]  # = groups
+
+
+# end
 def build_optimizer(model: nn.Module) -> Any:
     """Return the optimizer, or several in a dict or list."""
     from torch.optim import AdamW  # = optimizer.import

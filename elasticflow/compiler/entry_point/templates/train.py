@@ -24,6 +24,7 @@ from elasticflow.runtime.training.evaluation import Evaluation  # = import.evalu
 from elasticflow.runtime.training.exact import ExactStep  # = import.exact
 from elasticflow.runtime.training.loss import with_count  # = import.count
 from elasticflow.runtime.training.manual_step import ManualStep  # = import.manual
+from elasticflow.runtime.training.param_groups import Group, log_groups, parameter_groups  # = import.groups
 from elasticflow.runtime.training.several_optimizers import Schedules  # = import.schedules
 from elasticflow.runtime.training.unwrap import unwrap_model  # = import.unwrap
 from elasticflow.runtime.worker import join, leave, run
@@ -96,11 +97,17 @@ def main() -> None:
     model.compile()
     # end
     worker.seed_for("optimizer")
+    # if: groups
+    groups = [Group(ndim=1, args={"weight_decay": 0.0})]  # = groups
+    # end
     # if: optimizer
     optimizer = AdamW(model.parameters(), lr=1e-3)  # = optimizer
     # end
     # if: manual
     optimizers = two_optimizers(model, lr=1e-3)  # = optimizer
+    # end
+    # if: groups
+    log_groups(worker, optimizer, groups)  # = log_groups
     # end
     # if: scheduler
     worker.seed_for("scheduler")

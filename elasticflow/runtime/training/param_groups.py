@@ -1,0 +1,227 @@
+"""Parameters of the model in groups, each with options of its own for the optimizer."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from torch.nn.parameter import is_lazy
+
+from elasticflow import events
+from elasticflow.errors import JobKeyError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from torch import nn
+
+    from elasticflow.runtime.process.context import Worker
+
+REST = "rest"
+"""What the group of all other parameters is called."""
+_MOST_NAMED = 5
+_MOST_COMPARED = 500
+
+
+@dataclass(frozen=True)
+class Group:
+    """One of `[[optimizer.groups]]`: it takes what fits all that is given, and no group before it took.
+
+    Attributes:
+        match: A glob, or several, one of which fits a name of the parameter, such as `*.bias`; `*` also stands for dots.
+        ndim: Its number of dimensions, or several.
+        module: A class, or several: the parameter belongs to a module of that class, or to one inside such a module.
+        args: Options of the optimizer that win over those of all parameters.
+        name: What it is called where rates are logged; None: what selects it.
+    """
+
+    match: str | Sequence[str] | None = None
+    ndim: int | Sequence[int] | None = None
+    module: type[nn.Module] | Sequence[type[nn.Module]] | None = None
+    args: Mapping[str, Any] = field(default_factory=dict)
+    name: str | None = None
+
+    @property
+    def label(self) -> str:
+        """What it is called."""
+        if self.name is not None:
+            return self.name
+        dimensions = " or ".join(map(str, _several(self.ndim)))
+        parts = [*_several(self.match), *([f"ndim {dimensions}"] if dimensions else [])]
+        return ", ".join([*parts, *(kind.__name__ for kind in _several(self.module))])
+
+
+def parameter_groups(model: nn.Module, groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Return the model's parameters as torch's optimizers take groups: those of *groups* in their order, then the rest.
+
+    A parameter is in the first group that takes it. Within a group parameters have the order of `model.parameters()`, so
+    that the state of the optimizer means the same after each start.
+
+    Raises:
+        JobKeyError: a group takes no parameter; says what is like that which it asks for, or which group took it.
+    """
+    names = _names(model)
+    left = dict(model.named_parameters())
+    made = []
+    for number, group in enumerate(groups):
+        taken = {key: p for key, p in left.items() if _takes(group, model, p, names[id(p)])}
+        if not taken:
+            raise _takes_none(groups, number, model)
+        left = {key: p for key, p in left.items() if key not in taken}
+        made.append({"params": list(taken.values()), "name": group.label, **group.args})
+    if left:
+        made.append({"params": list(left.values()), "name": REST})
+    return made
+
+
+def log_groups(worker: Worker, optimizer: Any, groups: Sequence[Group]) -> None:
+    """Log what each group took, on rank 0.
+
+    Raises:
+        JobKeyError: the optimizer has no such option of a group.
+    """
+    require_options(optimizer, groups)
+    if worker.rank == 0:
+        worker.event(events.PARAMETERS_GROUPED, groups=list(taken_by(optimizer, groups)))
+
+
+def require_options(optimizer: Any, groups: Sequence[Group]) -> None:
+    """Make sure that the optimizer's groups have the options that the job gives them: others would change nothing.
+
+    Raises:
+        JobKeyError: it has no such option.
+    """
+    options = getattr(optimizer, "defaults", None)
+    for number, group in enumerate(groups):
+        for option in group.args:
+            if options and option not in options:  # without defaults it reads its groups itself
+                kind = type(optimizer).__name__
+                raise JobKeyError(
+                    f"optimizer.groups.{number}.args.{option}",
+                    f"optimizer.groups[{number}].args.{option}: {kind} has no option `{option}` that groups can have otherwise",
+                    f"groups may have: {', '.join(sorted(options))}",
+                )
+
+
+def taken_by(optimizer: Any, groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
+    """Yield for each group its name, its tensors, the numbers in them, and the options of its own."""
+    own = [{key: _plain(value) for key, value in group.args.items()} for group in groups]
+    for number, group in enumerate(getattr(optimizer, "param_groups", ())):
+        yield {
+            "name": group.get("name", str(number)),
+            "tensors": len(group["params"]),
+            "parameters": sum(0 if is_lazy(p) else p.numel() for p in group["params"]),
+            "args": own[number] if number < len(own) else {},
+        }
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float | str | list | tuple) else repr(value)
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    """Return one, several or none as a tuple."""
+    return () if value is None else tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def _names(model: nn.Module) -> dict[int, list[str]]:
+    """Return by `id` of each parameter all names it has: one that is tied has several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return names
+
+
+def _takes(group: Group, model: nn.Module, parameter: nn.Parameter, names: Sequence[str]) -> bool:
+    """Return whether all that a group asks for is true of a parameter."""
+    return (
+        (
+            group.match is None
+            or any(fnmatchcase(name, each) for name in names for each in _several(group.match))
+        )
+        and (group.ndim is None or _ndim(parameter, names[0]) in _several(group.ndim))
+        and (group.module is None or any(_is_inside(model, name, _several(group.module)) for name in names))
+    )
+
+
+def _ndim(parameter: nn.Parameter, name: str) -> int:
+    if is_lazy(parameter):
+        raise JobKeyError(
+            "optimizer.groups",
+            f"optimizer.groups: {name} has no dimensions yet: it is made by the first batch",
+            "select its group by `match` or `module`, or give the module its size",
+        )
+    return parameter.ndim
+
+
+def _is_inside(model: nn.Module, name: str, kinds: tuple[type[nn.Module], ...]) -> bool:
+    """Return whether the module that a parameter belongs to, or one around it, is of one of these classes."""
+    path = name.split(".")[:-1]
+    return any(isinstance(model.get_submodule(".".join(path[:end])), kinds) for end in range(len(path) + 1))
+
+
+def _takes_none(groups: Sequence[Group], number: int, model: nn.Module) -> JobKeyError:
+    """Return why a group took no parameter."""
+    group, names = groups[number], _names(model)
+    parameters = dict(model.named_parameters())
+    fitting = [p for p in parameters.values() if _takes(group, model, p, names[id(p)])]
+    where = f"optimizer.groups[{number}]"
+    if fitting:
+        earlier = Counter(
+            next(n for n, each in enumerate(groups) if _takes(each, model, p, names[id(p)])) for p in fitting
+        )
+        taken = ", ".join(f"{count} by groups[{each}]" for each, count in sorted(earlier.items()))
+        message = f"{where} takes no parameter: what it selects is taken before it ({taken})"
+        return JobKeyError(
+            f"optimizer.groups.{number}", message, "the first group that fits counts: put it first"
+        )
+    asked = [key for key in ("match", "ndim", "module") if getattr(group, key) is not None]
+    for key in asked:
+        alone = Group(**{key: getattr(group, key)})
+        if not any(_takes(alone, model, p, names[id(p)]) for p in parameters.values()):
+            words, remedy = _nothing_like(key, alone, model)
+            return JobKeyError(f"optimizer.groups.{number}.{key}", f"{where}.{key}: {words}", remedy)
+    message = f"{where}: no parameter has all of {', '.join(asked)}"
+    return JobKeyError(
+        f"optimizer.groups.{number}", message, "write them as groups of their own if one is enough"
+    )
+
+
+def _nothing_like(key: str, group: Group, model: nn.Module) -> tuple[str, str]:
+    """Return that nothing in the model fits one selector, and what there is instead."""
+    if key == "match":
+        globs = ", ".join(f'"{glob}"' for glob in _several(group.match))
+        near = _nearest(_several(group.match), [name for names in _names(model).values() for name in names])
+        return (
+            f"no parameter of the {type(model).__name__} has a name like {globs}",
+            f"the nearest are: {', '.join(near)}",
+        )
+    if key == "ndim":
+        has = sorted({p.ndim for p in model.parameters()})
+        wanted = " or ".join(map(str, _several(group.ndim)))
+        return f"no parameter has {wanted} dimensions", f"they have {', '.join(map(str, has))}"
+    kinds = ", ".join(kind.__name__ for kind in _several(group.module))
+    classes = dict.fromkeys(type(m).__name__ for m in model.modules() if any(True for _ in m.parameters()))
+    return f"no parameter belongs to a {kinds}", f"the modules with parameters are: {', '.join(classes)}"
+
+
+def _nearest(globs: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return the names most like one of the globs; of names that differ in numbers only, the first."""
+    by_form: dict[str, str] = {}
+    for name in names:
+        by_form.setdefault(re.sub(r"\d+", "0", name), name)
+    kept = list(by_form.values())[:_MOST_COMPARED]
+    return sorted(kept, key=lambda name: -max(_alike(glob, name) for glob in globs))[:_MOST_NAMED]
+
+
+def _alike(glob: str, name: str) -> float:
+    """Return from 0 to 1 how like a glob without its wildcards is to some part of a name between dots."""
+    text, parts = re.sub(r"\[.*?\]|[*?]", "", glob).strip("."), name.split(".")
+    runs = (
+        ".".join(parts[start:end]) for start in range(len(parts)) for end in range(start + 1, len(parts) + 1)
+    )
+    return max(SequenceMatcher(None, text, run, autojunk=False).ratio() for run in runs)
