@@ -85,9 +85,10 @@ class ForkedPrograms:
     ) -> Program:
         """Start *program* as `python program arguments...` would, with *environment* and no other variables."""
         from elasticflow.launcher.fork_server.client import ForkServer
+        from elasticflow.launcher.fork_server.protocol import Setup
 
         if self._server is None:
-            self._server = ForkServer(Path(__file__), [str(ROOT)], [], "fork", ())
+            self._server = ForkServer.start(Setup(__file__, (str(ROOT),)))
             self._server.wait_ready()
         self._number += 1
         request = {"argv": [str(program), *arguments], "environment": dict(environment), "cwd": str(cwd)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import socket
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from elasticflow.compiler.inputs.origins import JOB_JSON, origins_now
 from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.errors import LaunchNotFoundError, LedElsewhereError, NodeRefusedError
 from elasticflow.launcher.agent.agent_process import build_agent_process
+from elasticflow.launcher.agent.waiting_agent import next_launch_id
 from elasticflow.launcher.joined_node import JoinedNode
 from elasticflow.launcher.launch import check_torch
 from elasticflow.launcher.rendezvous.invitation import Invitation
@@ -196,13 +196,21 @@ class _Node:
         launch_folder = self.folder.path / "nodes" / node
         atomic_files.write(launch_folder / "train.py", (invitation.entry_point.encode(),))
         atomic_files.write(launch_folder / "torchrun.args", ("\n".join(plan.torchrun_args).encode(),))
-        origins = origins_now(request.job, request.project_root, plan.job_files, secrets.token_hex(8))
+        origins = origins_now(request.job, request.project_root, plan.job_files, next_launch_id())
         made = {"format": 1, "job": job_to_json(request.job), **origins.to_json()}
         atomic_files.write(launch_folder / JOB_JSON, (json.dumps(made, indent=2).encode(),))
         writer = WriterStart(uri, self.folder.run_id, plan.snapshots.writer, prefix)
         rank = request.node_rank if plan.rdzv_backend == "static" else None
         agent = build_agent_process(
-            plan, self.folder, launch_folder, node, store_address, request.project_root, writer, rank
+            plan,
+            self.folder,
+            launch_folder,
+            node,
+            store_address,
+            request.project_root,
+            writer,
+            origins.launch_id,
+            rank,
         )
         say(f"joining run {invitation.run_id} at {store_address.endpoint} as node {node}")
         self._joined_node = JoinedNode(node, agent, store, say)

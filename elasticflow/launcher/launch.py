@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
@@ -15,6 +14,7 @@ from elasticflow.compiler import compile_job
 from elasticflow.compiler.inputs.origins import Made, origins_now
 from elasticflow.errors import GpuMissingError, StorageError, TorchMissingError
 from elasticflow.launcher import resume_check
+from elasticflow.launcher.agent.waiting_agent import next_launch_id
 from elasticflow.launcher.journal.post_mortem import ending_of
 from elasticflow.launcher.rendezvous.leadership import open_store
 from elasticflow.launcher.run_lock import locked
@@ -140,6 +140,7 @@ def _next_launch(
         job=request.job,
         folder=folder,
         number=number,
+        launch_id=made.origins.launch_id,
         project_root=request.project_root,
         catalog=catalog,
         writer=writer,
@@ -164,7 +165,7 @@ def _made(
     """
     before = resume_check.made_before(request.folder, catalog, warn, accept_drift=request.accept_drift)
     earlier = None if before is None else before.origins
-    origins = origins_now(request.job, request.project_root, plan.job_files, secrets.token_hex(8), earlier)
+    origins = origins_now(request.job, request.project_root, plan.job_files, next_launch_id(), earlier)
     made = Made(request.job, origins)
     if before is None:
         return made, []

@@ -9,6 +9,9 @@ from __future__ import annotations
 import struct
 
 RUN_ID = "ELASTICFLOW_RUN_ID"  # also the mark by which every process of a run can be found
+LAUNCH_ID = (
+    "ELASTICFLOW_LAUNCH_ID"  # the same of what was forked: agents are started before their run is known
+)
 RUN_FOLDER = "ELASTICFLOW_RUN_FOLDER"  # absolute path of runs/<job>/<run id>
 GENERATION = "ELASTICFLOW_GENERATION"  # number of the worker group, the same on every node
 NODE = "ELASTICFLOW_NODE"  # id of the node inside the launch

@@ -53,6 +53,14 @@ def _watch(parent: int) -> None:
     os._exit(1)
 
 
+def append_output_to(path: str) -> None:
+    """Have what this process prints from now on appended to the file at *path*; its children inherit that."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for standard in (1, 2):
+        os.dup2(descriptor, standard)
+    os.close(descriptor)
+
+
 def adopt_orphans() -> None:
     """Have descendants whose parent ends become children of this process; Linux only."""
     if sys.platform == "linux":

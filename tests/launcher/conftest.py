@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from elasticflow.launcher.fork_server.client import ForkServer
+from elasticflow.launcher.fork_server.protocol import Setup
 from tests.launcher.lifecycle_trial import Trial
 
 if TYPE_CHECKING:
@@ -61,10 +62,11 @@ def warm(real_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
         "import os, time\n"
         f"os.register_at_fork(after_in_child=lambda: os.path.exists({str(folder / 'slow')!r}) and time.sleep(1))"
     )
-    modules = ["takes_signals", "draws_at_import", "runs_late"]
+    modules = ("takes_signals", "draws_at_import", "runs_late")
     heartbeats_fd = os.memfd_create("test-heartbeats", 0)
     arguments = ("--nnodes=1:1", "--nproc-per-node=2", "--shutdown-timeout=30", "--tee=0:1", "train.py")
-    server = ForkServer(entry_point, [str(folder)], modules, "fork", (heartbeats_fd,), 7, arguments)
+    setup = Setup(str(entry_point), (str(folder),), modules, "fork", 7, arguments)
+    server = ForkServer.start(setup, (heartbeats_fd,))
     server.wait_ready()
     yield Warm(server, entry_point, heartbeats_fd)
     close(server)

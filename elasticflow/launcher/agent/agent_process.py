@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elasticflow.launcher.agent.waiting_agent import waiting_agent
 from elasticflow.launcher.fork_server.helpers import HELPER_KILLED, STORE_LOST
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.json_codec import to_json
@@ -18,9 +18,9 @@ from elasticflow.system.processes import is_killed_from_outside, signal_or_code
 
 if TYPE_CHECKING:
     import signal
-    from pathlib import Path
 
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
+    from elasticflow.launcher.agent.waiting_agent import WaitingAgent
     from elasticflow.protocol.store_address import StoreAddress
     from elasticflow.run_folder import RunFolder
 
@@ -43,8 +43,11 @@ class AgentConfig:
         hang_timeout_s: Seconds without a heartbeat that count as a hang.
         grace_s: Seconds the writer has for what it holds when the launch ends.
         writer: What the node's snapshot writer is started with.
+        log: Absolute path of the file to which the agent and its helpers append what they print.
+        environment: Variables of the launch, and those that mark the run's processes.
         node_rank: This node's place among all, where the rendezvous is static.
         seed: The job's seed, from which random numbers follow that its modules draw at import.
+        warm: How restarts are kept warm.
     """
 
     launch_folder: str
@@ -57,6 +60,8 @@ class AgentConfig:
     hang_timeout_s: float
     grace_s: float
     writer: WriterStart
+    log: str
+    environment: dict[str, str] = field(default_factory=dict)
     node_rank: int | None = None
     seed: int = 0
     warm: Warm = "auto"
@@ -95,44 +100,48 @@ class AgentEnd:
 
 
 class AgentProcess:
-    """The agent of a node on this machine; it dies with the thread that started it."""
+    """The agent of a node on this machine; it dies with the thread that started it.
 
-    def __init__(self, config: AgentConfig, variables: dict[str, str], log: Path) -> None:
-        self._config = config
-        self._variables = variables
-        self._log = log
-        self._process: subprocess.Popen[bytes] | None = None
+    Args:
+        config: Its configuration.
+        launch_id: Of its launch.
+    """
+
+    def __init__(self, config: AgentConfig, launch_id: str) -> None:
+        self._config, self._launch_id = config, launch_id
+        self._log = Path(config.log)
+        self._agent: WaitingAgent | None = None
         self._began = 0
 
     def start(self) -> None:
-        """Start the agent; what it and its helpers print is appended to the log.
-
-        It is exec'd, so it inherits none of this process' sockets or locks.
-        """
+        """Start the agent; what it and its helpers print is appended to the log."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("ab") as output:
-            self._began = output.tell()
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "elasticflow.launcher.agent.main", str(os.getpid())],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                env={**os.environ, **self._variables},
-                start_new_session=True,  # Ctrl-C in a terminal reaches the supervisor only
-            )
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
+        with self._log.open("ab") as log:
+            self._began = log.tell()
+        self._agent = waiting_agent(self._launch_id)
+        assert self._agent.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._agent.process.stdin as stdin:
             stdin.write(to_json(self._config).encode())
 
     def exit_code(self) -> int | None:
         """Return how the agent ended, or None while it lives."""
-        assert self._process is not None
-        return self._process.poll()
+        assert self._agent is not None
+        code = self._agent.process.poll()
+        if code is not None:
+            self._keep_output(self._agent)
+        return code
+
+    def _keep_output(self, agent: WaitingAgent) -> None:
+        """Append to the log what the agent, which has ended, printed before it knew its log."""
+        if not agent.output.closed:
+            with agent.output as output, self._log.open("ab") as log:
+                output.seek(0)
+                log.write(output.read())
 
     def send(self, number: signal.Signals) -> None:
         """Send *number* to the agent, if it lives."""
-        assert self._process is not None
-        self._process.send_signal(number)
+        assert self._agent is not None
+        self._agent.process.send_signal(number)
 
     def last_words(self) -> str:
         """Return the end of what the agent and its helpers have printed since it was started."""
@@ -142,9 +151,10 @@ class AgentProcess:
 
     def end(self) -> None:
         """Kill the agent, with everything below it, if it lives; it is gone afterwards."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+        if self._agent is not None and self._agent.process.poll() is None:
+            self._agent.process.kill()
+            self._agent.process.wait()
+            self._keep_output(self._agent)
 
 
 def build_agent_process(
@@ -155,6 +165,7 @@ def build_agent_process(
     address: StoreAddress,
     project_root: Path,
     writer: WriterStart,
+    launch_id: str,
     node_rank: int | None = None,
 ) -> AgentProcess:
     """Return the agent of *node* on this machine, not yet started.
@@ -167,8 +178,10 @@ def build_agent_process(
         address: Where the launch's keys are.
         project_root: Folder that the plan's paths are relative to.
         writer: What the node's snapshot writer is started with.
+        launch_id: Of the launch, as this machine calls it.
         node_rank: The node's place among all, where the rendezvous is static.
     """
+    marks = {worker_environment.RUN_ID: folder.run_id, worker_environment.RUN_FOLDER: str(folder.path)}
     config = AgentConfig(
         launch_folder=str(launch_folder),
         run_folder=str(folder.path),
@@ -185,9 +198,9 @@ def build_agent_process(
         hang_timeout_s=plan.restarts.hang_timeout_s,
         grace_s=plan.restarts.grace_s,
         writer=writer,
+        log=str(folder.agent_log(node).absolute()),
+        environment={**plan.environment, **marks},
         node_rank=node_rank,
         seed=plan.seed,
     )
-    marks = {worker_environment.RUN_ID: folder.run_id, worker_environment.RUN_FOLDER: str(folder.path)}
-    variables = {**plan.environment, **marks}
-    return AgentProcess(config, variables, folder.agent_log(node))
+    return AgentProcess(config, launch_id)

@@ -1,54 +1,46 @@
 """The process of an agent: `python -m elasticflow.launcher.agent.main PARENT_PID`, its configuration on standard input.
 
-It starts the fork server and the writer first, since they import for seconds, then becomes the agent.
+It starts the fork server at once, which imports for seconds, and does everything else beside that: it may have been started
+before its launch is known (`waiting_agent.py`). The writer comes as soon as the configuration has.
 """
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elasticflow.launcher.agent.agent_process import AgentConfig
-from elasticflow.launcher.agent.worker_heartbeats import WorkerHeartbeats
-from elasticflow.launcher.fork_server.client import ForkServer
-from elasticflow.launcher.fork_server.helpers import STORE_LOST, HelperLostError
-from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunRefusedError
-from elasticflow.protocol.json_codec import from_json
-from elasticflow.protocol.store_address import StoreLostError
-from elasticflow.snapshots.client.writer_process import WriterNotStartedError, start_writer
-from elasticflow.system.processes import adopt_orphans, die_with_parent
+from elasticflow.launcher.agent.worker_heartbeats import WorkerHeartbeats, heartbeat_memory
+from elasticflow.launcher.fork_server.server_process import start_server
+from elasticflow.system.processes import adopt_orphans, append_output_to, die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from elasticflow.launcher.agent.agent_process import AgentConfig
+    from elasticflow.launcher.fork_server.client import ForkServer
+    from elasticflow.launcher.fork_server.server_process import ServerProcess
 
 
 def main() -> None:
     """Serve until the supervisor stops the launch or dies."""
     die_with_parent(int(sys.argv[1]))
     adopt_orphans()
-    config = from_json(AgentConfig, json.load(sys.stdin))
     # Signals to the whole process group must not end the agent: the supervisor asks for drains.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the agent can pass on a request to leave
+    # SIGUSR1: until the agent can pass on a request to leave.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    memory = heartbeat_memory()
+    started = start_server((memory,))
+    import logging
+
+    config = _configuration()
+    append_output_to(config.log)
+    os.environ.update(config.environment)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    heartbeats = WorkerHeartbeats(config.hang_timeout_s)
-    launch = Path(config.launch_folder)
-    server = ForkServer(
-        launch / "train.py",
-        config.path,
-        config.modules,
-        config.start_method,
-        keep_fds=(heartbeats.fd,),
-        seed=config.seed,
-        arguments=(launch / "torchrun.args").read_text(encoding="utf-8").splitlines(),
-    )
+    heartbeats = WorkerHeartbeats(config.hang_timeout_s, memory=memory)
+    server = _set_up(started, config, memory)
     code = _end_of(lambda: _serve(config, server, heartbeats))
     logging.shutdown()
     sys.stderr.flush()
@@ -56,8 +48,49 @@ def main() -> None:
     os._exit(code)
 
 
+def _configuration() -> AgentConfig:
+    """Return the configuration, once it is there; leaves the process when nobody will give one."""
+    import json
+
+    from elasticflow.launcher.agent.agent_process import AgentConfig
+    from elasticflow.protocol.json_codec import from_json
+
+    text = sys.stdin.read()
+    if not text:  # the supervisor has ended
+        os._exit(0)
+    return from_json(AgentConfig, json.loads(text))
+
+
+def _set_up(started: ServerProcess, config: AgentConfig, memory: int) -> ForkServer:
+    """Return the fork server; it is another one where workers import for themselves."""
+    from pathlib import Path
+
+    from elasticflow.launcher.fork_server.client import ForkServer
+    from elasticflow.launcher.fork_server.protocol import Setup
+
+    launch = Path(config.launch_folder)
+    setup = Setup(
+        entry_point=str(launch / "train.py"),
+        path=tuple(config.path),
+        modules=tuple(config.modules),
+        start_method=config.start_method,
+        seed=config.seed,
+        arguments=tuple((launch / "torchrun.args").read_text(encoding="utf-8").splitlines()),
+        environment=config.environment,
+        log=config.log,
+    )
+    if setup.start_method != "spawn":
+        return ForkServer(started, setup)
+    started.end()
+    return ForkServer.start(setup, (memory,))
+
+
 def _end_of(serve: Callable[[], None]) -> int:
     """Call *serve* and return this process' exit code; the last line of its log says why."""
+    from elasticflow.launcher.fork_server.helpers import STORE_LOST, HelperLostError
+    from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunRefusedError
+    from elasticflow.protocol.store_address import StoreLostError
+
     try:
         serve()
     except HelperLostError as lost:
@@ -73,6 +106,9 @@ def _end_of(serve: Callable[[], None]) -> int:
 
 
 def _serve(config: AgentConfig, server: ForkServer, heartbeats: WorkerHeartbeats) -> None:
+    from elasticflow.launcher.fork_server.helpers import HelperLostError
+    from elasticflow.snapshots.client.writer_process import WriterNotStartedError, start_writer
+
     try:
         writer = start_writer(config.writer)
     except WriterNotStartedError as error:
@@ -80,7 +116,6 @@ def _serve(config: AgentConfig, server: ForkServer, heartbeats: WorkerHeartbeats
             raise
         raise HelperLostError("snapshot writer", error.ended_with) from None
     try:
-        # Only now: the two processes import for seconds.
         from elasticflow.launcher.agent.agent import build_agent
 
         agent = build_agent(config, server, writer, heartbeats)

@@ -1,8 +1,8 @@
 """Processes that workers leave behind: found once their parents are gone, asked to end, then killed. Linux only.
 
-A child that leads a session of its own escapes the signals that end a worker's session. It has the run's mark in its
-environment, as everything that descends from an agent does, unless its parent took `ELASTICFLOW_RUN_ID` out of that:
-then it is meant to outlive the run, and is left alone. The kernel makes such orphans children of the agent
+A child that leads a session of its own escapes the signals that end a worker's session. It has a mark in its environment,
+as everything that descends from an agent does: the run's, or its launch's if it was forked and not exec'd. Where its
+parent took `ELASTICFLOW_RUN_ID` out of its environment it is meant to outlive the run, and is left alone. The kernel makes such orphans children of the agent
 (`processes.adopt_orphans`); a supervisor looks for those that no agent has (`unclaimed`), since an agent may have been
 killed.
 """
@@ -109,9 +109,10 @@ def adopted(run: RunFolder, own: Collection[int]) -> list[int]:
     This process has started its *own* children only. Other children that are dead are reaped.
     """
     orphans: list[int] = []
+    launches = {os.environ.get(worker_environment.LAUNCH_ID)}
     waiting = [pid for pid in children_of(os.getpid()) if pid not in own]
     for pid in waiting:
-        if _is_marked(pid, run):
+        if _is_marked(pid, run, launches):
             orphans.append(pid)
             waiting += children_of(pid)
         else:
@@ -120,11 +121,12 @@ def adopted(run: RunFolder, own: Collection[int]) -> list[int]:
 
 
 def unclaimed(run: RunFolder) -> list[int]:
-    """Return the processes of this machine with the mark of *run* that descend from no agent."""
+    """Return the processes of this machine with a mark of *run* that descend from no agent."""
+    launches = _launch_ids(run)
     parents: dict[psutil.Process, int] = {}
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess):
-            if process.pid != os.getpid() and _is_marked(process.pid, run):
+            if process.pid != os.getpid() and _is_marked(process.pid, run, launches):
                 parents[process] = process.ppid()
     marked = {process.pid for process in parents}
     orphans = [
@@ -137,9 +139,22 @@ def unclaimed(run: RunFolder) -> list[int]:
     return orphans
 
 
-def _is_marked(pid: int, run: RunFolder) -> bool:
+def _launch_ids(run: RunFolder) -> set[str]:
+    """Return the ids of the launches of *run*, as far as their records can be read."""
+    # Agents need neither, and are light.
+    from elasticflow.compiler.inputs.origins import JOB_JSON
+    from elasticflow.system import records
+
+    made = [records.read(run.launch(number) / JOB_JSON) for number in run.launch_numbers()]
+    return {record["launch_id"] for record in made if isinstance(record, dict) and record.get("launch_id")}
+
+
+def _is_marked(pid: int, run: RunFolder, launches: Collection[str | None]) -> bool:
     with suppress(psutil.Error, OSError):
         variables = psutil.Process(pid).environ()
+        # What is forked has the environment in which the fork server was started, before its run was known.
+        if variables.get(worker_environment.LAUNCH_ID) in launches:
+            return True
         # Another project may have a run of the same id.
         folder = variables.get(worker_environment.RUN_FOLDER)
         return variables.get(worker_environment.RUN_ID) == run.run_id and folder == str(run.path)

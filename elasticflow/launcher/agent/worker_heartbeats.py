@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
 # On one node; the bound of nodes.nproc_per_node.
 MOST_WORKERS = 1024
+_SIZE = HEARTBEAT_SLOT * MOST_WORKERS
 # The agent looks fifty times a second.
 _PAUSE_S = 1.0
 
@@ -39,6 +39,20 @@ class _Slot:
     since: float
 
 
+def heartbeat_memory() -> int:
+    """Return the descriptor, which processes inherit, of new memory for the heartbeats of a node's workers."""
+    if sys.platform == "linux":
+        descriptor = os.memfd_create("elasticflow-heartbeats", 0)
+    else:
+        import tempfile
+
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.set_inheritable(descriptor, True)
+    os.ftruncate(descriptor, _SIZE)
+    return descriptor
+
+
 class WorkerHeartbeats:
     """The agent's side: whether the workers make progress.
 
@@ -47,19 +61,18 @@ class WorkerHeartbeats:
     Args:
         ceiling_s: See `HangTimeouts`.
         learned: See `HangTimeouts`.
+        memory: From `heartbeat_memory`; None: new memory.
     """
 
-    def __init__(self, ceiling_s: float, learned: Mapping[str, tuple[int, float]] | None = None) -> None:
+    def __init__(
+        self,
+        ceiling_s: float,
+        learned: Mapping[str, tuple[int, float]] | None = None,
+        memory: int | None = None,
+    ) -> None:
         self.hang_timeouts = HangTimeouts(ceiling_s, learned)
-        size = HEARTBEAT_SLOT * MOST_WORKERS
-        if sys.platform == "linux":
-            self.fd = os.memfd_create("elasticflow-heartbeats", 0)
-        else:
-            with tempfile.TemporaryFile() as file:
-                self.fd = os.dup(file.fileno())
-        os.set_inheritable(self.fd, True)
-        os.ftruncate(self.fd, size)
-        self._memory = mmap.mmap(self.fd, size)
+        self.fd = heartbeat_memory() if memory is None else memory
+        self._memory = mmap.mmap(self.fd, _SIZE)
         self._slots: list[_Slot] = []
         self._looked = 0.0
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import select
-import socket
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 from elasticflow.launcher.fork_server.helpers import HelperLostError
@@ -22,66 +18,32 @@ from elasticflow.launcher.fork_server.protocol import (
     StandbyReady,
     Started,
 )
+from elasticflow.launcher.fork_server.server_process import start_server
 from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions, TorchrunRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from elasticflow.launcher.fork_server.protocol import Message
+    from elasticflow.launcher.fork_server.server_process import ServerProcess
 
 
 class ForkServer:
     """The agent's end of the fork server.
 
-    The agent's main thread starts it by exec: the kernel kills a process when the *thread* that started it ends.
-
     Args:
-        entry_point: The file that workers run.
-        path: Folders of the job's own code.
-        modules: Modules that the job names.
-        start_method: `fork` or `spawn`.
-        keep_fds: Descriptors that workers inherit.
-        seed: The job's seed, from which random numbers follow that its modules draw at import.
-        arguments: torchrun's arguments, which the server reads by torch's own parser.
+        started: Its process, which has no setup yet.
+        setup: What it is to run.
 
     Attributes:
         process: The server.
         exits: Exit code (negative: signal) and Unix time of the end of each worker, by process id.
     """
 
-    def __init__(
-        self,
-        entry_point: Path,
-        path: Sequence[str],
-        modules: Sequence[str],
-        start_method: str,
-        keep_fds: tuple[int, ...],
-        seed: int = 0,
-        arguments: Sequence[str] = (),
-    ) -> None:
-        ours, theirs = socket.socketpair()
-        environment = dict(os.environ)
-        # libgomp hangs in a forked child if the parent ever ran a parallel kernel with more than one thread.
-        environment.update({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
-        environment.update({"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "PYTHONUNBUFFERED": "1"})
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "elasticflow.launcher.fork_server.server",
-                str(theirs.fileno()),
-                str(os.getpid()),
-            ],
-            pass_fds=(theirs.fileno(), *keep_fds),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-        )
-        theirs.close()
-        self._channel = MessageChannel(ours)
-        self._setup = setup = Setup(
-            str(entry_point), tuple(path), tuple(modules), start_method, seed, tuple(arguments)
-        )
+    def __init__(self, started: ServerProcess, setup: Setup) -> None:
+        self.process = started.process
+        self._channel = MessageChannel(started.connection)
+        self._setup = setup
         # A server that is gone already is noticed by `wait_ready`.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._channel.send(setup)
@@ -90,6 +52,11 @@ class ForkServer:
         self._started: dict[int, int] = {}
         self.standbys: dict[int, StandbyReady] = {}
         self.ended_standbys: list[StandbyEnded] = []
+
+    @classmethod
+    def start(cls, setup: Setup, keep_fds: tuple[int, ...] = ()) -> ForkServer:
+        """Start a server for *setup*, as `start_server` does."""
+        return cls(start_server(keep_fds, is_warm=setup.start_method != "spawn"), setup)
 
     def fileno(self) -> int:
         """The descriptor that becomes readable when a worker exits."""

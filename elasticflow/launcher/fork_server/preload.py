@@ -39,10 +39,15 @@ WARM = (
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
-def warm_up(seed: int) -> None:
-    """Import what every job's workers need; random numbers that the job's modules draw at import follow from *seed* then."""
+def warm_up() -> Iterator[str]:
+    """Import what every job's workers need; yield each name once that is imported."""
     for name in WARM:
         importlib.import_module(name)
+        yield name
+
+
+def seed_imports(seed: int) -> None:
+    """Have the random numbers that the job's modules draw at import follow from *seed*; after `warm_up`."""
     sys.modules["elasticflow.runtime.process.seeded_imports"].install(seed)
 
 

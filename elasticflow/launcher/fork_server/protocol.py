@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, get_args
 
 from elasticflow.launcher.fork_server.torchrun_arguments import (
@@ -26,14 +26,18 @@ class Setup:
         start_method: `fork` or `spawn`.
         seed: The job's seed, from which random numbers follow that its modules draw at import.
         arguments: torchrun's, for its own parser to read; none if the options are not wanted.
+        environment: Variables of the launch.
+        log: Absolute path of the file to which the server appends what it prints; empty: it goes on as before.
     """
 
     entry_point: str
-    path: tuple[str, ...]
-    modules: tuple[str, ...]
-    start_method: str
-    seed: int
+    path: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    start_method: str = "fork"
+    seed: int = 0
     arguments: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    log: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The process that has imported torch and the job's modules, and forks workers on request.
 
-Run as `python -m elasticflow.launcher.fork_server.server FD PARENT_PID`, exec'd from the agent's main thread. It has one
-thread, ignores TERM, INT and HUP (a signal to the whole process group must not kill workers in the middle of a drain),
+Run as `python -m elasticflow.launcher.fork_server.server FD PARENT_PID warm|cold`, exec'd from the agent's main thread. It
+has one thread, ignores TERM, INT and HUP (a signal to the whole process group must not kill workers in the middle of a drain),
 and dies with the agent. The messages over the socket FD are in `launcher/fork_server/protocol.py`.
 """
 
@@ -14,9 +14,9 @@ import signal
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from elasticflow.launcher.fork_server.preload import preload, unsafe_to_fork, warm_up
+from elasticflow.launcher.fork_server.preload import preload, seed_imports, unsafe_to_fork, warm_up
 from elasticflow.launcher.fork_server.protocol import (
     MESSAGES,
     Exited,
@@ -34,7 +34,8 @@ from elasticflow.launcher.fork_server.torchrun_arguments import (
     TorchrunRefusedError,
 )
 from elasticflow.launcher.fork_server.worker_process import end_with, run_entry_point, set_apart, take_over
-from elasticflow.system.processes import die_with_parent
+from elasticflow.protocol import worker_environment
+from elasticflow.system.processes import append_output_to, die_with_parent
 
 if TYPE_CHECKING:
     from elasticflow.launcher.fork_server.protocol import Message
@@ -48,25 +49,71 @@ def main() -> NoReturn:
     connection = socket.socket(fileno=int(sys.argv[1]))
     die_with_parent(int(sys.argv[2]))
     _ignore_signals()
+    # It marks what is forked from here; what is exec'd has the run's mark.
+    os.environ.pop(worker_environment.LAUNCH_ID, None)
     channel = MessageChannel(connection)
-    setup = _wait_for_setup(channel)
+    is_warm = sys.argv[3] == "warm"
+    # Imports make much garbage and hardly any cycle of it: looking for cycles would take a sixth of their time.
+    gc.disable()
+    begun: _Begun | None = None
+    for name in warm_up() if is_warm else ():
+        # The reader of torchrun's arguments wants torch, and reads beside the imports that follow.
+        if begun is None and name != "numpy" and select.select([connection], [], [], 0)[0]:
+            begun = _begin(channel)
+    setup, reader = begun or _begin(channel)
+    arguments = _Arguments(None, "") if reader is None else _read(reader)
     sys.path[:0] = setup.path
-    if setup.start_method == "spawn":
-        ready = _prepare(setup)
+    if is_warm:
+        seed_imports(setup.seed)
+        ready = _let_child_serve(channel, setup, arguments)
     else:
-        warm_up(setup.seed)
-        ready = _let_child_serve(channel, setup)
+        ready = _prepare(setup, arguments)
     _serve(channel, setup, ready)
 
 
-def _let_child_serve(channel: MessageChannel, setup: Setup) -> Ready:
+class _Begun(NamedTuple):
+    setup: Setup
+    reader: ArgumentsReader | None
+
+
+class _Arguments(NamedTuple):
+    options: TorchrunOptions | None
+    refusal: str
+
+
+def _begin(channel: MessageChannel) -> _Begun:
+    """Wait for the setup; have its variables and its log, and somebody read torchrun's arguments."""
+    setup = _wait_for_setup(channel)
+    os.environ.update(setup.environment)
+    if setup.log:
+        _move_output_to(setup.log)
+    return _Begun(setup, ArgumentsReader(setup.arguments) if setup.arguments else None)
+
+
+def _read(reader: ArgumentsReader) -> _Arguments:
+    try:
+        return _Arguments(reader.options(), "")
+    except TorchrunRefusedError as error:
+        return _Arguments(None, error.reason)
+
+
+def _move_output_to(log: str) -> None:
+    """Have what this process prints appended to *log*, with what it printed before that was known."""
+    size = os.fstat(1).st_size
+    text = os.pread(1, size, 0) if size else b""
+    os.ftruncate(1, 0)
+    append_output_to(log)
+    sys.stdout.buffer.write(text)
+    sys.stdout.flush()
+
+
+def _let_child_serve(channel: MessageChannel, setup: Setup, arguments: _Arguments) -> Ready:
     """Have a child import the job's modules and serve; return only if no worker must be forked from it.
 
     This process stays as it is, with torch imported and no threads. If a module of the job starts threads that workers
     would miss, or opens the accelerator, the child ends, and workers are forked from here and import those modules
     for themselves; torch they have.
     """
-    gc.collect()
     gc.freeze()  # shared pages stay shared: the collector no longer writes into them
     read, write = os.pipe()
     parent = os.getpid()
@@ -74,7 +121,7 @@ def _let_child_serve(channel: MessageChannel, setup: Setup) -> Ready:
     if child == 0:
         die_with_parent(parent)
         os.close(read)
-        ready = _prepare(setup)
+        ready = _prepare(setup, arguments)
         if not ready.shares_imports:
             os.write(write, MESSAGES.encode(ready).encode())
             os._exit(0)
@@ -93,17 +140,14 @@ def _let_child_serve(channel: MessageChannel, setup: Setup) -> Ready:
     return told
 
 
-def _prepare(setup: Setup) -> Ready:
+def _prepare(setup: Setup, arguments: _Arguments) -> Ready:
     """Import what the start method allows; return what the agent is to know of it."""
-    # It runs beside the imports of the job's modules, and is forked before them: with threads of theirs it might hang.
-    reader = ArgumentsReader(setup.arguments) if setup.arguments else None
     refused: tuple[RefusedModule, ...] = ()
     shares_imports = setup.start_method == "fork"
     if shares_imports:
         refused = tuple(preload(setup.modules, setup.path))
         shares_imports = unsafe_to_fork() is None
-    options, refusal = _options(reader)
-    return Ready(refused, shares_imports, _has_gpu(), options, refusal)
+    return Ready(refused, shares_imports, _has_gpu(), *arguments)
 
 
 def _has_gpu() -> bool:
@@ -117,8 +161,9 @@ def _has_gpu() -> bool:
 
 def _serve(channel: MessageChannel, setup: Setup, ready: Ready) -> NoReturn:
     _ignore_signals()  # the job's modules may have changed that at import
-    gc.collect()
+    gc.collect()  # of what came since it was frozen before: not of torch
     gc.freeze()
+    gc.enable()
     channel.send(ready)
     Server(channel, setup.entry_point, setup.start_method).serve()
 
@@ -130,13 +175,6 @@ def _end_as(exit_code: int) -> NoReturn:
             signal.signal(-exit_code, signal.SIG_DFL)
         os.kill(os.getpid(), -exit_code)
     os._exit(exit_code if exit_code >= 0 else 1)
-
-
-def _options(reader: ArgumentsReader | None) -> tuple[TorchrunOptions | None, str]:
-    try:
-        return (None if reader is None else reader.options()), ""
-    except TorchrunRefusedError as error:
-        return None, error.reason
 
 
 def _wait_for_setup(channel: MessageChannel) -> Setup:

@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from elasticflow.launcher.fork_server import worker_process
-from elasticflow.launcher.fork_server.preload import import_all, warm_up
+from elasticflow.launcher.fork_server.preload import import_all, seed_imports, warm_up
 from elasticflow.launcher.fork_server.protocol import MessageChannel, Prepare, Spawn, StandbyReady
 from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT
 from elasticflow.system.processes import die_with_parent
@@ -98,7 +98,9 @@ def stand_by(connection: socket.socket) -> NoReturn:
     began = time.monotonic()
     sys.path[:0] = prepare.path
     with LowPriority(connection, prepare.heartbeats, prepare.workers):
-        warm_up(prepare.seed)
+        for _ in warm_up():
+            pass
+        seed_imports(prepare.seed)
         import_all(prepare.modules, prepare.path)
         _open_device(prepare.local_rank, prepare.workers)
     seconds = round(time.monotonic() - began, 3)

@@ -104,9 +104,7 @@ class ArgumentsReader:
         """
         with os.fdopen(self._answer) as pipe:
             text = pipe.read()
-        # A module of the job that waits for any child may have reaped it.
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._pid, 0)
+        os.waitpid(self._pid, 0)
         if not text:
             raise TorchrunRefusedError("their reader was killed")
         answer = json.loads(text)

@@ -31,6 +31,7 @@ class Launch:
         job: The resolved job.
         folder: The run folder.
         number: Number of the launch, from 1.
+        launch_id: Tells it from every other launch, on any machine.
         project_root: Where the job's own code is found.
         catalog: The run's snapshots and generations.
         writer: What each node's snapshot writer is started with.
@@ -48,6 +49,7 @@ class Launch:
     job: Job
     folder: RunFolder
     number: int
+    launch_id: str
     project_root: Path
     catalog: Catalog
     writer: WriterStart

@@ -111,6 +111,7 @@ class LocalAgents:
             launch.store.address,
             launch.project_root,
             launch.writer,
+            launch.launch_id,
             rank,
         )
         self._agents[node].start()

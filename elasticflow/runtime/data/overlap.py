@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from elasticflow.runtime.process.context import Worker
 
-RUN_LIMIT_S = 0.5  # the first step waits for it, once in a run's life
+RUN_LIMIT_S = 0.5  # the second step waits for it, once in a run's life
 _MOST = 256  # samples of the evaluation that are looked up
 _PART_FOR_EVALUATION = 0.4  # of the time: the rest is for the training data
 _BASE_SAMPLES = 8  # of what two subsets are of, to tell that it is one set

@@ -66,7 +66,7 @@ class Worker:
         vote: What all ranks decide together at each step.
         progress: Reports finished steps.
         listen: Has signals ask this process to leave.
-        at_beginning: Called before the first step of a run, not where one goes on.
+        at_beginning: Called after the first step of a run, not where one goes on.
         at_leave: Called by `leave`, in order, while the process group is alive.
         started_at: Position at which this generation began to train.
         at_first_step: Called after the first step of this generation.
@@ -205,8 +205,7 @@ class Worker:
         self.leave_untrained()
         left = schedule.remaining(position)  # None: nobody knows the data's length
         if position.step == 0:
-            for action in self.at_beginning:
-                action()
+            self.at_first_step += self.at_beginning
         self.at_beginning.clear()  # of what was opened for them nothing is kept
         model.train()
         self.started_at = position
@@ -274,6 +273,7 @@ class Worker:
             self.event(events.TRAINING_FIRST_STEP, step=step, seconds_since_failure=seconds)
         for action in self.at_first_step:
             action()
+        self.at_first_step.clear()
 
 
 class _InOrder:

@@ -119,6 +119,7 @@ def node(warm: Warm, tmp_path: Path, temporary: Path) -> Iterator[Node]:
         hang_timeout_s=HANG_S,
         grace_s=1,
         writer=WriterStart(str(folder.path), folder.run_id),
+        log=str(tmp_path / "agent.log"),
     )
     channel = AgentChannel(StoreServer(listener).store(address.prefix))
     readable, writable = os.pipe()  # a writer that never says anything

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,6 +35,8 @@ CONFIG = AgentConfig(
     hang_timeout_s=1.5,
     grace_s=30.0,
     writer=WriterStart("s3://bucket", "run", WriterConfig(options={"secret": "s3cr3t"})),
+    log="/run/logs/agent.log",
+    environment={"ELASTICFLOW_RUN_ID": "run"},
 )
 
 
@@ -41,7 +44,7 @@ CONFIG = AgentConfig(
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, real_processes: None) -> Iterator[AgentProcess]:
     """Yield an agent whose program is the test's script `program`, in place of Python."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "program"))
-    made = AgentProcess(CONFIG, {"ELASTICFLOW_RUN_ID": "run"}, tmp_path / "logs" / "agent.log")
+    made = AgentProcess(replace(CONFIG, log=str(tmp_path / "logs" / "agent.log")), "launch-1")
     yield made
     made.end()
 
@@ -58,13 +61,14 @@ def test_configuration_comes_back_as_it_was() -> None:
 
 def test_agent_gets_its_configuration_where_nobody_else_reads_it(agent: AgentProcess, tmp_path: Path) -> None:
     """On standard input: command lines are public, and options may hold keys. Its parent is named on argv."""
-    _program(tmp_path, f'echo "$@" > {tmp_path}/argv; echo $ELASTICFLOW_RUN_ID; cat; exit 4')
+    _program(tmp_path, f'echo "$@" > {tmp_path}/argv; echo $ELASTICFLOW_LAUNCH_ID; cat; exit 4')
     agent.start()
     wait_until(lambda: agent.exit_code() is not None)
 
     assert 4 == agent.exit_code()
     assert f"-m elasticflow.launcher.agent.main {os.getpid()}\n" == (tmp_path / "argv").read_text()
-    assert f"run\n{to_json(CONFIG)}" == agent.last_words()
+    config = replace(CONFIG, log=str(tmp_path / "logs" / "agent.log"))
+    assert f"launch-1\n{to_json(config)}" == agent.last_words()
 
 
 def test_agent_leads_a_session_of_its_own(agent: AgentProcess, tmp_path: Path) -> None:

@@ -40,10 +40,11 @@ os._exit(0)
 """
 
 
-def daemon(folder: Path, kind: str, run: RunFolder | None) -> int:
-    """Return the process that a worker of *run* has left behind, which has ended."""
-    place = folder / f"{kind}-{hash(run)}"
+def daemon(folder: Path, kind: str, run: RunFolder | None, launch: str | None = None) -> int:
+    """Return the process that a worker of *run*, or of a launch, has left behind, which has ended."""
+    place = folder / f"{kind}-{hash(run)}-{launch}"
     marks = {"ELASTICFLOW_RUN_ID": run.run_id, "ELASTICFLOW_RUN_FOLDER": str(run.path)} if run else {}
+    marks |= {"ELASTICFLOW_LAUNCH_ID": launch} if launch else {}
     variables = {**os.environ, **marks}
     subprocess.run(
         [sys.executable, "-c", textwrap.dedent(WORKER), str(place), kind], env=variables, check=True
@@ -74,6 +75,20 @@ def test_what_outlived_its_worker_is_asked_then_killed_and_named(
         for pid in (*others, *ours.values()):
             if is_alive(pid):
                 os.kill(pid, 9)
+
+
+def test_what_was_forked_is_known_by_its_launch(tmp_path: Path) -> None:
+    """Its environment is the fork server's, which was started before its run was known; a damaged record hides no other."""
+    run = RunFolder(tmp_path / "jobs" / "run")
+    for number, text in ((1, '{"launch_id": "aaaa"}'), (2, "{"), (3, '{"launch_id": "cccc"}')):
+        run.launch(number).mkdir(parents=True)
+        (run.launch(number) / "job.json").write_text(text)
+    pids = [daemon(tmp_path, "listening", None, launch) for launch in ("aaaa", "bbbb", "cccc", None)]
+    try:
+        assert {pids[0], pids[2]} == set(unclaimed(run))
+    finally:
+        for pid in pids:
+            os.kill(pid, 9)
 
 
 def test_what_dies_by_itself_is_not_told_of() -> None:

@@ -119,11 +119,16 @@ def test_whose_threads_would_be_missed_is_told(tmp_path: Path, code: str, librar
 def test_a_thread_that_never_waits_is_not_safe(tmp_path: Path) -> None:
     """Its stack cannot be read while it runs: nothing is promised of it."""
     code = """
-        import hashlib, threading
+        import hashlib, pathlib, threading, time
 
         def use():
             busy = lambda: hashlib.pbkdf2_hmac("sha256", b"", b"", 1 << 30)
-            threading.Thread(target=busy, daemon=True).start()
+            thread = threading.Thread(target=busy, daemon=True)
+            thread.start()
+            runs = 0
+            while runs < 3:  # at first it may wait for the interpreter
+                time.sleep(0.1)
+                runs = runs + 1 if "running" in pathlib.Path(f"/proc/self/task/{thread.native_id}/syscall").read_text() else 0
     """
     then = """
         use()

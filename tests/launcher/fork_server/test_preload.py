@@ -130,7 +130,7 @@ def test_the_first_step_of_a_worker_imports_no_compiler() -> None:
     program = """if True:
         import json, sys
         from elasticflow.launcher.fork_server import preload
-        preload.warm_up(1)
+        list(preload.warm_up())
         import torch
         known = set(sys.modules)
         model = torch.nn.Linear(1, 1)

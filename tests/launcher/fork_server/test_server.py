@@ -19,6 +19,7 @@ from elasticflow.launcher.agent.worker_streams import WorkerStreams
 from elasticflow.launcher.agent.workers import ForkedWorkers, GroupState
 from elasticflow.launcher.fork_server.client import ForkServer
 from elasticflow.launcher.fork_server.helpers import HelperLostError
+from elasticflow.launcher.fork_server.protocol import Setup
 from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions, TorchrunRefusedError
 from elasticflow.run_folder import RunFolder
 from elasticflow.runtime.process import random_streams
@@ -251,9 +252,9 @@ def test_close_goes_from_the_signal_to_kill_when_time_is_up(start: Any, tmp_path
 
 AGENT = """
 import sys, time
-from pathlib import Path
 from elasticflow.launcher.fork_server.client import ForkServer
-server = ForkServer(Path(sys.argv[1]), [], [], sys.argv[2], ())
+from elasticflow.launcher.fork_server.protocol import Setup
+server = ForkServer.start(Setup(sys.argv[1], start_method=sys.argv[2]))
 server.wait_ready()
 worker = server.spawn(0, {}, "/dev/null", "/dev/null")
 print(server.process.pid, worker, flush=True)
@@ -290,9 +291,9 @@ def test_killed_agent_takes_server_and_workers_with_it(tmp_path: Path, start_met
 
 IMPORTING_AGENT = """
 import sys, time
-from pathlib import Path
 from elasticflow.launcher.fork_server.client import ForkServer
-server = ForkServer(Path("train.py"), [sys.argv[1]], ["slow"], "fork", ())
+from elasticflow.launcher.fork_server.protocol import Setup
+server = ForkServer.start(Setup("train.py", (sys.argv[1],), ("slow",)))
 print(server.process.pid, flush=True)
 time.sleep(60)
 """
@@ -325,7 +326,7 @@ def test_killed_server_ends_the_agent_and_not_the_budget(tmp_path: Path) -> None
     """The workers die with it, and the agent raises instead of calling it their failure: another one takes over."""
     entry_point = tmp_path / "train.py"
     entry_point.write_text("import time\ntime.sleep(60)")
-    server = ForkServer(entry_point, [], [], "spawn", ())
+    server = ForkServer.start(Setup(str(entry_point), start_method="spawn"))
     try:
         server.wait_ready()
         group = group_of(server, tmp_path, {0: {"RANK": "0"}})
@@ -345,7 +346,8 @@ def test_killed_server_ends_the_agent_and_not_the_budget(tmp_path: Path) -> None
 
 def test_arguments_are_read_beside_a_server_that_imports_no_torch(tmp_path: Path) -> None:
     """A child of its does: where workers are started anew each of them imports torch, and the server need not."""
-    server = ForkServer(tmp_path, [], [], "spawn", (), arguments=("--nproc-per-node=many", "train.py"))
+    arguments = ("--nproc-per-node=many", "train.py")
+    server = ForkServer.start(Setup(str(tmp_path), start_method="spawn", arguments=arguments))
     try:
         with pytest.raises(TorchrunRefusedError, match="Unsupported nproc_per_node value: many"):
             server.options()

@@ -13,6 +13,7 @@ import pytest
 
 from elasticflow.launcher.agent.workers import GroupState
 from elasticflow.launcher.fork_server.client import ForkServer
+from elasticflow.launcher.fork_server.protocol import Setup
 from elasticflow.launcher.fork_server.standby import LowPriority
 from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT
 from tests.launcher.conftest import close, is_alive, kill, wait_until
@@ -46,7 +47,7 @@ def server(tmp_path: Path) -> Iterator[ForkServer]:
     (tmp_path / "train.py").write_text(TOLD)
     (tmp_path / "model.py").write_text("RANK = 'any'\n")
     (tmp_path / "ranked.py").write_text("import os\nRANK = os.environ.get('RANK')\n")
-    server = ForkServer(tmp_path / "train.py", [str(tmp_path)], (), "spawn", ())
+    server = ForkServer.start(Setup(str(tmp_path / "train.py"), (str(tmp_path),), start_method="spawn"))
     server.wait_ready()
     yield server
     close(server)

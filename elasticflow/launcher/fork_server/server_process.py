@@ -1,0 +1,51 @@
+"""Starting the fork server's process; only what a bare interpreter has is imported here."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from typing import NamedTuple
+
+
+class ServerProcess(NamedTuple):
+    """A fork server that waits for its setup; if it is warm, it imports what every job needs meanwhile.
+
+    Attributes:
+        process: The server.
+        connection: To it; messages are in `protocol.py`.
+    """
+
+    process: subprocess.Popen[bytes]
+    connection: socket.socket
+
+    def end(self) -> None:
+        """Kill it; it is gone afterwards."""
+        self.process.kill()
+        self.process.wait()
+        self.connection.close()
+
+
+def start_server(keep_fds: tuple[int, ...] = (), *, is_warm: bool = True) -> ServerProcess:
+    """Start a fork server by exec; to be called from the main thread: the kernel kills a process when the *thread* that started it ends.
+
+    Args:
+        keep_fds: Descriptors that workers inherit.
+        is_warm: Workers are forked, so it is to import what they need.
+    """
+    ours, theirs = socket.socketpair()
+    environment = dict(os.environ)
+    # libgomp hangs in a forked child if the parent ever ran a parallel kernel with more than one thread.
+    environment.update({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
+    environment.update({"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "PYTHONUNBUFFERED": "1"})
+    program = "elasticflow.launcher.fork_server.server"
+    arguments = [str(theirs.fileno()), str(os.getpid()), "warm" if is_warm else "cold"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", program, *arguments],
+        pass_fds=(theirs.fileno(), *keep_fds),
+        env=environment,
+        stdin=subprocess.DEVNULL,
+    )
+    theirs.close()
+    return ServerProcess(process, ours)
