@@ -22,7 +22,7 @@ from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 ROOT = Path(__file__).resolve().parents[2]
 # A guard alone: nothing is asserted by it, and a busy machine must not reach it.
@@ -117,17 +117,32 @@ class Running:
         return processes_of(self.run.run_id)
 
 
-def processes_of(run_id: str) -> list[psutil.Process]:
-    """Return the living processes below this one's that bear the run's mark; names are never looked at."""
+def processes_of(run_id: str, root: Path | None = None) -> list[psutil.Process]:
+    """Return the living processes below this one's that bear the run's mark; names are never looked at.
+
+    The run lies in *root*, a project's; None: each process' working folder.
+    """
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             marks = process.environ()
             is_ours = marks.get(OWNER) == os.environ[OWNER]
-            is_of_run = marks.get("ELASTICFLOW_RUN_ID") == run_id
-            if is_ours and is_of_run and process.status() != psutil.STATUS_ZOMBIE:
+            if (
+                is_ours
+                and _is_of_run(marks, run_id, root or Path(process.cwd()))
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
                 found.append(process)
     return found
+
+
+def _is_of_run(marks: Mapping[str, str], run_id: str, root: Path) -> bool:
+    """Return whether a process has the run's mark, or, since it was forked, that of one of the run's launches."""
+    if marks.get("ELASTICFLOW_RUN_ID") == run_id:
+        return True
+    launch = marks.get("ELASTICFLOW_LAUNCH_ID")
+    records = root.glob(f"runs/*/{run_id}/*/*/job.json") if launch else ()
+    return any(f'"{launch}"' in record.read_text() for record in records)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -116,6 +116,8 @@ class Agent:
                 failed, alone = self._watch(workers, assignment.generation)
                 # After a failure waiting is useless: a signal handler cannot run inside a collective (measured).
                 workers.close(signal.SIGKILL, _GONE_S)
+                if failed or len(alone) < assignment.nproc:
+                    self._writer.load_ahead()
                 self._orphans.look(time.monotonic())
                 self._reporter.ended(workers, alone, failed=failed)
         except NodeReleasedError:

@@ -116,6 +116,7 @@ def _serve(config: AgentConfig, server: ForkServer, heartbeats: WorkerHeartbeats
             raise
         raise HelperLostError("snapshot writer", error.ended_with) from None
     try:
+        writer.load_ahead()
         from elasticflow.launcher.agent.agent import build_agent
 
         agent = build_agent(config, server, writer, heartbeats)

@@ -80,15 +80,22 @@ class WriterProcess:
         """Return a descriptor that is readable when there are reports, or once the writer has ended."""
         return self._stdout
 
+    def load_ahead(self) -> None:
+        """Have the writer read the newest snapshot, for workers that are about to start; the workers before are gone."""
+        self._tell(b"load\n")
+
+    def _tell(self, line: bytes) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended, which `exit_code` tells
+            self.process.stdin.write(line)
+            self.process.stdin.flush()
+
     def finish(self, patience_s: float) -> None:
         """Have the writer end once all it was handed has an outcome; call `reports` and `close` after it.
 
         Returns when the writer has ended, at the latest after *patience_s*. No worker may be staging any more.
         """
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):
-            self.process.stdin.write(b"finish\n")
-            self.process.stdin.flush()
+        self._tell(b"finish\n")
         deadline = time.monotonic() + patience_s
         while self.process.poll() is None and (left := deadline - time.monotonic()) > 0:
             select.select([self._stdout], [], [], min(left, 0.05))

@@ -119,6 +119,11 @@ class MemoryTierSlots:
         # What this generation or an older one holds is not to be used.
         self._invalid = 0
 
+    @property
+    def is_used(self) -> bool:
+        """Whether a rank has, or had, slots."""
+        return bool(self._rank_slots)
+
     def attach(
         self, rank: int, world_size: int, generation: int, nbytes: int, before: RankSlots | None
     ) -> RankSlots:

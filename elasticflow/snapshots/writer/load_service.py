@@ -1,4 +1,7 @@
-"""Loads snapshots for the ranks of a node: each is verified once, and kept until the last rank is done."""
+"""Loads snapshots for the ranks of a node: each is verified once, and kept until the last rank is done.
+
+The newest one is read ahead while workers start, build their model and form their group.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.writer.connected_rank import ConnectedRank
 
 _PROGRESS_EVERY_S = 0.5
+# The generation of what is read before a rank asks for it.
+_AHEAD = 0
 
 
 @dataclass(eq=False)
@@ -63,10 +68,35 @@ class LoadService:
             ]
             begun = (one for one in self._loadings if one.name == name and rank not in one.ranks)
             loading = next(begun, None) or self._begin(name, rank.generation)
+            loading.generation = rank.generation
             loading.ranks.add(rank)
+            self._drop_unasked()
             is_over = loading.outcome is not None
         if is_over:
             loading.send_outcome(rank)
+
+    def load_ahead(self, name: str) -> None:
+        """Read snapshot *name*, for which ranks will probably ask; whether that fails is told to who asks."""
+        with self._lock:
+            self._drop_unasked()
+            if all(loading.name != name for loading in self._loadings):
+                self._begin(name, _AHEAD)
+
+    def drop_ahead(self) -> None:
+        """Give up what was read ahead and nobody has asked for."""
+        with self._lock:
+            self._drop_unasked()
+
+    def _drop_unasked(self) -> None:
+        for loading in tuple(self._loadings):
+            if loading.generation == _AHEAD:
+                self._drop(loading)
+
+    def _drop(self, loading: _Loading) -> None:
+        self._loadings.remove(loading)
+        loading.reader.stop()
+        if isinstance(loading.outcome, LoadedSnapshot):
+            loading.outcome.files.close()
 
     def leave(self, rank: ConnectedRank) -> None:
         """*rank* has read what it needs, or is gone."""
@@ -76,10 +106,7 @@ class LoadService:
                     continue
                 loading.ranks.discard(rank)
                 if not loading.ranks:
-                    self._loadings.remove(loading)
-                    loading.reader.stop()
-                    if loading.outcome is not None:
-                        loading.outcome.files.close()
+                    self._drop(loading)
 
     def _begin(self, name: str, generation: int) -> _Loading:
         sent_at = time.monotonic()
@@ -110,7 +137,7 @@ class LoadService:
         with self._lock:
             loading.outcome = outcome
             ranks = tuple(loading.ranks)
-            if not ranks and isinstance(outcome, LoadedSnapshot):
+            if loading not in self._loadings and isinstance(outcome, LoadedSnapshot):
                 outcome.files.close()
         for rank in ranks:
             loading.send_outcome(rank)

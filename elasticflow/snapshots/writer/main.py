@@ -2,7 +2,8 @@
 
 The writer owns the shared memory, hashes and writes shards, commits snapshots, and loads them for the ranks. It ignores
 TERM, INT and HUP, which go to whole process groups while the last snapshot is still being written. It ends at once when
-its standard input ends; when a line comes there, it ends once all that it was handed has an outcome.
+its standard input ends. Lines may come there: `load` has it read the newest snapshot, which workers will ask for; after
+`finish` it ends once all that it was handed has an outcome.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
 from elasticflow import fault_injection
+from elasticflow.errors import SnapshotError, StorageError
 from elasticflow.snapshots.client import channel as channels
 from elasticflow.snapshots.client import writer_reports
 from elasticflow.snapshots.client.channel import Channel
@@ -82,6 +85,7 @@ class Writer:
         storage = Storage(start.uri, start.config.options, on_trouble=ThrottledTroubles(report))
         catalog = Catalog(storage, start.prefix)
         self._shard_writer = ShardWriter(start, catalog)
+        self._catalog = catalog
         self._load_service = LoadService(catalog)
         self._pool = BufferPool(start.config.staging_limit)
         self._pending_snapshots = PendingSnapshots()
@@ -101,6 +105,23 @@ class Writer:
         for started in (self._printing, self._committing, thread(self._accept, server)):
             started.start()
         self._out.put({"event": "ready", "address": address})
+
+    def load_ahead(self) -> None:
+        """Read the snapshot from which the next generation will go on; no worker of this one is left."""
+        if self._memory_tier.is_used:
+            return
+        generation = self._pending_snapshots.newest
+        self._hear_out(math.inf)
+        self._pending_snapshots.end_open()
+        self._pending_snapshots.await_free()
+        if self._pending_snapshots.newest == generation:
+            self._load_newest()
+
+    def _load_newest(self) -> None:
+        # What cannot be read fails again where a rank asks for it.
+        with suppress(OSError, StorageError, SnapshotError):
+            if (newest := self._catalog.newest()) is not None:
+                self._load_service.load_ahead(newest.name)
 
     def finish(self) -> None:
         """End the process once all that workers handed over has an outcome; no worker may be staging any more."""
@@ -197,6 +218,7 @@ class Writer:
     def _reserve(self, worker: ConnectedRank, message: Reserve) -> None:
         """Give *worker* shared memory, or tell it that this is more than the limit allows or than the machine has."""
         fault_injection.reach("writer.reserve")
+        self._load_service.drop_ahead()
         try:
             if message.is_held:
                 buffers, single = self._memory_tier.attach(worker, message.nbytes), None
@@ -278,9 +300,11 @@ def main() -> None:
     os.nice(_NICENESS)
     writer = Writer(start)
     writer.start()
-    # One line may come before the end: `finish`.
-    while os.read(0, 1 << 12):
-        thread(writer.finish).start()
+    asked = {b"load": writer.load_ahead, b"finish": writer.finish}
+    # Lines are short, and each is written at once.
+    while lines := os.read(0, 1 << 12):
+        for line in lines.split():
+            thread(asked[line]).start()
     os._exit(0)
 
 

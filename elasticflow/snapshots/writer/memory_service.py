@@ -66,6 +66,11 @@ class MemoryTierService:
         # Snapshots taken out of the tier of the newest generation, without those that were refused.
         self._taken: list[PendingSnapshot] = []
 
+    @property
+    def is_used(self) -> bool:
+        """Whether workers hold their state in memory, or one that is gone did."""
+        return self._tier.is_used
+
     def handle(self, worker: ConnectedRank, message: MemoryTierMessage) -> None:
         """Do what *worker* asks for."""
         match message:

@@ -292,3 +292,61 @@ def test_waiting_ranks_see_it_go_on(bench: Bench, committed: str, monkeypatch: p
     client = bench.connect(bench.writer(), 0, 2, generation=2)
     check(NodeLoader(client, lambda: beats.append(None)).load(committed))
     assert beats
+
+
+def test_the_newest_snapshot_is_read_before_anybody_asks(bench: Bench, committed: str) -> None:
+    """The ranks are given what the writer has open, and it reads nothing again."""
+    writer = bench.writer()
+    writer.load_ahead()
+    assert comes_true(lambda: bytes_read(writer) > 2 * SIZE)
+    assert comes_true(lambda: len(held(writer.process.pid, committed)) == 3)
+    before = bytes_read(writer)
+    ranks = [loader(bench, writer, rank) for rank in range(2)]
+    for loaded in [rank.load(committed) for rank in ranks]:
+        check(loaded)
+    for rank in ranks:
+        rank.release()
+    assert bytes_read(writer) < before + SIZE
+    assert comes_true(lambda: not held(writer.process.pid, committed))
+
+
+def test_it_is_read_again_once_the_workers_are_gone(bench: Bench) -> None:
+    """What they were handing over comes first, and what nobody asks for is given up when the next one trains."""
+    writer = bench.writer()
+    client = bench.connect(writer)
+    bench.share(client, 1, size=SIZE)
+    client.close()
+    writer.load_ahead()
+    name = Bench.name_of(1)
+    assert comes_true(lambda: held(writer.process.pid, name) != [])
+    assert [name] == [manifest.name for manifest in bench.catalog.committed()]
+    bench.connect(writer, generation=2).buffer(100, timeout_s=20)
+    assert comes_true(lambda: not held(writer.process.pid, name))
+
+
+def test_another_one_than_was_read_ahead_may_be_asked_for(bench: Bench, committed: str) -> None:
+    """It is read, and the one that nobody wants is given up."""
+    writer = bench.writer()
+    bench.share(first := bench.connect(writer, generation=2), 2, generation=2)
+    first.flush(20)
+    writer.close()
+    writer = bench.writer()
+    writer.load_ahead()
+    newest = Bench.name_of(2, 2)
+    assert comes_true(lambda: held(writer.process.pid, newest) != [])
+    loader(bench, writer, generation=3).load(committed)
+    assert not held(writer.process.pid, newest)
+
+
+def test_damage_found_ahead_is_told_to_who_asks(bench: Bench, committed: str) -> None:
+    """As if nothing had been read before."""
+    os.truncate(Path(bench.uri) / "snapshots" / committed / SHARD, HARMED)
+    writer = bench.writer()
+    writer.load_ahead()
+    with pytest.raises(DamagedSnapshotError, match=SHARD):
+        loader(bench, writer).load(committed)
+
+
+def bytes_read(writer: WriterProcess) -> int:
+    """Return how much the writer has read so far."""
+    return int(Path(f"/proc/{writer.process.pid}/io").read_text().split()[1])
