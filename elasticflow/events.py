@@ -201,7 +201,7 @@ BUDGET_REFILLED = Event("budget.refilled", "the budget is full again", ("budget"
 DATASET_OPENED = Event(
     "dataset.opened",
     "which data is trained or evaluated on",
-    ("name", "samples", "shards", "fingerprint", "source"),
+    ("name", "samples", "shards", "values", "fingerprint", "source"),
     emitter="worker",
 )
 PARAMETERS_GROUPED = Event(

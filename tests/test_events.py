@@ -58,7 +58,7 @@ FROZEN = {
     "budget.charged": {"class", "left"},
     "budget.spent": {"budget", "class"},
     "budget.refilled": {"budget"},
-    "dataset.opened": {"fingerprint", "name", "samples", "shards", "source"},
+    "dataset.opened": {"fingerprint", "name", "samples", "shards", "source", "values"},
     "parameters.grouped": {"groups"},
     "dataset.passed": {"samples", "shard"},
     "dataset.smaller_than_batch": {"batch", "samples", "steps"},

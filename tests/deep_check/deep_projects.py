@@ -242,6 +242,13 @@ PROJECTS = {
         job=('"torch.optim:AdamW"', '"shop:adam"\ngroups = [{ ndim = 1, args = { weigth_decay = 0.0 } }]'),
     ),
     "groups": Project("args = { lr = 0.001 }\n", 'args = { lr = 0.001 }\ngroups = [{ ndim = 1 }, { module = "torch.nn:Linear", args = { lr = 0.1 } }]\n', None, deep_step=True),
+    "value_of_the_data": Project(
+        "    def __len__(self):\n", "    width = 8\n\n    def __len__(self):\n", None, deep_step=True, job=("width = 8", 'width = "${dataset.width}"'),
+    ),
+    "value_that_the_data_lacks": Project(
+        "def digits():\n    return Digits()", "def digits():\n    data = Digits()\n    return data", ("EF503", 'args = { width = "$', "model.args.width is ${dataset.width}, and the Digits that dataset.entry returned has no `width`"),
+        job=("width = 8", 'width = "${dataset.width}"'),
+    ),
     "state_that_cannot_be_kept": Project(
         "        self.outer =", "        self.register_buffer('mask', torch.eye(3).to_sparse())\n        self.outer =", ("EF507", 'entry = "shop:Net"', "model/mask is a sparse tensor")
     ),

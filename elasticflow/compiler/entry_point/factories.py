@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.compiler.entry_point.source_code import Call, Display, Name, keywords
-from elasticflow.jobfile.entry_points.object_arguments import object_of
+from elasticflow.compiler.entry_point.source_code import Call, Display, Name, keywords, quoted
+from elasticflow.jobfile.entry_points.object_arguments import dataset_values, object_of
+from elasticflow.jobfile.python_source.annotations import DatasetValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -122,6 +123,14 @@ def factory(
     return Call(name, (*(("", text) for text in positional), *keywords(values, where)))
 
 
+def values_of_data(job: Job) -> dict[str, str]:
+    """Return the attributes of the training data that the job's arguments name, each with the first key that does."""
+    by_name: dict[str, str] = {}
+    for path, value in dataset_values(job.model_dump()):
+        by_name.setdefault(value.name, ".".join(map(str, path)))
+    return by_name
+
+
 def _on_model(name: str) -> str:
     """Return how a method is called that is known as *name*, `GPT.configure_optimizers`."""
     kind, _, method = name.rpartition(".")
@@ -130,6 +139,8 @@ def _on_model(name: str) -> str:
 
 def _argument(value: Any, imports: Imports, where: str) -> Any:
     """Return a value of the job file with code in place of the objects that its tables mean."""
+    if isinstance(value, DatasetValue):
+        return Name(f"dataset.values[{quoted(value.name)}]")
     described = object_of(value)
     if described is not None:
         args = {key: _argument(item, imports, f"{where}.{key}") for key, item in described.args.items()}

@@ -10,6 +10,7 @@ from elasticflow.compiler.entry_point.factories import (
     factory,
     parameter_groups,
     partial_of,
+    values_of_data,
 )
 from elasticflow.compiler.entry_point.imports import Imports
 from elasticflow.compiler.entry_point.source_code import (
@@ -110,6 +111,7 @@ def values_of_factories(job: Job, *, root: str, forms: CallForms, taken: Iterabl
         "root": call("Path", quoted(root)),
         "path": _path(job),
         "seed": literal(job.job.seed, "SEED"),
+        "values": literal(values_of_data(job), "VALUES"),
         "scheduler.def": f"def build_scheduler({'optimizers' if forms.step_moves_optimizers else 'optimizer'}: Any) -> Any:",
     }
     if job.optimizer.groups:
@@ -136,6 +138,7 @@ def _flags(job: Job, forms: CallForms) -> dict[str, bool]:
         "optimizer": not moves,
         "manual": moves,
         "groups": bool(job.optimizer.groups),
+        "values": bool(values_of_data(job)),
         "clip_here": job.optimizer.clip_grad_norm is not None and not moves,
         "step_here": job.train.precision != "fp16" and not moves,
         "fp16": job.train.precision == "fp16",
@@ -286,9 +289,10 @@ def _data(job: Job, dataset: Call, imports: Imports) -> dict[str, Line]:
             "schedule": call("ShardSchedule", "SHARDS", "GLOBAL_BATCH_SIZE", **ordered, **virtual_shards),
             "loader": call("ShardLoader", *arguments, **read),
         }
-    samples = {} if job.dataset.samples is None else {"samples": job.dataset.samples}
+    options: dict[str, Any] = {} if job.dataset.samples is None else {"samples": job.dataset.samples}
+    options |= {"values": names} if (names := values_of_data(job)) else {}
     return {
-        "dataset": _opened(dataset, "train", samples),
+        "dataset": _opened(dataset, "train", options),
         "schedule": call("IndexSchedule", "len(dataset)", "GLOBAL_BATCH_SIZE", **ordered, seed=Name("SEED")),
         "loader": call("IndexLoader", *arguments, **read),
     }

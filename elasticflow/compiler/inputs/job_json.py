@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from elasticflow.errors import JobRefusedError
+from elasticflow.jobfile.python_source.annotations import DatasetValue
 from elasticflow.jobfile.tables.job import Job
 from elasticflow.redaction import without_secrets
 
 # Keys that came after records were written, with what they are if left out: a job without them keeps its digest.
 _LATER: tuple[tuple[str, str, Any], ...] = (("optimizer", "groups", []),)
+_OF_DATA = "$dataset"  # a value of the training data: {"$dataset": "vocab_size"}
 _FLOAT = "$float"  # JSON has no infinity and no NaN: {"$float": "inf"}
 
 
@@ -58,6 +60,8 @@ def to_json(value: Any, where: str = "") -> Any:
             return {_FLOAT: str(value)}
         case None | bool() | int() | float() | str():
             return value
+        case DatasetValue():
+            return {_OF_DATA: value.name}
         case Mapping():
             dot = " " if where.endswith("]") else "."
             return {key: to_json(item, f"{where}{dot}{key}") for key, item in value.items()}
@@ -75,6 +79,8 @@ def from_json(value: Any) -> Any:
     if isinstance(value, Mapping):
         if value.keys() == {_FLOAT}:
             return float(value[_FLOAT])
+        if value.keys() == {_OF_DATA} and isinstance(value[_OF_DATA], str):
+            return DatasetValue(value[_OF_DATA])
         return {key: from_json(item) for key, item in value.items()}
     if isinstance(value, list):
         return [from_json(item) for item in value]

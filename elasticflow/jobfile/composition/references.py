@@ -1,4 +1,4 @@
-"""`${env:NAME}`, `${job.name}` and their kind in the job's texts.
+"""`${env:NAME}`, `${job.name}` and their kind in the job's texts; `${dataset.NAME}`, which stands for a value of the data.
 
 They are looked up once, after files, case and flags have been merged and before any table is validated. A key that
 may hold them is marked so in its model. Elsewhere they are refused: what is trained stands in the file, only where
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.suggestions import nearest
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
+from elasticflow.jobfile.python_source.annotations import DatasetValue
 from elasticflow.jobfile.tables.job import Job
 from elasticflow.jobfile.tables.types import MayRefer, SecretVariable, TextWithSecrets
 from elasticflow.jobfile.tables.validate import content_of, model_of
@@ -29,10 +30,16 @@ if TYPE_CHECKING:
 
 _MARK = re.compile(r"\$\$\{|\$\{(?P<inside>[^{}]*)\}|\$\{")
 _VARIABLE = re.compile(r"env:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
+_OF_DATA = re.compile(r"dataset\.(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
+_ARGS_FROM_DATA = ("model", "optimizer", "lr_scheduler", "evaluation")
 _ENDS_PASSWORD = frozenset("/@:?#&")  # and would leave the rest of it in records
 _LEAST = 4  # shorter values stand in too many words
 _FACTS = ("job.name", "job.seed", "matrix.case")
 _FORMS = "${env:NAME}, ${env:NAME:-default}, ${job.name}, ${job.seed} and, in a case, ${matrix.case}"
+_HOW_FROM_DATA = (
+    "an attribute of the training data may be the whole text of an argument of the model, the optimizer, the schedule or "
+    'the evaluation: vocab_size = "${dataset.vocab_size}"'
+)
 
 
 @dataclass
@@ -90,7 +97,9 @@ class References:
             return {key: self._value(each, (*path, key)) for key, each in value.items()}
         return [self._value(each, (*path, number)) for number, each in enumerate(value)]
 
-    def _text(self, text: str, path: KeyPath) -> str:
+    def _text(self, text: str, path: KeyPath) -> str | DatasetValue:
+        if "${dataset." in text and (value := self._of_data(text, path)) is not None:
+            return value
         mark = _marker(path)
         if mark is None and any(reference[0] != "$${" for reference in _MARK.finditer(text)):
             self._refuse_here(path)
@@ -101,9 +110,9 @@ class References:
         for reference in _MARK.finditer(text):
             spelled.append(text[last : reference.start()])
             last = reference.end()
-            value = "${" if reference[0] == "$${" else self._look_up(reference, path, secrets)
-            is_open |= value is None
-            spelled.append(reference[0] if value is None else value)
+            piece = "${" if reference[0] == "$${" else self._look_up(reference, path, secrets)
+            is_open |= piece is None
+            spelled.append(reference[0] if piece is None else piece)
         spelled.append(text[last:])
         result = "".join(secrets[each] if isinstance(each, SecretVariable) else each for each in spelled)
         self.hidden |= {value for value in secrets.values() if len(value) >= _LEAST}
@@ -114,6 +123,28 @@ class References:
             remedy = "percent-encode it in the variable: / is %2F, @ is %40, : is %3A"
             self._say(codes.SECRET_RECORDED, message, path, remedy)
         return mark.instead if is_open and mark is not None and mark.instead else result
+
+    def _of_data(self, text: str, path: KeyPath) -> str | DatasetValue | None:
+        """Return the value of the data that *text* stands for; the text itself where that is refused; None if it is none."""
+        inside = [each["inside"] or "" for each in _MARK.finditer(text)]
+        name = next((match["name"] for each in inside if (match := _OF_DATA.fullmatch(each))), None)
+        if name is None:
+            return None
+        where, why = dotted(path), ""
+        if path[:2] == ("dataset", "args"):
+            why = f"{where} is what the data is opened with: it cannot come from the data"
+        elif not _may_come_from_data(path):
+            why = f"{where} takes no values of the data"
+        elif text != f"${{dataset.{name}}}":
+            why = f"{where} can be a value of the data as a whole only, not a part of a text"
+        elif "shards" in table_at(self.source.raw, "dataset"):
+            why = (
+                f"{where} needs the training data opened, and with dataset.shards it is opened shard by shard"
+            )
+        if not why:
+            return DatasetValue(name)
+        self._say(codes.NO_REFERENCE_HERE, why, path, f"{_HOW_FROM_DATA};\n$${{ stands for ${{ itself")
+        return text
 
     def _look_up(
         self, reference: re.Match[str], path: KeyPath, secrets: dict[SecretVariable, str]
@@ -198,6 +229,12 @@ class References:
 
     def _say(self, code: str, message: str, path: KeyPath, remedy: str) -> None:
         self.problems.append(self.source.problem(code, message, path, remedy=remedy))
+
+
+def _may_come_from_data(path: KeyPath) -> bool:
+    """Return whether the key that *path* is, or lies in, holds arguments of what is made once the data is opened."""
+    in_group = path[:2] == ("optimizer", "groups") and path[3:4] == ("args",)
+    return in_group or (path[0] in _ARGS_FROM_DATA and path[1:2] == ("args",))
 
 
 def _marker(path: KeyPath) -> MayRefer | None:

@@ -15,7 +15,12 @@ from elasticflow.jobfile.diagnostics.suggestions import SHORT_MODULES, listing, 
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
 from elasticflow.jobfile.entry_points.arguments import ArgumentCheck, makes_its_own_groups
 from elasticflow.jobfile.entry_points.calls import EntryPoint, EntryPointCache, entry_calls
-from elasticflow.jobfile.entry_points.required_methods import why_not_map_style, why_not_stateful
+from elasticflow.jobfile.entry_points.object_arguments import dataset_values
+from elasticflow.jobfile.entry_points.required_methods import (
+    attributes_of,
+    why_not_map_style,
+    why_not_stateful,
+)
 from elasticflow.jobfile.python_source.classes import classes_of
 from elasticflow.jobfile.python_source.definitions import (
     Definition,
@@ -46,6 +51,7 @@ from elasticflow.jobfile.tables.validate import content_of
 from elasticflow.jobfile.text.layers import table_at, value_at
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
@@ -83,7 +89,27 @@ def check_entry_points(source: Source, root: Path, cache: EntryPointCache | None
             wrong = check.problems()
             problems += [each for each in wrong if each not in problems]  # of groups with one optimizer
             cache.clean |= set() if wrong or check.depends_on_others else {key}
-    return problems
+    return [*problems, *_missing_values(source, cache.resolvers[own])]
+
+
+def _missing_values(source: Source, resolver: Resolver) -> Iterator[Diagnostic]:
+    """Yield the arguments that stand for an attribute which the training data certainly does not have."""
+    values = list(dataset_values(source.raw))
+    entry = value_at(("dataset", "entry"), source.raw)
+    if not values or not isinstance(entry, str) or not re.fullmatch(ENTRY, entry):
+        return
+    try:
+        definition = resolver.entry(entry)
+        names = attributes_of(definition, resolver) if isinstance(definition, Definition) else None
+    except (UnresolvedError, RecursionError):
+        return
+    for path, value in values if names is not None else ():
+        first = value.name.partition(".")[0]
+        if names is not None and first not in names:
+            message = f"{dotted(path)} is {value}, and what {entry} makes has no `{first}`"
+            near = nearest(first, names)
+            remedy = f'did you mean "${{dataset.{near[0]}}}"?' if near else "set it in the dataset's __init__"
+            yield source.problem(codes.NO_VALUE, message, path, remedy=remedy)
 
 
 class _EntryPointCheck:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
-from elasticflow.jobfile.python_source.annotations import ObjectTable
+from elasticflow.jobfile.python_source.annotations import DatasetValue, ObjectTable
 from elasticflow.jobfile.tables.types import ENTRY
 from elasticflow.jobfile.text.layers import table_at
 
@@ -51,6 +51,20 @@ def argument_tables(raw: TomlTable) -> Iterator[tuple[KeyPath, TomlTable]]:
         yield (name, "args"), table_at(raw, name, "args")
     for path, group in parameter_groups(raw):
         yield (*path, "args"), table_at(group, "args")
+
+
+def dataset_values(raw: TomlTable) -> Iterator[tuple[KeyPath, DatasetValue]]:
+    """Yield every argument of a merged job that stands for a value of the training data, and its key."""
+    for path, arguments in argument_tables(raw):
+        yield from _dataset_values(arguments, path)
+
+
+def _dataset_values(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, DatasetValue]]:
+    if isinstance(value, DatasetValue):
+        yield path, value
+    elif isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _dataset_values(inner, (*path, key))
 
 
 def parameter_groups(raw: TomlTable) -> Iterator[tuple[KeyPath, TomlTable]]:

@@ -82,6 +82,37 @@ def _refuse_hidden_methods(owner: Definition, known_decorators: Collection[str] 
         raise CannotTellError(f"{node.name} has a metaclass or a decorator")
 
 
+def attributes_of(definition: Definition, resolver: Resolver) -> set[str]:
+    """Return the attributes of the objects that a class, or a function of the job's own that returns one, makes.
+
+    Raises:
+        UnresolvedError: a base or a value hides some.
+    """
+    node = definition.node
+    if isinstance(node, ast.FunctionDef) and definition.module.is_own:
+        returned = {_class_name(each) for each in own_nodes(node) if isinstance(each, ast.Return)}
+        resolved = resolver.name(definition.module, returned.pop() or "") if len(returned) == 1 else None
+        if isinstance(resolved, Definition) and isinstance(resolved.node, ast.ClassDef):
+            return attributes_of(resolved, resolver)
+    if not isinstance(node, ast.ClassDef) or not definition.module.is_own:
+        raise CannotTellError("what it returns is not read")
+    names: set[str] = set()
+    for owner in classes_of(definition, resolver, is_left_out=lambda name: _last(name) in _NOT_READ):
+        _refuse_hidden_methods(owner, {"dataclass"})
+        names |= methods_of(owner)
+        for each in ast.walk(owner.node):
+            match each:
+                case ast.Attribute(attr=name, ctx=ast.Store()) | ast.AnnAssign(target=ast.Name(id=name)):
+                    names.add(name)
+                case ast.Attribute(attr="__dict__") | ast.Name(id="setattr" | "vars"):
+                    raise CannotTellError("attributes are set by their names")
+                case _:
+                    pass
+    if "__getattr__" in names or "__getattribute__" in names:
+        raise CannotTellError("attributes are made when they are asked for")
+    return names
+
+
 METHODS = ("state_dict", "load_state_dict")
 
 

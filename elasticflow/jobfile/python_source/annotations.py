@@ -37,9 +37,34 @@ class ObjectTable(dict[str, Any]):
     """A table that makes an object: what the object is, and so whether it fits an annotation, is not known."""
 
 
+class DatasetValue:
+    """`"${dataset.vocab_size}"` as an argument: an attribute of the training data, known once that is opened.
+
+    No text: the text `${dataset.vocab_size}` itself, which is written with `$${`, is another value.
+
+    Attributes:
+        name: Of the attribute; with dots, of an attribute's attribute.
+    """
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DatasetValue) and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash((DatasetValue, self.name))
+
+    def __repr__(self) -> str:
+        """Return it as the job file has it."""
+        return f"${{dataset.{self.name}}}"
+
+
 def fits(value: object, annotation: ast.expr | None, module: Module) -> bool:
     """Return whether a parameter may take a value of the job file: False only where that is certain."""
-    if isinstance(value, ObjectTable):
+    if isinstance(value, ObjectTable | DatasetValue):
         return True
     match annotation:
         case None:

@@ -28,6 +28,7 @@ from elasticflow.jobfile.tables.types import (
 )
 
 _ARGS = "Keyword arguments of the callable; a table { entry, args } among them makes an object."
+_ARGS_FROM_DATA = f'{_ARGS[:-1]}; "${{dataset.NAME}}" is an attribute of the training data, as in "${{dataset.vocab_size}}".'
 _ARGS_AND_REFERENCES = f"{_ARGS[:-1]}; texts may hold ${{env:NAME}}."
 MetricName = Annotated[
     str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"), Description("a name of letters, digits and _")
@@ -55,7 +56,7 @@ class ModelTable(Table):
     """The model and what one training step does."""
 
     entry: Entry = Field(description="Any callable that returns an nn.Module.")
-    args: Args = Field(default={}, description=_ARGS)
+    args: Args = Field(default={}, description=_ARGS_FROM_DATA)
     loss: Entry | None = Field(
         default=None, description="Called as loss(model(inputs), targets) on batches of (inputs, targets)."
     )
@@ -134,7 +135,7 @@ class OptimizerTable(Table):
         description="Called with the parameters, with the model if its first parameter is named `model`, "
         "or on the model if it is a method of its class; may return several in a dict, for a step that moves them."
     )
-    args: Args = Field(default={}, description=_ARGS)
+    args: Args = Field(default={}, description=_ARGS_FROM_DATA)
     clip_grad_norm: float | None = Field(
         default=None, gt=0, description="Clip the gradient of the global batch to this norm."
     )
@@ -149,7 +150,7 @@ class LrSchedulerTable(Table):
     """The learning-rate schedule."""
 
     entry: Entry = Field(description="Called with the optimizer.")
-    args: Args = Field(default={}, description=_ARGS)
+    args: Args = Field(default={}, description=_ARGS_FROM_DATA)
     interval: Literal["step", "epoch"] = Field(default="step", description="When the schedule advances.")
 
 

@@ -30,7 +30,8 @@ class EnvironmentRecord:
 
     def data(self, line: Mapping[str, Any]) -> None:
         """Take in a `dataset.opened`."""
-        facts = {key: line[key] for key in ("samples", "shards", "fingerprint", "source") if key in line}
+        keys = ("samples", "shards", "values", "fingerprint", "source")
+        facts = {key: line[key] for key in keys if key in line}
         self._facts["datasets"][line["name"]] = facts
 
     def found(self, line: Mapping[str, Any]) -> None:

@@ -261,6 +261,9 @@ class RunNarrator:
         text = f"{name}: {plural(shards or int_of(record, 'samples'), 'data shard' if shards else 'sample')}"
         text += f" of {record['source']}" if record.get("source") else ""
         text += f", fingerprint {str(fingerprint)[:8]}" if fingerprint else ""
+        values = record.get("values")
+        for key, value in values.items() if isinstance(values, dict) else ():
+            text += f", {key} {value}"
         return Line("note", "plain", "data", text)
 
     def _parameters_grouped(self, record: Record) -> Line | None:

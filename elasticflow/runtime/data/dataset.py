@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, time, timedelta
 from decimal import Decimal
 from hashlib import sha256
@@ -29,6 +29,8 @@ T = TypeVar("T")
 TRAINING_DATA = "train"
 """What the dataset that is trained on is called, in events and among a snapshot's fingerprints."""
 EVALUATION_DATA = "evaluation"
+VALUE = "dataset."
+"""Before the name of a value of the training data, among a snapshot's fingerprints."""
 
 _PROBES = 16  # samples whose content goes into a fingerprint
 _PROBES_IN_MEMORY = 256  # of a list, which gives a sample in no time
@@ -44,11 +46,13 @@ class OpenedDataset:
         content: What the job's factory returned; of data that is read in order, its `DataShards`.
         fingerprint: Identifies the data; None: nobody took it.
         has_drawn: The factory drew random numbers.
+        values: Attributes of the content that the job's arguments name, by these names: the same on every rank.
     """
 
     content: Any
     fingerprint: str | None = None
     has_drawn: bool = False
+    values: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Count the samples."""
@@ -65,7 +69,14 @@ def opened(dataset: Any) -> OpenedDataset:
 
 
 def confirm(
-    worker: Worker, name: str, fingerprint: str, *, sizes: Mapping[str, int | None], source: str, remedy: str
+    worker: Worker,
+    name: str,
+    fingerprint: str,
+    *,
+    sizes: Mapping[str, int | None],
+    source: str,
+    remedy: str,
+    values: Mapping[str, Any] | None = None,
 ) -> None:
     """Make sure that all ranks opened the same data, and log it on rank 0. Collective: every rank.
 
@@ -76,6 +87,7 @@ def confirm(
         sizes: How much it is, for the log.
         source: Where it came from, for the log.
         remedy: What to do where ranks opened different data.
+        values: Of the data that the job's arguments name, for the log.
 
     Raises:
         DatasetError: some rank opened other data than rank 0.
@@ -88,7 +100,8 @@ def confirm(
                 remedy,
             )
     if worker.rank == 0:
-        worker.event(events.DATASET_OPENED, name=name, **sizes, fingerprint=fingerprint, source=source)
+        facts = {**sizes, **({"values": dict(values)} if values else {})}
+        worker.event(events.DATASET_OPENED, name=name, **facts, fingerprint=fingerprint, source=source)
     worker.reseed()
 
 
@@ -197,6 +210,12 @@ def require_same(
             differences.append(f"fingerprint {mark}, not {marks_then[name]}")
         if name == TRAINING_DATA and samples != samples_then:
             differences.append(f"{samples} samples, not {samples_then}")
+        if name.startswith(VALUE) and differences:
+            was, now = marks_then[name], mark
+            raise DatasetError(
+                f"${{{name}}} is {now}, and was {was} when the snapshot was taken: the job is made with it",
+                "point the job at the data that it was begun with, or start a new run",
+            )
         if name in began_otherwise and (differences or began_otherwise[name]):
             why = " and ".join(differences) or "its fingerprint cannot tell"
             raise DatasetError(

@@ -17,10 +17,11 @@ from elasticflow.runtime.data.dataset import (
 from elasticflow.runtime.data.loader_processes import LoaderProcesses
 from elasticflow.runtime.data.sample_reader import SampleReader
 from elasticflow.runtime.data.step_plan import StepPlan
+from elasticflow.runtime.data.values import require_same_values, values_of
 from elasticflow.runtime.process import random_streams, stopping
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     import torch
 
@@ -36,6 +37,7 @@ def open_dataset(
     name: str,
     samples: int | None = None,
     *,
+    values: Mapping[str, str] | None = None,
     apart_from: OpenedDataset | None = None,
 ) -> OpenedDataset:
     """Return the dataset that *build* makes, checked, the same data on every rank. Collective: every rank.
@@ -45,30 +47,35 @@ def open_dataset(
         build: Calls the job's factory; what it draws at random follows from the seed.
         name: What the dataset is called: `train` or `evaluation`.
         samples: The length that the job file states.
+        values: Attributes that arguments of the job stand for, as in `"${dataset.vocab_size}"`, each with the key of one.
         apart_from: Training data that is to have none of its samples: where it has, one rank says so when the run
             begins to train.
 
     Raises:
         DatasetError: it has no length or another one than *samples*, or the ranks opened different data.
+        JobKeyError: it has no such attribute.
     """
     # The same for the training data and the evaluation's: one factory permutes alike for either.
     random_streams.begin(worker.seed, "data")
     content = build()
     has_drawn = random_streams.has_drawn(worker.seed, "data")
     sizes = {"samples": checked_length(content, name, samples)}
+    attributes = values_of(content, values or {})
     fingerprint = fingerprint_of(content)
     confirm(
         worker,
         name,
         fingerprint,
         sizes=sizes,
+        values=attributes,
         source=source_of(content),
         remedy="make sure that every node sees the same files, and that what is drawn at random is drawn from random, "
         "numpy's global generator or torch's: they begin in the same state on every rank, and generators without a seed do not",
     )
+    require_same_values(worker, attributes)
     if apart_from is not None and worker.rank == 0:
         worker.at_beginning.append(partial(overlap.warn, worker, opened(apart_from).content, content))
-    return OpenedDataset(content, fingerprint, has_drawn)
+    return OpenedDataset(content, fingerprint, has_drawn, attributes)
 
 
 def prepare_data(worker: Worker, fn: Callable[[], object]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import default_collate
@@ -11,8 +12,9 @@ from torch.utils.data import default_collate
 from elasticflow.errors import DatasetError
 from elasticflow.protocol.deep_messages import Facts
 from elasticflow.runtime.data import notes, overlap
-from elasticflow.runtime.data.dataset import checked_length, fingerprint_of
+from elasticflow.runtime.data.dataset import OpenedDataset, checked_length, fingerprint_of
 from elasticflow.runtime.data.shard_reader import require_iterable
+from elasticflow.runtime.data.values import values_of
 from elasticflow.runtime.deep.report import BrokenError
 from elasticflow.runtime.process import random_streams
 
@@ -64,6 +66,11 @@ class Data:
         build = self._code.build_dataset if self._is_training else self._code.build_evaluation_dataset
         began = time.monotonic()
         self._dataset = dataset = self._opened(build)
+        if self._is_training and hasattr(self._code, "VALUES"):
+            doing = "looking up what the job's arguments name of the data"
+            look_up = partial(values_of, dataset, self._code.VALUES)
+            values = self._report.call("result", self._entry, doing, look_up)
+            vars(self._code)["dataset"] = OpenedDataset(dataset, values=values)
         is_quick = time.monotonic() < began + _QUICK_S
         length = self._length(dataset)
         indices = sorted({n * (length - 1) // (self._most - 1) for n in range(self._most)})

@@ -67,14 +67,22 @@ class Probe:
         exec(compile(self._request.entry_point, "train.py", "exec"), code.__dict__)  # noqa: S102  # ours
         random_streams.seed_all(self._job.seed)
         self._look_at_data(code)
+        if self._lacks_values(code):
+            return
         with self._part():
             self._look_at_state(code)
+
+    def _lacks_values(self, code: ModuleType) -> bool:
+        """Return whether arguments of the job stand for values of the training data, which could not be opened."""
+        return hasattr(code, "VALUES") and code.dataset is None
 
     def _look_at_data(self, code: ModuleType) -> None:
         training = Data(self._report, code, self._job, "dataset", most=self._most_samples())
         with self._part():
             self._batches["dataset"], self._num_samples = training.batch(), training.num_samples
         if self._job.evaluation is None or self._is_known_broken(self._job.evaluation):
+            return
+        if self._lacks_values(code):
             return
         evaluation = Data(self._report, code, self._job, "evaluation")
         with self._part():

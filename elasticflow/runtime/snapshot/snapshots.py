@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from elasticflow import events, fault_injection
 from elasticflow.errors import SnapshotError
 from elasticflow.runtime.data.dataset import EVALUATION_DATA, TRAINING_DATA, opened, require_same
+from elasticflow.runtime.data.values import marks_of
 from elasticflow.runtime.process import environment, leaving, random_streams
 from elasticflow.runtime.process.context import Restored
 from elasticflow.runtime.replica_checks.captured import CaptureCheck
@@ -276,7 +277,8 @@ class Snapshots:
             TRAINING_DATA: self._dataset.fingerprint,
             EVALUATION_DATA: None if evaluation is None else evaluation.fingerprint,
         }
-        return {name: fingerprint for name, fingerprint in fingerprints.items() if fingerprint is not None}
+        known = {name: fingerprint for name, fingerprint in fingerprints.items() if fingerprint is not None}
+        return {**known, **marks_of(self._dataset.values)}
 
     def _is_due_by_time(self) -> bool:
         return self._due.is_due_by_time(time.monotonic() - self._last_time)

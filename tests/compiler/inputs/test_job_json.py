@@ -8,6 +8,7 @@ import pytest
 
 from elasticflow.compiler.inputs.job_json import job_digest, job_from_json, job_to_json
 from elasticflow.errors import JobRefusedError
+from elasticflow.jobfile.python_source.annotations import DatasetValue
 from tests.compiler.jobs import make_job
 
 
@@ -36,3 +37,22 @@ def test_dates_are_refused() -> None:
     with pytest.raises(JobRefusedError) as caught:
         job_digest(make_job(model__args={"start": dt.date(2026, 11, 20)}))
     assert caught.value.message == "[model] args.start: a date cannot be an argument"
+
+
+def test_a_value_of_the_data_is_no_text() -> None:
+    """`"${dataset.size}"`, and the text itself, are two jobs, in JSON as in Python."""
+    named = make_job(model__args={"width": DatasetValue("size"), "all": [{"of": DatasetValue("a.b")}]})
+    text = json.dumps(job_to_json(named), allow_nan=False)
+    assert job_from_json(json.loads(text)) == named
+    assert job_from_json(json.loads(text)).model.args["all"] == [{"of": DatasetValue("a.b")}]
+    written = make_job(model__args={"width": "${dataset.size}"})
+    assert job_digest(make_job(model__args={"width": DatasetValue("size")})) != job_digest(written)
+
+
+def test_a_key_that_came_later_is_left_out_where_it_says_nothing() -> None:
+    """So that the digest of a job without it is what it was, and records of before are read."""
+    tables = job_to_json(make_job())
+    assert "groups" not in tables["optimizer"]
+    assert job_from_json(tables) == make_job()
+    grouped = make_job(optimizer__groups=[{"ndim": [0, 1], "args": {"lr": 1.0}}])
+    assert job_from_json(job_to_json(grouped)) == grouped

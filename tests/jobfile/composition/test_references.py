@@ -15,6 +15,7 @@ from elasticflow.errors import JobRefusedError
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.render_text import FORMATS, render
 from elasticflow.jobfile.load import load_job, require_cases, require_job
+from elasticflow.jobfile.python_source.annotations import DatasetValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -201,3 +202,41 @@ def test_a_value_from_the_environment_is_part_of_the_job(written: Callable[[str]
         plan.job_digest
         != plan_job(other, project_root=loaded.project_root, job_files=loaded.files).job_digest
     )
+
+
+def test_values_of_the_data_are_told_from_texts(written: Callable[[str], Path]) -> None:
+    """As a whole argument of what is made once the data is open, also inside objects, lists and groups."""
+    path = written(
+        """
+        [model.args]
+        width = "${dataset.width}"
+        config = { entry = "builtins:dict", args = { sizes = ["${dataset.tokenizer.size}", "$${dataset.width}"] } }
+        [optimizer]
+        groups = [{ ndim = 1, args = { lr = "${dataset.rate}" } }]
+        """
+    )
+    job = load_job(path, environment={}).job or require_job(path).job
+    assert job is not None
+    assert job.model.args["width"] == DatasetValue("width")
+    assert job.model.args["config"]["args"]["sizes"] == [DatasetValue("tokenizer.size"), "${dataset.width}"]
+    assert job.optimizer.groups[0].args == {"lr": DatasetValue("rate")}
+
+
+REFUSED = [
+    ('[dataset.args]\nroot = "${dataset.root}"', "dataset.args.root is what the data is opened with"),
+    ('[model.args]\nwidth = "w${dataset.width}"', "as a whole only"),
+    ('[model.args]\nwidth = "${dataset.width}${dataset.width}"', "as a whole only"),
+    ('[job]\nname = "${dataset.name}"', "job.name takes no values of the data"),
+    ('[optimizer]\ngroups = [{ match = "${dataset.glob}" }]', "takes no values of the data"),
+    ('[dataset]\nshards = 2\n[model.args]\nwidth = "${dataset.width}"', "shard by shard"),
+    ('[model.args]\nwidth = "${dataset.1}"', "model.args.width takes no references"),
+]
+
+
+@pytest.mark.parametrize(("lines", "message"), REFUSED)
+def test_values_of_the_data_are_refused_where_they_cannot_be(
+    written: Callable[[str], Path], lines: str, message: str
+) -> None:
+    """Before the data is open, inside a text, in other keys, and for data that is opened shard by shard."""
+    found = [each for each in load_job(written(lines)).diagnostics if each.code == codes.NO_REFERENCE_HERE]
+    assert [message in each.message for each in found] == [True]

@@ -702,3 +702,47 @@ def test_groups_of_parameters_are_checked(tmp_path: Path, said: Callable[..., Sa
     found = load_job(tmp_path / "job.toml").diagnostics
     # A function's arguments are its own business, but for `lr` of optimizer.args, which is missing here.
     assert expected == [each.code for each in found]
+
+
+DATA = """
+from dataclasses import dataclass
+from torch.utils.data import Dataset
+from elsewhere import Hidden
+class Text(Dataset):
+    kind = "text"
+    size: int
+    def __init__(self):
+        self.vocab_size = self.length = 3
+    @property
+    def width(self): ...
+class More(Text):
+    def grow(self):
+        self.tokenizer = object()
+@dataclass
+class Made:
+    vocab_size: int = 3
+class Open(Text):
+    def __getattr__(self, name): ...
+class Named(Text):
+    def __init__(self): setattr(self, "x", 1)
+class OfOthers(Hidden): ...
+def text(): return Text()
+def some(): return Text() if More else More()
+"""
+VALUE_CASES = {
+    ("Text", "vocab_size"): [], ("Text", "kind"): [], ("Text", "size"): [], ("Text", "width"): [], ("Text", "length"): [],
+    ("Text", "vocab_sise"): ["EF217"], ("More", "tokenizer.any.thing"): [], ("More", "vocab_size"): [], ("More", "tok"): ["EF217"],
+    ("Made", "vocab_size"): [], ("Open", "anything"): [], ("Named", "x"): [], ("OfOthers", "x"): [],
+    ("text", "vocab_size"): [], ("text", "vocab"): ["EF217"], ("some", "vocab"): [], ("Text", "__len__"): ["EF217"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("dataset", "name"), VALUE_CASES)
+def test_values_of_the_data_are_looked_up_in_its_class(
+    said: Callable[..., Said], dataset: str, name: str
+) -> None:
+    """What certainly has no such attribute is refused; types are not held against what the data will say."""
+    model = "class it:\n    def __init__(self, width: int = 1, config=None): ..."
+    found = said(model, "pkg.m:it", f'{{ width = "${{dataset.{name}}}" }}', f"pkg.data:{dataset}", data=DATA)
+    codes = [code for code, _ in found if code not in {"EF206", "EF215", "EF209"}]
+    assert codes == VALUE_CASES[dataset, name]

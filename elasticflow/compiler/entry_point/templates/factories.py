@@ -15,6 +15,10 @@ from torch import nn
 ROOT = Path(__file__).parents[5]  # = root
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # = path
 SEED = 1234  # = seed
+# if: values
+VALUES = {"vocab_size": "model.args.vocab_size"}  # = values
+dataset: Any = None  # what `--deep` has opened
+# end
 
 
 def build_model() -> nn.Module:

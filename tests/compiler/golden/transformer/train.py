@@ -1,6 +1,6 @@
 """Train the job `transformer`.
 
-Made by elasticflow from tests/compiler/golden/transformer/job.toml (job digest 2aa2ff2073a1e171).
+Made by elasticflow from tests/compiler/golden/transformer/job.toml (job digest 985ff768f7f446f7).
 Make it again:          elasticflow compile tests/compiler/golden/transformer/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -27,7 +27,7 @@ ROOT = (HERE / "../../../..").resolve()  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
 
 JOB = "transformer"
-JOB_DIGEST = "2aa2ff2073a1e171"
+JOB_DIGEST = "985ff768f7f446f7"
 SEED = 0
 STEPS = 1000  # optimizer steps
 GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size
@@ -56,10 +56,12 @@ def main() -> None:
         """Return the loss of one micro-batch, as the job's own step states it."""
         return unwrap_model(model, GPT).training_step(batch)
 
-    dataset = open_dataset(worker, lambda: sentences(block_size=32), "train")
+    dataset = open_dataset(
+        worker, lambda: sentences(block_size=32), "train", values={"width": "model.args.config.args.n_embd"}
+    )
     schedule = IndexSchedule(len(dataset), GLOBAL_BATCH_SIZE, steps=STEPS, tail=TAIL, seed=SEED)
     worker.seed_for("model")  # what is drawn at random follows from the seed and this name alone
-    model = GPT(config=GPTConfig(n_layer=4))
+    model = GPT(config=GPTConfig(n_layer=4, n_embd=dataset.values["width"]))
     model.to(worker.device)
     worker.seed_for("optimizer")
     groups = [
