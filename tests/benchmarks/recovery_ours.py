@@ -43,7 +43,7 @@ global_batch_size = 64
 steps = 1000000
 threads = 1
 [nodes]
-max = 2
+max = {nodes}
 nproc_per_node = {workers}
 [restarts]
 budget = 1000
@@ -62,7 +62,7 @@ class Ours:
         """Start two workers on one node; time from the command to the first step."""
         for _ in range(tries):
             began = time.time()
-            with self._launch(2) as running:
+            with self._launch(2, nodes=1) as running:
                 first = running.wait_for("a step", partial(first_step, running, 0))
                 yield "start", Try(round(first - began, 4), marks=_marks(running, began))
 
@@ -114,8 +114,8 @@ class Ours:
                 yield "agent", _until_first_step(running, generation, killed)
 
     @contextmanager
-    def _launch(self, workers: int) -> Iterator[Running]:
-        text = TEXT.format(name=JOB, model=self._model, workers=workers)
+    def _launch(self, workers: int, nodes: int = 2) -> Iterator[Running]:
+        text = TEXT.format(name=JOB, model=self._model, workers=workers, nodes=nodes)
         self._project.write("jobs/recovery.toml", text)
         running = self._project.run("jobs/recovery.toml", secrets.token_hex(4), job=JOB)
         try:

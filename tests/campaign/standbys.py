@@ -77,7 +77,7 @@ def write_job(project: Project, model: str, steps: int) -> None:
     source = MODELS[model].text
     if source is not None:
         project.write(f"{module_of(model).replace('.', '/')}.py", source)
-    text = TEXT.format(name=JOB, model=module_of(model), workers=WORKERS)
+    text = TEXT.format(name=JOB, model=module_of(model), workers=WORKERS, nodes=1)
     assert "steps = 1000000" in text
     exact = f'steps = {steps}\nconsistency = "exact"'
     project.write("jobs/recovery.toml", text.replace("steps = 1000000", exact))

@@ -1,11 +1,13 @@
 """Whose threads run in this process, and whether a forked child can do without them.
 
 A forked child has only the thread that forked. Some libraries make theirs anew there; others wait for ever for
-threads that are gone. A thread does not say whose it is: most have the process's name. But one that waits has its
-library's code on its stack, which the kernel lets this process read.
+threads that are gone. A thread does not say whose it is: most have the process's name. But glibc notes at the end of its
+stack which function it began with; and where that is the C++ runtime's, one that waits has its library's code on its stack.
+The kernel lets this process read both. What lies on a stack may also be left from another thread, whose stack it was.
 
 Source: proc(5), `/proc/PID/task/TID/syscall`, whose last two fields are the stack pointer and the program counter of
-a thread that is blocked in the kernel.
+a thread that is blocked in the kernel; glibc 2.36, nptl/descr.h: `struct pthread`, of 2304 bytes on x86-64, ends the
+mapping of a thread's stack, and its last code address is `start_routine`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from elasticflow.system.polling import attempts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
 _TASKS = Path("/proc/self/task")
 _RUNTIME = re.compile(
@@ -32,6 +34,7 @@ _PYTHON = re.compile(r"(lib)?python\d")
 # How long a thread may run before it waits, and what of its stack is read.
 _LIMIT_S, _PAUSE_S = 0.5, 0.01
 _STACK_BYTES = 1 << 16
+_DESCRIPTOR_BYTES = 2304
 
 
 @dataclass(frozen=True)
@@ -126,11 +129,12 @@ def _libraries_of(thread: int) -> set[str] | None:
         except OSError:  # not every container lets a process read it
             return set()
         if len(call) > 2:
-            return set(_libraries_on_stack(int(call[-2], 16)))
+            return _libraries_on_stack(int(call[-2], 16))
     return set()
 
 
-def _libraries_on_stack(pointer: int) -> Iterator[str]:
+def _libraries_on_stack(pointer: int) -> set[str]:
+    """Return the library that began the thread whose stack *pointer* is in, or all that may have."""
     mappings = _mappings()
     starts = [mapping.start for mapping in mappings]
 
@@ -140,14 +144,25 @@ def _libraries_on_stack(pointer: int) -> Iterator[str]:
 
     stack = mapping_of(pointer)
     if stack is None:
-        return
+        return set()
+    descriptor = _code_between(max(pointer, stack.end - _DESCRIPTOR_BYTES), stack.end, mapping_of)
+    if descriptor and not _RUNTIME.match(descriptor[-1]):
+        return {descriptor[-1]}
+    found = _code_between(pointer, min(stack.end, pointer + _STACK_BYTES), mapping_of)
+    return {file for file in found if not _RUNTIME.match(file)}
+
+
+def _code_between(start: int, end: int, mapping_of: Callable[[int], _Mapping | None]) -> list[str]:
+    """Return the file of each code address in a part of this process' memory, in order."""
+    found = []
     with suppress(OSError), Path("/proc/self/mem").open("rb", 0) as memory:
-        memory.seek(pointer)
-        words = memory.read(min(stack.end - pointer, _STACK_BYTES))
+        memory.seek(start)
+        words = memory.read(end - start)
         for (word,) in struct.iter_unpack("@N", words[: len(words) // 8 * 8]):
             mapping = mapping_of(word)
-            if mapping is not None and mapping.is_code and not _RUNTIME.match(mapping.file):
-                yield mapping.file
+            if mapping is not None and mapping.is_code:
+                found.append(mapping.file)
+    return found
 
 
 def _mappings() -> list[_Mapping]:

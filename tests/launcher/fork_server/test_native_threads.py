@@ -150,3 +150,24 @@ def test_an_older_version_of_a_library_is_not_safe(tmp_path: Path) -> None:
     """
     (missed,) = run(tmp_path, ARROW, then)
     assert str(missed).startswith("threads of libarrow.so")
+
+
+def test_what_another_thread_left_on_a_stack_is_no_sign(tmp_path: Path) -> None:
+    """A new thread may get the stack of one that has ended: an address in another library may still lie there."""
+    then = """
+        import ctypes
+        from elasticflow.launcher.fork_server import native_threads
+        use()
+        (thread, *_) = native_threads._other_threads()
+        call = []
+        while len(call) < 3:  # it waits soon
+            call = (native_threads._TASKS / str(thread) / "syscall").read_text().split()
+        pointer = int(call[-2], 16)
+        words = (ctypes.c_uint64 * 64).from_address(pointer)
+        other = ctypes.cast(ctypes.pythonapi.PyLong_FromLong, ctypes.c_void_p).value
+        words[next(i for i, word in enumerate(words) if i > 8 and word == 0)] = other
+        print(json.dumps(missed_in_a_child()), flush=True)
+        os._exit(0)
+    """
+    pytest.importorskip("numpy")
+    assert [None] == run(tmp_path, OPENBLAS, then)
