@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
+from elasticflow.jobfile.diagnostics.toml_literals import dotted, show, to_toml
 from elasticflow.jobfile.python_source.annotations import DatasetValue, ObjectTable
 from elasticflow.jobfile.tables.types import ENTRY
 from elasticflow.jobfile.text.layers import table_at
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _ARGS_OF = ("model", "optimizer", "lr_scheduler", "dataset", "evaluation")
 _KEYS = ("entry", "args", "partial")
+_TARGETS = {"_target_": "Hydra's", "class_path": "jsonargparse's and LightningCLI's"}
+_LONGEST = 120
 _FORM = 'an object is { entry = "module:name", args = { ... } }, with partial = true for a functools.partial'
 
 
@@ -118,6 +120,30 @@ def check_objects(source: Source) -> Iterator[Diagnostic]:
         for path, value in _tables_in(arguments, place):
             if isinstance(value.get("entry"), str):
                 yield from _wrong(source, path, value)
+            elif any(isinstance(value.get(word), str) for word in _TARGETS):
+                yield _of_another_tool(source, path, value)
+
+
+def _of_another_tool(source: Source, path: KeyPath, value: TomlTable) -> Diagnostic:
+    """Return how an object of Hydra's or jsonargparse's is written; to the factory it would be a plain dict."""
+    word = next(word for word in _TARGETS if isinstance(value.get(word), str))
+    target = str(value[word])
+    module, _, name = target.rpartition("." if ":" not in target else ":")
+    args = {key: each for key, each in value.items() if key not in (word, "_partial_")}
+    args = args.get("init_args", {}) if word == "class_path" else args
+    written = {"entry": f"{module}:{name}" if module else target, "args": args}
+    if not args:
+        del written["args"]
+    if value.get("_partial_") is True:
+        written["partial"] = True
+    text = to_toml(written)
+    if len(text) > _LONGEST:
+        text = f"{to_toml({**written, 'args': {}})[:-1].rstrip()} }}, its arguments in args"
+        text = text.replace("args = {}", "args = { ... }")
+    message = f"{dotted(path)} is a plain dict: `{word}` is {_TARGETS[word]} word for `entry`"
+    return source.problem(
+        codes.OBJECT_ARGUMENT, message, (*path, word), at_key=True, severity="warning", remedy=f"write {text}"
+    )
 
 
 def _wrong(source: Source, path: KeyPath, value: TomlTable) -> Iterator[Diagnostic]:

@@ -41,7 +41,14 @@ _BOUNDS = {
     "less_than_equal": ("le", "at most"),
     "less_than": ("lt", "less than"),
 }
-_EXAMPLES = {"entry": '"examples.mnist:Net"', "name": '"mnist"'}
+_EXAMPLES = {
+    "model.entry": '"examples.mnist:Net"',
+    "optimizer.entry": '"torch.optim:AdamW"',
+    "lr_scheduler.entry": '"elasticflow.schedules:warmup_cosine"',
+    "dataset.entry": '"examples.mnist:digits"',
+    "evaluation.entry": '"examples.mnist:digits"',
+    "job.name": '"mnist"',
+}
 
 
 class TableProblem(NamedTuple):
@@ -114,7 +121,7 @@ def unknown_key(path: KeyPath, value: object) -> TableProblem:
 def _missing(path: KeyPath) -> TableProblem:
     *around, key = path
     message = f'missing key "{key}" in [{dotted(tuple(around))}]'
-    example = f"{key} = {_EXAMPLES.get(str(key), 256)}"
+    example = f"{key} = {_EXAMPLES.get(dotted(path), 256)}"
     return TableProblem(codes.MISSING, message, tuple(path), True, f"add a line such as: {example}")
 
 

@@ -746,3 +746,26 @@ def test_values_of_the_data_are_looked_up_in_its_class(
     found = said(model, "pkg.m:it", f'{{ width = "${{dataset.{name}}}" }}', f"pkg.data:{dataset}", data=DATA)
     codes = [code for code, _ in found if code not in {"EF206", "EF215", "EF209"}]
     assert codes == VALUE_CASES[dataset, name]
+
+
+OF_OTHER_TOOLS = {
+    '{ _target_ = "pkg.m.Config", n_layer = 3 }': 'write { entry = "pkg.m:Config", args = { n_layer = 3 } }',
+    '{ _target_ = "pkg.m.act", _partial_ = true }': 'write { entry = "pkg.m:act", partial = true }',
+    '{ class_path = "pkg.m.Config", init_args = { n_layer = 3 } }': 'write { entry = "pkg.m:Config", args = { n_layer = 3 } }',
+    '[{ of = { _target_ = "pkg.m.Config" } }]': 'write { entry = "pkg.m:Config" }',
+    '{ entry = "pkg.m:Config", args = { n_layer = 3 } }': None,
+    "{ class_path = 3 }": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("config", OF_OTHER_TOOLS)
+def test_objects_of_hydra_and_jsonargparse_are_told_as_dicts(
+    tmp_path: Path, said: Callable[..., Said], config: str
+) -> None:
+    """What they are to the factory, and how the object is written here."""
+    model = "class it:\n    def __init__(self, config=None): ...\nclass Config:\n    def __init__(self, n_layer=1): ..."
+    said(model, "pkg.m:it", f"{{ config = {config} }}")
+    found = [each for each in load_job(tmp_path / "job.toml").diagnostics if each.severity != "note"]
+    assert [(each.code, each.help) for each in found] == [
+        ("EF213", OF_OTHER_TOOLS[config]) for _ in (1,) if OF_OTHER_TOOLS[config]
+    ]
