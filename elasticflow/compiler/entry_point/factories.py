@@ -37,7 +37,9 @@ def factories(
     if job.lr_scheduler is not None:
         entry, args = job.lr_scheduler.entry, job.lr_scheduler.args
         given = "optimizers" if forms.step_moves_optimizers else "optimizer"
-        calls["scheduler"] = factory(scope("scheduler"), entry, given, args=args, where="scheduler.args")
+        schedule = factory(scope("scheduler"), entry, given, args=args, where="scheduler.args")
+        counted = Call("CountedSchedule", (("", schedule),))
+        calls["scheduler"] = counted if forms.schedule_is_timms else schedule
     if job.evaluation is not None:
         entry, args = job.evaluation.entry, job.evaluation.args
         calls["evaluation"] = factory(scope("evaluation"), entry, args=args, where="evaluation.args")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.jobfile.entry_points.calls import takes_optimizers
@@ -24,12 +25,14 @@ class CallForms(NamedTuple):
         optimizer_is_method: It is a method of the model.
         step_is_method: The training step is a method of the model.
         step_moves_optimizers: It takes the optimizers besides model and batch, and moves them itself.
+        schedule_is_timms: The learning-rate schedule is timm's, which is told the time at each step.
     """
 
     optimizer_takes_model: bool = False
     optimizer_is_method: bool = False
     step_is_method: bool = False
     step_moves_optimizers: bool = False
+    schedule_is_timms: bool = False
 
 
 def call_forms(job: Job, project_root: Path) -> CallForms:
@@ -41,6 +44,7 @@ def call_forms(job: Job, project_root: Path) -> CallForms:
         optimizer_is_method=is_method(optimizer, resolver),
         step_is_method=step is not None and is_method(step, resolver),
         step_moves_optimizers=step is not None and takes_optimizers(parameters(step, resolver)),
+        schedule_is_timms=job.lr_scheduler is not None and is_of_timm(job.lr_scheduler.entry, resolver),
     )
 
 
@@ -53,6 +57,19 @@ def is_method(entry: str, resolver: Resolver) -> bool:
     except UnresolvedError:
         pass
     return False
+
+
+def is_of_timm(entry: str, resolver: Resolver) -> bool:
+    """Whether `package.module:attribute` names a class of timm, also by an import of the job's own."""
+    if entry.startswith("timm."):
+        return True
+    try:
+        resolved = resolver.entry(entry)
+    except UnresolvedError:
+        return False
+    if not isinstance(resolved, Definition) or not isinstance(resolved.node, ast.ClassDef):
+        return False
+    return resolved.module.name.startswith("timm.")
 
 
 def parameters(entry: str, resolver: Resolver) -> list[str]:

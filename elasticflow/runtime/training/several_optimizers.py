@@ -104,9 +104,47 @@ def require_callable(schedule: Any, name: str = _SCHEDULE) -> None:
     if needed:
         raise StateError(
             f"step() of the {kind} needs `{needed[0]}`, and train.py calls it without arguments",
-            "name a schedule of torch.optim.lr_scheduler or of transformers (get_cosine_schedule_with_warmup), or a function "
-            "that returns LambdaLR(optimizer, factor) with factor(step)",
+            "name a schedule of torch.optim.lr_scheduler, of elasticflow.schedules, of transformers (get_cosine_schedule_with_warmup) "
+            "or of timm (timm.scheduler:CosineLRScheduler) itself, or a function that returns LambdaLR(optimizer, factor) with factor(step)",
         )
+
+
+class CountedSchedule:
+    """A schedule of timm's, which is told the time: the steps or epochs since training began, as `lr_scheduler.interval` says.
+
+    timm has `step(epoch)` for one that counts epochs (`t_in_epochs`) and `step_update(num_updates)` for one that counts
+    steps; the other one of the two does nothing. Here both are told the same number.
+
+    Args:
+        schedule: timm's.
+
+    Raises:
+        StateError: it has no such methods.
+    """
+
+    def __init__(self, schedule: Any) -> None:
+        if not callable(getattr(schedule, "step_update", None)):
+            kind = f"{type(schedule).__module__}.{type(schedule).__qualname__}"
+            raise StateError(
+                f"lr_scheduler.entry returned a {kind}, which has no step_update()",
+                "name a class of timm.scheduler, such as timm.scheduler:CosineLRScheduler",
+            )
+        self._schedule, self._count = schedule, 0
+
+    def step(self) -> None:
+        """Set the rates of the next step."""
+        self._count += 1
+        self._schedule.step(self._count)
+        self._schedule.step_update(self._count)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far it is, and timm's own state."""
+        return {"count": self._count, "schedule": self._schedule.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self._count = state["count"]
+        self._schedule.load_state_dict(state["schedule"])
 
 
 class Schedules:

@@ -102,3 +102,17 @@ def test_the_forms_of_a_job_are_read_off_its_factories(project: Path) -> None:
         optimizer__entry="factories:by_model",
     )
     assert call_forms(made, project) == CallForms(optimizer_takes_model=True, step_is_method=True)
+
+
+def test_schedules_of_timm_are_known_by_where_they_come_from(project: Path) -> None:
+    """By its name, also where timm is not installed; by an import of the job's own; a function's are its own business."""
+    (project / "src" / "timm").mkdir()
+    (project / "src" / "timm" / "__init__.py").touch()
+    (project / "src" / "timm" / "cosine.py").write_text("class Cosine: ...\n")
+    (project / "src" / "rates.py").write_text(
+        "from timm.cosine import Cosine\ndef make(optimizer): return Cosine()\n"
+    )
+    expected = {"timm.cosine:Cosine": True, "timm.absent:X": True, "rates:Cosine": True, "rates:make": False}
+    for entry, is_timms in {**expected, "factories:by_model": False, "no_such:x": False}.items():
+        forms = call_forms(make_job(job__path=["src"], lr_scheduler__entry=entry), project)
+        assert forms.schedule_is_timms is is_timms

@@ -224,8 +224,54 @@ class LikeTimm:
         return {}
 
 
+class Timm:
+    """A schedule as timm's are: told the time, and which of the two acts is its own business."""
+
+    def __init__(self, optimizer: Optimizer, *, in_epochs: bool) -> None:
+        self.optimizer, self.in_epochs, self.told = optimizer, in_epochs, 0
+
+    def step(self, epoch: int, metric: float | None = None) -> None:
+        """Count epochs."""
+        if self.in_epochs:
+            self._set(epoch)
+
+    def step_update(self, num_updates: int, metric: float | None = None) -> None:
+        """Count steps."""
+        if not self.in_epochs:
+            self._set(num_updates)
+
+    def _set(self, time: int) -> None:
+        self.told = time
+        self.optimizer.param_groups[0]["lr"] = 1 / (1 + time)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all but the optimizer."""
+        return {key: value for key, value in vars(self).items() if key != "optimizer"}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take it over."""
+        vars(self).update(state)
+
+
+@pytest.mark.parametrize("in_epochs", [True, False])
+def test_a_schedule_of_timms_is_told_the_time(in_epochs: bool) -> None:
+    """Either way it counts what it is stepped for; another one goes on where it was."""
+    optimizer = SGD(net().parameters(), lr=1.0)
+    schedule = several_optimizers.CountedSchedule(Timm(optimizer, in_epochs=in_epochs))
+    several_optimizers.require_callable(schedule)
+    for _ in range(3):
+        schedule.step()
+    assert optimizer.param_groups[0]["lr"] == 1 / 4
+    other = several_optimizers.CountedSchedule(Timm(optimizer, in_epochs=in_epochs))
+    other.load_state_dict(json.loads(json.dumps(schedule.state_dict())))
+    other.step()
+    assert optimizer.param_groups[0]["lr"] == 1 / 5
+    with pytest.raises(StateError, match="has no step_update"):
+        several_optimizers.CountedSchedule(LikeTimm())
+
+
 def test_a_schedule_that_is_told_the_epoch_is_refused_with_what_works() -> None:
-    """As timm's: the TypeError came at the end of the first step. A subclass of torch's passes."""
+    """As timm's that a function made: the TypeError came at the end of the first step. A subclass of torch's passes."""
     model = net()
     optimizer = SGD(model.parameters(), lr=0.1)
     with pytest.raises(StateError, match=r"LikeTimm needs `epoch`, and train.py calls it without") as caught:

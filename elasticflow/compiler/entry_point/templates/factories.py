@@ -9,6 +9,7 @@ from typing import Any
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.training.loss import with_count  # = import.count
 from elasticflow.runtime.training.param_groups import Group, parameter_groups  # = import.groups
+from elasticflow.runtime.training.several_optimizers import CountedSchedule  # = import.schedules
 from elasticflow.runtime.training.unwrap import unwrap_model  # = import.unwrap
 from torch import nn
 

@@ -25,7 +25,7 @@ from elasticflow.runtime.training.exact import ExactStep  # = import.exact
 from elasticflow.runtime.training.loss import with_count  # = import.count
 from elasticflow.runtime.training.manual_step import ManualStep  # = import.manual
 from elasticflow.runtime.training.param_groups import Group, log_groups, parameter_groups  # = import.groups
-from elasticflow.runtime.training.several_optimizers import Schedules  # = import.schedules
+from elasticflow.runtime.training.several_optimizers import CountedSchedule, Schedules  # = import.schedules
 from elasticflow.runtime.training.unwrap import unwrap_model  # = import.unwrap
 from elasticflow.runtime.worker import join, leave, run
 from torch import Tensor, nn  # = import.torch
