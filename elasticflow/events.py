@@ -111,6 +111,17 @@ STANDBYS_READY = Event(
 STANDBYS_OFF = Event(
     "standbys.off", "a node keeps no standby workers any more", ("node", "reason"), level="warning"
 )
+COMPILER_CACHE = Event(
+    "compiler.cache",
+    "what torch.compile has made was saved beside the snapshots, or loaded from there, by one node",
+    ("node", "action", "files", "bytes", "seconds"),
+)
+COMPILER_CACHE_FAILED = Event(
+    "compiler.cache_failed",
+    "what torch.compile makes could not be kept, saved or loaded on one node: training goes on",
+    ("node", "action", "reason"),
+    level="warning",
+)
 NODE_JOINED = Event("node.joined", "a node's agent is ready", ("node", "host", "nproc"))
 NODE_LEFT = Event("node.left", "a node asked to leave and was let go", ("node",))
 NODE_LOST = Event("node.lost", "a node's agent is gone", ("node", "reason"), level="warning")
@@ -133,6 +144,12 @@ TRAINING_FIRST_STEP = Event(
     "training.first_step",
     "the first step of a generation is finished",
     ("seconds_since_failure",),
+    emitter="worker",
+)
+TRAINING_COMPILED = Event(
+    "training.compiled",
+    "what torch.compile took of a generation's first step, in graphs from its cache and graphs that were compiled",
+    ("seconds", "from_cache", "compiled"),
     emitter="worker",
 )
 TRAINING_STOPPED = Event(

@@ -83,6 +83,11 @@ class RunFolder:
         return self.path / "imports.json"
 
     @property
+    def compiler_cache(self) -> Path:
+        """What torch.compile has made, by kind of machine and node."""
+        return self.path / "compiler-cache"
+
+    @property
     def launches(self) -> Path:
         """Folder of the launch folders."""
         return self.path / "launches"

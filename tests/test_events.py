@@ -35,6 +35,8 @@ FROZEN = {
     "process.left_behind": {"command", "node", "pid", "was_killed"},
     "standbys.ready": {"memory", "node", "pids", "seconds"},
     "standbys.off": {"node", "reason"},
+    "compiler.cache": {"action", "bytes", "files", "node", "seconds"},
+    "compiler.cache_failed": {"action", "node", "reason"},
     "node.joined": {"host", "node", "nproc"},
     "node.left": {"node"},
     "node.lost": {"node", "reason"},
@@ -42,6 +44,7 @@ FROZEN = {
     "node.awaited": {"least", "present"},
     "training.started": {"device", "epoch", "from_memory", "parameters", "restored_from", "samples", "steps"},
     "training.first_step": {"seconds_since_failure"},
+    "training.compiled": {"compiled", "from_cache", "seconds"},
     "training.stopped": {"by_rank", "reason"},
     "training.finished": {"best", "epoch", "samples"},
     "snapshot.staged": {"bytes", "name", "stall_s", "trigger"},
@@ -92,6 +95,7 @@ FROZEN = {
     "evaluation": {"best", "epoch", "eval", "eval_raw", "in_epoch", "seconds", "time", "weights"},
 }
 FROZEN_FROM_WORKERS = {
+    "training.compiled",
     "best.reset",
     "dataset.opened",
     "dataset.passed",

@@ -99,6 +99,7 @@ def _facts(run: RunFolder) -> dict[str, Known]:
         "snapshot_bytes": sizes[-1] if sizes else None,
         "workers": history.workers,
         **standby_facts(history),
+        **history.compilation.facts(),
         "step_s": _step_s([line for line in tail(run.metrics) if "step" in line and "loss" in line]),
     }
     source = f"run {run.run_id}"

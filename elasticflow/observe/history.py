@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from elasticflow import events
 from elasticflow.launcher.restarts.failure_classes import OUTCOMES
+from elasticflow.observe.compilation import Compilation
 from elasticflow.observe.records import float_of, int_of, read, tail, text_of, unix_time
 from elasticflow.observe.run_state import RunState
 from elasticflow.observe.standbys import NodeStandbys
@@ -194,6 +195,7 @@ class History:
         overlap: The newest `overlap.found` record.
         standbys: By node, its standby workers beside the newest generation, or why it has none any more.
         standbys_seen: The newest of them that were ready.
+        compilation: What torch.compile takes.
     """
 
     launches: list[Launch] = field(default_factory=list)
@@ -212,6 +214,7 @@ class History:
     overlap: Record | None = None
     standbys: dict[str, NodeStandbys] = field(default_factory=dict)
     standbys_seen: NodeStandbys | None = None
+    compilation: Compilation = field(default_factory=Compilation)
 
     @classmethod
     def of(cls, happened: Iterable[Record]) -> History:
@@ -239,8 +242,7 @@ class History:
         if not self.launches:
             return state
         launch = self.launches[-1]
-        end = launch.end or {}
-        name = str(end.get("event"))
+        end, name = launch.end or {}, str((launch.end or {}).get("event"))
         fields = {key: value for key, value in end.items() if key not in _COMMON}
         return replace(
             state,
@@ -302,6 +304,8 @@ class _Reader:
                 standbys = NodeStandbys.of(event)
                 history.standbys[standbys.node] = standbys
                 history.standbys_seen = standbys if standbys.pids else history.standbys_seen
+            case events.TRAINING_COMPILED | events.COMPILER_CACHE:
+                history.compilation = history.compilation.after(event)
             case events.DATASET_OPENED if event.get("name") == "train":
                 history.samples = int_of(event, "samples") or None
             case events.OVERLAP_FOUND:

@@ -13,6 +13,7 @@ from elasticflow.observe.terminal.pace import Pace
 
 if TYPE_CHECKING:
     from elasticflow.launcher.journal.post_mortem import Ending
+    from elasticflow.observe.compilation import Compilation
     from elasticflow.observe.records import Record
     from elasticflow.observe.run_state import RunningWorker, RunState, Status
     from elasticflow.observe.standbys import NodeStandbys
@@ -42,6 +43,7 @@ class RunStatus:
         seconds_left: To the end of training at that speed, while the run is running.
         snapshot: Name of the newest committed snapshot.
         standbys: Of each node, while the run is running.
+        compilation: What torch.compile takes; None: the run compiles nothing.
         held: Newest step that all workers hold in their node's memory; it lives no longer than the launch.
         started: Unix time at which the run's first launch began.
         launched: Unix time at which the newest launch began.
@@ -73,6 +75,7 @@ class RunStatus:
     seconds_left: float | None
     snapshot: str | None
     standbys: tuple[NodeStandbys, ...]
+    compilation: Compilation | None
     held: int | None
     started: float | None
     launched: float | None
@@ -158,6 +161,7 @@ def read_status(folder: RunFolder) -> RunStatus:
         seconds_left=pace.seconds_left(step, state.steps) if is_running and state.steps else None,
         snapshot=state.snapshot or (committed[-1] if committed else None),
         standbys=tuple(history.standbys.values()) if is_running else (),
+        compilation=None if history.compilation.newest is None else history.compilation,
         held=state.held or None if is_running else None,
         started=began(folder) or launched,
         launched=launched,

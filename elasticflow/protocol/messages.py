@@ -191,6 +191,34 @@ class StandbysOff:
 
 
 @dataclass(frozen=True)
+class CompilerCacheMoved:
+    """A node's compiler cache was saved beside the snapshots, or loaded from there.
+
+    Attributes:
+        node: The node.
+        action: `saved` or `loaded`.
+        files: How many.
+        bytes: Of the archive.
+        seconds: How long it took, at low priority where it was saved.
+    """
+
+    node: str
+    action: Literal["saved", "loaded"]
+    files: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CompilerCacheFailed:
+    """A node's compiler cache could not be kept, saved or loaded (*action*), for the reason *reason*; the run goes on."""
+
+    node: str
+    action: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class ProcessLeftBehind:
     """A process that outlived the worker which started it was ended.
 
@@ -245,6 +273,8 @@ Message = (
     | ProcessLeftBehind
     | StandbysReady
     | StandbysOff
+    | CompilerCacheMoved
+    | CompilerCacheFailed
     | Standstill
     | Stacks
     | WorkersEnded
@@ -261,6 +291,8 @@ MESSAGES: MessageCodec[Message] = MessageCodec(
         "left_behind": ProcessLeftBehind,
         "standbys": StandbysReady,
         "no_standbys": StandbysOff,
+        "compiler_cache": CompilerCacheMoved,
+        "no_compiler_cache": CompilerCacheFailed,
         "standstill": Standstill,
         "stacks": Stacks,
         "ended": WorkersEnded,

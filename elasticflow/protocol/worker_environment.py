@@ -20,6 +20,9 @@ NUMA = "ELASTICFLOW_NUMA"  # how torch binds a worker to the cores near its GPU,
 WRITER = "ELASTICFLOW_WRITER"  # address of the node's snapshot writer
 FAILED_AT = "ELASTICFLOW_FAILED_AT"  # unix time of the failure this generation answers, if any
 HEARTBEAT_FD = "ELASTICFLOW_HEARTBEAT_FD"  # shared memory of the node's heartbeats: one slot per local rank
+COMPILER_CACHE = (
+    "ELASTICFLOW_COMPILER_CACHE"  # workers compile; the node's folder for it, or nothing: torch's own
+)
 TRAJECTORY = "ELASTICFLOW_WITNESS"  # folder in which rank 0 records what every step made of the state
 
 HEARTBEAT = struct.Struct("<qq16s")  # beats, finished steps, phase

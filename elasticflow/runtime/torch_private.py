@@ -50,6 +50,7 @@ __all__ = [
     "broadcast_coalesced",
     "buffers_of",
     "compile_deterministically",
+    "compiled_graphs",
     "foreach_copy_",
     "foreach_div_",
     "forget_loader_process",
@@ -57,10 +58,12 @@ __all__ = [
     "is_compiled",
     "loader_processes_of",
     "on_compile",
+    "precompile_headers_if",
     "state_hooks_of",
     "storage_id",
     "tables_of",
     "version_of",
+    "warm_up_compiler",
 ]
 
 
@@ -208,6 +211,78 @@ def compile_deterministically() -> None:
     # Kernels for any size, made once another size was seen, add in another order: bits would depend on the past.
     _dynamo.config.automatic_dynamic_shapes = False
     _inductor.config.deterministic = True  # none is chosen by its speed
+
+
+def warm_up_compiler() -> None:
+    """Import torch's compiler, and have it find out what is the same for every model: seconds that no restart pays then.
+
+    Nothing is computed, and no thread is left: the process may fork workers. A name that is gone makes restarts slower,
+    and is no error.
+    """
+    import torch._inductor.compile_fx  # its first use would
+    from torch._inductor import codecache, cpu_vec_isa
+    from torch._inductor.codegen import common
+
+    # Imports what writes kernels, for every device: 0.1 s.
+    getattr(common, "init_backend_registration", lambda: None)()
+    # Digest of torch's own code, a part of every key of the cache: 0.2 s.
+    getattr(codecache, "torch_key", lambda: None)()
+    if not torch.cuda.is_available():
+        # Tries, in a process of its own, the vector instructions that kernels for processors use: 0.3 s.
+        getattr(cpu_vec_isa, "pick_vec_isa", lambda: None)()
+    _trace_for_the_first_time()
+
+
+def _trace_for_the_first_time() -> None:
+    """Trace a model of common layers: torch reads their sources then, and imports what only tracing needs: 0.5 s."""
+    from torch._dynamo.utils import counters
+
+    def compute_nothing(*_: object) -> Callable[..., tuple[Tensor]]:
+        return lambda *_: (torch.empty(0),)
+
+    with torch.device("meta"):  # draws no random numbers
+        convolution = nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
+        model = nn.Sequential(*convolution, nn.Linear(18, 2), nn.LayerNorm(2), nn.Dropout(0.1), nn.GELU())
+    model.to_empty(device="cpu")
+
+    def forward(images: Tensor) -> Any:  # torch does not trace a container of its own
+        return model(images)
+
+    torch.compile(forward, backend=compute_nothing)(torch.empty(2, 1, 8, 8))
+    torch._dynamo.reset()
+    counters.clear()
+
+
+def compiled_graphs() -> tuple[int, int]:
+    """Return how many graphs this process has taken from the compiler's cache, and how many it has compiled.
+
+    Graphs that cannot be cached count as compiled.
+    """
+    counters = _required("torch._dynamo.utils:counters", "to tell what the compiler's cache saves")[
+        "inductor"
+    ]
+    made = counters["fxgraph_cache_miss"] + counters["fxgraph_cache_bypass"]
+    return int(counters["fxgraph_cache_hit"]), int(made)
+
+
+def precompile_headers_if(is_wanted: Callable[[], bool]) -> None:
+    """Have torch's compiler precompile headers of C++ only where *is_wanted()*.
+
+    torch 2.13 preprocesses a header for each process that loads a kernel for processors, to know whether it has been
+    precompiled, and precompiles it (150 MB, some seconds) on a machine where it has not, even if all kernels are there.
+    Kernels have the same names and bits with and without. In a version without that function nothing is changed.
+    """
+    from torch._inductor import codecache
+
+    precompile = getattr(codecache, "_precompile_header", None)
+    if precompile is None:
+        return
+
+    def precompile_if_wanted(header: str, *args: Any, **options: Any) -> Any:
+        # What is included before a kernel's own code: the header itself, instead of its precompiled form.
+        return precompile(header, *args, **options) if is_wanted() else header
+
+    codecache._precompile_header = precompile_if_wanted  # type: ignore[assignment]
 
 
 # Where `torch.compile(model)` keeps the model, and how its class is called.

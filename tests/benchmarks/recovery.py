@@ -62,7 +62,9 @@ def attempts(project: Project, way: str, who: str, tries: int, limit_s: float) -
         return
     module = module_of(model)
     maker: Ours | Rival = (
-        Ours(project, module) if who == OURS else _RIVALS[who](project.root, module, limit_s)
+        Ours(project, module, MODELS[model].train)
+        if who == OURS
+        else _RIVALS[who](project.root, module, limit_s)
     )
     make = getattr(maker, part, None)
     for name, made in make(tries) if make is not None else ():

@@ -83,6 +83,14 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()
 time.sleep(3)
 '''
 
+_COMPILE = '''"""The digits' network, compiled: the script for the rivals asks here, elasticflow's job says so itself."""
+
+from examples.mnist import Net
+
+__all__ = ["Net"]
+COMPILED = True
+'''
+
 
 @dataclass(frozen=True)
 class Model:
@@ -92,11 +100,13 @@ class Model:
         words: What it is, for the tables.
         text: Its source; None: `examples.mnist`.
         needs: Packages without which it cannot be imported.
+        train: Further lines of the job's [train].
     """
 
     words: str
     text: str | None = None
     needs: tuple[str, ...] = ()
+    train: str = ""
 
     @property
     def missing(self) -> list[str]:
@@ -114,6 +124,7 @@ MODELS = {
     ),
     "timm": Model("timm", _TIMM, ("timm",)),
     "sklearn": Model("scikit-learn", _SKLEARN, ("sklearn",)),
+    "compile": Model("torch.compile", _COMPILE, train="compile = true"),
 }
 
 

@@ -42,6 +42,7 @@ global_batch_size = 64
 [train]
 steps = 1000000
 threads = 1
+{train}
 [nodes]
 max = {nodes}
 nproc_per_node = {workers}
@@ -53,10 +54,10 @@ every = "20 steps"
 
 
 class Ours:
-    """Tries in *project*, each kind in one launch; *model* is the module that has Net."""
+    """Tries in *project*, each kind in one launch; *model* is the module that has Net, *train* more of [train]."""
 
-    def __init__(self, project: Project, model: str) -> None:
-        self._project, self._model = project, model
+    def __init__(self, project: Project, model: str, train: str = "") -> None:
+        self._project, self._model, self._train = project, model, train
 
     def start(self, tries: int) -> Iterator[tuple[str, Try]]:
         """Start two workers on one node; time from the command to the first step."""
@@ -115,7 +116,7 @@ class Ours:
 
     @contextmanager
     def _launch(self, workers: int, nodes: int = 2) -> Iterator[Running]:
-        text = TEXT.format(name=JOB, model=self._model, workers=workers, nodes=nodes)
+        text = TEXT.format(name=JOB, model=self._model, workers=workers, nodes=nodes, train=self._train)
         self._project.write("jobs/recovery.toml", text)
         running = self._project.run("jobs/recovery.toml", secrets.token_hex(4), job=JOB)
         try:

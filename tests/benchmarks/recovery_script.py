@@ -78,12 +78,14 @@ def train(
         os.write(lines, (json.dumps({"time": time.time(), "step": step, **facts}) + "\n").encode())
 
     digits = importlib.import_module("examples.mnist").digits("train")
-    net = importlib.import_module(model_module).Net
+    module = importlib.import_module(model_module)
     torch.set_num_threads(1)
     start()
     say(None)
     torch.manual_seed(SEED)
-    model = net(width=32)
+    model = module.Net(width=32)
+    if getattr(module, "COMPILED", False):
+        model.compile()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     step = 0
     if (state := newest()) is not None:

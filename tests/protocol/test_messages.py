@@ -10,6 +10,8 @@ import pytest
 from elasticflow.protocol import messages
 from elasticflow.protocol.messages import (
     AgentDied,
+    CompilerCacheFailed,
+    CompilerCacheMoved,
     EndLaunch,
     FormGeneration,
     Frame,
@@ -56,6 +58,8 @@ MESSAGES: tuple[Message, ...] = (
     WriterReports(({"event": "snapshot.committed", "name": "step-7", "bytes": 10},)),
     ProcessLeftBehind("n0", 4711, "tensorboard --logdir runs", was_killed=True),
     StandbysReady("n0", (4712, 4713), 5.125, 33_000_000),
+    CompilerCacheMoved("n0", "saved", 30, 452_648, 0.641),
+    CompilerCacheFailed("n0", "load", "its SHA-256 differs"),
     StandbysOff("n0", "they may take 1000 MB, and 1500 MB of memory are free"),
     Standstill(3, "n0", is_so=True),
     Stacks(3, "n0", (STALLED,)),

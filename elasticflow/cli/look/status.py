@@ -84,6 +84,8 @@ def _rows(status: RunStatus) -> list[tuple[str, str]]:
         rows.append(("workers", f"{plural(len(status.workers), 'worker')}: {who}{more}"))
     if status.standbys:
         rows.append(("standbys", in_words(status.standbys)))
+    if status.compilation is not None:
+        rows.append(("compiler", status.compilation.in_words()))
     launch = f"launch {status.launch}, generation {status.generation}, {plural(status.restarts, 'restart')}"
     rows.append(("launch", launch))
     rows += _times(status)

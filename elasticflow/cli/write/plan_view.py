@@ -120,6 +120,8 @@ def _facts(view: PlanView) -> Iterator[tuple[str, str]]:
     yield "", _kept(view)
     yield "restarts", _restarts(view)
     yield "", _warm(view)
+    if job.train.compile:
+        yield "compiler", _compiler(view)
     yield from view.asides.items()
     if view.run_facts is not None:
         yield "drift", _drift(view.run_facts, view.answer)
@@ -210,6 +212,18 @@ def _warm(view: PlanView) -> str:
         return text
     cost = cost_in_words(known.standby_bytes.value, known.standby_s.value)
     return f"{text}; one takes {cost}{_by(known.standby_bytes)}"
+
+
+def _compiler(view: PlanView) -> str:
+    """Return what torch.compile takes, and what its cache saves."""
+    kept = "its cache is kept for the run on each node, and beside the snapshots for each kind of machine"
+    known = view.known
+    if known.compile_s is None:
+        return f"torch.compile; {kept}"
+    cached, held = known.compile_cached_s, known.compiler_cache_bytes
+    saved = "" if cached is None else f", {cached.value:.1f} s with its cache"
+    bytes_ = "" if held is None else f" ({size(held.value)})"
+    return f"torch.compile took {known.compile_s.value:.1f} s{saved}{_by(known.compile_s)}; {kept}{bytes_}"
 
 
 def _drift(run_facts: RunFacts, answer: Answer) -> str:

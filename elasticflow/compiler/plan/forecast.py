@@ -34,6 +34,9 @@ class Knowledge(NamedTuple):
         workers: That took so long.
         standby_bytes: Of memory that one standby worker holds for itself.
         standby_s: Seconds that it took to get ready.
+        compile_s: That torch.compile took of a first step without its cache.
+        compile_cached_s: The same with it.
+        compiler_cache_bytes: Of that cache.
     """
 
     samples: Known | None = None
@@ -43,6 +46,9 @@ class Knowledge(NamedTuple):
     workers: Known | None = None
     standby_bytes: Known | None = None
     standby_s: Known | None = None
+    compile_s: Known | None = None
+    compile_cached_s: Known | None = None
+    compiler_cache_bytes: Known | None = None
 
 
 class Forecast(NamedTuple):

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import model_serializer, model_validator
+from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from elasticflow.compiler.inputs.job_json import job_digest
 from elasticflow.compiler.plan import batch_split, torchrun
@@ -89,6 +89,7 @@ class LaunchPlan(Fact):
         start_method: fork (from a warm server) or spawn.
         seed: Of every random state; 0 in the record of a launch before it was written down.
         worlds: Batch split at the smallest, largest and some world sizes between.
+        compiles: The model is compiled; a plan of one that is not does not say so.
     """
 
     format: Literal[1] = 1
@@ -115,6 +116,14 @@ class LaunchPlan(Fact):
     worlds: tuple[WorldRow, ...]
     case: str | None = None
     seed: int = 0
+    compiles: bool = False
+
+    @model_serializer(mode="wrap")
+    def _to_plan_json(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = serialize(self)
+        if not self.compiles:
+            del content["compiles"]
+        return content
 
     def public(self) -> LaunchPlan:
         """Return the plan as it may be shown and recorded: without secrets."""
@@ -171,6 +180,7 @@ def plan_job(
         worlds=tuple(batch_split.worlds(job)),
         case=case,
         seed=job.job.seed,
+        compiles=job.train.compile,
     )
 
 

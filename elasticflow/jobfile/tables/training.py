@@ -243,7 +243,10 @@ class TrainTable(Table):
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         default="fp32", description="bf16: autocast; fp16: autocast with gradient scaling."
     )
-    compile: bool = Field(default=False, description="Compile the model with torch.compile.")
+    compile: bool = Field(
+        default=False,
+        description="Compile the model with torch.compile; its cache is kept for the run and beside the snapshots.",
+    )
     ema: float | None = Field(
         default=None,
         gt=0,

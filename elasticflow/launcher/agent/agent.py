@@ -29,12 +29,16 @@ from elasticflow.protocol.store_address import StoreAddress
 from elasticflow.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from elasticflow.launcher.agent.agent_process import AgentConfig
     from elasticflow.launcher.agent.worker_heartbeats import WorkerHeartbeats
+    from elasticflow.launcher.compiler_cache.keeper import CompilerCacheKeeper
     from elasticflow.launcher.fork_server.client import ForkServer
     from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions
     from elasticflow.launcher.rendezvous.supervisor_channel import Assignment
     from elasticflow.protocol.control_store import ControlStore
+    from elasticflow.protocol.messages import Message
     from elasticflow.snapshots.client.writer_process import WriterProcess
 
 _POLL_S = 0.02
@@ -54,6 +58,7 @@ class Agent:
         server: Forks the workers; it is ready.
         writer: Writes the snapshots of the node.
         heartbeats: The heartbeats of the node's workers.
+        compiler_cache: Keeps the compiler's cache; None: the job compiles nothing.
     """
 
     def __init__(
@@ -64,10 +69,12 @@ class Agent:
         server: ForkServer,
         writer: WriterProcess,
         heartbeats: WorkerHeartbeats,
+        compiler_cache: CompilerCacheKeeper | None = None,
     ) -> None:
         self._config, self._options = config, options
         self._store = store
         self._server, self._writer, self._heartbeats = server, writer, heartbeats
+        self._compiler_cache = compiler_cache
         self._folder = RunFolder(Path(config.run_folder))
         self._orders = Orders(store, config.node)
         self._outbox = Outbox(store)
@@ -131,6 +138,8 @@ class Agent:
         """After `run`: have the writer finish within *patience_s*, report its snapshots, end what workers left behind."""
         self._writer.finish(patience_s)
         self._orphans.end()
+        if self._compiler_cache is not None:
+            self._tell(self._compiler_cache.finish())
         self._reporter.forward()
 
     def _start(self, assignment: Assignment) -> ForkedWorkers:
@@ -140,6 +149,8 @@ class Agent:
         streams = WorkerStreams(self._folder, assignment.generation, ranks, self._options)
         environments = {local_rank: self._environment(assignment, local_rank) for local_rank in ranks}
         self._workers = workers = ForkedWorkers(self._server, environments, streams)
+        if self._compiler_cache is not None:
+            self._compiler_cache.begin(is_first=assignment.first_rank == 0)
         workers.start()
         self._standbys.begin()
         self._is_stalled = self._has_told_stacks = False
@@ -188,6 +199,7 @@ class Agent:
                 return False, set()
             self._look_for_hang(workers, generation)
             self._standbys.look(time.monotonic())
+            self._look_at_compiler_cache()
 
     def _look(self) -> None:
         """Pass on a request to leave; end what workers left behind; check the helpers.
@@ -204,7 +216,17 @@ class Agent:
             raise self._server.lost()
 
     def _adopted(self) -> list[int]:
-        return adopted(self._folder, {self._server.process.pid, self._writer.process.pid})
+        own = {self._server.process.pid, self._writer.process.pid}
+        return adopted(self._folder, own if (cache := self._compiler_cache) is None else own | cache.pids())
+
+    def _look_at_compiler_cache(self) -> None:
+        if self._compiler_cache is not None:
+            phases = (progress.phase for progress in self._heartbeats.progress())
+            self._tell(self._compiler_cache.look(time.monotonic(), phases))
+
+    def _tell(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            self._outbox.post(message)
 
     def _await_root_cause(self, workers: ForkedWorkers) -> None:
         """Wait a moment while all failures so far are exceptions: the rank that caused them may still be ending."""
@@ -230,7 +252,11 @@ class Agent:
 
 
 def build_agent(
-    config: AgentConfig, server: ForkServer, writer: WriterProcess, heartbeats: WorkerHeartbeats
+    config: AgentConfig,
+    server: ForkServer,
+    writer: WriterProcess,
+    heartbeats: WorkerHeartbeats,
+    compiler_cache: CompilerCacheKeeper | None = None,
 ) -> Agent:
     """Return the agent once its fork server is ready and has read the launch's torchrun.args.
 
@@ -239,4 +265,4 @@ def build_agent(
         HelperLostError: the fork server has ended.
     """
     store = join_store(StoreAddress.parse(config.rendezvous))
-    return Agent(config, server.options(), store, server, writer, heartbeats)
+    return Agent(config, server.options(), store, server, writer, heartbeats, compiler_cache)

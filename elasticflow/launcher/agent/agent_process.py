@@ -48,6 +48,7 @@ class AgentConfig:
         node_rank: This node's place among all, where the rendezvous is static.
         seed: The job's seed, from which random numbers follow that its modules draw at import.
         warm: How restarts are kept warm.
+        compiles: Workers compile the model: the compiler's cache is kept.
     """
 
     launch_folder: str
@@ -65,6 +66,7 @@ class AgentConfig:
     node_rank: int | None = None
     seed: int = 0
     warm: Warm = "auto"
+    compiles: bool = False
 
 
 @dataclass(frozen=True)
@@ -202,5 +204,6 @@ def build_agent_process(
         environment={**plan.environment, **marks},
         node_rank=node_rank,
         seed=plan.seed,
+        compiles=plan.compiles,
     )
     return AgentProcess(config, launch_id)

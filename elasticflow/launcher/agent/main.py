@@ -16,9 +16,10 @@ from elasticflow.launcher.fork_server.server_process import start_server
 from elasticflow.system.processes import adopt_orphans, append_output_to, die_with_parent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from elasticflow.launcher.agent.agent_process import AgentConfig
+    from elasticflow.launcher.compiler_cache.keeper import CompilerCacheKeeper
     from elasticflow.launcher.fork_server.client import ForkServer
     from elasticflow.launcher.fork_server.server_process import ServerProcess
 
@@ -40,8 +41,11 @@ def main() -> None:
     os.environ.update(config.environment)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     heartbeats = WorkerHeartbeats(config.hang_timeout_s, memory=memory)
-    server = _set_up(started, config, memory)
-    code = _end_of(lambda: _serve(config, server, heartbeats))
+    cache = _compiler_cache(config) if config.compiles else None
+    server = _set_up(started, config, memory, {} if cache is None else cache.variables())
+    if cache is not None:
+        cache.start_loading()
+    code = _end_of(lambda: _serve(config, server, heartbeats, cache))
     logging.shutdown()
     sys.stderr.flush()
     # Threads of the heartbeat may still wait for the store, which may be gone.
@@ -61,7 +65,20 @@ def _configuration() -> AgentConfig:
     return from_json(AgentConfig, json.loads(text))
 
 
-def _set_up(started: ServerProcess, config: AgentConfig, memory: int) -> ForkServer:
+def _compiler_cache(config: AgentConfig) -> CompilerCacheKeeper:
+    """Return what keeps the compiler's cache; jobs that compile nothing do not import it."""
+    from pathlib import Path
+
+    from elasticflow.launcher.compiler_cache.keeper import CompilerCacheKeeper, place_of
+    from elasticflow.run_folder import RunFolder
+
+    run = RunFolder(Path(config.run_folder))
+    return CompilerCacheKeeper(place_of(run, config.node, config.writer, os.environ))
+
+
+def _set_up(
+    started: ServerProcess, config: AgentConfig, memory: int, variables: Mapping[str, str]
+) -> ForkServer:
     """Return the fork server; it is another one where workers import for themselves."""
     from pathlib import Path
 
@@ -76,7 +93,7 @@ def _set_up(started: ServerProcess, config: AgentConfig, memory: int) -> ForkSer
         start_method=config.start_method,
         seed=config.seed,
         arguments=tuple((launch / "torchrun.args").read_text(encoding="utf-8").splitlines()),
-        environment=config.environment,
+        environment={**config.environment, **variables},
         log=config.log,
     )
     if setup.start_method != "spawn":
@@ -105,7 +122,12 @@ def _end_of(serve: Callable[[], None]) -> int:
     return 0
 
 
-def _serve(config: AgentConfig, server: ForkServer, heartbeats: WorkerHeartbeats) -> None:
+def _serve(
+    config: AgentConfig,
+    server: ForkServer,
+    heartbeats: WorkerHeartbeats,
+    cache: CompilerCacheKeeper | None,
+) -> None:
     from elasticflow.launcher.fork_server.helpers import HelperLostError
     from elasticflow.snapshots.client.writer_process import WriterNotStartedError, start_writer
 
@@ -119,7 +141,7 @@ def _serve(config: AgentConfig, server: ForkServer, heartbeats: WorkerHeartbeats
         writer.load_ahead()
         from elasticflow.launcher.agent.agent import build_agent
 
-        agent = build_agent(config, server, writer, heartbeats)
+        agent = build_agent(config, server, writer, heartbeats, cache)
         agent.announce()
         agent.run()
         agent.finish(config.grace_s)

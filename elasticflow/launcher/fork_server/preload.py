@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.launcher.fork_server import native_threads
 from elasticflow.protocol.messages import RefusedModule
+from elasticflow.protocol.worker_environment import COMPILER_CACHE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,6 +50,12 @@ def warm_up() -> Iterator[str]:
 def seed_imports(seed: int) -> None:
     """Have the random numbers that the job's modules draw at import follow from *seed*; after `warm_up`."""
     sys.modules["elasticflow.runtime.process.seeded_imports"].install(seed)
+
+
+def warm_up_compiler() -> None:
+    """Have torch's compiler ready, if workers compile; after `warm_up`, once the variables of the launch are known."""
+    if COMPILER_CACHE in os.environ:
+        importlib.import_module("elasticflow.runtime.process.compiler").warm_up()
 
 
 def preload(modules: Sequence[str], path: Sequence[str]) -> list[RefusedModule]:

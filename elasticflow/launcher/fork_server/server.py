@@ -16,7 +16,13 @@ import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from elasticflow.launcher.fork_server.preload import preload, seed_imports, unsafe_to_fork, warm_up
+from elasticflow.launcher.fork_server.preload import (
+    preload,
+    seed_imports,
+    unsafe_to_fork,
+    warm_up,
+    warm_up_compiler,
+)
 from elasticflow.launcher.fork_server.protocol import (
     MESSAGES,
     Exited,
@@ -65,6 +71,7 @@ def main() -> NoReturn:
     sys.path[:0] = setup.path
     if is_warm:
         seed_imports(setup.seed)
+        warm_up_compiler()
         ready = _let_child_serve(channel, setup, arguments)
     else:
         ready = _prepare(setup, arguments)

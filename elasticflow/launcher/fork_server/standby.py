@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from elasticflow.launcher.fork_server import worker_process
-from elasticflow.launcher.fork_server.preload import import_all, seed_imports, warm_up
+from elasticflow.launcher.fork_server.preload import import_all, seed_imports, warm_up, warm_up_compiler
 from elasticflow.launcher.fork_server.protocol import MessageChannel, Prepare, Spawn, StandbyReady
 from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT
 from elasticflow.system.processes import die_with_parent
@@ -101,6 +101,7 @@ def stand_by(connection: socket.socket) -> NoReturn:
         for _ in warm_up():
             pass
         seed_imports(prepare.seed)
+        warm_up_compiler()
         import_all(prepare.modules, prepare.path)
         _open_device(prepare.local_rank, prepare.workers)
     seconds = round(time.monotonic() - began, 3)

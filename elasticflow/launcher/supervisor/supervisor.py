@@ -41,6 +41,8 @@ from elasticflow.launcher.supervisor.lifecycle import UNTRAINED_S, Lifecycle, Ru
 from elasticflow.launcher.supervisor.local_agents import LocalAgents
 from elasticflow.launcher.supervisor.nodes import Nodes
 from elasticflow.protocol.messages import (
+    CompilerCacheFailed,
+    CompilerCacheMoved,
     LogLines,
     ProcessLeftBehind,
     StandbysOff,
@@ -219,6 +221,10 @@ class Supervisor:
                 self._journal.event(events.STANDBYS_READY, **asdict(message))
             case StandbysOff():
                 self._journal.event(events.STANDBYS_OFF, **asdict(message))
+            case CompilerCacheMoved():
+                self._journal.event(events.COMPILER_CACHE, **asdict(message))
+            case CompilerCacheFailed():
+                self._journal.event(events.COMPILER_CACHE_FAILED, **asdict(message))
             case _:
                 tell(message)
 

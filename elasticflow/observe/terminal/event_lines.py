@@ -131,6 +131,13 @@ def _standbys_off(record: Record) -> Line:
     return Line("warning", "notice", "no standby", f"{record.get('node')}: {record.get('reason')}")
 
 
+def _compiler_cache_failed(record: Record) -> Line:
+    acts = {"save": "cannot be saved beside the snapshots", "load": "cannot be loaded: this node compiles"}
+    act = acts.get(str(record.get("action")), "is not kept")
+    text = f"{record.get('node')}: the compiler's cache {act}: {record.get('reason')}"
+    return Line("warning", "notice", "no cache", text)
+
+
 def _snapshot_rejected(record: Record) -> Line:
     return Line("warning", "notice", "set aside", f"snapshot {record.get('name')}: {record.get('reason')}")
 
@@ -310,6 +317,7 @@ CONTEXT_FREE: dict[str, Callable[[Record], Line]] = {
     events.SUPERVISOR_LOST: _supervisor_lost,
     events.PROCESS_LEFT_BEHIND: _process_left_behind,
     events.STANDBYS_OFF: _standbys_off,
+    events.COMPILER_CACHE_FAILED: _compiler_cache_failed,
     events.SNAPSHOT_REJECTED: _snapshot_rejected,
     events.SNAPSHOT_CLEARED: _snapshot_cleared,
     events.SNAPSHOT_FAILED: _snapshot_failed,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 from elasticflow import StopTraining, events, logs
 from elasticflow.runtime import torch_private
 from elasticflow.runtime.process import process_group, random_streams, stopping
+from elasticflow.runtime.process.compiler import Compilation, use_cache
 from elasticflow.runtime.process.step_log import Heartbeat, Progress
 from elasticflow.runtime.process.votes import Vote
 
@@ -107,6 +108,7 @@ class Worker:
         self.heartbeat = Heartbeat(identity.heartbeat_fd, identity.local_rank)
         self.progress = self._open_log(log_level)
         self.log = logs.get_logger(logs.OURS)  # bound to the log opened before
+        self._compilation = Compilation()
         self._logged_once: set[events.Event] = set()
 
     @property
@@ -235,11 +237,14 @@ class Worker:
 
         def begin(_: object) -> None:
             before[0] = self.heartbeat.phase("compile")
+            self._compilation.begin()
 
         def end(_: object) -> None:
+            self._compilation.end()
             self.heartbeat.phase(before[0])
 
         torch_private.on_compile(begin, end)
+        use_cache()
 
     def _open_log(self, level: str) -> Progress:
         stream = logs.open_log(self.run_folder.rank_log(self.generation, self.rank))
@@ -271,6 +276,8 @@ class Worker:
             failed_at = self.identity.failed_at
             seconds = None if failed_at is None else round(time.time() - failed_at, 3)
             self.event(events.TRAINING_FIRST_STEP, step=step, seconds_since_failure=seconds)
+            if self._compilation.has_happened:
+                self.event(events.TRAINING_COMPILED, **self._compilation.facts())
         for action in self.at_first_step:
             action()
         self.at_first_step.clear()

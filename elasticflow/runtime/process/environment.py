@@ -145,8 +145,10 @@ def _digests_of_sources(root: Path) -> dict[str, str]:
         if not isinstance(file, str) or not file.startswith(start) or not file.endswith(".py"):
             continue
         # What is installed inside the project has versions; so has elasticflow, wherever it lies. train.py is the
-        # launch folder's own.
-        if name.partition(".")[0] in {"elasticflow", "__main__"} or any(part in file for part in INSTALLED):
+        # launch folder's own; what torch's compiler has written in the run folder is loaded as a part of torch.
+        if name.partition(".")[0] in {"elasticflow", "__main__", "torch"} or any(
+            part in file for part in INSTALLED
+        ):
             continue
         source = Path(file)
         try:

@@ -150,6 +150,7 @@ def test_status_as_json(ran: Callable[..., Ran], project: Path) -> None:
     assert code == 0
     assert sorted(facts) == [
         "best",
+        "compilation",
         "durations",
         "epoch",
         "evaluated_step",

@@ -211,6 +211,24 @@ def test_diff_compares_with_the_run_that_is_named(project: Path, capsys: pytest.
     assert call(["plan", "small.toml", "--diff", "nobody"]) == 2
 
 
+def test_what_the_compilers_cache_saves_is_told(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a job that compiles, once a run has shown it; of another one nothing."""
+    assert "compiler" not in _facts(_planned(capsys))
+    compiled = ("--set", "train.compile=true")
+    kept = "its cache is kept for the run on each node, and beside the snapshots for each kind of machine"
+    assert f"torch.compile; {kept}" == _facts(_planned(capsys, *compiled))["compiler"]
+    run = _pretend_a_run(project, RUN, "train.compile=true")
+    happened = [
+        {"event": "training.compiled", "generation": 1, "seconds": 26.7, "from_cache": 0, "compiled": 2},
+        {"event": "compiler.cache", "action": "saved", "bytes": 452_648},
+        {"event": "training.compiled", "generation": 2, "seconds": 0.41, "from_cache": 2, "compiled": 0},
+    ]
+    with (run / "events.jsonl").open("a") as file:
+        file.writelines(json.dumps(each) + "\n" for each in happened)
+    told = f"torch.compile took 26.7 s, 0.4 s with its cache (run {RUN}); {kept} (452.6 kB)"
+    assert told == _facts(_planned(capsys, *compiled))["compiler"]
+
+
 def test_plan_as_json(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--format json prints the same facts; its keys are a promise."""
     _pretend_a_run(project)
@@ -223,6 +241,9 @@ def test_plan_as_json(project: Path, capsys: pytest.CaptureFixture[str]) -> None
         "step_s": {"value": 0.5, "source": source},
         "standby_bytes": {"value": 16_200_000, "source": source},
         "standby_s": {"value": 5.13, "source": source},
+        "compile_s": None,
+        "compile_cached_s": None,
+        "compiler_cache_bytes": None,
         "workers": {"value": 2, "source": source},
     } == facts["known"]
     assert {

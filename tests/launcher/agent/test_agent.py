@@ -130,6 +130,7 @@ def node(warm: Warm, tmp_path: Path, temporary: Path) -> Iterator[Node]:
         fileno=lambda: readable,
         reports=list,
         finish=lambda _: None,
+        load_ahead=lambda: None,
     )
     heartbeats = WorkerHeartbeats(3600)
     agent = build_agent(config, warm.server, cast("WriterProcess", writer), heartbeats)

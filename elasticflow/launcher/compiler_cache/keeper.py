@@ -1,0 +1,259 @@
+"""Keeps a node's compiler cache: says where it is, fills it before workers start, and saves it once they train."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import elasticflow
+from elasticflow.launcher.compiler_cache.machine_kind import this_machine
+from elasticflow.launcher.compiler_cache.node_folder import NodeFolder
+from elasticflow.launcher.compiler_cache.transfer import Transfer, Transferred
+from elasticflow.protocol import worker_environment
+from elasticflow.protocol.json_codec import from_json, to_json
+from elasticflow.protocol.messages import CompilerCacheFailed, CompilerCacheMoved
+from elasticflow.storage.storage import Storage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from elasticflow.launcher.compiler_cache.machine_kind import MachineKind
+    from elasticflow.launcher.compiler_cache.transfer import Action
+    from elasticflow.run_folder import RunFolder
+    from elasticflow.snapshots.format.writer_config import WriterStart
+
+# What torch reads; a job or a user that sets one keeps the cache elsewhere, and for itself.
+VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+_LOOK_S = 0.2
+_BUSY_PAUSE_S = 2.0
+# Workers wait so long for a cache that is being loaded; without it they compile.
+_LOAD_LIMIT_S = 30.0
+_END_LIMIT_S = 10.0
+_COMPILING = "compile"
+# Phases of a worker that has finished its first step.
+_TRAINING = frozenset({"step", "data", "evaluate", "snapshot"})
+
+Told = CompilerCacheMoved | CompilerCacheFailed
+"""What the supervisor is told."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node's cache is.
+
+    Attributes:
+        node: Id of the node inside the launch.
+        folder: The node's folder; None: torch keeps its cache where it does by itself.
+        kind: Of this machine.
+        writer: Says where the snapshots are.
+        reason: Why there is no folder, where that is to be told.
+    """
+
+    node: str
+    folder: NodeFolder | None
+    kind: MachineKind
+    writer: WriterStart
+    reason: str = ""
+
+    def variables(self) -> dict[str, str]:
+        """Return variables of the fork server: they have torch use the folder, and be ready to compile."""
+        if self.folder is None:
+            # The compiler is made ready beforehand all the same.
+            return {worker_environment.COMPILER_CACHE: ""}
+        path = self.folder.path
+        values = (str(path), str(path / "triton"))
+        return {**dict(zip(VARIABLES, values, strict=True)), worker_environment.COMPILER_CACHE: str(path)}
+
+
+def place_of(run: RunFolder, node: str, writer: WriterStart, environment: Mapping[str, str]) -> Place:
+    """Return where the cache of *node* is; its folder is made, and holds no half written file.
+
+    Args:
+        run: The run folder.
+        node: Id of the node inside the launch; none of its workers runs.
+        writer: Says where the snapshots are.
+        environment: This process'.
+    """
+    kind = this_machine()
+    if any(environment.get(name) for name in VARIABLES):
+        return Place(node, None, kind, writer)
+    folder = NodeFolder(run.compiler_cache / kind.name / node)
+    reason = folder.why_unusable()
+    if reason is None:
+        try:
+            folder.repair()
+        except OSError as error:
+            reason = str(error)
+    return Place(node, folder if reason is None else None, kind, writer, reason or "")
+
+
+class CompilerCacheKeeper:
+    """Fills and saves the cache of a node, in processes of their own; no failure of it ends a run.
+
+    Args:
+        place: Where the cache is.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place, self._folder = place, place.folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self._action: Action = "load"
+        self._is_first = self._is_dirty = self._has_run = self._has_failed = False
+        self._looked = self._not_before = 0.0
+        self._told: list[Told] = []
+        if place.reason:
+            self._told.append(CompilerCacheFailed(place.node, "keep", place.reason))
+
+    def variables(self) -> dict[str, str]:
+        """Return the variables of the fork server and all that it starts."""
+        return self._place.variables()
+
+    def pids(self) -> set[int]:
+        """Return the processes that work for the keeper."""
+        return set() if self._process is None else {self._process.pid}
+
+    def start_loading(self) -> None:
+        """Begin to fill the folder from beside the snapshots, unless this node has a cache of its own."""
+        if self._folder is not None and self._folder.sealed() is None:
+            self._start("load")
+
+    def begin(self, *, is_first: bool) -> None:
+        """Have the folder ready for the workers of a generation, which is about to start; none runs on this node.
+
+        Args:
+            is_first: The node has rank 0.
+        """
+        self._is_first, self._is_dirty = is_first, True
+        if self._folder is None:
+            return
+        if self._process is not None and self._action == "load":
+            self._await(_LOAD_LIMIT_S)
+        if self._has_run:
+            try:
+                self._folder.repair()
+            except OSError as error:
+                self._fail("keep", str(error))
+        self._has_run = True
+
+    def look(self, now: float, phases: Iterable[str]) -> list[Told]:
+        """Return what is to be told; save the cache if it is time. To be called often while the workers run.
+
+        Args:
+            now: Seconds of a steady clock.
+            phases: Of the node's workers.
+        """
+        if self._folder is not None:
+            phases = set(phases)
+            self._is_dirty |= _COMPILING in phases
+            if now - self._looked >= _LOOK_S:
+                self._looked = now
+                try:
+                    self._look(now, phases <= _TRAINING)
+                except OSError as error:  # of the folder
+                    self._fail("save", str(error))
+        told, self._told = self._told, []
+        return told
+
+    def finish(self) -> list[Told]:
+        """Wait a moment for a cache that is being saved; return what is to be told."""
+        if self._process is not None:
+            self._await(_END_LIMIT_S)
+        told, self._told = self._told, []
+        return told
+
+    def _look(self, now: float, are_training: bool) -> None:
+        assert self._folder is not None
+        if self._process is not None:
+            if self._process.poll() is not None:
+                self._take(now)
+            return
+        if self._is_dirty and are_training and not self._has_failed and now >= self._not_before:
+            self._is_dirty = False
+            if self._folder.has_news():
+                self._start("save")
+
+    def _start(self, action: Action) -> None:
+        assert self._folder is not None
+        place, self._action = self._place, action
+        asked = Transfer(
+            action=action,
+            parent=os.getpid(),
+            folder=str(self._folder.path),
+            kind=place.kind.name,
+            facts=place.kind.facts,
+            uri=Storage(place.writer.uri).absolute_uri,
+            prefix=place.writer.prefix,
+            options=place.writer.config.options,
+            is_first=self._is_first,
+        )
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "elasticflow.launcher.compiler_cache.transfer"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                # There, -m finds this very package.
+                cwd=Path(elasticflow.__file__).resolve().parents[1],
+            )
+        except OSError as error:
+            self._fail(action, f"no process can be started: {error}")
+            return
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
+            stdin.write(to_json(asked).encode() + b"\n")
+
+    def _await(self, limit_s: float) -> None:
+        assert self._process is not None
+        try:
+            self._process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            self._process.stdout.close()  # type: ignore[union-attr]
+            self._process = None
+            self._fail(self._action, f"not done within {limit_s:g} s")
+            return
+        self._take(time.monotonic())
+
+    def _take(self, now: float) -> None:
+        """Take in what the process that has ended says."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        with self._process.stdout as stdout:
+            text = stdout.read()
+        code, self._process = self._process.wait(), None
+        done = _done(text)
+        if done is None:
+            why = f"its process ended with code {code}; the log of {self._place.node}'s agent says why"
+            self._fail(self._action, why)
+            return
+        match done.outcome:
+            case "loaded" | "saved":
+                self._told.append(
+                    CompilerCacheMoved(self._place.node, done.outcome, done.files, done.bytes, done.seconds)
+                )
+            case "failed":
+                self._fail(self._action, done.reason)
+            case "busy":
+                self._is_dirty, self._not_before = True, now + _BUSY_PAUSE_S
+            case "none":
+                pass
+
+    def _fail(self, action: str, reason: str) -> None:
+        # Told once: the next launch tries again.
+        self._has_failed |= action == "save"
+        self._told.append(CompilerCacheFailed(self._place.node, action, reason))
+
+
+def _done(text: bytes) -> Transferred | None:
+    """Return what a process says in its last line; libraries for stores may print, too. None if it says nothing."""
+    try:
+        return from_json(Transferred, json.loads(text.splitlines()[-1]))
+    except (IndexError, ValueError):
+        return None

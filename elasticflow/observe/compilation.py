@@ -1,0 +1,82 @@
+"""What torch.compile takes in a run, and what its cache saves, as the run's events tell of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from elasticflow import events
+from elasticflow.observe.records import float_of, int_of
+from elasticflow.observe.terminal.formats import plural, size
+
+if TYPE_CHECKING:
+    from elasticflow.observe.records import Record
+
+
+@dataclass(frozen=True)
+class FirstStep:
+    """What torch.compile took of one generation's first step.
+
+    Attributes:
+        generation: Its number.
+        seconds: How long, on rank 0.
+        from_cache: Graphs taken from the compiler's cache.
+        compiled: Graphs that were compiled.
+    """
+
+    generation: int
+    seconds: float
+    from_cache: int
+    compiled: int
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """What torch.compile takes in a run.
+
+    Attributes:
+        without_cache: The newest generation that took nothing from the cache.
+        newest: The newest generation that compiled, or took graphs from the cache.
+        cache_bytes: Of the cache beside the snapshots; None: none is known of there.
+    """
+
+    without_cache: FirstStep | None = None
+    newest: FirstStep | None = None
+    cache_bytes: int | None = None
+
+    def after(self, event: Record) -> Compilation:
+        """Return what is known after a `training.compiled` or `compiler.cache` record."""
+        if event.get("event") == events.COMPILER_CACHE:
+            return replace(self, cache_bytes=int_of(event, "bytes") or None)
+        generation, seconds = int_of(event, "generation"), float_of(event, "seconds") or 0.0
+        step = FirstStep(generation, seconds, int_of(event, "from_cache"), int_of(event, "compiled"))
+        return replace(self, newest=step, without_cache=self.without_cache if step.from_cache else step)
+
+    def facts(self) -> dict[str, float]:
+        """Return what is known, as `Knowledge` names it."""
+        facts: dict[str, float] = {}
+        if self.without_cache is not None:
+            facts["compile_s"] = self.without_cache.seconds
+        if self.newest is not None and self.newest.from_cache:
+            facts["compile_cached_s"] = self.newest.seconds
+        if self.cache_bytes is not None:
+            facts["compiler_cache_bytes"] = self.cache_bytes
+        return facts
+
+    def in_words(self) -> str:
+        """Return `0.4 s in generation 3, 2 graphs from its cache; 26.7 s without that; 452.6 kB beside the snapshots`."""
+        if self.newest is None:
+            return "nothing compiled yet"
+        newest, without = self.newest, self.without_cache
+        made = (
+            [f"{plural(newest.compiled, 'graph')} compiled"]
+            if newest.compiled or not newest.from_cache
+            else []
+        )
+        taken = [f"{plural(newest.from_cache, 'graph')} from its cache"] if newest.from_cache else []
+        parts = [f"{newest.seconds:.1f} s in generation {newest.generation}, {', '.join(made + taken)}"]
+        if without is not None and without is not newest:
+            parts.append(f"{without.seconds:.1f} s without that")
+        if self.cache_bytes is not None:
+            parts.append(f"{size(self.cache_bytes)} beside the snapshots")
+        return "; ".join(parts)

@@ -1,0 +1,59 @@
+"""torch.compile in this process: made ready beforehand, its cache, how long it takes."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from elasticflow.protocol import worker_environment
+from elasticflow.runtime import torch_private
+
+
+def warm_up() -> None:
+    """Make the compiler ready, for this process and those that are forked from it; no rank need be known.
+
+    What fails is shown and left to the workers, where its traceback belongs to a rank.
+    """
+    try:
+        torch_private.warm_up_compiler()
+    except Exception:  # noqa: BLE001  whatever a compiler's import raises; a job on another device may not need it
+        traceback.print_exc()
+
+
+def use_cache() -> None:
+    """Have torch use the node's compiler cache, where the agent keeps one, in the way that is fastest."""
+    folder = os.environ.get(worker_environment.COMPILER_CACHE)
+    if not folder:
+        return
+    # Sealed: what generations before have compiled is there.
+    is_warm = Path(f"{folder}.json").exists()
+    torch_private.precompile_headers_if(lambda: not is_warm or torch_private.compiled_graphs()[1] > 0)
+
+
+class Compilation:
+    """How long this process has compiled, and what."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._began = 0.0
+
+    @property
+    def has_happened(self) -> bool:
+        """Whether anything was compiled, or taken from the cache."""
+        return self._seconds > 0
+
+    def begin(self) -> None:
+        """A compilation begins."""
+        self._began = time.monotonic()
+
+    def end(self) -> None:
+        """It has ended."""
+        self._seconds += time.monotonic() - self._began
+
+    def facts(self) -> dict[str, Any]:
+        """Return the fields of `training.compiled`."""
+        from_cache, compiled = torch_private.compiled_graphs()
+        return {"seconds": round(self._seconds, 3), "from_cache": from_cache, "compiled": compiled}

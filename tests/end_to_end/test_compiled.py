@@ -1,0 +1,112 @@
+"""A compiled job that is killed and resumed: it compiles once, and its bits are the same."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from typing import TYPE_CHECKING, Any
+
+from elasticflow import events
+from tests.end_to_end.harness import named, read_lines
+
+if TYPE_CHECKING:
+    from tests.end_to_end.harness import Project, Running
+
+_CODE = """
+import time
+
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.linear(torch.sin(x)).relu()
+
+
+class Noise:
+    fingerprint = "64 points"
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        time.sleep(0.005)
+        generator = torch.Generator().manual_seed(index)
+        return torch.randn(8, generator=generator), torch.randn(3, generator=generator)
+"""
+_JOB = """
+[job]
+name = "compiled"
+seed = 3
+[model]
+entry = "net:Net"
+loss = "torch.nn.functional:mse_loss"
+[optimizer]
+entry = "torch.optim:AdamW"
+args = { lr = 1e-2 }
+[dataset]
+entry = "net:Noise"
+global_batch_size = 16
+[train]
+steps = 100000
+consistency = "exact"
+virtual_shards = 2
+compile = true
+[nodes]
+nproc_per_node = 2
+[snapshots]
+every = "50 steps"
+"""
+
+
+def test_a_compiled_job_compiles_once(project: Project) -> None:
+    """Not after a kill, nor in another launch on a machine that has nothing; steps done again have the bits of before."""
+    project.write("net.py", _CODE)
+    project.write("jobs/compiled.toml", _JOB)
+    running = project.run("jobs/compiled.toml", "compiled-1", job="compiled")
+    (first,) = _compiled(running, 1)
+    assert first["compiled"] > 0 == first["from_cache"]
+    (saved,) = running.wait_for("a saved cache", lambda: named(running.events(), events.COMPILER_CACHE))
+    assert ("n0", "saved") == (saved["node"], saved["action"])
+
+    running.wait_for_step(60)
+    os.kill(running.pid_of(1), signal.SIGKILL)
+    second = _compiled(running, 2)[-1]
+    assert (first["compiled"], 0) == (second["from_cache"], second["compiled"])
+    running.wait_for_step(80, 1)
+    again = {r["step"]: r["loss"] for r in read_lines(running.run.metrics_redone) if "loss" in r}
+    done = {r["step"]: r["loss"] for r in read_lines(running.run.metrics) if "loss" in r}
+    assert set(range(51, 61)) <= set(again)
+    assert {step: done[step] for step in again} == again
+
+    running.process.send_signal(signal.SIGTERM)
+    running.end()
+    shutil.rmtree(running.run.compiler_cache)
+    resumed = project.start("resume", "compiled-1", run_id="compiled-1", job="compiled")
+    third = _compiled(resumed, 3)[-1]
+    assert (first["compiled"], 0) == (third["from_cache"], third["compiled"])
+    loaded = named(resumed.events(), events.COMPILER_CACHE)[-1]
+    assert ("loaded", saved["files"]) == (loaded["action"], loaded["files"])
+
+    told = project.start("status", "compiled-1", run_id="compiled-1", job="compiled")
+    assert told.end() == 0
+    assert f"s in generation 3, {third['from_cache']} graph" in " ".join(told.output.read_text().split())
+    resumed.process.send_signal(signal.SIGTERM)
+    resumed.end()
+    assert [] == named(resumed.events(), events.COMPILER_CACHE_FAILED)
+
+
+def _compiled(running: Running, generation: int) -> list[dict[str, Any]]:
+    """Return what compiling took, once *generation* has."""
+
+    def found() -> list[dict[str, Any]]:
+        happened = named(running.events(), events.TRAINING_COMPILED)
+        return happened if happened and happened[-1]["generation"] >= generation else []
+
+    return list(running.wait_for("a compiled step", found, 300))

@@ -1,0 +1,35 @@
+"""What torch.compile takes and what its cache saves, from the events of a run."""
+
+from __future__ import annotations
+
+from elasticflow import events
+from elasticflow.observe.compilation import Compilation
+from elasticflow.observe.history import History
+from tests.observe.hand_made import event
+
+FIRST = event(3, events.TRAINING_COMPILED, 1, seconds=26.702, from_cache=0, compiled=2)
+SAVED = event(4, events.COMPILER_CACHE, 1, node="n0", action="saved", files=30, bytes=452_648, seconds=0.6)
+SECOND = event(9, events.TRAINING_COMPILED, 2, seconds=0.412, from_cache=2, compiled=0)
+
+
+def test_what_is_saved_is_told() -> None:
+    """Seconds of the newest generation, those without the cache, and the cache's size."""
+    assert "nothing compiled yet" == Compilation().in_words()
+    first = History.of([FIRST]).compilation
+    assert "26.7 s in generation 1, 2 graphs compiled" == first.in_words()
+    assert {"compile_s": 26.702} == first.facts()
+    both = History.of([FIRST, SAVED, SECOND]).compilation
+    told = (
+        "0.4 s in generation 2, 2 graphs from its cache; 26.7 s without that; 452.6 kB beside the snapshots"
+    )
+    assert told == both.in_words()
+    facts = {"compile_s": 26.702, "compile_cached_s": 0.412, "compiler_cache_bytes": 452_648}
+    assert facts == both.facts()
+
+
+def test_graphs_of_both_kinds_are_told() -> None:
+    """Another shape came: that generation stands for neither time without the cache."""
+    third = event(12, events.TRAINING_COMPILED, 3, seconds=9.0, from_cache=2, compiled=1)
+    found = History.of([FIRST, SECOND, third]).compilation
+    told = "9.0 s in generation 3, 1 graph compiled, 2 graphs from its cache; 26.7 s without that"
+    assert told == found.in_words()
