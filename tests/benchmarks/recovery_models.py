@@ -31,22 +31,23 @@ class Net(nn.Module):
         return self.llama(input_ids=tokens).logits
 '''
 
-_TIMM = '''"""A small ResNet of timm's."""
+_TIMM = '''"""The small ResNet that timm tests itself with."""
 
 import contextlib
 
 import torch
 
 # A build of torchvision for another torch lacks its operators, of which timm uses none here.
-with contextlib.suppress(RuntimeError):
-    torch.library.define("torchvision::nms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+for name in ("nms", "qnms"):
+    with contextlib.suppress(RuntimeError):
+        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 import timm
 
 
 def Net(width=32):
     """Scores of classes, from (B, 1, 8, 8)."""
-    return timm.create_model("resnet10t", in_chans=1, num_classes=10)
+    return timm.create_model("test_resnet", in_chans=1, num_classes=10)
 '''
 
 _SKLEARN = '''"""The digits' network, in a module that uses scikit-learn."""

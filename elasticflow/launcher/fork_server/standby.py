@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING, NoReturn, Self
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 # A third of a core: after each slice of CPU time comes a pause of twice its length.
 _SLICE_S, _PAUSE_S = 0.02, 0.04
 _SNAPSHOT = b"snapshot"
+# What a CUDA context takes of its GPU, as a bound; and how long the driver may take to tell what is free there.
+_CONTEXT_BYTES = 600 << 20
+_QUERY_LIMIT_S = 10.0
 
 
 class LowPriority:
@@ -123,10 +127,24 @@ def _messages(channel: MessageChannel) -> Iterator[Message]:
 
 
 def _open_device(local_rank: int, workers: int) -> None:
-    """Create the CUDA context of the worker's GPU, if it will have one: it takes the longest of all that can be done before."""
-    torch = sys.modules["torch"]
-    if torch.cuda.is_available() and torch.cuda.device_count() >= workers:
-        torch.zeros(1, device=torch.device("cuda", local_rank))
+    """Create the CUDA context of the worker's GPU, if it will have one: it takes the longest of all that can be done before.
+
+    It takes memory that the worker which still trains may need, so it is created only where that is known to be free.
+    """
+    cuda = sys.modules["torch"].cuda
+    if cuda.is_available() and cuda.device_count() >= workers:
+        free = _free_memory_of_gpu(str(cuda.get_device_properties(local_rank).uuid))
+        if free is not None and free >= 2 * _CONTEXT_BYTES:
+            sys.modules["torch"].zeros(1, device=f"cuda:{local_rank}")
+
+
+def _free_memory_of_gpu(uuid: str) -> int | None:
+    """Return the bytes that are free on a GPU, as its driver tells without a context there; None if it does not."""
+    query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits", f"--id=GPU-{uuid}"]
+    with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+        done = subprocess.run(query, capture_output=True, text=True, timeout=_QUERY_LIMIT_S, check=True)
+        return int(done.stdout) << 20
+    return None
 
 
 def _memory() -> int:

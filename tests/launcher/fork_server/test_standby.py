@@ -6,12 +6,15 @@ import json
 import os
 import signal
 import socket
+import sys
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from elasticflow.launcher.agent.workers import GroupState
+from elasticflow.launcher.fork_server import standby
 from elasticflow.launcher.fork_server.client import ForkServer
 from elasticflow.launcher.fork_server.protocol import Setup
 from elasticflow.launcher.fork_server.standby import LowPriority
@@ -157,3 +160,27 @@ def test_low_priority_takes_pauses_and_waits_for_snapshots(heartbeats: int) -> N
         while time.process_time() - cpu < 0.1:
             pass
     assert signal.getsignal(signal.SIGPROF) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_opened"),
+    [("echo 79000", True), ("echo 900", False), ("echo [N/A]", False), ("exit 9", False)],
+)
+def test_a_gpu_is_opened_where_memory_is_known_to_be_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, *, is_opened: bool
+) -> None:
+    """A context takes of what the worker that trains may need; there is no GPU here: the driver's tool and torch are stand-ins."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f'#!/bin/sh\ncase "$*" in *--id=GPU-b*) {answer};; esac\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    opened: list[str] = []
+    cuda = SimpleNamespace(
+        is_available=lambda: True,
+        device_count=lambda: 2,
+        get_device_properties=lambda number: SimpleNamespace(uuid="ab"[number]),
+    )
+    torch = SimpleNamespace(cuda=cuda, zeros=lambda _, device: opened.append(device))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    standby._open_device(1, 2)
+    assert opened == (["cuda:1"] if is_opened else [])
