@@ -140,7 +140,10 @@ def source_diff(old: RunInputs, new: RunInputs) -> Iterator[str]:
 def _data(old: RunInputs, new: RunInputs) -> Iterator[Difference]:
     for name, was in old.data.items():
         now = new.data.get(name)
-        if now is None or was.get("fingerprint") == now.get("fingerprint"):
+        if now is None:
+            continue
+        yield from _values(name, was.get("values"), now.get("values"))
+        if was.get("fingerprint") == now.get("fingerprint"):
             continue
         before, after = (
             f"{str(data.get('fingerprint'))[:_DIGEST_SHOWN]} ({data.get('samples')})" for data in (was, now)
@@ -148,6 +151,15 @@ def _data(old: RunInputs, new: RunInputs) -> Iterator[Difference]:
         yield Difference(
             f"data.{name}", before, after, "corrupting", "other data: a run does not go on with it"
         )
+
+
+def _values(name: str, was: object, now: object) -> Iterator[Difference]:
+    """Yield the values of the data, which arguments of both jobs stand for, that differ."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        for key in was:
+            if key in now and was[key] != now[key]:
+                reason = "the job is made with it: a run does not go on with another"
+                yield Difference(f"data.{name}.{key}", was[key], now[key], "corrupting", reason)
 
 
 def _patch(old: RunInputs, new: RunInputs) -> Iterator[Difference]:

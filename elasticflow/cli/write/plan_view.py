@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from elasticflow.cli.output import paint, table
 from elasticflow.compiler.drift.table import lines_of as drift_lines
 from elasticflow.compiler.entry_point.values import measured_weights
+from elasticflow.jobfile.diagnostics.toml_literals import dotted
+from elasticflow.jobfile.entry_points.object_arguments import dataset_values
 from elasticflow.jobfile.tables.units import intervals
 from elasticflow.observe.standbys import cost_in_words
 from elasticflow.observe.terminal.formats import plural, size, span
@@ -105,6 +107,11 @@ def _facts(view: PlanView) -> Iterator[tuple[str, str]]:
     yield "batch", _batch(view)
     if view.known.parameters is not None:
         yield "model", plural(int(view.known.parameters.value), "parameter") + _by(view.known.parameters)
+    if job.optimizer.groups:
+        yield "parameters", _groups(job)
+    if values := list(dataset_values(job.model_dump())):
+        names = ", ".join(f"{dotted(path)} = {value}" for path, value in values)
+        yield "from data", f"{names}; known when the training data is opened"
     if job.dataset.shards is not None:
         shards = plural(job.dataset.shards, "shard")
         yield "data", f"{shards} of unknown lengths; what a worker reads is whole shards"
@@ -125,6 +132,23 @@ def _facts(view: PlanView) -> Iterator[tuple[str, str]]:
     yield from view.asides.items()
     if view.run_facts is not None:
         yield "drift", _drift(view.run_facts, view.answer)
+
+
+def _groups(job: Job) -> str:
+    """Return which parameters have options of their own."""
+    parts = []
+    for group in job.optimizer.groups:
+        selected = {"match": group.match, "ndim": group.ndim, "module": group.module}
+        words = " and ".join(
+            f"{key} {_listed(value)}" for key, value in selected.items() if value is not None
+        )
+        options = ", ".join(f"{key} {value}" for key, value in group.args.items())
+        parts.append(f"{words}: {options}" if options else words)
+    return f"{'; '.join(parts)}; the rest: optimizer.args; the first that fits counts"
+
+
+def _listed(value: object) -> str:
+    return " or ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _nodes(view: PlanView) -> str:

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from elasticflow import events
 from elasticflow.errors import JobKeyError
+from elasticflow.runtime.torch_private import COMPILED_MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -139,13 +140,15 @@ def _names(model: nn.Module) -> dict[int, list[str]]:
 def _takes(group: Group, model: nn.Module, parameter: nn.Parameter, names: Sequence[str]) -> bool:
     """Return whether all that a group asks for is true of a parameter."""
     return (
-        (
-            group.match is None
-            or any(fnmatchcase(name, each) for name in names for each in _several(group.match))
-        )
+        (group.match is None or any(_fits(name, each) for name in names for each in _several(group.match)))
         and (group.ndim is None or _ndim(parameter, names[0]) in _several(group.ndim))
         and (group.module is None or any(_is_inside(model, name, _several(group.module)) for name in names))
     )
+
+
+def _fits(name: str, glob: str) -> bool:
+    """Return whether a glob fits a name, as it is without torch.compile."""
+    return fnmatchcase(name.replace(f"{COMPILED_MODEL}.", ""), glob)
 
 
 def _ndim(parameter: nn.Parameter, name: str) -> int:

@@ -29,6 +29,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "elastic": (),
     "exact": ("nodes.max=4",),
     "iterable": (),
+    "transformer": (),
     "gpu": ("dataset.samples=1000000",),
     "elastic_wide": ("nodes.max=65536", "nodes.nproc_per_node=8", "dataset.global_batch_size=1048576"),
     "one_worker": ("restarts.budget=0",),

@@ -153,6 +153,14 @@ def test_a_lazy_parameter_has_no_dimensions_yet() -> None:
         parameter_groups(model, [Group(ndim=1)])
 
 
+def test_a_compiled_model_has_the_names_of_the_model() -> None:
+    """Where the job's own code compiles it."""
+    model = torch.compile(Net())
+    assert isinstance(model, nn.Module)
+    made = parameter_groups(model, [Group(match="blocks.0.linear.*"), Group(module=nn.LayerNorm)])
+    assert [len(group["params"]) for group in made] == [2, 4, 4]
+
+
 def test_an_option_that_the_optimizer_does_not_have_is_told() -> None:
     """It would change nothing; an optimizer without defaults reads its groups itself."""
     groups = [Group(ndim=1, args={"weigth_decay": 0.0})]
