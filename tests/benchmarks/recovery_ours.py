@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.end_to_end.harness import Project, Running
 
 JOB = "recovery"
-TEXT = """
+_TEXT = """
 [job]
 name = "{name}"
 seed = 1234
@@ -40,7 +40,7 @@ entry = "examples.mnist:digits"
 args = {{ split = "train" }}
 global_batch_size = 64
 [train]
-steps = 1000000
+steps = {steps}
 threads = 1
 {train}
 [nodes]
@@ -48,9 +48,19 @@ max = {nodes}
 nproc_per_node = {workers}
 [restarts]
 budget = 1000
+warm = "{warm}"
 [snapshots]
 every = "20 steps"
 """
+
+
+def job_text(
+    model: str, workers: int, nodes: int = 1, *, train: str = "", warm: str = "auto", steps: int = 1_000_000
+) -> str:
+    """Return the job file: *model* is the module that has Net, *train* more lines of its table [train]."""
+    return _TEXT.format(
+        name=JOB, model=model, workers=workers, nodes=nodes, train=train, warm=warm, steps=steps
+    )
 
 
 class Ours:
@@ -116,8 +126,7 @@ class Ours:
 
     @contextmanager
     def _launch(self, workers: int, nodes: int = 2) -> Iterator[Running]:
-        text = TEXT.format(name=JOB, model=self._model, workers=workers, nodes=nodes, train=self._train)
-        self._project.write("jobs/recovery.toml", text)
+        self._project.write("jobs/recovery.toml", job_text(self._model, workers, nodes, train=self._train))
         running = self._project.run("jobs/recovery.toml", secrets.token_hex(4), job=JOB)
         try:
             yield running

@@ -24,7 +24,7 @@ import psutil
 
 from elasticflow import events
 from tests.benchmarks.recovery_models import MODELS, module_of
-from tests.benchmarks.recovery_ours import JOB, TEXT, first_step
+from tests.benchmarks.recovery_ours import JOB, first_step, job_text
 from tests.campaign.facts import head
 from tests.end_to_end.harness import named, project_at, steps_of, tensors
 
@@ -72,15 +72,14 @@ class Disturbed:
     problems: list[str]
 
 
-def write_job(project: Project, model: str, steps: int) -> None:
-    """Write the job: exact, so that its bits can be compared."""
+def write_job(project: Project, model: str, steps: int, warm: str) -> None:
+    """Write the job: exact, so that its bits can be compared; *warm* is its `restarts.warm`."""
     source = MODELS[model].text
     if source is not None:
         project.write(f"{module_of(model).replace('.', '/')}.py", source)
-    text = TEXT.format(name=JOB, model=module_of(model), workers=WORKERS, nodes=1)
-    assert "steps = 1000000" in text
-    exact = f'steps = {steps}\nconsistency = "exact"'
-    project.write("jobs/recovery.toml", text.replace("steps = 1000000", exact))
+    exact = 'consistency = "exact"'
+    text = job_text(module_of(model), WORKERS, train=exact, warm=warm, steps=steps)
+    project.write("jobs/recovery.toml", text)
 
 
 def disturb(running: Running, kills: int) -> Disturbed:
@@ -123,11 +122,11 @@ def _standbys(running: Running) -> list[int]:
     return list(ready[-1]["pids"]) if ready else []
 
 
-def table(model: str, came: Disturbed, *, is_same: bool, took_s: float) -> str:
+def table(model: str, warm: str, came: Disturbed, *, is_same: bool, took_s: float) -> str:
     """Return the table as Markdown."""
     found = head()
     seconds = sorted(came.seconds)
-    ran = f"one exact run of {WORKERS} workers, {took_s:.0f} s"
+    ran = f'one exact run of {WORKERS} workers, restarts.warm = "{warm}", {took_s:.0f} s'
     lines = [
         f"# A job with {MODELS[model].words}, its workers killed {len(seconds)} times",
         "",
@@ -156,11 +155,13 @@ def main() -> int:
     parser.add_argument(
         "--model", choices=[name for name, model in MODELS.items() if not model.missing], required=True
     )
+    parser.add_argument("--warm", choices=("auto", "fork", "standby", "off"), default="auto")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--steps", type=int, default=6000, help="of the job: enough for all kills")
+    parser.add_argument("--add", action="store_true", help="below the tables that are there")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, project_at(Path(folder) / "project") as project:
-        write_job(project, options.model, options.steps)
+        write_job(project, options.model, options.steps, options.warm)
         undisturbed = project.run("jobs/recovery.toml", "undisturbed", job=JOB)
         assert undisturbed.end(END_S) == 0, undisturbed.told()
         began = time.monotonic()
@@ -170,9 +171,10 @@ def main() -> int:
         is_same = tensors(undisturbed.run) == tensors(running.run)
         if steps_of(undisturbed.run) != steps_of(running.run):
             came.problems.append("STEPS are missing, or there twice")
-        text = table(options.model, came, is_same=is_same, took_s=time.monotonic() - began)
+        text = table(options.model, options.warm, came, is_same=is_same, took_s=time.monotonic() - began)
     # Leaving the project has looked whether anything was left behind.
-    TABLE.write_text(text, encoding="utf-8")
+    before = TABLE.read_text(encoding="utf-8") if options.add and TABLE.exists() else ""
+    TABLE.write_text(f"{before}\n{text}" if before else text, encoding="utf-8")
     print(text)
     return 0 if is_same and not came.problems else 1
 
