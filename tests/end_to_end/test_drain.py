@@ -115,3 +115,16 @@ def test_signal_while_the_command_imports_is_an_interruption_too(
     os.kill(early.process.pid, number)
 
     assert early.end() == 75, early.told()
+
+
+def test_a_launch_leaves_at_its_time_limit(project: Project) -> None:
+    """As for a signal: once, with a snapshot of the last step, exit 75; the same command goes on, until its own limit."""
+    sets = ("train.epochs=1000000", "train.time_limit=5 s", "logging.every=100 steps")
+    for number in (1, 2):
+        launch = project.run("jobs/mnist.toml", "limited", *sets)
+        assert launch.end() == 75, launch.told()
+        happened = launch.events()
+        assert [each["reason"] for each in named(happened, events.DRAIN_REQUESTED)] == [
+            "train.time_limit of 5 s"
+        ] * number
+        assert len(named(happened, "run.interrupted")) == number

@@ -117,6 +117,8 @@ def _facts(view: PlanView) -> Iterator[tuple[str, str]]:
         yield "data", f"{shards} of unknown lengths; what a worker reads is whole shards"
     yield "steps", _steps(view)
     yield "duration", _duration(view)
+    if job.train.time_limit is not None:
+        yield "", f"a launch leaves after {job.train.time_limit}, with a snapshot (exit code 75)"
     if job.evaluation is not None:
         names = ", ".join(dict.fromkeys(["loss", *job.evaluation.metrics])) + _whose(job)
         times = view.ahead.evaluations

@@ -59,6 +59,7 @@ _WEIGHTS: dict[str, tuple[Weight, str]] = {
     "train": ("trajectory", _OTHER_CURVE),
     "train.epochs": ("harmless", "the run ends sooner or later"),
     "train.steps": ("harmless", "the run ends sooner or later"),
+    "train.time_limit": ("harmless", "counts from now on"),
     "train.compile": ("harmless", "equal up to rounding"),
     "train.threads": ("harmless", "equal up to rounding"),
     "train.compare_replicas": ("harmless", "what is compared does not change"),

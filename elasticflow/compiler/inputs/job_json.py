@@ -14,7 +14,10 @@ from elasticflow.jobfile.tables.job import Job
 from elasticflow.redaction import without_secrets
 
 # Keys that came after records were written, with what they are if left out: a job without them keeps its digest.
-_LATER: tuple[tuple[str, str, Any], ...] = (("optimizer", "groups", []),)
+_LATER: tuple[tuple[str, str, Any], ...] = (
+    ("optimizer", "groups", []),
+    ("train", "time_limit", None),
+)
 _OF_DATA = "$dataset"  # a value of the training data: {"$dataset": "vocab_size"}
 _FLOAT = "$float"  # JSON has no infinity and no NaN: {"$float": "inf"}
 

@@ -183,6 +183,7 @@ EXAMPLES: dict[str, dict[str, list[Any]]] = {
         "threads": [1],
         "virtual_shards": [8],
         "compare_replicas": ["1000 steps", "never"],
+        "time_limit": ["23.5 h", "30 min"],
     },
     "DdpTable": {"bucket_cap_mb": [25]},
     "NodesTable": {

@@ -17,6 +17,7 @@ from elasticflow.jobfile.tables.types import (
     MOST_SAMPLES,
     Args,
     Description,
+    DurationText,
     Entry,
     IntervalText,
     MayRefer,
@@ -271,6 +272,11 @@ class TrainTable(Table):
     compare_replicas: StepsText | Literal["never"] = Field(
         default="1000 steps",
         description="When the workers' parameters are compared, besides before each snapshot: finds one that went astray.",
+    )
+
+    time_limit: DurationText | None = Field(
+        default=None,
+        description="A launch leaves after this long, with a snapshot, as for SIGTERM (exit code 75); the same command goes on.",
     )
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ The files of the run are written by this process alone.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 from elasticflow import errors, events
 from elasticflow.compiler.inputs.job_json import job_to_json
 from elasticflow.errors import RendezvousError, RunFolderError
+from elasticflow.jobfile.tables.units import parse_duration
 from elasticflow.launcher.journal.display_thread import DisplayThread
 from elasticflow.launcher.journal.environment_record import EnvironmentRecord
 from elasticflow.launcher.journal.journal import Journal
@@ -85,6 +87,9 @@ class Supervisor:
         self._ledger = RestartLedger(launch.folder.ledger)
         self._lifecycle = self._first_lifecycle()
         self._asked = LeaveRequests()
+        self._began = time.monotonic()
+        time_limit = launch.job.train.time_limit
+        self._time_limit_s = math.inf if time_limit is None else parse_duration(time_limit)
 
     def run(self) -> int:
         """Return the exit code once the launch has ended; nothing of its process tree lives afterwards.
@@ -233,6 +238,14 @@ class Supervisor:
             tell(_SECOND_SIGNAL)
         elif self._asked.numbers and not self._lifecycle.is_leaving and self._lifecycle.verdict is None:
             tell(LeaveAsked(signal.Signals(self._asked.numbers[0]).name))
+        elif self._is_past_time_limit():
+            self._time_limit_s = math.inf  # it asks once
+            tell(LeaveAsked(f"train.time_limit of {self._launch.job.train.time_limit}"))
+
+    def _is_past_time_limit(self) -> bool:
+        """Return whether the launch has lasted as long as the job says, and was not asked to leave yet."""
+        is_over = time.monotonic() - self._began >= self._time_limit_s
+        return is_over and not self._lifecycle.is_leaving and self._lifecycle.verdict is None
 
     def _see_off(self, tell: Callable[[LifecycleEvent], None], verdict: Verdict) -> Verdict:
         """Wait for the agents to leave, whose writers may still be writing a snapshot; return the verdict.

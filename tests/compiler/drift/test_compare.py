@@ -42,6 +42,7 @@ from tests.compiler.jobs import make_job
         ({"dataset__shards": 4}, {"dataset__shards": 8}, ("dataset.shards", 4, 8, "corrupting")),
         ({}, {"dataset__micro_batch_size": 8}, ("dataset.micro_batch_size", None, 8, "harmless")),
         ({}, {"train__epochs": 3}, ("train.epochs", 2, 3, "harmless")),
+        ({}, {"train__time_limit": "2 h"}, ("train.time_limit", None, "2 h", "harmless")),
         ({}, {"train__ema": 0.9}, ("train.ema", None, 0.9, "corrupting")),
         ({"train__ema": 0.9}, {"train__ema": 0.8}, ("train.ema", 0.9, 0.8, "trajectory")),
         (
