@@ -29,6 +29,8 @@ def _compile(folder: NodeFolder, **environment: str) -> dict[str, Any]:
         env={
             **os.environ,
             "PYTHONPATH": str(ROOT),
+            # As the fork server has it: else OpenBLAS starts a thread, of which nobody can tell what it is until it runs.
+            **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
             "TORCHINDUCTOR_CACHE_DIR": str(folder.path),
             COMPILER_CACHE: str(folder.path),
             **environment,
