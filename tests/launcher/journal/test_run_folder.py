@@ -36,6 +36,7 @@ def test_full_disk_interrupts_the_launch_and_says_so(tmp_path: Path) -> None:
         ),
         folder=folder,
         number=1,
+        job=SimpleNamespace(train=SimpleNamespace(time_limit=None)),
         catalog=SimpleNamespace(storage=storage),
         store=SimpleNamespace(endpoint=None),
         is_resumed=False,
