@@ -157,7 +157,7 @@ def me() -> Any:
         rank=0, local_rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"), seed=11, vote=vote,
         random_version=2, started_at=None, events=events, logged_once=set(), trajectory_recorder=None,
         event=event, event_once=event_once, gather_text=lambda text: [text], reseed=lambda: None, barrier=lambda: None,
-        all_true=lambda mine: mine, should_leave=False,
+        all_true=lambda mine: mine, should_leave=False, call_at_beginning=lambda: None,
         phase=lambda _: None, heartbeat=nothing, progress=nothing,
         generators=generators, stoppable=stopping.Stoppable(vote), stopped=None, agree_to_stop=agree_to_stop,
         leave_untrained=lambda: None, leaves_untrained=False,

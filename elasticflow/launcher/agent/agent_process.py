@@ -153,7 +153,7 @@ class AgentProcess:
 
     def end(self) -> None:
         """Kill the agent, with everything below it, if it lives; it is gone afterwards."""
-        if self._agent is not None and self._agent.process.poll() is None:
+        if self._agent is not None:
             self._agent.process.kill()
             self._agent.process.wait()
             self._keep_output(self._agent)

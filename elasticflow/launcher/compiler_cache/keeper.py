@@ -105,7 +105,8 @@ class CompilerCacheKeeper:
         self._place, self._folder = place, place.folder
         self._process: subprocess.Popen[bytes] | None = None
         self._action: Action = "load"
-        self._is_first = self._is_dirty = self._has_run = self._has_failed = False
+        self._is_first = self._is_dirty = self._has_run = False
+        self._has_failed = self._has_not_loaded = False
         self._looked = self._not_before = 0.0
         self._told: list[Told] = []
         if place.reason:
@@ -155,7 +156,7 @@ class CompilerCacheKeeper:
             if now - self._looked >= _LOOK_S:
                 self._looked = now
                 try:
-                    self._look(now, phases <= _TRAINING)
+                    self._look(now, bool(phases) and phases <= _TRAINING)
                 except OSError as error:  # of the folder
                     self._fail("save", str(error))
         told, self._told = self._told, []
@@ -191,7 +192,7 @@ class CompilerCacheKeeper:
             uri=Storage(place.writer.uri).absolute_uri,
             prefix=place.writer.prefix,
             options=place.writer.config.options,
-            is_first=self._is_first,
+            is_first=self._is_first or self._has_not_loaded,
         )
         try:
             self._process = subprocess.Popen(
@@ -248,6 +249,8 @@ class CompilerCacheKeeper:
     def _fail(self, action: str, reason: str) -> None:
         # Told once: the next launch tries again.
         self._has_failed |= action == "save"
+        # What lies beside the snapshots is no good to this kind of machine: it is replaced.
+        self._has_not_loaded |= action == "load"
         self._told.append(CompilerCacheFailed(self._place.node, action, reason))
 
 

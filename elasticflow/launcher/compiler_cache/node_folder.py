@@ -14,6 +14,7 @@ from elasticflow.system import atomic_files
 from elasticflow.system.records import BadJsonError, parse
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 # torch's compiler splits its own command lines at blanks (measured, 2.13).
@@ -80,6 +81,11 @@ class NodeFolder:
                         state.st_size, state.st_mtime_ns
                     )
         return found
+
+    def has_still(self, files: Mapping[str, FileState]) -> bool:
+        """Return whether *files*, as `files` returned them, are as they were."""
+        now = self.files()
+        return all(now.get(name) == state for name, state in files.items())
 
     def is_being_written(self) -> bool:
         """Return whether a compiler writes a file now."""

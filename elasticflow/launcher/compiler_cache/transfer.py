@@ -122,6 +122,8 @@ def save(asked: Transfer) -> Transferred:
     states = folder.files()
     files = {name: state.size for name, state in states.items()}
     if (size := sum(files.values())) > archive.MOST_BYTES:
+        if folder.is_being_written() or not folder.has_still(states):
+            return Transferred("busy")
         folder.seal(files, is_stored=True)  # as good as: it is not tried again
         raise archive.BadArchiveError(
             f"it has {size >> 20} MB, and at most {archive.MOST_BYTES >> 20} MB are put beside the snapshots"
@@ -130,7 +132,7 @@ def save(asked: Transfer) -> Transferred:
         data = archive.pack(folder.path, files)
     except FileNotFoundError:  # the workers of a generation have ended, and the folder is being repaired
         return Transferred("busy")
-    if folder.is_being_written() or any(folder.files().get(name) != state for name, state in states.items()):
+    if folder.is_being_written() or not folder.has_still(states):
         return Transferred("busy")
     folder.seal(files, is_stored=False)
     store = _store(asked, _SAVE_PATIENCE)

@@ -12,6 +12,7 @@ mapping of a thread's stack, and its last code address is `start_routine`.
 
 from __future__ import annotations
 
+import platform
 import re
 import struct
 import threading
@@ -129,11 +130,11 @@ def _libraries_of(thread: int) -> set[str] | None:
         except OSError:  # not every container lets a process read it
             return set()
         if len(call) > 2:
-            return _libraries_on_stack(int(call[-2], 16))
+            return _libraries_on_stack(thread, int(call[-2], 16))
     return set()
 
 
-def _libraries_on_stack(pointer: int) -> set[str]:
+def _libraries_on_stack(thread: int, pointer: int) -> set[str]:
     """Return the library that began the thread whose stack *pointer* is in, or all that may have."""
     mappings = _mappings()
     starts = [mapping.start for mapping in mappings]
@@ -145,24 +146,29 @@ def _libraries_on_stack(pointer: int) -> set[str]:
     stack = mapping_of(pointer)
     if stack is None:
         return set()
-    descriptor = _code_between(max(pointer, stack.end - _DESCRIPTOR_BYTES), stack.end, mapping_of)
-    if descriptor and not _RUNTIME.match(descriptor[-1]):
-        return {descriptor[-1]}
-    found = _code_between(pointer, min(stack.end, pointer + _STACK_BYTES), mapping_of)
+    end = _words(max(pointer, stack.end - _DESCRIPTOR_BYTES), stack.end)
+    # The descriptor holds the thread's number; without it this is none, or that of another C library.
+    if platform.machine() == "x86_64" and any(word & 0xFFFFFFFF == thread for word in end):
+        began_with = _files_of(end, mapping_of)[-1:]
+        if began_with and not _RUNTIME.match(began_with[0]):
+            return set(began_with)
+    found = _files_of(_words(pointer, min(stack.end, pointer + _STACK_BYTES)), mapping_of)
     return {file for file in found if not _RUNTIME.match(file)}
 
 
-def _code_between(start: int, end: int, mapping_of: Callable[[int], _Mapping | None]) -> list[str]:
-    """Return the file of each code address in a part of this process' memory, in order."""
-    found = []
+def _words(start: int, end: int) -> list[int]:
+    """Return the words in a part of this process' memory; none that cannot be read."""
     with suppress(OSError), Path("/proc/self/mem").open("rb", 0) as memory:
         memory.seek(start)
-        words = memory.read(end - start)
-        for (word,) in struct.iter_unpack("@N", words[: len(words) // 8 * 8]):
-            mapping = mapping_of(word)
-            if mapping is not None and mapping.is_code:
-                found.append(mapping.file)
-    return found
+        data = memory.read(end - start)
+        return [word for (word,) in struct.iter_unpack("@N", data[: len(data) // 8 * 8])]
+    return []
+
+
+def _files_of(words: list[int], mapping_of: Callable[[int], _Mapping | None]) -> list[str]:
+    """Return the file of each of *words* that is an address of code, in order."""
+    mappings = map(mapping_of, words)
+    return [mapping.file for mapping in mappings if mapping is not None and mapping.is_code]
 
 
 def _mappings() -> list[_Mapping]:

@@ -163,6 +163,7 @@ class IndexLoader:
     def _in_processes(self, position: Position) -> Iterator[Any]:
         reads = (read for step in self._plan.after(position) for read in step.reads)
         is_cuda = self._worker.device.type == "cuda"
+        self._worker.call_at_beginning()
         wait = LeaveWhileWaiting(self._worker)
         return LoaderProcesses(
             self._reader, self._content, reads, self._num_workers, pins_memory=is_cuda, wait=wait

@@ -67,7 +67,7 @@ class Worker:
         vote: What all ranks decide together at each step.
         progress: Reports finished steps.
         listen: Has signals ask this process to leave.
-        at_beginning: Called after the first step of a run, not where one goes on.
+        at_beginning: Called at the beginning of a run, not where one goes on (`call_at_beginning`).
         at_leave: Called by `leave`, in order, while the process group is alive.
         started_at: Position at which this generation began to train.
         at_first_step: Called after the first step of this generation.
@@ -206,9 +206,8 @@ class Worker:
         self.listen()  # again: the model's or the dataset's code may have taken the signals for itself
         self.leave_untrained()
         left = schedule.remaining(position)  # None: nobody knows the data's length
-        if position.step == 0:
-            self.at_first_step += self.at_beginning
-        self.at_beginning.clear()  # of what was opened for them nothing is kept
+        if position.step != 0:
+            self.at_beginning.clear()  # of what was opened for them nothing is kept
         model.train()
         self.started_at = position
         self.generators.rest()
@@ -230,6 +229,15 @@ class Worker:
                 parameters=sum(p.numel() for p in model.parameters()),
             )
         self.phase("compile")  # until the first step is done: much happens in it for the first time
+
+    def call_at_beginning(self) -> None:
+        """Call what waits in `at_beginning`, once: before loader processes read the data, too; else after the first step.
+
+        A process that was forked shares the place in a file that is open already with the one that forked it.
+        """
+        actions, self.at_beginning = self.at_beginning, []
+        for action in actions:
+            action()
 
     def watch_compiler(self) -> None:
         """Be in phase compile whenever torch compiles something: that takes minutes, and happens again for new shapes."""
@@ -280,7 +288,7 @@ class Worker:
                 self.event(events.TRAINING_COMPILED, **self._compilation.facts())
         for action in self.at_first_step:
             action()
-        self.at_first_step.clear()
+        self.call_at_beginning()
 
 
 class _InOrder:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _PROGRESS_EVERY_S = 0.5
 # The generation of what is read before a rank asks for it.
 _AHEAD = 0
+_AHEAD_LIMIT_S = 300.0
 
 
 @dataclass(eq=False)
@@ -80,12 +81,21 @@ class LoadService:
         with self._lock:
             self._drop_unasked()
             if all(loading.name != name for loading in self._loadings):
-                self._begin(name, _AHEAD)
+                loading = self._begin(name, _AHEAD)
+                # A node that no group takes has nobody who asks.
+                timer = threading.Timer(_AHEAD_LIMIT_S, self._give_up, [loading])
+                timer.daemon = True
+                timer.start()
 
     def drop_ahead(self) -> None:
         """Give up what was read ahead and nobody has asked for."""
         with self._lock:
             self._drop_unasked()
+
+    def _give_up(self, loading: _Loading) -> None:
+        with self._lock:
+            if loading in self._loadings and loading.generation == _AHEAD:
+                self._drop(loading)
 
     def _drop_unasked(self) -> None:
         for loading in tuple(self._loadings):

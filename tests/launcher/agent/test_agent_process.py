@@ -98,6 +98,16 @@ def test_ended_agent_is_gone(agent: AgentProcess, tmp_path: Path) -> None:
     assert time.monotonic() - began < 1
 
 
+def test_what_an_agent_said_before_it_knew_its_log_is_kept(agent: AgentProcess, tmp_path: Path) -> None:
+    """Also where nobody has asked how it ended."""
+    _program(tmp_path, f"echo early; touch {tmp_path}/said; exit 1")
+    agent.start()
+    wait_until((tmp_path / "said").exists)
+    agent.end()
+
+    assert "early\n" == (tmp_path / "logs" / "agent.log").read_text()
+
+
 def test_agent_that_dies_before_it_reads_is_no_error(agent: AgentProcess, tmp_path: Path) -> None:
     """Its exit code says so; the supervisor decides."""
     _program(tmp_path, "exec 0<&-; exit 1")

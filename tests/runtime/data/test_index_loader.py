@@ -6,6 +6,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
@@ -191,6 +192,20 @@ def test_batches_follow_the_schedule(me: Any, processes: int) -> None:
     assert [sorted(seen[step]) for step in sorted(seen)] == [
         sorted(in_order[i : i + 7]) for i in range(0, 40, 7)
     ]
+
+
+@pytest.mark.usefixtures("real_processes")
+def test_what_is_due_at_the_beginning_comes_before_loader_processes(me: Any) -> None:
+    """They share the place in a file that the dataset has open: nobody else may read there beside them."""
+    before: list[int] = []
+    me.call_at_beginning = lambda: before.append(len(psutil.Process().children()))
+    schedule = IndexSchedule(20, 7, epochs=1, seed=3)
+    already = len(psutil.Process().children())
+    for processes in (0, 2):
+        loader = index_loader.IndexLoader(me, Rows(), schedule, None, num_workers=processes)
+        for batch in loader.batches(schedule.start):
+            list(batch.micro_batches)
+    assert [already] == before
 
 
 @pytest.mark.usefixtures("real_processes")

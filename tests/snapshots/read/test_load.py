@@ -25,6 +25,7 @@ from elasticflow.snapshots.read import load
 from elasticflow.snapshots.read import verified_files as snapshots_held
 from elasticflow.snapshots.read.stream import VerifiedStream
 from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.snapshots.writer import load_service
 from elasticflow.snapshots.writer.connected_rank import ConnectedRank
 from elasticflow.snapshots.writer.load_service import LoadService
 from elasticflow.storage.storage import Storage
@@ -336,6 +337,16 @@ def test_another_one_than_was_read_ahead_may_be_asked_for(bench: Bench, committe
     assert comes_true(lambda: held(writer.process.pid, newest) != [])
     loader(bench, writer, generation=3).load(committed)
     assert not held(writer.process.pid, newest)
+
+
+def test_what_nobody_asks_for_is_given_up_in_time(
+    bench: Bench, committed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a node that no group takes."""
+    monkeypatch.setattr(load_service, "_AHEAD_LIMIT_S", 0.2)
+    LoadService(bench.catalog).load_ahead(committed)
+    assert comes_true(lambda: len(held("self", committed)) == 3)
+    assert comes_true(lambda: not held("self", committed))
 
 
 def test_damage_found_ahead_is_told_to_who_asks(bench: Bench, committed: str) -> None:
