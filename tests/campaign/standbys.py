@@ -77,7 +77,7 @@ def write_job(project: Project, model: str, steps: int, warm: str) -> None:
     source = MODELS[model].text
     if source is not None:
         project.write(f"{module_of(model).replace('.', '/')}.py", source)
-    exact = 'consistency = "exact"'
+    exact = f'consistency = "exact"\nvirtual_shards = {WORKERS}'
     text = job_text(module_of(model), WORKERS, train=exact, warm=warm, steps=steps)
     project.write("jobs/recovery.toml", text)
 
