@@ -35,7 +35,7 @@ class Compilation:
     """What torch.compile takes in a run.
 
     Attributes:
-        without_cache: The newest generation that took nothing from the cache.
+        without_cache: The newest generation that found nothing in the cache when it began.
         newest: The newest generation that compiled, or took graphs from the cache.
         cache_bytes: Of the cache beside the snapshots; None: none is known of there.
     """
@@ -50,14 +50,18 @@ class Compilation:
             return replace(self, cache_bytes=int_of(event, "bytes") or None)
         generation, seconds = int_of(event, "generation"), float_of(event, "seconds") or 0.0
         step = FirstStep(generation, seconds, int_of(event, "from_cache"), int_of(event, "compiled"))
-        return replace(self, newest=step, without_cache=self.without_cache if step.from_cache else step)
+        # Rank 0 tells, and may have waited for what another worker of its node compiled.
+        is_first = self.newest is None and self.cache_bytes is None
+        return replace(
+            self, newest=step, without_cache=step if is_first or not step.from_cache else self.without_cache
+        )
 
     def facts(self) -> dict[str, float]:
         """Return what is known, as `Knowledge` names it."""
         facts: dict[str, float] = {}
         if self.without_cache is not None:
             facts["compile_s"] = self.without_cache.seconds
-        if self.newest is not None and self.newest.from_cache:
+        if self.newest is not None and self.newest is not self.without_cache:
             facts["compile_cached_s"] = self.newest.seconds
         if self.cache_bytes is not None:
             facts["compiler_cache_bytes"] = self.cache_bytes

@@ -71,14 +71,16 @@ def test_a_compiled_job_compiles_once(project: Project) -> None:
     project.write("jobs/compiled.toml", _JOB)
     running = project.run("jobs/compiled.toml", "compiled-1", job="compiled")
     (first,) = _compiled(running, 1)
-    assert first["compiled"] > 0 == first["from_cache"]
+    # One of the node's workers compiles a graph, and the other one, which may be rank 0, finds it then.
+    graphs = first["compiled"] + first["from_cache"]
+    assert graphs > 0
     (saved,) = running.wait_for("a saved cache", lambda: named(running.events(), events.COMPILER_CACHE))
     assert ("n0", "saved") == (saved["node"], saved["action"])
 
     running.wait_for_step(60)
     os.kill(running.pid_of(1), signal.SIGKILL)
     second = _compiled(running, 2)[-1]
-    assert (first["compiled"], 0) == (second["from_cache"], second["compiled"])
+    assert (graphs, 0) == (second["from_cache"], second["compiled"])
     running.wait_for_step(80, 1)
     again = {r["step"]: r["loss"] for r in read_lines(running.run.metrics_redone) if "loss" in r}
     done = {r["step"]: r["loss"] for r in read_lines(running.run.metrics) if "loss" in r}
@@ -90,7 +92,7 @@ def test_a_compiled_job_compiles_once(project: Project) -> None:
     shutil.rmtree(running.run.compiler_cache)
     resumed = project.start("resume", "compiled-1", run_id="compiled-1", job="compiled")
     third = _compiled(resumed, 3)[-1]
-    assert (first["compiled"], 0) == (third["from_cache"], third["compiled"])
+    assert (graphs, 0) == (third["from_cache"], third["compiled"])
     loaded = named(resumed.events(), events.COMPILER_CACHE)[-1]
     assert ("loaded", saved["files"]) == (loaded["action"], loaded["files"])
 

@@ -33,3 +33,13 @@ def test_graphs_of_both_kinds_are_told() -> None:
     found = History.of([FIRST, SECOND, third]).compilation
     told = "9.0 s in generation 3, 1 graph compiled, 2 graphs from its cache; 26.7 s without that"
     assert told == found.in_words()
+
+
+def test_a_first_step_that_waited_for_another_worker_counts_as_one_without_the_cache() -> None:
+    """Rank 0 tells, and finds what rank 1 has compiled meanwhile."""
+    waited = event(1, events.TRAINING_COMPILED, 1, seconds=26.7, from_cache=2, compiled=0)
+    assert {"compile_s": 26.7} == History.of([waited]).compilation.facts()
+    found = History.of([waited, SECOND]).compilation.facts()
+    assert {"compile_s": 26.7, "compile_cached_s": 0.412} == found
+    on_another_machine = History.of([SAVED, SECOND]).compilation.facts()
+    assert "compile_s" not in on_another_machine
