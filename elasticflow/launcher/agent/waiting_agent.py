@@ -13,6 +13,7 @@ from importlib import util
 from typing import IO, TYPE_CHECKING
 
 from elasticflow.protocol import worker_environment
+from elasticflow.system.shared_memory import memory_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,7 +40,7 @@ class WaitingAgent:
         import subprocess
 
         self.launch_id = launch_id
-        self.output = _unnamed_file()
+        self.output: IO[bytes] = os.fdopen(memory_file("agent-output"), "w+b", buffering=0)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "elasticflow.launcher.agent.main", str(os.getpid())],
             stdin=subprocess.PIPE,
@@ -88,11 +89,3 @@ def waiting_agent(launch_id: str) -> WaitingAgent:
         agent, _ahead = _ahead, None
         return agent
     return WaitingAgent(launch_id)
-
-
-def _unnamed_file() -> IO[bytes]:
-    if sys.platform == "linux":
-        return os.fdopen(os.memfd_create("elasticflow-agent-output"), "w+b", buffering=0)
-    import tempfile
-
-    return tempfile.TemporaryFile()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import mmap
 import os
-import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.launcher.agent.hang_timeouts import HangTimeouts
 from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT, HELD
+from elasticflow.system.shared_memory import memory_file
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
@@ -41,13 +41,7 @@ class _Slot:
 
 def heartbeat_memory() -> int:
     """Return the descriptor, which processes inherit, of new memory for the heartbeats of a node's workers."""
-    if sys.platform == "linux":
-        descriptor = os.memfd_create("elasticflow-heartbeats", 0)
-    else:
-        import tempfile
-
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
+    descriptor = memory_file("heartbeats")
     os.set_inheritable(descriptor, True)
     os.ftruncate(descriptor, _SIZE)
     return descriptor

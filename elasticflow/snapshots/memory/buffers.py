@@ -9,8 +9,8 @@ import os
 import threading
 from dataclasses import dataclass
 
-from elasticflow.snapshots.memory.shared_memory import memory_file
 from elasticflow.system.free_memory import available
+from elasticflow.system.shared_memory import memory_file
 
 _HUGE_PAGE = 2 << 20
 

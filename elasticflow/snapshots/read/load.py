@@ -25,11 +25,11 @@ from elasticflow.snapshots.format.manifest import (
     UnreadableSnapshotError,
     parse,
 )
-from elasticflow.snapshots.memory.shared_memory import memory_file
 from elasticflow.snapshots.read import verify
 from elasticflow.snapshots.read.stream import VerifiedStream
 from elasticflow.snapshots.read.verified_files import VerifiedFiles
 from elasticflow.system.free_memory import available
+from elasticflow.system.shared_memory import memory_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
