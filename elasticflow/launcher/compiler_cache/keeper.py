@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
 import os
+import re
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +85,7 @@ def place_of(run: RunFolder, node: str, writer: WriterStart, environment: Mappin
         environment: This process'.
     """
     kind = this_machine()
-    if any(environment.get(name) for name in VARIABLES):
+    if _is_chosen(environment):
         return Place(node, None, kind, writer)
     folder = NodeFolder(run.compiler_cache / kind.name / node)
     reason = folder.why_unusable()
@@ -92,6 +95,21 @@ def place_of(run: RunFolder, node: str, writer: WriterStart, environment: Mappin
         except OSError as error:
             reason = str(error)
     return Place(node, folder if reason is None else None, kind, writer, reason or "")
+
+
+def _is_chosen(environment: Mapping[str, str]) -> bool:
+    """Return whether a user says where the cache is.
+
+    torch 2.13 sets the variable itself once it has compiled something: a notebook, or a program that compiles and then
+    starts a run, hands it down. Then it names torch's own folder, by the rule of `torch._inductor`'s `default_cache_dir`.
+    """
+    try:
+        user = getpass.getuser()
+    except (KeyError, ModuleNotFoundError, OSError):
+        user = f"uid_{os.getuid()}"
+    own = Path(tempfile.gettempdir(), "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user))
+    values = (environment.get(name) for name in VARIABLES)
+    return any(value and not Path(value).is_relative_to(own) for value in values)
 
 
 class CompilerCacheKeeper:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -205,6 +206,20 @@ def test_variables_have_torch_use_the_folder_unless_somebody_else_has(tmp_path: 
     assert {VARIABLES[0]: path, VARIABLES[1]: f"{path}/triton", COMPILER_CACHE: path} == place.variables()
     for name in VARIABLES:
         assert {COMPILER_CACHE: ""} == place_of(run, "n0", writer, {name: "/cache"}).variables()
+
+
+def test_the_folder_that_torch_itself_has_named_is_nobodys_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch sets the variable when it compiles; a run that is started from that process inherits it."""
+    cache_dir_utils = pytest.importorskip("torch._inductor.runtime.cache_dir_utils")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # put back afterwards
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    cache_dir_utils.cache_dir()
+    assert str(tmp_path) in os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    run = RunFolder.of(tmp_path, "job", "run")
+    assert place_of(run, "n0", WriterStart(str(tmp_path), "run"), os.environ).folder is not None
 
 
 def test_a_folder_that_cannot_be_used_is_one_warning(tmp_path: Path) -> None:
