@@ -82,7 +82,11 @@ SUPERVISOR_LOST = Event(
 GENERATION_STARTED = Event(
     "generation.started", "a worker group was formed", ("world_size", "nodes", "reason")
 )
-GENERATION_ENDED = Event("generation.ended", "a worker group ended", ("class", "reason", "step"))
+GENERATION_ENDED = Event(
+    "generation.ended",
+    "a worker group ended; where the time went since the one before had",
+    ("class", "reason", "step", "seconds_since_failure", "durations"),
+)
 WORKER_FAILED = Event(
     "worker.failed",
     "the first worker that failed in a generation",
@@ -137,7 +141,7 @@ NODE_AWAITED = Event(
 TRAINING_STARTED = Event(
     "training.started",
     "all ranks are about to train",
-    ("restored_from", "from_memory", "epoch", "samples", "steps", "device", "parameters"),
+    ("restored_from", "from_memory", "restore_s", "epoch", "samples", "steps", "device", "parameters"),
     emitter="worker",
 )
 TRAINING_FIRST_STEP = Event(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.observe.history import History, began, state_of
 from elasticflow.observe.records import float_of, int_of, last_of, tail
+from elasticflow.observe.terminal.durations import goodput
 from elasticflow.observe.terminal.formats import number, rfc3339
 from elasticflow.observe.terminal.pace import Pace
 
@@ -91,6 +92,7 @@ class RunStatus:
         """Return what `--format json` prints; times are RFC 3339 in UTC."""
         facts = {"job": self.folder.job, "run_id": self.folder.run_id, **asdict(self)}
         facts["folder"] = str(self.folder.path)
+        facts["goodput"] = goodput(self.durations)
         for name in ("started", "launched", "updated"):
             facts[name] = None if facts[name] is None else rfc3339(facts[name])
         return facts

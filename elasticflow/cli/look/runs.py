@@ -11,14 +11,15 @@ from elasticflow.cli.parameters import JOB_NAME, format_option
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.runs import list_runs
 from elasticflow.observe.status import RunStatus, read_status
+from elasticflow.observe.terminal.durations import goodput, percent
 from elasticflow.observe.terminal.formats import local_time, number, span
 
 if TYPE_CHECKING:
     from elasticflow.launcher.journal.post_mortem import Kind
 
-_HEADER = ("RUN", "JOB", "STATUS", "STEP", "LOSS", "EVALUATION", "STARTED", "TOOK")
+_HEADER = ("RUN", "JOB", "STATUS", "STEP", "LOSS", "EVALUATION", "STARTED", "TOOK", "GOODPUT")
 # These columns go first where there is no room; `status` and JSON have them all.
-_FIRST_TO_GO = ("STARTED", "LOSS", "TOOK", "EVALUATION")
+_FIRST_TO_GO = ("STARTED", "LOSS", "GOODPUT", "TOOK", "EVALUATION")
 
 # How a supervisor most likely ended that could not say so itself.
 _LOST: dict[Kind, str] = {
@@ -36,7 +37,8 @@ _LOST: dict[Kind, str] = {
 def command(job: str | None, form: str) -> None:
     """List the project's runs, or those of one JOB, the one that was launched last first.
 
-    STARTED is when a run began, TOOK the time of all its launches together.
+    STARTED is when a run began, TOOK the time of all its launches together, GOODPUT the share of it in which steps
+    were trained that count.
 
     \b
     elasticflow runs
@@ -67,4 +69,5 @@ def _row(status: RunStatus) -> tuple[str, ...]:
         status.main_metrics or "-",
         local_time(status.started),
         span(sum(status.durations.values())) if status.durations else "-",
+        percent(goodput(status.durations)),
     )

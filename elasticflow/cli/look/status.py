@@ -14,7 +14,7 @@ from elasticflow.observe.incidents import overlap_of
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.standbys import in_words
 from elasticflow.observe.status import read_status
-from elasticflow.observe.terminal.durations import took
+from elasticflow.observe.terminal.durations import goodput, percent, took
 from elasticflow.observe.terminal.event_lines import of_weights, said_on_stderr, user_frames, values
 from elasticflow.observe.terminal.formats import elapsed, local_time, number, plural
 from elasticflow.run_folder import SNAPSHOT_NAME
@@ -104,7 +104,9 @@ def _times(status: RunStatus) -> list[tuple[str, str]]:
         rows += [("likely", status.lost.likely)] if status.lost.likely else []
     if status.durations or status.launch_durations:
         of_one = "" if status.durations else " by the newest launch"
-        rows.append(("took", took(status.durations or status.launch_durations) + of_one))
+        parts = status.durations or status.launch_durations
+        rows.append(("took", took(parts) + of_one))
+        rows.append(("goodput", f"{percent(goodput(parts))} of the time trained steps that count"))
     return rows
 
 

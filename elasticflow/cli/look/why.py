@@ -15,6 +15,7 @@ from elasticflow.observe.history import SUPERVISOR_LOST, History
 from elasticflow.observe.incidents import incidents, overlap_of
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import read_status
+from elasticflow.observe.terminal.durations import took
 from elasticflow.observe.terminal.event_lines import user_frames
 from elasticflow.observe.terminal.formats import local_time, plural, rfc3339, span
 
@@ -45,6 +46,8 @@ def command(run: str | None, form: str) -> None:
     status = read_status(folder)
     count = plural(len(failures), "failure") if failures else "nothing went wrong"
     click.echo(f"{run_headline(status)}, {count}")
+    if status.durations:
+        click.echo(f"  {paint('took   ', dim=True)} {took(status.durations)}")
     if (overlap := overlap_of(history)) is not None:
         click.echo(f"  {paint('overlap', 'yellow')} {overlap}")
     if failures:

@@ -5,15 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
+from elasticflow.launcher.restarts.failure_classes import OUTCOMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-STARTING, TRAINING, EVALUATING, RESTARTING, ENDING = PARTS = (
+STARTING, RESTORING, TRAINING, REDONE, STALLED, EVALUATING, DETECTING, RESTARTING, WAITING, ENDING = PARTS = (
     "starting",  # until the first group trains
-    "training",  # steps, with their data and snapshots
+    "restoring",  # a snapshot is found, read, verified and applied
+    "training",  # steps that count, with their data
+    "redone",  # steps that were lost and done again, the first time they were done
+    "stalled",  # training waits while a snapshot is copied
     "evaluating",
+    "detecting",  # from a failure until all workers of the group are gone
     "restarting",  # from the end of one group until the next one trains
+    "waiting",  # fewer nodes are there than the job needs
     "ending",  # the last snapshot is written, processes leave
 )
 Parts = dict[str, float]
@@ -32,9 +38,11 @@ class Durations:
     """
 
     def __init__(self, before: Mapping[str, float] | None, clock: Callable[[], float]) -> None:
-        self._before, self._clock = before, clock
+        self._before, self._clock = before if before is None else dict(before), clock
         self._parts = dict.fromkeys(PARTS, 0.0)
         self._part, self._since = STARTING, clock()
+        self._waited_in = STARTING
+        self._told = dict.fromkeys(PARTS, 0.0)
 
     def saw(self, record: Mapping[str, Any]) -> None:
         """Take note of one event, or of one line about a step or an evaluation."""
@@ -44,15 +52,30 @@ class Durations:
                 if record.get("resumed") and not self._before:
                     self._before = None  # earlier launches left their files on another machine
             case events.EVALUATION:
-                self._evaluated(record.get("seconds"))
+                self._move(record.get("seconds"), TRAINING, EVALUATING)
+            case events.SNAPSHOT_STAGED:
+                self._move(record.get("stall_s"), TRAINING, STALLED)
             case events.TRAINING_STARTED:
+                self._move(record.get("restore_s"), self._part, RESTORING)
                 self._begin(TRAINING)
             case events.TRAINING_FINISHED | events.BUDGET_SPENT:
                 self._begin(ENDING)
             case events.GENERATION_ENDED:
-                self._begin(ENDING if record.get("class") in _LEFT_FOR_GOOD else RESTARTING)
+                self._group_ended(str(record.get("class")), record.get("seconds_since_failure"))
+            case events.NODE_AWAITED if self._part in (STARTING, RESTARTING):
+                self._waited_in = self._part
+                self._begin(WAITING)
+            case events.GENERATION_STARTED if self._part == WAITING:
+                self._begin(self._waited_in)
             case _:
                 pass
+
+    def redone(self, seconds: float) -> None:
+        """Count *seconds* of training, of this launch as far as it has them, as lost: its steps are done again."""
+        self._begin(self._part)
+        missing = self._shift(self._parts, seconds, TRAINING, REDONE)
+        if missing > 0 and self._before:
+            self._shift(self._before, missing, TRAINING, REDONE)
 
     def of_launch(self) -> Parts:
         """Return the parts of this launch so far, to the millisecond."""
@@ -68,6 +91,13 @@ class Durations:
             for name, seconds in self.of_launch().items()
         }
 
+    def end_group(self) -> Parts:
+        """Return the parts since the last call, or since the launch began; negative where time was counted anew."""
+        parts = self.of_launch()
+        since = {name: round(seconds - self._told[name], 3) for name, seconds in parts.items()}
+        self._told = parts
+        return {name: seconds for name, seconds in since.items() if seconds}
+
     def figures(self) -> dict[str, Any]:
         """Return fields for an event at the launch's end: `seconds` is the sum of `durations`."""
         parts = self.of_launch()
@@ -77,25 +107,39 @@ class Durations:
             "run_durations": self.of_run(),
         }
 
+    def _group_ended(self, outcome: str, seconds_since_failure: object) -> None:
+        if outcome not in OUTCOMES:
+            self._move(seconds_since_failure, self._part, DETECTING)
+        self._begin(ENDING if outcome in _LEFT_FOR_GOOD else RESTARTING)
+
     def _begin(self, part: str) -> None:
         now = self._clock()
         self._parts[self._part] += now - self._since
         self._part, self._since = part, now
 
-    def _evaluated(self, seconds: object) -> None:
-        """Count the last *seconds*, which have counted as training, as evaluating."""
+    def _move(self, seconds: object, old: str, new: str) -> None:
+        """Count *seconds* that have counted as *old* as *new*."""
         self._begin(self._part)
         if isinstance(seconds, int | float):
-            moved = min(max(0.0, float(seconds)), self._parts[TRAINING])
-            self._parts[TRAINING] -= moved
-            self._parts[EVALUATING] += moved
+            self._shift(self._parts, seconds, old, new)
+
+    @staticmethod
+    def _shift(parts: Parts, seconds: float, old: str, new: str) -> float:
+        """Have *seconds* of *old* count as *new*, as far as there are so many; return how many were missing."""
+        moved = min(max(0.0, float(seconds)), parts.get(old, 0.0))
+        parts[old] = parts.get(old, 0.0) - moved
+        parts[new] = parts.get(new, 0.0) + moved
+        return seconds - moved
 
 
 def read_parts(record: object) -> Parts | None:
-    """Return the parts that *record*, from a state file, holds; None if it is something else."""
-    if not isinstance(record, dict):
+    """Return the parts that *record*, from a state file, holds; None if it is something else.
+
+    Those that the version which wrote it did not know are 0.
+    """
+    if not isinstance(record, dict) or not record.keys() & set(PARTS):
         return None
-    parts = {name: record.get(name) for name in PARTS}
+    parts = {name: record.get(name, 0.0) for name in PARTS}
     if not all(isinstance(seconds, int | float) and seconds >= 0 for seconds in parts.values()):
         return None
-    return {name: float(seconds or 0.0) for name, seconds in parts.items()}
+    return {name: float(seconds) for name, seconds in parts.items()}

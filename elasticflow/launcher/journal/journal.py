@@ -8,6 +8,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from elasticflow.events import GENERATION_ENDED
 from elasticflow.launcher.journal.durations import Durations, read_parts
 from elasticflow.launcher.journal.post_mortem import MACHINE, Machine
 from elasticflow.system import atomic_files
@@ -107,6 +108,8 @@ class Journal:
     def copy(self, record: EventRecord) -> None:
         """Append an event as it stands, a worker's for instance, and show it."""
         self.durations.saw(record)
+        if record["event"] == GENERATION_ENDED:
+            record["durations"] = self.durations.end_group()
         self._lines.append([record])
         self._show(record)
 

@@ -40,8 +40,8 @@ class Metrics:
         """Return the last step that the file has; 0 if it has none."""
         return _last_step(self._folder.metrics)
 
-    def settle(self, step: int) -> None:
-        """Make the file end exactly with *step*, where a generation is about to go on.
+    def settle(self, step: int) -> float:
+        """Make the file end exactly with *step*, where a generation is about to go on; return the seconds that cost.
 
         Lines beyond it are moved to metrics.redone.jsonl. Lines up to it that the supervisor did not live to write, or
         that were damaged, are taken from the rank logs of earlier generations.
@@ -50,6 +50,7 @@ class Metrics:
             self._refill(self._damaged_at, step)
             self._damaged_at = None
         size, lost = _after(self._folder.metrics, step)
+        seconds = _seconds_of(lost)
         if lost or size < self._folder.metrics.stat().st_size:
             redone = AppendedLines(self._folder.metrics_redone)
             redone.append(lost)
@@ -60,6 +61,7 @@ class Metrics:
         if last < step:
             self._lines.append(self._missing(last, step))
             self._lines.sync()
+        return seconds
 
     def _refill(self, start: int, step: int) -> None:
         """Put the lines up to *step* that damage took back where they were, from byte *start* on."""
@@ -136,6 +138,21 @@ def _after(path: Path, step: int) -> tuple[int, list[EventRecord]]:
         if record is not None:
             beyond.append(record)
     return 0, beyond[::-1]
+
+
+def _seconds_of(lines: list[EventRecord]) -> float:
+    """Return how long the steps on these lines have taken, by their own clocks: not all need have a line."""
+    total = 0.0
+    before: EventRecord | None = None
+    for line in lines:
+        time, seconds = line.get("time"), line.get("seconds")
+        is_new = before is None or before.get("generation") != line.get("generation")
+        if is_new and isinstance(seconds, int | float):
+            total += seconds
+        elif not is_new and isinstance(time, int | float):
+            total += max(0.0, time - before["time"])  # type: ignore[index]
+        before = line if isinstance(time, int | float) else None
+    return total
 
 
 def _last_step(path: Path) -> int:

@@ -52,7 +52,7 @@ class Ingest:
         if name == events.DATASET_OPENED:
             self._environment.data(line)
         elif name == events.TRAINING_STARTED:
-            self._metrics.settle(line["step"])
+            self._journal.durations.redone(self._metrics.settle(line["step"]))
             self._journal.update(at_once=True, step=line["step"], steps=line["steps"], epoch=line["epoch"])
         elif name == events.SNAPSHOT_CHOSEN:
             # Newer ones, if there were any, have been set aside.

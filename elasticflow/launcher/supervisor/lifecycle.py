@@ -113,6 +113,7 @@ class Lifecycle:
         self._formation = Formation("resume" if run.is_resumed else "start")
         self._undecided: _Undecided | None = None
         self._now = Instant(0.0, 0.0)
+        self._heard_at: float | None = None
         self._commands: list[Command] = []
         self.generation: Generation | None = None
         self.verdict: Verdict | None = None
@@ -290,6 +291,7 @@ class Lifecycle:
         self._commands += commands
 
     def _log_lines(self, lines: Sequence[EventRecord]) -> None:
+        self._heard_at = self._now.unix
         for line in lines:
             if line["event"] in {events.STEP, events.TRAINING_STARTED, events.TRAINING_FINISHED}:
                 self._step = line["step"]
@@ -319,7 +321,7 @@ class Lifecycle:
         cause = generation.cause()
         if cause.failure is not None:
             self._record(events.WORKER_FAILED, **cause.failure.fields())
-        self._record_end(cause.failure_class, cause.error)
+        self._record_end(cause.failure_class, cause.error, self._seconds_since(cause))
         if generation.drain is not None and generation.drain.ends:
             who = "the agent died" if cause.failure is None else "a worker failed"
             self._settle(outcomes.interrupted(self._step, f"{who} while draining: {cause.error}"))
@@ -327,6 +329,12 @@ class Lifecycle:
         if cause.failure is not None:
             self._commands += self._nodes.note_failure(cause.node, cause.error)
         self._failed(cause, generation)
+
+    def _seconds_since(self, cause: Cause) -> float | None:
+        """Return how long ago it failed: when a worker ended; for a lost node or a hang, since anything was heard."""
+        is_seen = cause.failure is not None and cause.failure_class != "hang"
+        failed_at = cause.at if is_seen else self._heard_at
+        return None if failed_at is None else round(max(0.0, self._now.unix - failed_at), 3)
 
     def _workers_left(self, generation: Generation) -> None:
         """All workers left with code 0: the end of training, or a drain."""
@@ -389,8 +397,14 @@ class Lifecycle:
         """End the launch with *verdict*, if it is the first."""
         self.verdict = self.verdict or verdict
 
-    def _record_end(self, outcome: str, reason: str) -> None:
-        self._record(events.GENERATION_ENDED, **{"class": outcome}, reason=reason, step=self._step)
+    def _record_end(self, outcome: str, reason: str, seconds_since_failure: float | None = None) -> None:
+        self._record(
+            events.GENERATION_ENDED,
+            **{"class": outcome},
+            reason=reason,
+            step=self._step,
+            seconds_since_failure=seconds_since_failure,
+        )
         self._do(UpdateState({"workers": []}))
 
     def _record(self, event: Event, /, **fields: Any) -> None:

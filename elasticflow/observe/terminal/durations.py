@@ -33,6 +33,17 @@ def took(parts: Mapping[str, float]) -> str:
     return f"{in_all}: {', '.join(words)}" if words else in_all
 
 
+def goodput(parts: Mapping[str, float]) -> float | None:
+    """Return the share (0 to 1) of the time in which steps were trained that count; None if no time is known."""
+    total = sum(parts.values())
+    return parts.get("training", 0.0) / total if total > 0 else None
+
+
+def percent(share: float | None) -> str:
+    """Return `93.4 %`; `-` where nothing is known. Rounded down: 100 % means all of it."""
+    return "-" if share is None else f"{math.floor(1000 * share) / 10:.1f} %"
+
+
 def _that_add_up(amounts: list[float]) -> list[int]:
     """Return the amounts as whole numbers whose sum is the rounded sum; those that rounding down costs most go up."""
     floors = [math.floor(amount) for amount in amounts]

@@ -33,10 +33,12 @@ class Restored(NamedTuple):
     Attributes:
         name: Of the snapshot.
         is_from_memory: It was held in memory, and need not be on the store.
+        seconds: What it took to find, read, verify and apply it.
     """
 
     name: str
     is_from_memory: bool
+    seconds: float = 0.0
 
 
 class AnyScheduler(Protocol):
@@ -222,6 +224,7 @@ class Worker:
                 events.TRAINING_STARTED,
                 restored_from=None if restored is None else restored.name,
                 from_memory=restored is not None and restored.is_from_memory,
+                restore_s=None if restored is None else round(restored.seconds, 3),
                 epoch=position.epoch,
                 samples=position.samples,
                 steps=steps,

@@ -115,7 +115,7 @@ class Snapshots:
             DatasetError: the snapshot was taken on other data.
             StateError: the job's model or optimizer is not the snapshot's.
         """
-        worker = self._worker
+        worker, began = self._worker, time.monotonic()
         worker.phase("restore")
         worker.leave_untrained()
         loader = NodeLoader(self._client, partial(leaving.beat_or_leave, worker))
@@ -126,7 +126,8 @@ class Snapshots:
             content = memory_tier.content_of(held, worker.run_id)
         position = self._schedule.start if content is None else self._take_over(content, loader)
         if content is not None:
-            self.restored = Restored(content.manifest.name, is_from_memory=held is not None)
+            seconds = time.monotonic() - began
+            self.restored = Restored(content.manifest.name, held is not None, seconds)
         self._last, self._last_time = position, time.monotonic()
         if held is not None:
             self._metadata.parent = held.parent

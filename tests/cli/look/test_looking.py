@@ -58,8 +58,8 @@ def test_runs_is_a_table(ran: Callable[..., Ran]) -> None:
     assert ran("runs") == (
         0,
         (
-            "RUN                   JOB    STATUS       STEP   LOSS    EVALUATION       STARTED              TOOK\n"
-            "20261120-100000-4f2a  mnist  interrupted  47/60  0.0426  accuracy 0.9500  2026-11-20 10:00:00  -\n"
+            "RUN                   JOB    STATUS       STEP   LOSS    EVALUATION       STARTED              TOOK  GOODPUT\n"
+            "20261120-100000-4f2a  mnist  interrupted  47/60  0.0426  accuracy 0.9500  2026-11-20 10:00:00  -     -\n"
         ),
         "",
     )
@@ -134,10 +134,11 @@ def test_a_run_began_with_its_first_launch_and_took_the_time_of_all(
     run = {"starting": 4.0, "training": 30.0, "evaluating": 10.0, "restarting": 0.0, "ending": 1.0}
     durations = {"launch": {**run, "training": 5.0}, "run": run}
     change(project, launch=2, started="2026-11-20T12:00:00Z", durations=durations)
-    assert ran("runs")[1].splitlines()[1].endswith("  2026-11-20 10:00:00  45.0 s")
+    assert ran("runs")[1].splitlines()[1].endswith("  2026-11-20 10:00:00  45.0 s  66.6 %")
     told = ran("status")[1]
     assert "  started     2026-11-20 10:00:00\n  launched    2026-11-20 12:00:00\n" in told
     assert "took        45.0 s: starting 4.0 s, training 30.0 s, evaluating 10.0 s, ending 1.0 s\n" in told
+    assert "goodput     66.6 % of the time trained steps that count\n" in told
     change(project, durations={"launch": durations["launch"], "run": None})  # nobody knows of the first
     assert "took        20.0 s: " in ran("status")[1]
     assert "ending 1.0 s by the newest launch" in ran("status")[1]
@@ -159,6 +160,7 @@ def test_status_as_json(ran: Callable[..., Ran], project: Path) -> None:
         "failure",
         "folder",
         "generation",
+        "goodput",
         "held",
         "job",
         "launch",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elasticflow import events
+from elasticflow.launcher.journal.durations import PARTS as parts_of_a_launch
 from elasticflow.launcher.journal.durations import Durations, read_parts
 from elasticflow.launcher.journal.journal import Journal
 from elasticflow.run_folder import RunFolder
@@ -30,19 +31,32 @@ class Clock:
 # Seconds that pass, and what is heard then.
 LIFE: list[tuple[float, dict[str, Any]]] = [
     (0.0, {"event": "run.started", "resumed": False}),
-    (6.0, {"event": "training.started"}),
+    (6.0, {"event": "training.started", "restore_s": None}),
     (3.0, {"event": "step"}),
     (2.0, {"event": "evaluation", "seconds": 1.5}),
     (1.0, {"event": "worker.failed"}),
-    (0.5, {"event": "generation.ended", "class": "crash"}),
-    (0.25, {"event": "generation.started"}),
-    (0.25, {"event": "training.started"}),
+    (0.5, {"event": "generation.ended", "class": "crash", "seconds_since_failure": 0.25}),
+    (0.5, {"event": "node.awaited"}),
+    (9.0, {"event": "generation.started"}),
+    (2.0, {"event": "training.started", "restore_s": 1.25}),
+    (1.0, {"event": "snapshot.staged", "stall_s": 0.125}),
     (4.0, {"event": "evaluation", "seconds": 0.5}),
     (1.0, {"event": "training.finished"}),
     (0.5, {"event": "generation.ended", "class": "finished"}),
     (0.75, {"event": "run.finished"}),
 ]
-PARTS = {"starting": 6.0, "training": 9.5, "evaluating": 2.0, "restarting": 0.5, "ending": 1.25}
+PARTS = {
+    "starting": 6.0,
+    "restoring": 1.25,
+    "training": 10.125,
+    "redone": 0.0,
+    "stalled": 0.125,
+    "evaluating": 2.0,
+    "detecting": 0.25,
+    "restarting": 1.25,
+    "waiting": 9.0,
+    "ending": 1.25,
+}
 
 
 def lived(durations: Durations, clock: Clock) -> Durations:
@@ -56,6 +70,7 @@ def lived(durations: Durations, clock: Clock) -> Durations:
 @pytest.mark.parametrize("before", [{}, dict.fromkeys(PARTS, 2.0), None], ids=["first", "later", "unknown"])
 def test_every_moment_of_a_launch_is_in_one_part(before: dict[str, float] | None) -> None:
     """They add up to the launch's seconds; with earlier launches' to the run's, where those are known."""
+    assert set(PARTS) == set(parts_of_a_launch)
     clock = Clock()
     figures = lived(Durations(before, clock), clock).figures()
     assert figures["durations"] == PARTS
@@ -118,6 +133,49 @@ def test_the_next_launch_counts_on(tmp_path: Path) -> None:
         assert journal.durations.of_run() is None
         journal.close()
         folder.state.write_text("")
+
+
+def test_steps_that_are_done_again_were_lost_in_the_launch_that_did_them() -> None:
+    """Time of training, of this launch as far as it has so much, else of those before."""
+    clock = Clock()
+    durations = Durations({**dict.fromkeys(PARTS, 0.0), "training": 50.0}, clock)
+    durations.saw({"event": "training.started"})
+    clock.now += 10.0
+    durations.saw({"event": "generation.ended", "class": "crash"})
+    durations.redone(4.0)
+    assert (durations.of_launch()["training"], durations.of_launch()["redone"]) == (6.0, 4.0)
+    durations.redone(20.0)
+    assert (durations.of_launch()["training"], durations.of_launch()["redone"]) == (0.0, 10.0)
+    of_run = durations.of_run()
+    assert of_run is not None
+    assert (of_run["training"], of_run["redone"]) == (36.0, 24.0)
+    durations.redone(1000.0)
+    assert sum(of_run.values()) == sum((durations.of_run() or {}).values()) == 60.0
+
+
+def test_each_group_has_its_parts() -> None:
+    """From the end of the one before; together they are the launch's."""
+    clock = Clock()
+    durations = Durations({}, clock)
+    groups = []
+    for seconds, record in LIFE:
+        clock.now += seconds
+        durations.saw(record)
+        if record["event"] == "generation.ended":
+            groups.append(durations.end_group())
+    assert groups[0] == {"starting": 6.0, "training": 4.75, "evaluating": 1.5, "detecting": 0.25}
+    rest = durations.end_group()
+    assert rest == {"ending": 0.75}
+    assert {n: sum(g.get(n, 0.0) for g in (*groups, rest)) for n in PARTS} == PARTS
+
+
+def test_the_state_of_an_earlier_version_is_read() -> None:
+    """Parts that it did not know are 0."""
+    assert read_parts({"training": 4.0, "ending": 1}) == {
+        **dict.fromkeys(PARTS, 0.0),
+        "training": 4.0,
+        "ending": 1.0,
+    }
 
 
 @pytest.mark.parametrize("found", [None, [], {}, {**PARTS, "ending": None}, {**PARTS, "ending": -1.0}])

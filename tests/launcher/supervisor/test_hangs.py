@@ -112,3 +112,5 @@ def test_nobody_answers(pair: Trial) -> None:
 
     failed = next(record for record in pair.records if record["event"] == events.WORKER_FAILED)
     assert "hang" == failed["class"]
+    (ended,) = (record for record in pair.records if record["event"] == events.GENERATION_ENDED)
+    assert 60.0 == ended["seconds_since_failure"]  # since the last step was heard of, not since we killed

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticflow.observe.terminal.durations import parts_of, took
+from elasticflow.observe.terminal.durations import goodput, parts_of, percent, took
 
 NAMES = ("starting", "training", "evaluating", "restarting", "ending")
 
@@ -24,6 +24,13 @@ def test_long_times_are_told_in_minutes() -> None:
     """And what is less than a second of them is left out."""
     text = took({"starting": 6.4, "training": 4000.0, "evaluating": 60.0, "restarting": 0.2, "ending": 2.0})
     assert text == "1 h 07 min: starting 6.40 s, training 1 h 06 min, evaluating 1 min 0 s, ending 2.00 s"
+
+
+def test_goodput_is_the_share_of_training() -> None:
+    """It is never rounded up: a run that lost a step has no 100 %."""
+    assert percent(goodput({"training": 99.999, "redone": 0.001})) == "99.9 %"
+    assert percent(goodput({"training": 3.0})) == "100.0 %"
+    assert percent(goodput({})) == "-"
 
 
 def test_odd_parts_are_left_out() -> None:
