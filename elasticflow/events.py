@@ -187,6 +187,12 @@ SNAPSHOT_CHOSEN = Event(
     ("name",),
     emitter="worker",
 )
+OPTIONS_CHANGED = Event(
+    "options.changed",
+    "options of optimizers or schedules are others than the job gave when the snapshot was taken: they count from here on",
+    ("options",),
+    emitter="worker",
+)
 SNAPSHOT_REJECTED = Event(
     "snapshot.rejected",
     "a snapshot was not loaded, or starts from it failed: it is set aside",

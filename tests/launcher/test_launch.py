@@ -189,7 +189,7 @@ def test_corrupting_change_is_refused(trial: Trial) -> None:
         "    job.seed           0 -> 7      the order of samples is another: some would be repeated, some left out\n"
         "    model.args.width   8 -> 16     the snapshots hold other state than the job would\n"
         "  changes the trajectory\n"
-        "    optimizer.args.lr  0.1 -> 0.2  the rest of the run is trained in another way\n"
+        "    optimizer.args.lr  0.1 -> 0.2  the rest of the run is trained in another way; what the optimizer has learned stays\n"
         "  help: start a new run of the changed job: elasticflow run"
     )
 
@@ -210,7 +210,7 @@ def test_change_of_the_trajectory_needs_consent(trial: Trial) -> None:
     trial.launch()
     table = (
         "  changes the trajectory\n"
-        "    optimizer.args.lr  0.1 -> 0.2  the rest of the run is trained in another way"
+        "    optimizer.args.lr  0.1 -> 0.2  the rest of the run is trained in another way; what the optimizer has learned stays"
     )
     expected = (
         f"run run cannot go on with what changed since its last launch:\n{table}\n"

@@ -17,6 +17,8 @@ Weight = Literal["harmless", "trajectory", "corrupting"]
 
 _OTHER_STATE = "the snapshots hold other state than the job would"
 _OTHER_CURVE = "the rest of the run is trained in another way"
+_OTHER_OPTIONS = f"{_OTHER_CURVE}; what the optimizer has learned stays"
+_OTHER_RATES = f"{_OTHER_CURVE}: with the rates of a run that had begun like this"
 
 _OTHER_EVALUATION = (
     "the weights do not depend on it; if the data is another, the best value is looked for anew"
@@ -32,12 +34,12 @@ _WEIGHTS: dict[str, tuple[Weight, str]] = {
     "model.step": ("trajectory", "another training step from here on"),
     "model.weights": ("harmless", "a resumed run takes its weights from the snapshot"),
     "optimizer.entry": ("corrupting", _OTHER_STATE),
-    "optimizer.args": ("trajectory", _OTHER_CURVE),
+    "optimizer.args": ("trajectory", _OTHER_OPTIONS),
     "optimizer.clip_grad_norm": ("trajectory", _OTHER_CURVE),
     "optimizer.groups": ("corrupting", "the snapshots hold the optimizer's state by group"),
-    "optimizer.groups.args": ("trajectory", _OTHER_CURVE),
+    "optimizer.groups.args": ("trajectory", _OTHER_OPTIONS),
     "optimizer.groups.name": ("harmless", "a name in logs only"),
-    "lr_scheduler": ("trajectory", _OTHER_CURVE),
+    "lr_scheduler": ("trajectory", _OTHER_RATES),
     "lr_scheduler.entry": ("corrupting", _OTHER_STATE),
     "dataset": ("trajectory", _OTHER_CURVE),
     "dataset.entry": ("corrupting", "a position in one dataset means nothing in another"),

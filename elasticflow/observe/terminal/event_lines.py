@@ -207,6 +207,26 @@ def _drift_found(record: Record) -> Line:
     return Line("warning", "notice", "changed", f"{changes}: accepted")
 
 
+def _options_changed(record: Record) -> Line:
+    field = record.get("options")
+    changes = [each for each in field if isinstance(each, dict)] if isinstance(field, list) else []
+    # What follows from the rate is said by the rate.
+    rated = {(each.get("part"), each.get("group")) for each in changes if each.get("option") == "lr"}
+    shown = []
+    for each in changes:
+        part, group, option = each.get("part"), each.get("group"), str(each.get("option"))
+        if (
+            option.startswith("_")
+            or option == "base_lrs"
+            or (option == "initial_lr" and (part, group) in rated)
+        ):
+            continue
+        place = str(part) if group is None else f"{part} group {group}"
+        shown.append(f"{place}: {option} {each.get('was') or '-'} -> {each.get('now') or '-'}")
+    text = f"{', '.join(shown)}; counts from here on, instead of what the snapshot says"
+    return Line("note", "plain", "options", text)
+
+
 def _hang_detected(record: Record) -> Line:
     text = f"rank {record.get('rank')} made no progress for {span(float_of(record, 'seconds') or 0)}"
     if record.get("phase"):
@@ -332,6 +352,7 @@ CONTEXT_FREE: dict[str, Callable[[Record], Line]] = {
     events.PRELOAD_REFUSED: _preload_refused,
     events.ENTRY_POINT_EDITED: _entry_point_edited,
     events.DRIFT_FOUND: _drift_found,
+    events.OPTIONS_CHANGED: _options_changed,
     events.HANG_DETECTED: _hang_detected,
     events.TRAINING_STOPPED: _training_stopped,
     events.LOSS_SKIPPED: _loss_skipped,

@@ -38,6 +38,7 @@ class StateRecord:
         job: The job's name.
         job_digest: Identifies the resolved job.
         tree: State as JSON with references to tensors; see `Captured.tree`.
+        options: What the job had made its optimizers and schedules with; None in older snapshots.
     """
 
     position: Position
@@ -49,6 +50,7 @@ class StateRecord:
     job: str
     job_digest: str
     tree: dict[str, Any]
+    options: dict[str, Any] | None
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of state.json."""
@@ -61,6 +63,7 @@ class StateRecord:
             "draws_random": self.draws_random,
             "job": self.job,
             "job_digest": self.job_digest,
+            "options": self.options,
             "state": self.tree,
         }
 
@@ -82,6 +85,7 @@ class StateRecord:
             job=content["job"],
             job_digest=content["job_digest"],
             tree=content["state"],
+            options=content.get("options"),
         )
 
 
@@ -136,6 +140,7 @@ class SnapshotMetadata:
         self._me, self._evaluation, self._schedule = me, state.evaluation, schedule
         self._environment = environment.describe(me.device)
         self._fingerprints = dict(fingerprints)
+        self._options = state.options.to_json()
         self.parent: str | None = None
 
     def name(self, step: int) -> str:
@@ -159,6 +164,7 @@ class SnapshotMetadata:
             job=me.job,
             job_digest=me.job_digest,
             tree=captured.tree,
+            options=self._options,
         )
         facts = ManifestFacts(
             trigger=trigger,

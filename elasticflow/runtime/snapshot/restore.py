@@ -13,11 +13,13 @@ from elasticflow.runtime.state.codec import LazyTensors
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError, UnreadableSnapshotError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
     from elasticflow.runtime.process.context import Worker
+    from elasticflow.runtime.snapshot.metadata import StateRecord
+    from elasticflow.runtime.state.options import OptionChange
     from elasticflow.runtime.state.state import State
     from elasticflow.snapshots.format.manifest import Manifest
     from elasticflow.snapshots.read.load import LoadedSnapshot
@@ -111,16 +113,39 @@ def newest_good(me: Worker, catalog: Catalog, loader: Loader) -> SnapshotContent
     return None
 
 
-def apply(me: Worker, state: State, content: SnapshotContent, loader: Loader) -> None:
+def option_changes(me: Worker, state: State, record: StateRecord, world_size: int) -> list[OptionChange]:
+    """Return which options of optimizers and schedules the job gives otherwise than when the snapshot was taken.
+
+    None of an older snapshot, which does not say how the job had given them. With the same job at another number of
+    workers, a difference is one that the job's code makes by that number: the run goes on as it was.
+
+    Args:
+        me: This worker.
+        state: The live objects.
+        record: What the snapshot says.
+        world_size: Of the group that took it.
+    """
+    is_resized = record.job_digest == me.job_digest and world_size != me.world_size
+    return [] if record.options is None or is_resized else state.options.changes_since(record.options)
+
+
+def apply(
+    me: Worker,
+    state: State,
+    content: SnapshotContent,
+    loader: Loader,
+    changes: Sequence[OptionChange] = (),
+) -> None:
     """Give the live objects the snapshot's state, and see that all ranks have the same. Collective: every rank.
 
-    The whole snapshot is read before anything live is touched, and released once it is applied.
+    The whole snapshot is read before anything live is touched, and released once it is applied. Options in *changes*
+    count as the job gives them now.
 
     Raises:
         SnapshotError: a file changed since it was verified, or cannot be read any more; nothing was touched.
         StateError: the snapshot is of another model or optimizer, or the ranks differ now.
     """
-    state.apply(content.state["state"], content.tensors, content.manifest.memory_formats)
+    state.apply(content.state["state"], content.tensors, content.manifest.memory_formats, changes)
     loader.release()
     tensors = state.capture().tensors
     checksums.require_same(me, {key: tensors[key] for key in tensors if key.startswith(_REPLICATED)})

@@ -263,7 +263,10 @@ class Snapshots:
         # Logged before the snapshot is used: a failure from here on may be its fault.
         if worker.rank == 0:
             worker.event(events.SNAPSHOT_CHOSEN, name=manifest.name)
-        restore.apply(worker, self._state, content, loader)
+        changes = restore.option_changes(worker, self._state, record, manifest.world_size)
+        restore.apply(worker, self._state, content, loader, changes)
+        if changes and worker.rank == 0:
+            worker.event(events.OPTIONS_CHANGED, options=[vars(change) for change in changes])
         if record.job_digest != worker.job_digest and worker.rank == 0:
             worker.log.warning(
                 "job.changed", snapshot=manifest.name, was=record.job_digest, now=worker.job_digest

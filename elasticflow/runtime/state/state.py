@@ -12,10 +12,11 @@ from elasticflow import fault_injection
 from elasticflow.errors import StateError
 from elasticflow.runtime.state import codec, loading
 from elasticflow.runtime.state.cached_parts import TensorSet, part_of
+from elasticflow.runtime.state.options import JobOptions
 from elasticflow.runtime.training import several_optimizers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from torch.amp import GradScaler
     from torch.optim import Optimizer
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torch.optim.swa_utils import AveragedModel
 
     from elasticflow.runtime.process.learning_rates import AnyOptimizers
+    from elasticflow.runtime.state.options import OptionChange
     from elasticflow.runtime.training.evaluation import Evaluation
     from elasticflow.runtime.training.several_optimizers import Schedules
 
@@ -79,6 +81,7 @@ class State:
 
     Attributes:
         optimizers: By the names of their parts: `optimizer`, or `optimizer.g` and so on.
+        options: What the job made its optimizers and schedules with.
     """
 
     def __init__(
@@ -110,6 +113,8 @@ class State:
             _EVALUATION: evaluation,
             **{f"{_INCLUDE}{name}": _stateful(name, value) for name, value in (include or {}).items()},
         }
+        made = {name: schedule for name, schedule in schedules.items() if schedule is not None}
+        self.options = JobOptions(self.optimizers, made)
         self._parts = {name: part_of(name, value) for name, value in objects.items() if value is not None}
         self._tensor_sets: list[TensorSet] = []
         self._captured = Captured({}, {}, {}, {})
@@ -190,11 +195,21 @@ class State:
         return of_parameters | set(filter(several_optimizers.is_of_optimizer, keys))
 
     def apply(
-        self, content: Mapping[str, Any], tensors: Mapping[str, Tensor], memory_formats: Mapping[str, str]
+        self,
+        content: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        memory_formats: Mapping[str, str],
+        changes: Sequence[OptionChange] = (),
     ) -> None:
         """Give the live objects the state that was captured; a module's tensors stay where they are in memory.
 
         Objects of the job's own load first: one that refuses its state leaves all others as they were.
+
+        Args:
+            content: JSON.
+            tensors: By key.
+            memory_formats: How those lie that are not contiguous.
+            changes: Options that the job gives otherwise than then; these count as the job gives them now.
 
         Raises:
             StateError: the snapshot is of another model, optimizer, schedule or set of parts; named. Nothing was
@@ -209,7 +224,13 @@ class State:
         }
         for name, part in parts.items():
             self._check_part(name, part.stateful, decoded[name], content.get(_PARAMETERS))
-        for name in sorted(parts, key=self._when_loaded):
+        order = sorted(parts, key=self._when_loaded)
+        merged: Callable[[], None] | None = None
+        for name in order:
+            if changes and merged is None and not name.startswith(_INCLUDE):
+                merged = self.options.merge(decoded, changes)
+            if name not in decoded:
+                continue
             fault_injection.reach("restore.mid_apply")
             try:
                 loading.load(parts[name].stateful, decoded[name])
@@ -217,6 +238,8 @@ class State:
                 if name.startswith(_INCLUDE) or isinstance(error, RuntimeError | ValueError | KeyError):
                     raise StateError(f"the snapshot does not fit the job's {name}: {error}") from error
                 raise
+        if merged is not None:
+            merged()
 
     def _check_part(self, name: str, stateful: Any, state: Any, saved_names: Names | None) -> None:
         if isinstance(stateful, nn.Module):

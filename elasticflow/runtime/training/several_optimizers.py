@@ -118,6 +118,9 @@ class CountedSchedule:
     Args:
         schedule: timm's.
 
+    Attributes:
+        optimizer: Whose rates it sets.
+
     Raises:
         StateError: it has no such methods.
     """
@@ -130,6 +133,7 @@ class CountedSchedule:
                 "name a class of timm.scheduler, such as timm.scheduler:CosineLRScheduler",
             )
         self._schedule, self._count = schedule, 0
+        self.optimizer: Optimizer = schedule.optimizer
 
     def step(self) -> None:
         """Set the rates of the next step."""

@@ -145,8 +145,8 @@ def test_table_is_grouped_by_weight() -> None:
         "  would corrupt the run",
         "    job.seed                 0 -> 7    the order of samples is another: some would be repeated, some left out",
         "  changes the trajectory",
-        "    optimizer.args.lr        0.1 -> -  the rest of the run is trained in another way",
-        "    optimizer.args.momentum  - -> 0.9  the rest of the run is trained in another way",
+        "    optimizer.args.lr        0.1 -> -  the rest of the run is trained in another way; what the optimizer has learned stays",
+        "    optimizer.args.momentum  - -> 0.9  the rest of the run is trained in another way; what the optimizer has learned stays",
         "  harmless",
         "    nodes.max                1 -> 2    the global batch is the same at every world size",
     ] == lines
