@@ -80,7 +80,7 @@ SUPERVISOR_LOST = Event(
     level="warning",
 )
 GENERATION_STARTED = Event(
-    "generation.started", "a worker group was formed", ("world_size", "nodes", "reason")
+    "generation.started", "a worker group was formed", ("world_size", "nodes", "members", "reason")
 )
 GENERATION_ENDED = Event(
     "generation.ended",

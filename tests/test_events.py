@@ -28,7 +28,7 @@ FROZEN = {
     },
     "run.interrupted": {"durations", "goes_on_from", "reason", "run_durations", "seconds", "step"},
     "supervisor.lost": {"kind", "known", "launch", "likely", "step"},
-    "generation.started": {"nodes", "reason", "world_size"},
+    "generation.started": {"members", "nodes", "reason", "world_size"},
     "generation.ended": {"class", "durations", "reason", "seconds_since_failure", "step"},
     "worker.failed": {"class", "error", "exit_code", "node", "others", "pid", "rank", "stderr", "traceback"},
     "worker.raised": {"class", "error", "final", "traceback"},

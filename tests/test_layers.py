@@ -22,7 +22,7 @@ FLOORS = (
     {"compiler", "scaffold"},
     {"launcher", "runtime"},
     {"deep_check", "observe"},
-    {"doctor", "trials"},
+    {"doctor", "trials", "report"},
     {"cli"},
     {"__main__"},
 )  # fmt: skip

@@ -39,6 +39,7 @@ PROMISED = {
         "--log-format",
     },
     "resume": {"[RUN]", "--set", "--accept-drift", "--log-format"},
+    "report": {"[RUN]...", "--output", "--sweep"},
     "runs": {"[JOB]", "--format"},
     "diff": {"RUN", "RUN|JOB", "--set", "--case", "--sources", "--format"},
     "status": {"[RUN]", "--format"},

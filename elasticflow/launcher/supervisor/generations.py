@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, assert_never
+from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
 
 from elasticflow import events
 from elasticflow.launcher.restarts.failures import Failure, Report, first_failure
@@ -252,10 +252,12 @@ class Formation:
         (planned, nodes), self._claiming = self._claiming, None
         self.last_number = number
         world_size = sum(node.nproc for node in nodes)
-        fields = {"world_size": world_size, "nodes": len(nodes), "reason": planned.reason}
+        members = tuple(node.name for node in nodes)
+        fields: dict[str, Any] = {"world_size": world_size, "nodes": len(nodes), "reason": planned.reason}
+        fields["members"] = list(members)
         commands: list[Command] = [
             RecordEvent(events.GENERATION_STARTED, fields),
             UpdateState({"generation": number, "workers": []}),
             FormGeneration(number, tuple((node.name, node.nproc) for node in nodes), planned.failed_at),
         ]
-        return Generation(number, tuple(node.name for node in nodes)), commands
+        return Generation(number, members), commands

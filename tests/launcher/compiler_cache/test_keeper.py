@@ -211,7 +211,7 @@ def test_variables_have_torch_use_the_folder_unless_somebody_else_has(tmp_path: 
 def test_the_folder_that_torch_itself_has_named_is_nobodys_choice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch sets the variable when it compiles; a run that is started from that process inherits it."""
+    """Torch sets the variable when it compiles; a run that is started from that process inherits it."""
     cache_dir_utils = pytest.importorskip("torch._inductor.runtime.cache_dir_utils")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # put back afterwards
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elasticflow import events
-from elasticflow.launcher.journal.durations import PARTS as parts_of_a_launch
+from elasticflow.launcher.journal import durations as module
 from elasticflow.launcher.journal.durations import Durations, read_parts
 from elasticflow.launcher.journal.journal import Journal
 from elasticflow.run_folder import RunFolder
@@ -70,7 +70,7 @@ def lived(durations: Durations, clock: Clock) -> Durations:
 @pytest.mark.parametrize("before", [{}, dict.fromkeys(PARTS, 2.0), None], ids=["first", "later", "unknown"])
 def test_every_moment_of_a_launch_is_in_one_part(before: dict[str, float] | None) -> None:
     """They add up to the launch's seconds; with earlier launches' to the run's, where those are known."""
-    assert set(PARTS) == set(parts_of_a_launch)
+    assert set(PARTS) == set(module.PARTS)
     clock = Clock()
     figures = lived(Durations(before, clock), clock).figures()
     assert figures["durations"] == PARTS

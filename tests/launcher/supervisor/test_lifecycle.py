@@ -474,7 +474,7 @@ def test_what_is_to_be_done_is_returned_in_order() -> None:
     lifecycle = Lifecycle(plan, Nodes(1, 1), RunSoFar(step=3, restarts=1, is_resumed=True))
     at = Instant(10.0, 1000.0)
     joined = {"node": "n0", "host": "here", "nproc": 2}
-    started = {"world_size": 2, "nodes": 1, "reason": "resume"}
+    started = {"world_size": 2, "nodes": 1, "reason": "resume", "members": ["n0"]}
     ended = {"class": "crash", "reason": "killed by SIGKILL", "step": 3, "seconds_since_failure": 995.0}
     killed = WorkersEnded(7, "n0", failed=True, workers=(worker(0, -9),))
     entry = LedgerEntry(1000.0, "crash", None, None, 0, 0, 7, "crash: killed by SIGKILL", charged=True)

@@ -1,0 +1,111 @@
+"""`elasticflow report [RUN...]`: a run, or several side by side, as one HTML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from elasticflow.cli.output import shortest_path
+from elasticflow.cli.parameters import RUN, Completed
+from elasticflow.jobfile.project import current_project_root
+from elasticflow.observe.runs import find_run, list_runs
+
+if TYPE_CHECKING:
+    from elasticflow.run_folder import RunFolder
+
+_NAME = "report.html"
+
+
+@click.command("report")
+@click.argument("runs", type=RUN, metavar="[RUN]...", nargs=-1)
+@click.option(
+    "--sweep",
+    type=Completed("job_files"),
+    metavar="JOB",
+    help="The newest run of each case of JOB's [matrix].",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where to write it; default: report.html in the run folder, or in runs/ for several.",
+)
+def command(runs: tuple[str, ...], sweep: str | None, output: Path | None) -> None:
+    """Write a report of RUN as one HTML file, which needs no network and no server; of several, side by side.
+
+    It shows how the run stands, where its time went, what happened when, the curves of all that was measured, its
+    generations, snapshots, restart budget, job and environment. A run is a run folder, a run id, or a job's name;
+    default: the newest run.
+
+    \b
+    elasticflow report                          the newest run
+    elasticflow report mnist -o /tmp/mnist.html
+    elasticflow report first second third       what differs, and how they did
+    elasticflow report --sweep jobs/sweep.toml  every case of a sweep
+    """
+    root = current_project_root()
+    folders = (
+        _of_sweep(root, sweep) if sweep is not None else [find_run(root, run) for run in runs or (None,)]
+    )
+    if sweep is not None and runs:
+        raise click.UsageError("--sweep chooses the runs itself: give it, or runs")
+    is_one = len(folders) == 1 and sweep is None
+    target = output or (folders[0].path if is_one else root / "runs") / _NAME
+    text = _text(folders, target, sweep)
+    _write(target, text)
+    click.echo(f"wrote {shortest_path(target)} ({len(text.encode()) / 1000:,.0f} kB)")
+
+
+def _text(folders: list[RunFolder], target: Path, sweep: str | None) -> str:
+    from elasticflow.report.facts import facts_of
+    from elasticflow.report.page import render_comparison, render_run
+
+    facts = [facts_of(folder, target) for folder in folders]
+    if sweep is not None:
+        return render_comparison(facts, title=sweep, is_sweep=True)
+    if len(facts) == 1:
+        return render_run(facts[0])
+    return render_comparison(facts, title=", ".join(each.name for each in facts), is_sweep=False)
+
+
+def _of_sweep(root: Path, job: str) -> list[RunFolder]:
+    """Return the newest run of each case, in the order of the cases' names.
+
+    Args:
+        root: The project's.
+        job: The file with [matrix], or the job's name in it, to which cases add their own.
+
+    Raises:
+        RunNotFoundError: no run of the job is one of a case.
+    """
+    from elasticflow.errors import RunNotFoundError
+    from elasticflow.jobfile.load import require_cases
+    from elasticflow.report.facts import case_of
+
+    of_file = None
+    if job.endswith(".toml"):
+        loaded = require_cases(Path(job), environment=None)
+        of_file = {each.job.job.name for each in loaded if each.job is not None}
+    newest: dict[str, RunFolder] = {}
+    for folder in list_runs(root):
+        case = case_of(folder)
+        if case is not None and (folder.job in of_file if of_file else folder.job == f"{job}-{case}"):
+            newest.setdefault(case, folder)
+    if not newest:
+        remedy = "train its cases: elasticflow run FILE --all; `elasticflow report RUN RUN` compares any runs"
+        raise RunNotFoundError(f'no run of job "{job}" trains a case of a [matrix]', remedy)
+    return [newest[case] for case in sorted(newest)]
+
+
+def _write(target: Path, text: str) -> None:
+    from elasticflow.errors import ElasticflowError
+    from elasticflow.system import atomic_files
+
+    try:
+        atomic_files.write(target, [text.encode("utf-8", "replace")])
+    except OSError as error:
+        raise ElasticflowError(
+            f"{target} cannot be written: {error.strerror}", "choose a place: -o FILE"
+        ) from error

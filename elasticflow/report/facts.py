@@ -1,0 +1,187 @@
+"""What a report says of a run, gathered from its folder; what is missing or damaged is left out."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elasticflow import events
+from elasticflow.observe.history import History
+from elasticflow.observe.incidents import incidents, overlap_of
+from elasticflow.observe.records import damages_of, read, text_of
+from elasticflow.observe.status import read_status
+from elasticflow.observe.terminal.durations import parts_of
+from elasticflow.report.curves import read_curves
+from elasticflow.report.job_keys import JobKey, keys_of
+from elasticflow.report.timeline import Timeline
+from elasticflow.system import records
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from elasticflow.observe.incidents import Incident
+    from elasticflow.observe.records import Record
+    from elasticflow.observe.status import RunStatus
+    from elasticflow.report.curves import Curve
+    from elasticflow.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class GenerationFacts:
+    """One generation: how it began and ended, and where the time went since the one before had ended."""
+
+    number: int
+    reason: str
+    workers: int | None
+    parent: str | None
+    outcome: str
+    step: int | None
+    durations: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """A log, by its path from the report."""
+
+    name: str
+    path: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """A run, as its report shows it.
+
+    Attributes:
+        status: How it stands.
+        curves: What was measured.
+        timeline: When what happened.
+        incidents: What went wrong, oldest first.
+        generations: Oldest first.
+        snapshots: Those that were committed: the events' records.
+        ledger: Lines of the restart budget.
+        keys: Of the job.
+        environment: Facts of machine and libraries, by name.
+        data: Facts of each data set, by its name.
+        logs: Of all ranks.
+        notes: What a reader should know: overlap, damage.
+        case: Of a file with [matrix]; None: of another file.
+    """
+
+    status: RunStatus
+    curves: Sequence[Curve]
+    timeline: Timeline
+    incidents: Sequence[Incident]
+    generations: Sequence[GenerationFacts]
+    snapshots: Sequence[Record]
+    ledger: Sequence[Mapping[str, Any]]
+    keys: Sequence[JobKey]
+    environment: Mapping[str, str]
+    data: Mapping[str, Mapping[str, Any]]
+    logs: Sequence[LogFile]
+    notes: Sequence[str]
+    case: str | None
+
+    @property
+    def name(self) -> str:
+        """Job and run id."""
+        return f"{self.status.folder.job} {self.status.folder.run_id}"
+
+    @property
+    def lost_steps(self) -> int:
+        """Steps that were done again."""
+        return sum(incident.redone or 0 for incident in self.incidents)
+
+
+def facts_of(folder: RunFolder, target: Path) -> RunFacts:
+    """Return what the report at *target* says of the run in *folder*."""
+    happened = list(read(folder.events))
+    history = History.of(happened)
+    overlap = overlap_of(history)
+    notes = [overlap] if overlap else []
+    notes += map(str, damages_of(folder))
+    environment, data = _environment(folder)
+    return RunFacts(
+        status=read_status(folder),
+        curves=read_curves(folder.metrics, folder.metrics_redone),
+        timeline=Timeline.of(happened),
+        incidents=incidents(folder, history),
+        generations=_generations(history, happened),
+        snapshots=[event for event in happened if event.get("event") == events.SNAPSHOT_COMMITTED],
+        ledger=list(read(folder.ledger)),
+        keys=keys_of(folder),
+        environment=environment,
+        data=data,
+        logs=_logs(folder, target),
+        notes=notes,
+        case=case_of(folder),
+    )
+
+
+def case_of(folder: RunFolder) -> str | None:
+    """Return the case of [matrix] that the run trains, by the record of its newest launch."""
+    numbers = folder.launch_numbers()
+    job = records.read(folder.launch(numbers[-1]) / "job.json") if numbers else None
+    return text_of(job, "case") if isinstance(job, dict) else None
+
+
+def _generations(history: History, happened: Sequence[Record]) -> list[GenerationFacts]:
+    durations = {
+        event.get("generation"): parts_of(event.get("durations"))
+        for event in happened
+        if event.get("event") == events.GENERATION_ENDED
+    }
+    return [
+        GenerationFacts(
+            number=number,
+            reason=generation.reason or "",
+            workers=generation.world_size,
+            parent=generation.parent,
+            outcome="" if generation.stop is None else f"{generation.stop.kind}: {generation.stop.reason}",
+            step=None if generation.stop is None else generation.stop.step,
+            durations=durations.get(number, {}),
+        )
+        for number, generation in sorted(history.generations.items())
+    ]
+
+
+def _environment(folder: RunFolder) -> tuple[dict[str, str], dict[str, Mapping[str, Any]]]:
+    """Return facts of the newest launch: machine, libraries and checkout; and of each data set."""
+    numbers = folder.launch_numbers()
+    if not numbers:
+        return {}, {}
+    launch = folder.launch(numbers[-1])
+    job, worker = (records.read(launch / name) for name in ("job.json", "environment.json"))
+    job = job if isinstance(job, dict) else {}
+    worker = worker if isinstance(worker, dict) else {}
+    found: dict[str, str] = {}
+    for table in (job.get("machine"), worker.get("device"), job.get("versions"), worker.get("versions")):
+        for name, value in (table if isinstance(table, dict) else {}).items():
+            if value not in (None, [], ""):
+                found.setdefault(
+                    str(name), ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+                )
+    git = job.get("git")
+    for name, value in (git if isinstance(git, dict) else {}).items():
+        if isinstance(value, str | int | bool):
+            found[f"git {name}"] = str(value)
+    data = worker.get("datasets")
+    return found, {str(k): v for k, v in data.items() if isinstance(v, dict)} if isinstance(
+        data, dict
+    ) else {}
+
+
+def _logs(folder: RunFolder, target: Path) -> list[LogFile]:
+    logs = folder.path / "logs"
+    found = []
+    for path in sorted(logs.rglob("*")) if logs.is_dir() else ():
+        try:
+            size = path.stat().st_size if path.is_file() else 0
+        except OSError:  # gone since
+            continue
+        if size:
+            relative = os.path.relpath(path, target.resolve().parent)
+            found.append(LogFile(path.relative_to(logs).as_posix(), Path(relative).as_posix(), size))
+    return found

@@ -1,0 +1,185 @@
+"""The page: what it says of a run, and that no text of a run is more than text in it."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elasticflow.report.facts import facts_of
+from elasticflow.report.page import parts_of_bar, render_comparison, render_run
+from elasticflow.run_folder import RunFolder
+from tests.observe.hand_made import RUN_ID, event, make_run, step, story_of_a_kill
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HOSTILE = "</script><img src=x onerror=alert(1)>\"'&{{ 7*7 }}"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    """Return a run that lost a worker and finished, with what it wrote."""
+    folder = RunFolder(make_run(tmp_path))
+    lines = story_of_a_kill()
+    folder.events.write_text("".join(json.dumps(r) + "\n" for r in lines if "event" in r))
+    kept = {(r["step"], "eval" in r): r for r in lines if "event" not in r}
+    folder.metrics.write_text("".join(json.dumps(kept[key]) + "\n" for key in sorted(kept)))
+    folder.metrics_redone.write_text("".join(json.dumps(step(5 + n / 20, n)) + "\n" for n in range(41, 48)))
+    folder.ledger.write_text(
+        '{"time": 1795168805.0, "class": "crash", "step": 47, "generation": 1, "charged": true}\n'
+    )
+    return folder
+
+
+class Tags(HTMLParser):
+    """Collects what a browser would see: tags, their attributes, text outside of scripts and styles."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self._raw = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Take in a tag."""
+        self.tags.append((tag, dict(attrs)))
+        self._raw = tag if tag in {"script", "style"} else ""
+
+    def handle_endtag(self, tag: str) -> None:
+        """Take in its end."""
+        self._raw = ""
+
+    def handle_data(self, data: str) -> None:
+        """Take in text."""
+        if not self._raw and data.strip():
+            self.texts.append(" ".join(data.split()))
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return " ".join(self.texts)
+
+
+def page_of(run: RunFolder) -> Tags:
+    """Return its report, parsed."""
+    return Tags(render_run(facts_of(run, run.path / "report.html")))
+
+
+def test_it_tells_the_story(run: RunFolder) -> None:
+    """Result, failure, cost, curves, snapshots, budget."""
+    page = page_of(run)
+    assert f"{RUN_ID} interrupted" in page.text
+    for words in (
+        "rank 1: killed by SIGKILL",
+        "7 steps done again",
+        "training again after 0.27 s",
+        "eval accuracy",
+        "3 snapshots committed",
+        "Restart budget: 1 failure in the ledger",
+        f"elasticflow resume {RUN_ID}",
+    ):
+        assert words in page.text
+    paths = [attributes for tag, attributes in page.tags if tag == "path"]
+    assert sum("lost" in str(p["class"]) for p in paths) == 2  # of loss and learning rate
+
+
+def test_nothing_is_fetched(run: RunFolder) -> None:
+    """No link but those to logs, no source, no import; a policy that forbids all scripts but the one of known digest."""
+    text = render_run(facts_of(run, run.path / "report.html"))
+    page = Tags(text)
+    assert "http" not in re.sub(r"http-equiv", "", text)
+    links = [a["href"] for tag, a in page.tags if tag == "a"]
+    assert links
+    assert all((run.path / str(link)).is_file() for link in links)
+    assert not [a for _, a in page.tags if "src" in a or "onload" in a]
+    (policy,) = (
+        str(a["content"]) for tag, a in page.tags if a.get("http-equiv") == "Content-Security-Policy"
+    )
+    assert "default-src 'none'" in policy
+    assert "unsafe-inline" not in policy.partition("script-src")[2]
+
+
+def test_hostile_texts_stay_texts(run: RunFolder) -> None:
+    """Of events, metrics, ledger, job, environment and logs, wherever a job or a library may put them."""
+    launch = run.launch(1)
+    launch.mkdir(parents=True, exist_ok=True)
+    job = {
+        "job": {"job": {"name": HOSTILE}, HOSTILE: 1},
+        "overrides": [HOSTILE],
+        "files": [HOSTILE],
+        "case": HOSTILE,
+    }
+    (launch / "job.json").write_text(
+        json.dumps(job | {"machine": {HOSTILE: HOSTILE}, "git": {"commit": HOSTILE}})
+    )
+    (launch / "environment.json").write_text(json.dumps({"datasets": {HOSTILE: {HOSTILE: HOSTILE}}}))
+    hostile: list[dict[str, Any]] = [
+        event(7, "node.joined", 2, node=HOSTILE, host=HOSTILE),
+        event(7, "generation.started", 3, reason=HOSTILE, members=[HOSTILE]),
+        event(
+            8, "worker.failed", 3, rank=1, node=HOSTILE, error=HOSTILE, traceback=HOSTILE, stderr=[HOSTILE]
+        ),
+        event(8, "generation.ended", 3, class_=HOSTILE, reason=HOSTILE, durations={HOSTILE: 3.0}),
+        event(9, "snapshot.committed", 3, name=HOSTILE, step=HOSTILE, bytes=HOSTILE, trigger=HOSTILE),
+    ]
+    with run.events.open("a") as file:
+        file.writelines(json.dumps(record) + "\n" for record in hostile)
+    with run.metrics.open("a") as file:
+        file.write(json.dumps({"step": 61, "generation": 3, HOSTILE: 1.0, "eval": {HOSTILE: 2.0}}) + "\n")
+    (run.path / "logs" / "<b>.txt").write_text("x")
+    facts = facts_of(run, run.path / "report.html")
+    harmless = Tags(render_run(facts_of(RunFolder(make_run(run.path / "other")), run.path / "x")))
+    for page in (
+        Tags(render_run(facts)),
+        Tags(render_comparison([facts, facts], title=HOSTILE, is_sweep=True)),
+    ):
+        assert sum(tag == "script" and not a for tag, a in page.tags) == 1
+        assert {tag for tag, _ in page.tags} <= {tag for tag, _ in harmless.tags} | {
+            "path",
+            "pre",
+            "ol",
+            "a",
+            "script",
+        }
+        assert "onerror=alert(1)" in page.text
+        assert "{{ 7*7 }}" in page.text
+        assert not [a for _, a in page.tags if any(name.startswith("on") for name in a)]
+
+
+def test_runs_side_by_side(run: RunFolder, tmp_path: Path) -> None:
+    """What varies in their jobs, the best of each metric, one plot for all."""
+    other = RunFolder(make_run(tmp_path / "b"))
+    for folder, lr in ((run, 0.1), (other, 0.2)):
+        launch = folder.launch(1)
+        launch.mkdir(parents=True, exist_ok=True)
+        record = {
+            "job": {"job": {"name": "mnist"}, "optimizer": {"args": {"lr": lr}}, "train": {"steps": 60}}
+        }
+        (launch / "job.json").write_text(json.dumps(record))
+    facts = [facts_of(folder, tmp_path / "x.html") for folder in (run, other)]
+    page = Tags(render_comparison(facts, title="two", is_sweep=False))
+    heads = page.text.partition("Results")[2].partition("Where the time went")[0]
+    assert "optimizer.args.lr" in heads
+    assert "train.steps" not in heads
+    assert "0.1" in heads
+    assert "0.2" in heads
+
+
+def test_parts_of_a_bar_fill_it() -> None:
+    """Whatever parts another version may know; nothing where no time is known."""
+    parts = parts_of_bar({"training": 3.0, "ending": 0.0, "dreaming": 1.0})
+    assert [(part.name, part.share) for part in parts] == [("training", 75.0), ("dreaming", 25.0)]
+    assert parts_of_bar({}) == []
+
+
+def test_an_empty_folder_has_a_report(tmp_path: Path) -> None:
+    """A run that was killed before it wrote anything."""
+    folder = tmp_path / "runs" / "job" / "id"
+    folder.mkdir(parents=True)
+    page = page_of(RunFolder(folder))
+    assert "Nothing was measured yet." in page.text

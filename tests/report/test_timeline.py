@@ -1,0 +1,98 @@
+"""When what happened: nodes that come and go, launches with pauses between them, clocks that jump."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from elasticflow.report.timeline import Timeline
+from tests.observe.hand_made import event, story_of_a_kill
+
+
+def test_a_kill_is_two_generations_on_one_lane() -> None:
+    """Each starts, then trains; the failure is a mark on its node."""
+    timeline = Timeline.of(record for record in story_of_a_kill() if "event" in record)
+    (lane,) = timeline.lanes
+    assert [(s.generation, s.is_training) for s in lane.spans] == [
+        (1, False),
+        (1, True),
+        (2, False),
+        (2, True),
+    ]
+    assert all(a.end <= b.begin for a, b in pairwise(lane.spans))
+    assert [(m.tone, m.text) for m in lane.marks] == [
+        ("good", "joined (h)"),
+        ("bad", "rank 1: killed by SIGKILL"),
+    ]
+    assert [mark.text for mark in timeline.snapshots] == [
+        "step 20, 291.2 kB, steps",
+        "step 40, 291.2 kB, steps",
+        "step 60, 291.2 kB, end",
+    ]
+    assert round(timeline.seconds, 3) == 6.6
+
+
+def test_nodes_that_come_and_go_have_lanes_of_their_own() -> None:
+    """A generation stands on the lanes of its members, by the event or by who was there."""
+    timeline = Timeline.of(
+        [
+            event(0, "run.started", 0, launch=1),
+            event(1, "node.joined", 0, node="n0", host="a"),
+            event(1, "node.joined", 0, node="n1", host="b"),
+            event(2, "generation.started", 1, world_size=4, nodes=2, reason="start"),
+            event(5, "node.lost", 1, node="n1", reason="no sign of life"),
+            event(6, "generation.ended", 1, class_="node_lost", reason="n1"),
+            event(7, "node.joined", 1, node="n2", host="c"),
+            event(8, "generation.started", 2, members=["n2"], reason="node_lost"),
+            event(9, "training.first_step", 2, step=1),
+            event(12, "node.left", 2, node="n0"),
+        ]
+    )
+    lanes = {lane.node: lane for lane in timeline.lanes}
+    spans = {
+        node: [(s.generation, s.begin, s.end, s.is_training) for s in lane.spans]
+        for node, lane in lanes.items()
+    }
+    assert spans == {
+        "n0": [(1, 2, 6, False)],
+        "n1": [(1, 2, 6, False)],
+        "n2": [(2, 8, 9, False), (2, 9, 12, True)],
+    }
+    assert [mark.text for mark in lanes["n1"].marks] == ["joined (b)", "lost: no sign of life"]
+    assert [mark.text for mark in lanes["n0"].marks] == ["joined (a)", "left"]
+
+
+def test_pauses_between_launches_take_no_room() -> None:
+    """A night between two launches is a mark, not most of the picture."""
+    timeline = Timeline.of(
+        [
+            event(0, "run.started", 0, launch=1),
+            event(0, "node.joined", 0, node="n0", host="a"),
+            event(1, "generation.started", 1, members=["n0"], reason="start"),
+            event(10, "run.interrupted", 1, step=5),
+            event(36_010, "run.started", 1, launch=2),
+            event(36_011, "generation.started", 2, members=["n0"], reason="resume"),
+            event(36_020, "run.finished", 2, step=9),
+        ]
+    )
+    assert timeline.seconds == 20.0
+    assert [(pause.at, pause.seconds) for pause in timeline.pauses] == [(10.0, 36_000.0)]
+    assert [(s.generation, s.begin, s.end) for s in timeline.lanes[0].spans] == [
+        (1, 1.0, 10.0),
+        (2, 11.0, 20.0),
+    ]
+
+
+def test_a_clock_that_is_set_back_stands_still() -> None:
+    """Nothing lies before what happened before it; an event without a time is left out."""
+    timeline = Timeline.of(
+        [
+            event(0, "run.started", 0, launch=1),
+            event(9, "generation.started", 1, members=["n0"], reason="start"),
+            event(3, "training.first_step", 1),
+            event(4, "generation.ended", 1, class_="crash", reason="x"),
+            {"event": "node.joined", "node": "n5", "timestamp": "yesterday"},
+        ]
+    )
+    assert [(s.begin, s.end) for s in timeline.lanes[0].spans] == [(9, 9), (9, 9)]
+    assert len(timeline.lanes) == 1
+    assert Timeline.of([]).lanes == []
