@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _PASSWORD = re.compile(r"(?<=://)(?P<user>[^/@:]*):[^/@]*@")
 _QUERY = re.compile(r"(?P<name>(?<=[?&])[^=&#]+)=(?P<value>[^&#]*)")
 _SECRET = re.compile(
-    r"secret|passw|passphrase|token|credential|connection_string|(^|_)(sas|key)$|(api|access|account)_?key"
+    r"secret|passw|passphrase|token(?!iz)|credential|connection_string|(^|_)(sas|key)$|(api|access|account)_?key"
     r"|shared_?access|authorization|cookie|signature|^sig$",
     re.IGNORECASE,
 )
@@ -26,6 +26,12 @@ _SHORTEST = 4
 def is_secret(key: str) -> bool:
     """Return whether the option called *key* holds a secret, to judge by its name."""
     return _SECRET.search(key) is not None
+
+
+def is_secret_variable(name: str, value: object) -> bool:
+    """Return whether a variable of `[env]` is secret: as its table declares, else to judge by its name."""
+    declared = value.get("secret", True) if isinstance(value, dict) else is_secret(name)
+    return bool(declared)
 
 
 def mask_url(url: str) -> str:
@@ -57,9 +63,11 @@ def public_overrides(overrides: Sequence[str]) -> tuple[str, ...]:
         key, equals, value = text.partition("=")
         if key.strip() == "snapshots.uri" and not _REFERENCES.fullmatch("".join(_in_url(value)) or "-"):
             value = without_password(value)
-        has_secret = key.strip().startswith(_OPTIONS) and (
-            is_secret(key.rpartition(".")[2].strip()) or _holds_secret(value)
-        )
+        parts = [part.strip() for part in key.split(".")]
+        has_secret = key.strip().startswith(_OPTIONS) and (is_secret(parts[-1]) or _holds_secret(value))
+        if parts[0] == "env":
+            # Whether a variable is declared secret stands elsewhere.
+            has_secret = is_secret(parts[-1]) or parts[-1] == "value" or "{" in value.replace("${", "")
         if not has_secret or _REFERENCES.fullmatch(value):
             public.append(f"{key}{equals}{value}")
     return tuple(public)

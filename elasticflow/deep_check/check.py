@@ -109,7 +109,8 @@ def try_out(
     if util.find_spec("torch") is None:
         return DeepReport((_NO_TORCH,), Facts(), ())
     request = request_of(job, project_root, takes_step=takes_step)
-    environment = {**os.environ, **{each.name: each.value for each in variables(job)}, **_ALONE}
+    env = {} if job.env is None else job.env.values()
+    environment = {**os.environ, **env, **{each.name: each.value for each in variables(job)}, **_ALONE}
     argv = [sys.executable, "-X", "faulthandler", "-m", "elasticflow.runtime.deep.main", str(os.getpid())]
     ended = child_process.run(argv, to_json(request), environment, limit_s)
     return report_of(ended, request.own, limit_s)

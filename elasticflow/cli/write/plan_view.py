@@ -281,6 +281,10 @@ def _environment(plan: LaunchPlan, width: int) -> Iterator[str]:
         for line in textwrap.wrap(reason, width - 2):
             yield paint(f"# {line}", dim=True)
         yield from settings
+    if plan.env or plan.env_secrets:
+        yield paint("# [env] of the job, before torch is imported", dim=True)
+    yield from (f"{name}={shlex.quote(value)}" for name, value in plan.env.items())
+    yield from (f"{name}=***" for name in plan.env_secrets)
 
 
 def _by(known: Known) -> str:

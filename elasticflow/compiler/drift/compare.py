@@ -75,6 +75,7 @@ _WEIGHTS: dict[str, tuple[Weight, str]] = {
     ),
     "ddp": ("harmless", "equal up to rounding"),
     "ddp.sync_batchnorm": ("trajectory", "batch statistics are taken over other samples"),
+    "env": ("harmless", "libraries and the job's code read it, from here on"),
     "nodes": ("harmless", "the global batch is the same at every world size"),
     "restarts": ("harmless", "counts from now on"),
     "snapshots": ("harmless", "counts from now on"),
@@ -89,6 +90,7 @@ _BITS = 'train.consistency = "exact" promises bits that this may change'
 _EXACT_WEIGHTS: dict[str, tuple[Weight, str]] = {
     "train.compile": ("trajectory", _BITS),
     "train.threads": ("trajectory", _BITS),
+    "env": ("trajectory", _BITS),
 }
 
 # Keys whose coming or going gives the snapshot other parts.
@@ -127,12 +129,13 @@ class Difference:
 def compare(old: Job, new: Job) -> list[Difference]:
     """Return what differs, in the order of the job file, keys that came last."""
     before, after = dict(_leaves(public_tables(old))), dict(_leaves(public_tables(new)))
-    own_weights = _EXACT_WEIGHTS if new.train.consistency == "exact" else {}
+    is_exact = new.train.consistency == "exact"
+    own_weights = _EXACT_WEIGHTS if is_exact else {}
     differences = []
     for key in {**before, **after}:
         was, now = before.get(key), after.get(key)
         if was != now or type(was) is not type(now):
-            weight = own_weights.get(key) or _weigh(key, was, now)
+            weight = own_weights.get("env" if key.startswith("env.") else key) or _weigh(key, was, now)
             differences.append(Difference(key, was, now, *weight))
     return differences
 

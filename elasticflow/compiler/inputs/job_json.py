@@ -23,7 +23,7 @@ _FLOAT = "$float"  # JSON has no infinity and no NaN: {"$float": "inf"}
 
 
 def job_to_json(job: Job) -> dict[str, Any]:
-    """Return the job as JSON values, every default written out, without secrets of `snapshots`.
+    """Return the job as JSON values, every default written out, without secrets of `snapshots` and `env`.
 
     Raises:
         JobRefusedError: a value that JSON and Python literals do not have (TOML dates and times).
@@ -33,11 +33,16 @@ def job_to_json(job: Job) -> dict[str, Any]:
 
 
 def public_tables(job: Job) -> dict[str, Any]:
-    """Return the job's tables without secrets of `snapshots`: those belong to no record and no comparison."""
+    """Return the job's tables without secrets of `snapshots` and `env`: those belong to no record and no comparison."""
     tables = job.model_dump()
     for table, key, default in _LATER:
         if tables[table][key] == default:
             del tables[table][key]
+    if job.env is None:
+        del tables["env"]
+    else:
+        secrets = job.env.secrets()
+        tables["env"] = {name: value for name, value in job.env.values().items() if name not in secrets}
     return {**tables, "snapshots": without_secrets(tables["snapshots"])}
 
 

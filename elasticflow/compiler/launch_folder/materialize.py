@@ -130,7 +130,14 @@ def launch_files(
         JOB_JSON: _json(record),
         TRAIN_PY: made if entry_point is None else entry_point,
         TORCHRUN_ARGS: "".join(f"{argument}\n" for argument in plan.torchrun_args),
-        TORCHRUN_SH: torchrun.script(plan.job_name, plan.torchrun_args, plan.environment, plan.reasons),
+        TORCHRUN_SH: torchrun.script(
+            plan.job_name,
+            plan.torchrun_args,
+            plan.environment,
+            plan.reasons,
+            plan.env,
+            plan.env_secrets,
+        ),
     }
     # job.json tells the state of git and of the machine, so its digest would differ for the same job.
     written = {name: _sha256(text) for name, text in files.items() if name != JOB_JSON}

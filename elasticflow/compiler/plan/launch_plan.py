@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from elasticflow.compiler.inputs.job_json import job_digest
 from elasticflow.compiler.plan import batch_split, torchrun
@@ -86,6 +86,8 @@ class LaunchPlan(Fact):
         torchrun_args: torchrun's argv after its own name, entry point last (`train.py`).
         environment: Variables of the launch, each with its value.
         reasons: Why each variable is set, by name.
+        env: Variables that the job sets for its workers; a plan of one that sets none does not say so.
+        env_secrets: Those of them whose values no record holds.
         start_method: fork (from a warm server) or spawn.
         seed: Of every random state; 0 in the record of a launch before it was written down.
         worlds: Batch split at the smallest, largest and some world sizes between.
@@ -117,18 +119,24 @@ class LaunchPlan(Fact):
     case: str | None = None
     seed: int = 0
     compiles: bool = False
+    env: dict[str, str] = Field(default={})
+    env_secrets: tuple[str, ...] = ()
 
     @model_serializer(mode="wrap")
     def _to_plan_json(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         content: dict[str, Any] = serialize(self)
         if not self.compiles:
             del content["compiles"]
+        for key in ("env", "env_secrets"):
+            if not content[key]:
+                del content[key]
         return content
 
     def public(self) -> LaunchPlan:
         """Return the plan as it may be shown and recorded: without secrets."""
         snapshots = SnapshotPlan.model_validate(without_secrets(self.snapshots.model_dump()))
-        return self.model_copy(update={"snapshots": snapshots})
+        env = {name: value for name, value in self.env.items() if name not in self.env_secrets}
+        return self.model_copy(update={"snapshots": snapshots, "env": env})
 
 
 def plan_job(
@@ -181,6 +189,8 @@ def plan_job(
         case=case,
         seed=job.job.seed,
         compiles=job.train.compile,
+        env={} if job.env is None else job.env.values(),
+        env_secrets=() if job.env is None else tuple(sorted(job.env.secrets())),
     )
 
 

@@ -110,7 +110,14 @@ def _rdzv_conf(job: Job) -> str:
     )
 
 
-def script(job_name: str, args: Sequence[str], environ: Mapping[str, str], reasons: Mapping[str, str]) -> str:
+def script(
+    job_name: str,
+    args: Sequence[str],
+    environ: Mapping[str, str],
+    reasons: Mapping[str, str],
+    env: Mapping[str, str],
+    secrets: Sequence[str],
+) -> str:
     """Return torchrun.sh: the launch by plain torchrun, from any working directory.
 
     Args:
@@ -118,6 +125,8 @@ def script(job_name: str, args: Sequence[str], environ: Mapping[str, str], reaso
         args: What `arguments` returned.
         environ: Variables to export.
         reasons: Why, by name.
+        env: Variables of the job's [env].
+        secrets: Names of those whose values must not be written down.
     """
     *options, entry_point = args
     lines = [
@@ -138,6 +147,11 @@ def script(job_name: str, args: Sequence[str], environ: Mapping[str, str], reaso
             lines.append(f"# {reasons[name]}")
         reason_before = reasons[name]
         lines.append(f"export {name}={shlex.quote(value)}")
+    if env or secrets:
+        lines.append("# [env] of the job")
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in env.items() if name not in secrets]
+    for name in secrets:
+        lines.append(f'export {name}="${{{name}:?set it: a secret of [env], which no record holds}}"')
     if "--rdzv-backend=etcd-v2" in options:
         lines.append(
             "# etcd remembers for two hours that a rendezvous is over: to go on, add --rdzv-id=ANOTHER-NAME"

@@ -47,6 +47,7 @@ def check_tables(source: Source, tables: ValidTables) -> list[Diagnostic]:
         *check_failure_costs(source, tables),
         *_optimizer(source, tables),
         *_rendezvous(source, tables),
+        *_variables(source, tables),
         *_several_machines(source, tables),
         *_one_node_only(source, tables),
         *_uris(source),
@@ -171,6 +172,25 @@ def _rendezvous(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
         message = f"{what} needs to know where the rendezvous is, and nodes.endpoint is not given"
         remedy = 'add to [nodes]: endpoint = "host:port"'
         yield source.problem(codes.RENDEZVOUS, message, path, remedy=remedy)
+
+
+def _variables(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
+    """Yield variables of [env] that another key sets."""
+    nodes, train = tables.get("nodes"), tables.get("train")
+    own = table_at(source.raw, "env")
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        if name in own and nodes is not None and nodes.interface is not None:
+            message = f"env.{name} and nodes.interface exclude each other"
+            yield source.problem(
+                codes.EXCLUSIVE, message, ("env", name), remedy="keep one: nodes.interface sets it"
+            )
+    name = "CUBLAS_WORKSPACE_CONFIG"
+    if name in own and train is not None and train.consistency == "exact":
+        message = f'env.{name} and train.consistency = "exact" exclude each other'
+        remedy = (
+            "leave it out: exact mode sets :4096:8, without which cuBLAS may add in another order each time"
+        )
+        yield source.problem(codes.EXCLUSIVE, message, ("env", name), remedy=remedy)
 
 
 def _several_machines(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:

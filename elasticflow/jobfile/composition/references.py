@@ -19,7 +19,7 @@ from elasticflow.jobfile.tables.job import Job
 from elasticflow.jobfile.tables.types import MayRefer, SecretVariable, TextWithSecrets
 from elasticflow.jobfile.tables.validate import content_of, model_of
 from elasticflow.jobfile.text.layers import table_at, value_at
-from elasticflow.redaction import is_secret, without_password
+from elasticflow.redaction import is_secret, is_secret_variable, without_password
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,6 +33,7 @@ _VARIABLE = re.compile(r"env:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*
 _OF_DATA = re.compile(r"dataset\.(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 _ARGS_FROM_DATA = ("model", "optimizer", "lr_scheduler", "evaluation")
 _ENDS_PASSWORD = frozenset("/@:?#&")  # and would leave the rest of it in records
+_LEAST_OF_VARIABLE = 2  # env.NAME, or env.NAME.value
 _LEAST = 4  # shorter values stand in too many words
 _FACTS = ("job.name", "job.seed", "matrix.case")
 _FORMS = "${env:NAME}, ${env:NAME:-default}, ${job.name}, ${job.seed} and, in a case, ${matrix.case}"
@@ -116,7 +117,7 @@ class References:
         spelled.append(text[last:])
         result = "".join(secrets[each] if isinstance(each, SecretVariable) else each for each in spelled)
         self.hidden |= {value for value in secrets.values() if len(value) >= _LEAST}
-        if secrets:
+        if secrets and path[0] != "env":
             self.secrets[path] = tuple(each for each in spelled if each)
         if path == ("snapshots", "uri") and any(set(value) & _ENDS_PASSWORD for value in secrets.values()):
             message = "snapshots.uri: a looked-up secret holds characters that end a password in a URL"
@@ -168,6 +169,7 @@ class References:
             return None
         name, default = variable["name"], variable["default"]
         is_told_secret = is_secret(name) or any(is_secret(str(part)) for part in path[2:])
+        is_told_secret |= path[0] == "env" and self._stays_out(reference[0], path)
         if is_told_secret and not self._stays_out(reference[0], path):
             self._recorded(reference[0], path)
             return None
@@ -191,6 +193,8 @@ class References:
         if path == ("snapshots", "uri"):
             written = str(value_at(path, self.source.raw)).replace(reference, "REFERENCE")
             return "REFERENCE" not in without_password(written)
+        if path[0] == "env":
+            return is_secret_variable(str(path[1]), value_at(path[:2], self.source.raw))
         return path[:2] == ("snapshots", "options") and any(is_secret(str(part)) for part in path[2:])
 
     def _refuse_here(self, path: KeyPath) -> None:
@@ -214,6 +218,8 @@ class References:
     def _recorded(self, reference: str, path: KeyPath) -> None:
         message = f"{dotted(path)} is written into the run's records, and {reference} looks like a secret"
         remedy = "read the variable in your own code: workers have the environment of the command"
+        if path[0] == "env":
+            remedy = f"say that it is one: {path[1]} = {{ value = {show(reference)}, secret = true }}"
         if path[0] == "snapshots":
             remedy = "secrets may stand as the password of snapshots.uri, and in snapshots.options at keys named like one"
         self._say(codes.SECRET_RECORDED, message, path, remedy)
@@ -241,6 +247,8 @@ def _marker(path: KeyPath) -> MayRefer | None:
     """Return the mark of the key that *path* is, or lies in; None where no references may stand."""
     if len(path) < 2 or path[0] not in Job.model_fields:
         return None
+    if path[0] == "env":
+        return MayRefer() if len(path) == _LEAST_OF_VARIABLE or path[2:] == ("value",) else None
     key = model_of(str(path[0])).model_fields.get(str(path[1]))
     return next((mark for mark in key.metadata if isinstance(mark, MayRefer)), None) if key else None
 
@@ -252,4 +260,4 @@ def _keys_with_references() -> list[str]:
         for table in Job.model_fields
         for key in model_of(table).model_fields
         if _marker((table, key))
-    ]
+    ] + ["env"]

@@ -72,12 +72,33 @@ def check_secrets(source: Source) -> Iterator[Diagnostic]:
             message = f"{dotted(path)} looks like a secret, and a job file is checked in"
             example = f'{remedy}, such as {path[-1]} = "${{env:NAME}}"'
             yield source.problem(codes.SECRET_IN_FILE, message, path, severity="warning", remedy=example)
+    yield from _of_variables(source, written)
     uri = value_at(("snapshots", "uri"), written)
     if isinstance(uri, str) and re.search(r"://[^/@]*:[^/@]+@", _without_references(uri)):
         message = "snapshots.uri holds a password, and a job file is checked in"
         example = f'{remedy}, such as "://me:${{env:NAME}}@"'
         path = ("snapshots", "uri")
         yield source.problem(codes.SECRET_IN_FILE, message, path, severity="warning", remedy=example)
+
+
+def _of_variables(source: Source, written: TomlTable) -> Iterator[Diagnostic]:
+    """Yield secrets of [env] that the file holds: it is copied into every run folder, where no secret may be."""
+    for name, content in table_at(written, "env").items():
+        path: KeyPath = ("env", name, "value") if isinstance(content, dict) else ("env", name)
+        value = value_at(path, written)
+        if isinstance(value, str) and redaction.is_secret_variable(name, content) and "${" not in value:
+            message = (
+                f"env.{name} is a secret by its name" if path[2:] == () else f"env.{name} is declared secret"
+            )
+            remedy = f'write {name} = "${{env:{name}}}", and set that variable where the command runs'
+            if path[2:] == ():
+                remedy += f"; if it is none: {name} = {{ value = ..., secret = false }}"
+            yield source.problem(
+                codes.SECRET_RECORDED,
+                f"{message}, and a run keeps a copy of its job file",
+                path,
+                remedy=remedy,
+            )
 
 
 def _without_references(text: str) -> str:

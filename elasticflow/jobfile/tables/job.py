@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from pydantic import Field, PrivateAttr
 
 from elasticflow.jobfile.tables.launching import (
+    EnvTable,
     KeepTable,
     LoggingTable,
     NodesTable,
@@ -39,6 +40,7 @@ __all__ = [
     "Args",
     "DatasetTable",
     "DdpTable",
+    "EnvTable",
     "EvaluationTable",
     "Job",
     "JobTable",
@@ -92,6 +94,7 @@ class Job(Table, defer_build=True):
     evaluation: EvaluationTable | None = None
     train: TrainTable
     ddp: DdpTable = Field(default_factory=DdpTable)
+    env: EnvTable | None = None
     nodes: NodesTable = Field(default_factory=NodesTable)
     restarts: RestartsTable = Field(default_factory=RestartsTable)
     snapshots: SnapshotsTable = Field(default_factory=SnapshotsTable)
@@ -123,6 +126,7 @@ class ValidTables(TypedDict, total=False):
     evaluation: EvaluationTable | None
     train: TrainTable
     ddp: DdpTable
+    env: EnvTable | None
     nodes: NodesTable
     restarts: RestartsTable
     snapshots: SnapshotsTable

@@ -28,6 +28,7 @@ BEYOND = (
     "nodes.min <= nodes.max: one value against another",
     "evaluation.best names a key of evaluation.metrics: one value against another's keys",
     "5.0 where a whole number is asked for: one number to JSON, two types to TOML; tombi tells them apart, taplo not",
+    "variables that env cannot set: a list of names, told with what to write instead",
     "nan and inf: no numbers to JSON; what an editor says of them is its own",
 )
 """What the models refuse and no JSON Schema can say. What needs several tables or other files is for `jobfile/checks/`."""
@@ -185,6 +186,7 @@ EXAMPLES: dict[str, dict[str, list[Any]]] = {
         "compare_replicas": ["1000 steps", "never"],
         "time_limit": ["23.5 h", "30 min"],
     },
+    "VariableTable": {"value": ["${env:LICENSE}"]},
     "DdpTable": {"bucket_cap_mb": [25]},
     "NodesTable": {
         "min": [1],

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.diagnostics.toml_literals import show
+from elasticflow.jobfile.tables.environment_names import why_refused
 from elasticflow.jobfile.tables.types import (
     MOST_NODES,
     Args,
@@ -25,6 +28,7 @@ from elasticflow.jobfile.tables.types import (
     or_reference,
 )
 from elasticflow.protocol.warm_restarts import Warm  # noqa: TC001  # pydantic reads the fields' types
+from elasticflow.redaction import is_secret
 
 Interface = Annotated[
     str,
@@ -55,9 +59,68 @@ LogFolder = Annotated[
     Field(pattern=r"^[^\x00-\x1f\x7f-][^\x00-\x1f\x7f]*$"),
     Description("a folder, on one line and not beginning with -"),
 ]
+VARIABLE_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,200}$"
+VariableText = Annotated[
+    str,
+    Field(pattern=r"^[^\x00]*$", max_length=100_000),
+    MayRefer(),
+    Description("a text in quotes"),
+]
 IncludedName = Annotated[
     str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"), Description("a name of letters, digits and _")
 ]
+
+
+def _with_named_keys(schema: dict[str, Any]) -> None:
+    schema["patternProperties"] = {VARIABLE_NAME: schema.pop("additionalProperties")}
+
+
+class VariableTable(Table):
+    """A variable of which is said whether its value is a secret."""
+
+    value: VariableText = Field(description="Its value; may hold ${env:NAME}.")
+    secret: bool = Field(
+        default=True,
+        description="Keep its value out of every record and of what is shown; names with token, key, password and the like "
+        "are secret unless this is false.",
+    )
+
+
+class EnvTable(Table, extra="allow", json_schema_extra=_with_named_keys):
+    """Environment variables of the workers, set before torch and the job's modules are imported; texts may hold ${env:NAME}.
+
+    What looks secret by its name, or is declared so with { value = "${env:NAME}", secret = true }, stands in no record.
+    """
+
+    __pydantic_extra__: dict[str, VariableText | VariableTable] = Field(init=False)
+
+    @model_validator(mode="after")
+    def _check_names(self) -> EnvTable:
+        for name in self.model_extra or ():
+            if not re.fullmatch(VARIABLE_NAME, name):
+                message = f"env: {show(name)} must be a name of letters, digits and _"
+                raise bad_key(name, codes.MALFORMED, message, at_key=True)
+            remedy = why_refused(name)
+            if remedy is not None:
+                raise bad_key(
+                    name, codes.NOT_PASSABLE, f"env.{name} cannot be set by a job", remedy, at_key=True
+                )
+        return self
+
+    def values(self) -> dict[str, str]:
+        """Return each variable's value."""
+        return {
+            name: each.value if isinstance(each, VariableTable) else each
+            for name, each in (self.model_extra or {}).items()
+        }
+
+    def secrets(self) -> frozenset[str]:
+        """Return the variables whose values are secret."""
+        return frozenset(
+            name
+            for name, each in (self.model_extra or {}).items()
+            if (each.secret if isinstance(each, VariableTable) else is_secret(name))
+        )
 
 
 class NodesTable(Table):

@@ -84,7 +84,9 @@ def problem_of(error: ErrorDetails, table: str, raw: object) -> TableProblem:
         )
     if kind == "bad_key":
         at = (*path, context["key"]) if context["key"] else path
-        return TableProblem(context["code"], context["message"], at, False, context.get("remedy"))
+        return TableProblem(
+            context["code"], context["message"], at, bool(context.get("at_key")), context.get("remedy")
+        )
     if kind == "extra_forbidden":
         return unknown_key(path, value)
     if kind == "missing":

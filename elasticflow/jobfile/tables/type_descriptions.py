@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import types
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 def keys_at(path: KeyPath) -> list[str]:
     """Return the keys that the table at *path* can have; none for a free one."""
     model = annotation_at(path)
+    tables = [part for part in get_args(model) if isinstance(part, type) and issubclass(part, BaseModel)]
+    model = tables[0] if get_origin(model) in {Union, types.UnionType} and len(tables) == 1 else model
     return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
 
 
@@ -66,7 +68,11 @@ def _inside(annotation: Any, part: str | int) -> Any:
         return get_args(annotation)[0]
     if get_origin(annotation) is dict:
         return get_args(annotation)[1]
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel) and part in annotation.model_fields:
+    if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        return None
+    if annotation.model_config.get("extra") == "allow":
+        return _inside(get_type_hints(annotation, include_extras=True)["__pydantic_extra__"], part)
+    if part in annotation.model_fields:
         field = annotation.model_fields[str(part)]
         marks = [mark for mark in field.metadata if isinstance(mark, Description)]
         return Annotated[field.annotation, marks[0]] if marks else field.annotation

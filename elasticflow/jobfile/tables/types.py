@@ -58,9 +58,14 @@ TextWithSecrets = tuple[str | SecretVariable, ...]
 """A text that holds secrets, piece by piece: what generated code has instead of them."""
 
 
-def bad_key(key: str, code: str, message: str, remedy: str | None = None) -> PydanticCustomError:
-    """Return the error a table's own check raises: shown at *key*, or at the table where that is empty, under *code*."""
-    context = {"key": key, "code": code, "message": message, "remedy": remedy}
+def bad_key(
+    key: str, code: str, message: str, remedy: str | None = None, *, at_key: bool = False
+) -> PydanticCustomError:
+    """Return the error a table's own check raises: shown at *key*, or at the table where that is empty, under *code*.
+
+    With *at_key* it points at the key itself, not at its value.
+    """
+    context = {"key": key, "code": code, "message": message, "remedy": remedy, "at_key": at_key}
     return PydanticCustomError("bad_key", "{message}", context)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticflow.launcher.agent.waiting_agent import waiting_agent
+from elasticflow.launcher.fork_server.early_variables import is_read_early
 from elasticflow.launcher.fork_server.helpers import HELPER_KILLED, STORE_LOST
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.json_codec import to_json
@@ -49,6 +50,7 @@ class AgentConfig:
         seed: The job's seed, from which random numbers follow that its modules draw at import.
         warm: How restarts are kept warm.
         compiles: Workers compile the model: the compiler's cache is kept.
+        imports_anew: The launch sets variables that a fork server which was started before has missed.
     """
 
     launch_folder: str
@@ -67,6 +69,7 @@ class AgentConfig:
     seed: int = 0
     warm: Warm = "auto"
     compiles: bool = False
+    imports_anew: bool = False
 
 
 @dataclass(frozen=True)
@@ -201,7 +204,8 @@ def build_agent_process(
         grace_s=plan.restarts.grace_s,
         writer=writer,
         log=str(folder.agent_log(node).absolute()),
-        environment={**plan.environment, **marks},
+        environment={**plan.env, **plan.environment, **marks},
+        imports_anew=any(map(is_read_early, plan.env)),
         node_rank=node_rank,
         seed=plan.seed,
         compiles=plan.compiles,

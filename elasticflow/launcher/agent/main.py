@@ -79,7 +79,7 @@ def _compiler_cache(config: AgentConfig) -> CompilerCacheKeeper:
 def _set_up(
     started: ServerProcess, config: AgentConfig, memory: int, variables: Mapping[str, str]
 ) -> ForkServer:
-    """Return the fork server; it is another one where workers import for themselves."""
+    """Return the fork server; it is another one where workers import for themselves, or the launch sets what it has missed."""
     from pathlib import Path
 
     from elasticflow.launcher.fork_server.client import ForkServer
@@ -96,7 +96,7 @@ def _set_up(
         environment={**config.environment, **variables},
         log=config.log,
     )
-    if setup.start_method != "spawn":
+    if setup.start_method != "spawn" and not config.imports_anew:
         return ForkServer(started, setup)
     started.end()
     return ForkServer.start(setup, (memory,))

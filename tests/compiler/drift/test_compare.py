@@ -37,6 +37,12 @@ from tests.compiler.jobs import make_job
             {"optimizer__groups": [{"ndim": 1, "name": "b"}]},
             ("optimizer.groups.0.name", "a", "b", "harmless"),
         ),
+        ({}, {"env__A": "1"}, ("env.A", None, "1", "harmless")),
+        (
+            {"train__consistency": "exact", "env__A": "1"},
+            {"train__consistency": "exact", "env__A": "2"},
+            ("env.A", "1", "2", "trajectory"),
+        ),
         ({}, {"dataset__global_batch_size": 32}, ("dataset.global_batch_size", 64, 32, "trajectory")),
         ({}, {"dataset__args": {"root": "b"}}, ("dataset.args.root", None, "b", "trajectory")),
         ({"dataset__shards": 4}, {"dataset__shards": 8}, ("dataset.shards", 4, 8, "corrupting")),

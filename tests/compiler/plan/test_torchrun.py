@@ -258,16 +258,19 @@ def test_every_variable_has_a_reason() -> None:
 @pytest.mark.usefixtures("real_processes")
 def test_the_script_quotes_for_the_shell() -> None:
     """Values that a shell would split or expand arrive whole."""
-    text = script("small", ("--log-dir=a b$c", "train.py"), {"A": "x y"}, {"A": "why"})
+    text = script(
+        "small", ("--log-dir=a b$c", "train.py"), {"A": "x y"}, {"A": "why"}, {"B": "p q"}, ["S_KEY"]
+    )
     done = subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=100)
     assert done.returncode == 0
     assert f"    {shlex.quote('--log-dir=a b$c')}\n" in text
     assert "# why\nexport A='x y'\n" in text
+    assert "# [env] of the job\nexport B='p q'\nexport S_KEY=\"${S_KEY:?set it" in text
 
 
 def test_static_rendezvous_asks_for_the_nodes_number() -> None:
     """With the static back-end each node says its own number."""
-    text = script("small", ("--rdzv-backend=static", "train.py"), {}, {})
+    text = script("small", ("--rdzv-backend=static", "train.py"), {}, {}, {}, [])
     assert '--node-rank="${NODE_RANK:?' in text
 
 

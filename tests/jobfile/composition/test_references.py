@@ -144,6 +144,48 @@ def test_secrets_reach_the_file_system_and_nothing_else(written: Callable[[str],
     )
 
 
+VARIABLES_OF_WORKERS = """
+[env]
+HF_HOME = "${env:HOME}/hf"
+HF_TOKEN = "${env:PLAIN}"
+LICENSE = { value = "key ${env:PLAIN}" }
+MAX_TOKENS = { value = "512", secret = false }
+"""
+
+
+def test_secret_variables_reach_the_workers_and_no_record(written: Callable[[str], Path]) -> None:
+    """A name that looks secret, or is declared so, is in the plan that starts workers; records know that it is there."""
+    path = written(VARIABLES_OF_WORKERS)
+    environment = {"HOME": "/home/me", "PLAIN": PASSWORD}
+    loaded = require_job(path, environment=environment)
+    assert loaded.job is not None
+    plan = plan_job(loaded.job, project_root=loaded.project_root, job_files=loaded.files)
+    assert plan.env == {
+        "HF_HOME": "/home/me/hf",
+        "HF_TOKEN": PASSWORD,
+        "LICENSE": f"key {PASSWORD}",
+        "MAX_TOKENS": "512",
+    }
+    assert plan.env_secrets == ("HF_TOKEN", "LICENSE")
+    public = plan.public()
+    assert public.env == {"HF_HOME": "/home/me/hf", "MAX_TOKENS": "512"}
+    assert type(plan).model_validate_json(public.model_dump_json()) == public
+    files = launch_files(plan, loaded.job, path.parent / "launch", project_root=loaded.project_root)
+    assert PASSWORD not in "".join(files.values())
+    assert 'export LICENSE="${LICENSE:?' in files["torchrun.sh"]
+    other = resolved(path, **{**environment, "PLAIN": "something else"})
+    again = plan_job(other, project_root=loaded.project_root, job_files=loaded.files)
+    assert plan.job_digest == again.job_digest
+
+
+def test_secret_in_another_variable_has_to_be_declared(written: Callable[[str], Path]) -> None:
+    """Its name does not say so, and records would hold it."""
+    path = written('[env]\nACCOUNT = "${env:HF_TOKEN}"\n')
+    [found] = [each for each in load_job(path).diagnostics if each.severity == "error"]
+    assert found.code == codes.SECRET_RECORDED
+    assert found.help == 'say that it is one: ACCOUNT = { value = "${env:HF_TOKEN}", secret = true }'
+
+
 @pytest.mark.parametrize(
     ("lines", "environment"),
     [

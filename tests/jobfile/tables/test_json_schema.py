@@ -126,7 +126,7 @@ def test_schema_and_models_agree_on_the_gallery() -> None:
         if schema and not models:
             alone.add(path.stem)
     assert {"best_no_metric", "range_empty"} == alone
-    assert len(BEYOND) == 4
+    assert len(BEYOND) == 5
 
 
 def test_corpus_is_large_enough() -> None:

@@ -17,6 +17,7 @@ KEYS = {
     "evaluation": "entry args every batch_size metrics best weights overlap",
     "train": "epochs steps precision compile ema threads on_nonfinite consistency virtual_shards compare_replicas time_limit",
     "ddp": "find_unused_parameters sync_batchnorm bucket_cap_mb gradient_as_bucket_view",
+    "env": "",  # names of the job's own
     "nodes": "min max nproc_per_node endpoint interface",
     "restarts": "budget refill hang_timeout warm",
     "snapshots": "uri every memory staging_limit keep include ignore integrity grace options",

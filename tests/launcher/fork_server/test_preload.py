@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from elasticflow.launcher.fork_server.early_variables import is_read_early
+
 pytestmark = pytest.mark.usefixtures("real_processes")
 
 ROOT = Path(__file__).parents[3]
@@ -38,6 +40,38 @@ def refused_of(folder: Path, modules: dict[str, str], *names: str) -> tuple[dict
     )
     refused, kept = json.loads(done.stdout)
     return refused, kept
+
+
+def test_what_is_imported_before_a_launch_is_known_reads_no_variables_of_later_libraries() -> None:
+    """A job that sets any other variable has its fork server started again."""
+    program = """if True:
+        import json, os, sys
+        get, read = type(os.environ).__getitem__, set()
+        def watched(self, key):
+            frame = sys._getframe(1)
+            while frame and "abc" in frame.f_code.co_filename:
+                frame = frame.f_back
+            # It looks at all names there are.
+            if "tqdm" not in frame.f_code.co_filename:
+                read.add(key)
+            return get(self, key)
+        type(os.environ).__getitem__ = watched
+        from elasticflow.launcher.fork_server import preload
+        for _ in preload.warm_up(): pass
+        print(json.dumps(sorted(read)))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    read = json.loads(done.stdout)
+    assert "TORCH_LOGS" in read
+    assert [] == [name for name in read if not is_read_early(name)]
+    assert not any(map(is_read_early, ("HF_HOME", "TOKENIZERS_PARALLELISM", "WANDB_PROJECT", "AWS_PROFILE")))
 
 
 @pytest.mark.parametrize(
