@@ -315,6 +315,13 @@ LOSS_UNUSED = Event(
     ("keys",),
     emitter="worker",
 )
+MFU_UNKNOWN = Event(
+    "mfu.unknown",
+    "model.flops_per_sample is given, and the peak of the device is not known: no MFU is measured",
+    ("device",),
+    level="warning",
+    emitter="worker",
+)
 DRIFT_FOUND = Event(
     "drift.found",
     "the run goes on with what changed since its last launch: job, own code, libraries, machine",
@@ -331,7 +338,8 @@ ENVIRONMENT_FOUND = Event(
 )
 STEP = Event(
     "step",
-    "one finished optimizer step, in_epoch counted from 1; lr has names where there are several parameter groups",
+    "one finished optimizer step, in_epoch counted from 1; lr has names where there are several parameter groups; beside these "
+    "count, ..._per_s, mfu and grad_norm where they are known, and the scalars that the job's own step returned",
     ("epoch", "in_epoch", "samples", "loss", "lr", "time", "seconds"),
     emitter="worker",
     is_kept=False,

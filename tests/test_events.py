@@ -10,7 +10,7 @@ from elasticflow import events, fault_injection
 
 PACKAGE = Path(events.__file__).parent
 # Dotted literals of other kinds: files, a call in train.py. `dataset.` begins keys of the job file and is left out.
-NOT_EVENTS = (".py", ".json", ".jsonl", ".log", ".load_weights")
+NOT_EVENTS = (".py", ".json", ".jsonl", ".log", ".load_weights", ".start_training", ".log_grad_norm")
 
 FROZEN = {
     "run.started": {"endpoint", "launch", "pid", "resumed", "torch", "uri"},
@@ -101,6 +101,7 @@ FROZEN = {
     "loss.skipped": {"loss"},
     "loss.unweighed": {"help", "reason"},
     "loss.unused": {"keys"},
+    "mfu.unknown": {"device"},
     "step": {"epoch", "in_epoch", "loss", "lr", "samples", "seconds", "time"},
     "evaluation": {"best", "epoch", "eval", "eval_raw", "in_epoch", "seconds", "time", "weights"},
 }
@@ -113,6 +114,7 @@ FROZEN_FROM_WORKERS = {
     "loss.skipped",
     "loss.unused",
     "loss.unweighed",
+    "mfu.unknown",
     "snapshot.chosen",
     "snapshot.committed",
     "snapshot.failed",

@@ -37,6 +37,7 @@ _OF_SPEED = (*_OF_DATA, *_OF_STATE, "dataset.global_batch_size", "train", "ddp")
 _NOT_OF_STATE = (
     *("optimizer.args.lr", "optimizer.args.weight_decay", "optimizer.args.eps", "optimizer.args.betas"),
     "lr_scheduler.args",
+    "model.flops_per_sample",
 )
 _NOT_OF_SPEED = (*_NOT_OF_STATE, "train.epochs", "train.steps")
 

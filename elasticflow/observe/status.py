@@ -11,6 +11,7 @@ from elasticflow.observe.records import float_of, int_of, last_of, tail
 from elasticflow.observe.terminal.durations import goodput
 from elasticflow.observe.terminal.formats import number, rfc3339
 from elasticflow.observe.terminal.pace import Pace
+from elasticflow.protocol import metrics_fields
 
 if TYPE_CHECKING:
     from elasticflow.launcher.journal.post_mortem import Ending
@@ -33,6 +34,10 @@ class RunStatus:
         step: Last finished step.
         steps: Steps of the whole training, once known.
         loss: Of the last step.
+        scalars: What the job's own step returned beside the loss in the last step, by name; None: not finite.
+        grad_norm: Norm of the last step's gradient, or by the name of each of several optimizers; None: not logged.
+        counted_per_s: Items per second in the last step, by what they are: `{"tokens": 51200.0}`.
+        mfu: Share of the devices' peak that the last step made use of; None: not measured.
         restarts: In the newest launch.
         workers: Of the group that runs; empty when none does.
         evaluation: The newest metrics over the evaluation set.
@@ -65,6 +70,10 @@ class RunStatus:
     steps: int | None
     epoch: int | None
     loss: float | str | None
+    scalars: dict[str, float | None]
+    grad_norm: float | dict[str, float] | None
+    counted_per_s: dict[str, float]
+    mfu: float | None
     restarts: int
     workers: tuple[RunningWorker, ...]
     evaluation: Record
@@ -152,6 +161,10 @@ def read_status(folder: RunFolder) -> RunStatus:
         steps=state.steps,
         epoch=state.epoch if state.epoch is not None else last_step.get("epoch"),
         loss=state.loss if state.loss is not None else last_step.get("loss"),
+        scalars=metrics_fields.scalars_of(last_step),
+        grad_norm=last_step.get(metrics_fields.GRAD_NORM),
+        counted_per_s=metrics_fields.rates_of(last_step),
+        mfu=float_of(last_step, metrics_fields.MFU),
         restarts=state.restarts,
         workers=state.workers if is_running else (),
         evaluation=measured if isinstance(measured, dict) else {},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import pytest
@@ -105,12 +106,24 @@ def test_padded_tokens_give_the_same_losses_at_every_number_of_workers(project: 
     alone = trained(project, "alone", COUNTED, workers=1, train=EXACT)
     expected = losses(alone)
     assert len(expected) == 10
-    three = trained(project, "three", STEP, workers=3, micro=3)
+    three = trained(
+        project,
+        "three",
+        STEP,
+        workers=3,
+        micro=3,
+        train='precision = "fp32"\n[logging]\ncount_name = "tokens"',
+    )
     assert expected == pytest.approx(losses(three), abs=1e-6)
     for running in (alone, three):
         assert named(running.events(), "loss.unweighed") == []
-    (unused,) = named(three.events(), "loss.unused")
-    assert ["perplexity"] == unused["keys"]
+    assert named(three.events(), "loss.unused") == []
+    ours, theirs = (read_lines(running.run.metrics) for running in (alone, three))
+    steps = [(a["count"], b["count"], b) for a, b in zip(ours, theirs, strict=True) if "loss" in a]
+    assert all(a == b for a, b, _ in steps)
+    # A mean over tokens of what each micro-batch made of its own.
+    assert all(line["perplexity"] >= math.exp(line["loss"]) * 0.9999 for *_, line in steps)
+    assert all(line["tokens_per_s"] > 0 for *_, line in steps)
 
     uncounted = trained(project, "uncounted", MEAN, workers=2)
     assert expected != pytest.approx(losses(uncounted), abs=1e-6)

@@ -146,9 +146,15 @@ def me() -> Any:
     def agree_to_stop() -> None:
         stand_in.stopped = stopping.decide(stand_in.gather_text(stopping.ballot(vote)))
 
+    noted: dict[str, Any] = {}
+
+    def note_step(count: float, scalars: dict[str, float]) -> None:
+        noted.update(count=count, scalars=scalars)
+
     nothing = SimpleNamespace(
-        beat=lambda: None, phase=lambda _: "step", go_on=lambda: None, flush=lambda: None
-    )
+        beat=lambda: None, phase=lambda _: "step", go_on=lambda: None, flush=lambda: None,
+        note_step=note_step, note_grad_norm=lambda norm: noted.update(grad_norm=norm), noted=noted,
+    )  # fmt: skip
     generators = Generators(11, torch.device("cpu"))
     generators.rest()
     vote = Vote()

@@ -17,6 +17,8 @@ from elasticflow.observe.status import read_status
 from elasticflow.observe.terminal.durations import goodput, percent, took
 from elasticflow.observe.terminal.event_lines import of_weights, said_on_stderr, user_frames, values
 from elasticflow.observe.terminal.formats import elapsed, local_time, number, plural
+from elasticflow.observe.terminal.measures import parts_of_step, percent_of_peak
+from elasticflow.protocol.metrics_fields import GRAD_NORM
 from elasticflow.run_folder import SNAPSHOT_NAME
 
 if TYPE_CHECKING:
@@ -63,7 +65,8 @@ def _rows(status: RunStatus) -> list[tuple[str, str]]:
     if stopped is not None:
         rows.append(("stopped by", stopped))
     if status.loss is not None:
-        rows.append(("loss", number(status.loss)))
+        measures = {**status.scalars, GRAD_NORM: status.grad_norm}
+        rows.append(("loss", ", ".join([number(status.loss), *parts_of_step(measures)])))
     if status.evaluation:
         best = "" if status.best is None else f", best {number(status.best)}"
         metrics = of_weights(status.evaluation, status.weights)
@@ -71,7 +74,9 @@ def _rows(status: RunStatus) -> list[tuple[str, str]]:
         rows.append(("evaluation", f"{metrics} at step {status.evaluated_step}{best}{raw}"))
     if status.status == "running" and status.samples_per_s is not None:
         left = "" if status.seconds_left is None else f", {elapsed(status.seconds_left).split('.')[0]} left"
-        rows.append(("speed", f"{status.samples_per_s:,.0f} samples/s{left}"))
+        counted = [f"{per_s:,.0f} {name}/s" for name, per_s in status.counted_per_s.items()]
+        speed = [f"{status.samples_per_s:,.0f} samples/s", *counted, *percent_of_peak(status.mfu)]
+        rows.append(("speed", f"{', '.join(speed)}{left}"))
     if status.snapshot is not None:
         match = SNAPSHOT_NAME.fullmatch(status.snapshot)
         at = f"step {int(match['step'])}, " if match else ""

@@ -8,6 +8,7 @@ import textwrap
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from elasticflow.cli.output import paint, table
+from elasticflow.cli.write.plan_logged import logged
 from elasticflow.compiler.drift.table import lines_of as drift_lines
 from elasticflow.compiler.entry_point.values import measured_weights
 from elasticflow.jobfile.diagnostics.toml_literals import dotted
@@ -124,6 +125,7 @@ def _facts(view: PlanView) -> Iterator[tuple[str, str]]:
         times = view.ahead.evaluations
         often = "" if times is None else f"; {times:,} time{'' if times == 1 else 's'}"
         yield "evaluation", f"{_any_of(intervals(job.evaluation.every))} and at the end: {names}{often}"
+    yield from logged(job)
     yield "snapshots", _snapshots(view)
     yield "", _written(view)
     yield "", _kept(view)

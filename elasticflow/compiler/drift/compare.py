@@ -30,6 +30,7 @@ _WEIGHTS: dict[str, tuple[Weight, str]] = {
     "job.seed": ("corrupting", "the order of samples is another: some would be repeated, some left out"),
     "model.entry": ("corrupting", _OTHER_STATE),
     "model.args": ("corrupting", _OTHER_STATE),
+    "model.flops_per_sample": ("harmless", "a number in logs only"),
     "model.loss": ("trajectory", "another loss from here on"),
     "model.step": ("trajectory", "another training step from here on"),
     "model.weights": ("harmless", "a resumed run takes its weights from the snapshot"),

@@ -13,6 +13,7 @@ from elasticflow.compiler.entry_point.factories import (
     values_of_data,
 )
 from elasticflow.compiler.entry_point.imports import Imports
+from elasticflow.compiler.entry_point.measured import clip_gradient, measures, start_training
 from elasticflow.compiler.entry_point.source_code import (
     Call,
     Code,
@@ -86,6 +87,8 @@ def values_of(job: Job, *, root: str, forms: CallForms, taken: Iterable[str]) ->
         "loss": f"step.{'run' if forms.step_moves_optimizers else 'forward_backward'}(batch)",
         "step_scheduler": f"worker.step_scheduler(scheduler, {optimizer})",
         "leave": f"leave(worker, position, schedule{', evaluation' if job.evaluation else ''})",
+        "start": start_training(job),
+        "clip_gradient": clip_gradient(job),
         "log_step": f"worker.log_step(position, loss, {optimizer})",
         "log_groups": f"log_groups(worker, {optimizer}, groups)",
         "imports": imports.lines(),  # what all the calls above need
@@ -140,6 +143,7 @@ def _flags(job: Job, forms: CallForms) -> dict[str, bool]:
         "groups": bool(job.optimizer.groups),
         "values": bool(values_of_data(job)),
         "clip_here": job.optimizer.clip_grad_norm is not None and not moves,
+        "norm_here": bool(job.logging.grad_norm) and job.optimizer.clip_grad_norm is None and not moves,
         "step_here": job.train.precision != "fp16" and not moves,
         "fp16": job.train.precision == "fp16",
         "ema": job.train.ema is not None,
@@ -188,6 +192,7 @@ def _constants(job: Job, root: str, forms: CallForms) -> dict[str, Line]:
         **{key: None if value is None else literal(value, key) for key, value in optional.items()},
         "root": f"(HERE / {quoted(root)}).resolve()",
         "path": _path(job),
+        "measures": measures(job),
         "snapshots": _policy(job),
     }
 
@@ -319,7 +324,8 @@ def _step(job: Job, forms: CallForms) -> Code:
     arguments = ("worker", "model", "training_step")
     if forms.step_moves_optimizers:
         clip = {} if job.optimizer.clip_grad_norm is None else {"clip_grad_norm": Name("CLIP_GRAD_NORM")}
-        return call("ManualStep", *arguments, "optimizers", **clip)
+        silent = {"logs_grad_norm": False} if job.logging.grad_norm is False else {}
+        return call("ManualStep", *arguments, "optimizers", **clip, **silent)
     kind, own = "DDPStep", {"ddp": Name("DDP")} if _ddp_options(job) else {}
     if _is_exact(job):
         kind, own = "ExactStep", {"virtual_shards": Name("VIRTUAL_SHARDS")}

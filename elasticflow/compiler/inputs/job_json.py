@@ -17,6 +17,10 @@ from elasticflow.redaction import without_secrets
 _LATER: tuple[tuple[str, str, Any], ...] = (
     ("optimizer", "groups", []),
     ("train", "time_limit", None),
+    ("model", "flops_per_sample", None),
+    ("logging", "count_name", None),
+    ("logging", "grad_norm", None),
+    ("logging", "peak_flops", None),
 )
 _OF_DATA = "$dataset"  # a value of the training data: {"$dataset": "vocab_size"}
 _FLOAT = "$float"  # JSON has no infinity and no NaN: {"$float": "inf"}

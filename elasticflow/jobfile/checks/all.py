@@ -9,6 +9,7 @@ from elasticflow.jobfile.checks.data_shards import check_data_shards
 from elasticflow.jobfile.checks.evaluation_data import check_evaluation_data
 from elasticflow.jobfile.checks.exact import check_exact
 from elasticflow.jobfile.checks.failure_costs import check_failure_costs
+from elasticflow.jobfile.checks.measures import check_measures
 from elasticflow.jobfile.checks.schedules import check_schedule
 from elasticflow.jobfile.checks.training_length import check_intervals
 from elasticflow.jobfile.diagnostics import codes
@@ -41,6 +42,7 @@ def check_tables(source: Source, tables: ValidTables) -> list[Diagnostic]:
         *check_exact(source, tables),
         *check_data_shards(source, tables),
         *check_evaluation_data(source, tables),
+        *check_measures(source, tables),
         *_not_built(source, tables),
         *_schedule(source, tables),
         *check_lengths(source, tables),

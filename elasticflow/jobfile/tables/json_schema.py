@@ -140,6 +140,7 @@ EXAMPLES: dict[str, dict[str, list[Any]]] = {
         "loss": ["torch.nn.functional:cross_entropy"],
         "step": ["examples.mnist:training_step"],
         "loss_count": ["tokens:num_targets"],
+        "flops_per_sample": [1.2e9],
         "weights": ["base.safetensors"],
     },
     "OptimizerTable": {
@@ -209,7 +210,7 @@ EXAMPLES: dict[str, dict[str, list[Any]]] = {
         "ignore": [["optimizer.last_norm"]],
         "options": [{"anon": True}],
     },
-    "LoggingTable": {"sinks": [["tensorboard"]]},
+    "LoggingTable": {"peak_flops": [989.5e12], "sinks": [["tensorboard"]]},
     "TorchrunTable": {
         "rdzv_conf": [{"is_host": False}],
         "monitor_interval": [0.1],

@@ -234,6 +234,13 @@ class SnapshotsTable(Table):
     )
 
 
+CountName = Annotated[
+    str,
+    Field(pattern=r"^[a-z][a-z0-9_]{0,39}$", examples=["tokens"]),
+    Description('a name of small letters, digits and _, like "tokens"'),
+]
+
+
 class LoggingTable(Table):
     """What is logged."""
 
@@ -241,6 +248,20 @@ class LoggingTable(Table):
         default="info", description="Lines below it are dropped."
     )
     every: StepsText = Field(default="1 step", description="A metrics line at each of these.")
+    count_name: CountName | None = Field(
+        default=None,
+        description='What the `count` of a step counts, "tokens": their number per second is logged; default: items.',
+    )
+    grad_norm: bool | None = Field(
+        default=None,
+        description="Log the norm of the global batch's gradient; default: where clip_grad_norm computes it anyway.",
+    )
+    peak_flops: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="FLOP/s that one device can do at most, for MFU; default: known GPUs' by their name.",
+    )
     sinks: list[Literal["tensorboard", "mlflow", "wandb", "trackio"]] = Field(
         default=[], description="Where metrics go besides the run folder."
     )

@@ -64,13 +64,19 @@ class ModelTable(Table):
     step: Entry | None = Field(
         default=None,
         description="Called as step(model, batch), a method of the model's class on the model; "
-        "returns a loss, (loss_sum, count) or a dict with `loss` and `count`. "
+        "returns a loss, (loss_sum, count) or a dict with `loss`, `count` and scalars to log. "
         "One that takes (model, batch, optimizers) moves them itself, and returns the loss to report.",
     )
     loss_count: Entry | None = Field(
         default=None,
         description="Called as loss_count(batch): over how many items the loss is a mean, such as tokens without padding; "
         "default: the samples.",
+    )
+    flops_per_sample: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Floating-point operations of training on one sample, forward and backward; MFU is logged then.",
     )
     weights: Annotated[str | None, MayRefer()] = Field(
         default=None, description="A safetensors file to start from; may hold ${env:NAME}."

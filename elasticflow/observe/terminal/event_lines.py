@@ -259,6 +259,13 @@ def _loss_unused(record: Record) -> Line:
     return Line("note", "quiet", "loss", f"the step's dict also holds {shown}, which nobody reads")
 
 
+def _mfu_unknown(record: Record) -> Line:
+    text = f"no MFU: the peak of {record.get('device')} is not known"
+    return Line(
+        "note", "notice", "speed", text, ("help: give it in logging.peak_flops, in FLOP/s of one device",)
+    )
+
+
 def _staging_single(record: Record) -> Line:
     text = f"each snapshot waits until the one before is written: {record.get('reason')}"
     return Line("warning", "notice", "short of memory", text)
@@ -358,6 +365,7 @@ CONTEXT_FREE: dict[str, Callable[[Record], Line]] = {
     events.LOSS_SKIPPED: _loss_skipped,
     events.LOSS_UNWEIGHED: _loss_unweighed,
     events.LOSS_UNUSED: _loss_unused,
+    events.MFU_UNKNOWN: _mfu_unknown,
     events.STAGING_SINGLE: _staging_single,
     events.STATE_LEFT_OUT: _state_left_out,
     events.DATASET_SMALLER_THAN_BATCH: _dataset_smaller_than_batch,

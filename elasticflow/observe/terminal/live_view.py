@@ -16,6 +16,7 @@ from elasticflow.observe.records import Record, int_of
 from elasticflow.observe.terminal.colours import wants_colour
 from elasticflow.observe.terminal.event_lines import Line, Symbol, Tone, epoch_of, rates_of
 from elasticflow.observe.terminal.formats import elapsed, number
+from elasticflow.observe.terminal.measures import parts_of_speed, parts_of_step
 from elasticflow.observe.terminal.narrator import RunNarrator
 from elasticflow.observe.terminal.pace import Pace
 from elasticflow.system.records import printable_in
@@ -190,7 +191,8 @@ class LiveView:
 
     def _parts(self, record: Record, step: int, steps: int | None) -> list[str]:
         # What matters most comes first: a narrow terminal leaves out the rest.
-        parts = [f"loss {number(record.get('loss'))}", *self._speed(step, steps)]
+        loss = f"loss {number(record.get('loss'))}"
+        parts = [loss, *self._speed(step, steps), *parts_of_speed(record), *parts_of_step(record)]
         if (epoch := epoch_of(record)) is not None:
             parts.append(f"epoch {epoch}")
         if rates := rates_of(record):

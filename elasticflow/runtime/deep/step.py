@@ -15,6 +15,7 @@ from elasticflow.protocol.deep_messages import Facts
 from elasticflow.runtime.deep import restart
 from elasticflow.runtime.deep.report import BrokenError
 from elasticflow.runtime.deep.state import moves_optimizers
+from elasticflow.runtime.metrics.scalars import require_name, scalars_in
 from elasticflow.runtime.training import loss_weights
 from elasticflow.runtime.training.loss import parse_loss
 from elasticflow.runtime.training.manual_step import reported_loss
@@ -60,6 +61,10 @@ def train(
     model.train()
     model.zero_grad()
     result, loss = report.call("step", key, "a training step", lambda: first(batch))
+    if isinstance(result, dict):
+        report.call("loss", key, "logging what the step returned", partial(_look_at_scalars, result))
+        if scalars := scalars_in(result):
+            report.note(f"logged beside the loss: {', '.join(scalars)}")
     if isinstance(result, dict) and (unused := loss_weights.unused_keys(result)):
         report.note(f"the training step's dict also holds {', '.join(unused)}, which nobody reads")
     report.facts(Facts(loss=repr(loss)))
@@ -77,6 +82,11 @@ def train(
         _look_at_weights(report, code, job, model, batch, num_samples)
     if "evaluation" in batches:
         _measure(report, code, job, model, batches["evaluation"])
+
+
+def _look_at_scalars(result: dict[Any, Any]) -> None:
+    for name in scalars_in(result):
+        require_name(name)
 
 
 def _gradients(code: ModuleType, job: DeepJob, model: nn.Module, batch: Any) -> tuple[Any, float]:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from elasticflow import StopTraining, events, logs
 from elasticflow.runtime import torch_private
+from elasticflow.runtime.metrics.gradient_norm import norm_of, read_late
+from elasticflow.runtime.metrics.speed import Measures, device_name
 from elasticflow.runtime.process import process_group, random_streams, stopping
 from elasticflow.runtime.process.compiler import Compilation, use_cache
 from elasticflow.runtime.process.step_log import Heartbeat, Progress
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 
     from elasticflow.runtime.process.identity import Identity
     from elasticflow.runtime.process.learning_rates import AnyOptimizers
@@ -171,6 +173,16 @@ class Worker:
         """Report a finished step with the global batch's mean loss; every rank, after each step."""
         self.progress.step(position, loss, optimizers)
 
+    def log_grad_norm(self, norm: Tensor) -> None:
+        """Have the step's line say *norm*, which `clip_grad_norm_` returned; nothing waits for the device."""
+        if self.progress.is_next_logged:
+            self.progress.note_grad_norm(read_late(norm))
+
+    def log_grad_norm_of(self, model: nn.Module) -> None:
+        """Have the step's line say the norm of the gradients in *model*, computed where a line is written."""
+        if self.progress.is_next_logged:
+            self.progress.note_grad_norm(read_late(norm_of(model.parameters())))
+
     def reseed(self) -> None:
         """Put every random generator into one state on all ranks; each factory begins in one of its own."""
         random_streams.seed_everything(self.seed)
@@ -195,6 +207,7 @@ class Worker:
         *,
         log_every: int,
         restored: Restored | None = None,
+        measures: Measures | None = None,
     ) -> None:
         """Begin training at *position*. Collective: every rank.
 
@@ -204,6 +217,7 @@ class Worker:
             model: It is in training mode afterwards.
             log_every: A line is logged after so many steps.
             restored: What *position* was read from; None: this is the beginning.
+            measures: What of the speed is written down; None: what any job has.
         """
         self.listen()  # again: the model's or the dataset's code may have taken the signals for itself
         self.leave_untrained()
@@ -213,7 +227,17 @@ class Worker:
         model.train()
         self.started_at = position
         self.generators.rest()
-        self.progress.start(position.step, log_every)
+        measures = measures or Measures()
+        of_peak = measures.of_peak(self.device, self.world_size, model)
+        if of_peak is None and measures.flops_per_sample is not None and self.rank == 0:
+            self.event(events.MFU_UNKNOWN, device=device_name(self.device))
+        self.progress.start(
+            position.step,
+            log_every,
+            samples=position.samples,
+            count_name=measures.count_name,
+            of_peak=of_peak,
+        )
         steps = None if left is None else position.step + left
         if self.rank == 0:
             samples, batch = schedule.samples, schedule.global_batch_size

@@ -7,14 +7,15 @@ import math
 import mmap
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat
 
 from elasticflow import events, logs
+from elasticflow.protocol.metrics_fields import COUNT, GRAD_NORM, MFU, RATE
 from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT, HELD
 from elasticflow.runtime.process.learning_rates import LearningRates
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from elasticflow.runtime.process.learning_rates import AnyOptimizers, Rates
     from elasticflow.runtime.process.position import Position
@@ -61,6 +62,25 @@ _LATE_S = 0.1
 _MOST_WAITING = 8
 
 
+GradientNorm = SupportsFloat | dict[str, float] | None
+"""One, which a GPU may still be computing, or one by each optimizer's name; None: nobody computed it."""
+
+
+class _Facts(NamedTuple):
+    """What a step's line says. `per_s`: items per second; `of_peak`: share of the devices' peak."""
+
+    position: Position
+    loss: float
+    rates: Rates
+    unix: float
+    seconds: float
+    scalars: Mapping[str, float]
+    num_items: float
+    per_s: float
+    of_peak: float | None
+    grad_norm: GradientNorm
+
+
 class Progress:
     """Reports finished steps.
 
@@ -75,6 +95,7 @@ class Progress:
 
     Attributes:
         after_step: Called with each finished step and its loss, once all else is done.
+        scalars: What the job's step returned in the last step, as means over the global batch; on every rank.
     """
 
     def __init__(
@@ -93,25 +114,61 @@ class Progress:
         self._log_every = 1
         self._since, self._steps = time.perf_counter(), 0
         self._second, self._date = 0, ""
-        self._waiting: list[tuple[Position, float, Rates, float, float]] = []
+        self._waiting: list[_Facts] = []
+        self.scalars: Mapping[str, float] = {}
+        self._count, self._counted = 0.0, 0.0  # items of the step, and of all steps since the last line
+        self._grad_norm: GradientNorm = None
+        self._count_field, self._samples = f"items{RATE}", 0
+        self._of_peak: float | None = None
         self._written = self._since
         self._learning_rates = LearningRates()
         # Of the step that is being made, if they were noted.
         self._rates: Rates | None = None
 
-    def start(self, step: int, log_every: int) -> None:
-        """Begin counting at *step* finished steps."""
+    def start(
+        self,
+        step: int,
+        log_every: int,
+        *,
+        samples: int = 0,
+        count_name: str = "items",
+        of_peak: float | None = None,
+    ) -> None:
+        """Begin counting at *step* finished steps.
+
+        Args:
+            step: Finished ones.
+            log_every: A line is written after so many.
+            samples: Trained on so far.
+            count_name: What a step's count counts.
+            of_peak: What share of the devices' peak one sample a second is; None: not known.
+        """
         self.number, self._log_every = step, log_every
+        self._count_field, self._of_peak, self._samples = f"{count_name}{RATE}", of_peak, samples
         self._heartbeat.beat(step)
         self.go_on()
 
     def go_on(self) -> None:
         """Leave the time since the last step out of the next line's seconds."""
         self._since, self._steps = time.perf_counter(), 0
+        self._counted = 0.0
+
+    @property
+    def is_next_logged(self) -> bool:
+        """Whether this rank writes a line of the step that is being made."""
+        return bool(self._outputs) and (self.number + 1) % self._log_every == 0
+
+    def note_step(self, count: float, scalars: Mapping[str, float]) -> None:
+        """Remember what the step that is being made came to: its loss's items, 0 if they are its samples, and its scalars."""
+        self._count, self.scalars = count, scalars
+
+    def note_grad_norm(self, norm: GradientNorm) -> None:
+        """Remember the norm of the gradient of the step that is being made."""
+        self._grad_norm = norm
 
     def note_rates(self, optimizers: AnyOptimizers) -> None:
         """Remember the learning rates that the optimizers have just used, before a schedule sets those of the next step."""
-        if self._outputs and (self.number + 1) % self._log_every == 0:
+        if self.is_next_logged:
             self._rates = self._learning_rates.read(optimizers)
 
     def step(self, position: Position, loss: float, optimizers: AnyOptimizers) -> None:
@@ -121,21 +178,48 @@ class Progress:
         """
         number = self.number = position.step
         self._steps += 1
+        self._counted += self._count
         self._heartbeat.beat(number)
         if self._outputs and number % self._log_every == 0:
-            now = time.perf_counter()
-            seconds = (now - self._since) / self._steps
-            self._since, self._steps = now, 0
-            rates, self._rates = self._rates or self._learning_rates.read(optimizers), None
-            self._waiting.append((position, loss, rates, time.time(), seconds))
-            if now - self._written >= _LATE_S or len(self._waiting) >= _MOST_WAITING:
-                self.flush()
-                self._written = now
+            self._report(position, loss, optimizers)
         if self._on_first_step is not None:
             self._on_first_step(number)
             self._on_first_step = None
         if self.after_step is not None:
             self.after_step(position, loss)
+
+    def _report(self, position: Position, loss: float, optimizers: AnyOptimizers) -> None:
+        now = time.perf_counter()
+        passed, steps = now - self._since, self._steps
+        self._since, self._steps = now, 0
+        rates, self._rates = self._rates or self._learning_rates.read(optimizers), None
+        norm, self._grad_norm = self._grad_norm, None
+        per_s, self._counted = self._counted / passed if passed > 0 else 0.0, 0.0
+        of_peak = None
+        if self._of_peak is not None and passed > 0:
+            of_peak = self._of_peak * (position.samples - self._samples) / passed
+        self._samples = position.samples
+        is_due = now - self._written >= _LATE_S or len(self._waiting) >= _MOST_WAITING - 1
+        # A norm that the GPU is still at: by the next step it is here, and nothing has waited for it.
+        is_late = not (norm is None or isinstance(norm, float | dict))
+        if is_late and is_due:
+            self.flush()
+        facts = (
+            position,
+            loss,
+            rates,
+            time.time(),
+            passed / steps,
+            self.scalars,
+            self._count,
+            per_s,
+            of_peak,
+        )
+        self._waiting.append(_Facts(*facts, norm if math.isfinite(loss) else None))
+        if is_due and not is_late:
+            self.flush()
+        if is_due:
+            self._written = now
 
     def flush(self) -> None:
         """Write the lines that have waited."""
@@ -146,8 +230,8 @@ class Progress:
         for output in self._outputs:
             os.write(output, lines)
 
-    def _line(self, facts: tuple[Position, float, Rates, float, float]) -> str:
-        position, loss, rates, unix, seconds = facts
+    def _line(self, facts: _Facts) -> str:
+        position, loss, rates, unix, seconds, *_ = facts
         second = int(unix)
         if second != self._second:  # formatting the date anew would be half of the line's cost
             self._second, self._date = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
@@ -155,5 +239,28 @@ class Progress:
             f'{{"timestamp": "{self._date}.{int((unix - second) * 1e6):06d}Z", {self._bound}, "step": {position.step}, '
             f'"epoch": {position.epoch}, "in_epoch": {position.in_epoch}, "samples": {position.samples}, '
             f'"loss": {loss if math.isfinite(loss) else "null"}, "lr": {self._learning_rates.json(rates)}, '
-            f'"time": {unix:.3f}, "seconds": {seconds:.6f}}}\n'
+            f'"time": {unix:.3f}, "seconds": {seconds:.6f}{self._more(facts)}}}\n'
         )
+
+    def _more(self, facts: _Facts) -> str:
+        """Return the fields that only some jobs have."""
+        text = ""
+        if items := facts.num_items:
+            count = int(items) if float(items).is_integer() else items
+            text += f', "{COUNT}": {count}, "{self._count_field}": {facts.per_s:.1f}'
+        if facts.of_peak is not None:
+            text += f', "{MFU}": {facts.of_peak:.4f}'
+        if facts.grad_norm is not None:
+            text += f', "{GRAD_NORM}": {_norm(facts.grad_norm)}'
+        return text + "".join(f', "{name}": {_number(value)}' for name, value in facts.scalars.items())
+
+
+def _number(value: SupportsFloat) -> str:
+    number = float(value)
+    return repr(number) if math.isfinite(number) else "null"
+
+
+def _norm(norm: SupportsFloat | dict[str, float]) -> str:
+    if not isinstance(norm, dict):
+        return _number(norm)
+    return "{" + ", ".join(f"{json.dumps(name)}: {_number(value)}" for name, value in norm.items()) + "}"

@@ -25,6 +25,7 @@ class Vote:
         count_wanted: One of this rank's data shards may end in the next step; see `runtime/data/shard_loader.py`.
         buffers_changed: Whether this step changed buffers that the next one reads; see `training/model_buffers.py`.
         random_drawn: Whether the model or the optimizer draws from python's or numpy's generator; see `Generators.look`.
+        names_wanted: This rank's step returned a scalar that has no place yet; see `runtime/metrics/scalars.py`.
         may_skip: This rank can take part in a step without its data.
         may_leave_untrained: Before the first step all there is lies on the store; with a memory tier it may not.
         leave: All ranks leave after this step.
@@ -35,6 +36,7 @@ class Vote:
         count: All ranks compare what their data shards still have before the next step.
         buffers: All ranks take over rank 0's buffers before the next step.
         random: All ranks seed python's and numpy's generator from the next step on.
+        names: All ranks agree on the places of scalars after this step.
     """
 
     def __init__(self) -> None:
@@ -47,8 +49,9 @@ class Vote:
         self.count_wanted = False
         self.buffers_changed: Callable[[], bool] = bool
         self.random_drawn: Callable[[], bool] = bool
+        self.names_wanted = False
         self.leave = self.stop = self.snapshot = self.evaluation = self.memory = self.count = False
-        self.buffers = self.random = False
+        self.buffers = self.random = self.names = False
 
     def requests(self) -> tuple[float, ...]:
         """Return what this rank wants now, and what it changed in this step, 1 or 0 each."""
@@ -61,6 +64,7 @@ class Vote:
             self.count_wanted,
             self.buffers_changed(),
             self.random_drawn(),
+            self.names_wanted,
         )
 
     def resolve(self, sums: Sequence[float]) -> None:
@@ -74,6 +78,7 @@ class Vote:
             self.count,
             self.buffers,
             self.random,
+            self.names,
         ) = [total > 0 for total in sums]
 
 

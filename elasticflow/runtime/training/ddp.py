@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elasticflow import StopTraining
 from elasticflow.errors import StateError
+from elasticflow.runtime.metrics.scalars import NUM_PLACES, Scalars
 from elasticflow.runtime.process import stopping
 from elasticflow.runtime.process.votes import NUM_REQUESTS
 from elasticflow.runtime.torch_private import foreach_div_
@@ -33,8 +34,9 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.training.loss_weights import FirstLook
 
-# The ballot: weighted loss, items counted by the user's step, and the requests of `vote`.
-_LOSS, _BALLOT_SIZE = 0, 2 + NUM_REQUESTS
+# The ballot: weighted loss, items counted by the user's step, the requests of `vote`, and the places of scalars.
+_LOSS, _PLACES = 0, 2 + NUM_REQUESTS
+_BALLOT_SIZE = _PLACES + NUM_PLACES
 
 
 class DDPStep:
@@ -83,7 +85,7 @@ class DDPStep:
         self._step = StepModule(worker, model, training_step, scaler, is_synced=self._is_synced).to(
             worker.device
         )
-        self._ballot, self._tally = self._step.ballot, self._step.tally
+        self._ballot, self._tally, self._scalars = self._step.ballot, self._step.tally, self._step.scalars
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._nonfinite = NonFinite(worker, on_nonfinite, self._parameters, scaler)
         self._ddp: DistributedDataParallel | None = None
@@ -97,7 +99,7 @@ class DDPStep:
         # DDP orders its buckets anew after the first backward: without these two, a run that goes on from a
         # snapshot would sum in another order than one that was never interrupted (seen at 3 workers).
         for _ in range(2):
-            torch.autograd.backward(ddp(None, 0, 1, lambda: (0.0,) * (_BALLOT_SIZE - 2)))
+            torch.autograd.backward(ddp(None, 0, 1, lambda: (0.0,) * NUM_REQUESTS))
         for parameter in self._step.parameters():
             parameter.grad = None
 
@@ -113,6 +115,7 @@ class DDPStep:
         self._buffers.before_step()
         self._generators.look()  # what the optimizer drew
         self._tally.clear()
+        self._scalars.begin()
         self._ballot.grad = None
         left = len(batch.model_keys)
         if batch.end.step <= 2:
@@ -151,7 +154,8 @@ class DDPStep:
         worker = self._worker
         grad = self._ballot.grad
         assert grad is not None
-        loss, count, *requests = grad.tolist()  # waits for the device
+        numbers = grad.tolist()  # waits for the device
+        loss, count, *requests = numbers[:_PLACES]
         weight = worker.world_size  # DDP averages over the ranks
         self._vote.resolve(requests)
         if self._vote.stop:
@@ -159,11 +163,13 @@ class DDPStep:
             return math.nan
         self._generators.are_used |= self._vote.random
         loss *= weight
+        scalars = self._scalars.means(numbers[_PLACES:])
         if count > 0:  # the step returned sums: only now is the count of all ranks known
             count = _whole(count * weight)
             loss /= count
             grads = [p.grad for p in self._parameters if p.grad is not None]
             foreach_div_(grads, count)
+        worker.progress.note_step(count, scalars)
         self.was_skipped = not math.isfinite(loss)
         if self.was_skipped:
             self._nonfinite.refuse(number, loss)
@@ -212,6 +218,8 @@ class StepModule(nn.Module):
         self.model = model
         self.ballot = nn.Parameter(torch.zeros(_BALLOT_SIZE))
         self.tally = _Tally()
+        self.scalars = Scalars(worker, worker.world_size)
+        self._rank = worker.rank
         self.first_look: FirstLook | None = None
         self._call, self._world_size, self._scaler, self._vote = step, worker.world_size, scaler, worker.vote
         self._is_here = worker.device.type == "cpu"
@@ -246,6 +254,7 @@ class StepModule(nn.Module):
         if self.first_look is not None:
             self.first_look(result, data, num_samples)
         loss, count = parse_loss(result)
+        self.scalars.add(self._rank, result, num_samples if count is None else count)
         weight = num_samples / total
         if count is not None:
             weight = 1.0
@@ -258,12 +267,20 @@ class StepModule(nn.Module):
 
     def _votes(self, requests: tuple[float, ...]) -> Tensor:
         if self._is_here:
-            self._array[:] = [self.tally.loss, self.tally.count, *requests]
+            self._write(self.tally.loss, requests, self.scalars.numbers(self._rank))
             return self._values
-        self._array[:] = [0.0, self.tally.count, *requests]
+        scalars = self.scalars.numbers(self._rank)
+        self._write(0.0, requests, [0.0 if isinstance(number, Tensor) else number for number in scalars])
         values = self._values.to(self.ballot.device)
+        for place, number in enumerate(scalars, _PLACES):
+            if isinstance(number, Tensor):
+                values[place] = number
         values[_LOSS] = self.tally.loss  # stays on the device: nothing waits for it here
         return values
+
+    def _write(self, loss: Any, requests: tuple[float, ...], scalars: list[Any]) -> None:
+        self._array[:_PLACES] = [loss, self.tally.count, *requests]
+        self._array[_PLACES : _PLACES + len(scalars)] = scalars
 
 
 class _Tally:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from elasticflow import StopTraining
 from elasticflow.errors import StateError
+from elasticflow.runtime.metrics.scalars import NUM_PLACES, Scalars
 from elasticflow.runtime.process import environment, stopping
 from elasticflow.runtime.process.position import even_split
 from elasticflow.runtime.process.votes import NUM_REQUESTS
@@ -39,8 +40,10 @@ if TYPE_CHECKING:
     from elasticflow.runtime.training.loss_weights import FirstLook
 
 # Numbers that travel with the gradients: weighted loss, items counted by the user's step, shards that had samples,
-# the requests of `vote`; then for each parameter by how many shards it was used.
-_LOSS, _COUNT, _SHARDS, _REQUESTS, _USED = 0, 1, 2, slice(3, 3 + NUM_REQUESTS), 3 + NUM_REQUESTS
+# the requests of `vote`, the places of scalars; then for each parameter by how many shards it was used.
+_LOSS, _COUNT, _SHARDS, _REQUESTS = 0, 1, 2, slice(3, 3 + NUM_REQUESTS)
+_PLACES = slice(_REQUESTS.stop, _REQUESTS.stop + NUM_PLACES)
+_USED = _PLACES.stop
 
 _EMPTY = (None, 0), 0  # a virtual shard without samples
 
@@ -101,6 +104,7 @@ class ExactStep:
         self._exchange = FixedOrderAllReduce(layout, virtual_shards, worker.world_size, worker.rank)
         self._early = self._early_of(layout)
         self._first_look: FirstLook | None = None
+        self._scalars = Scalars(worker, virtual_shards)
 
     def _early_of(self, layout: BucketLayout) -> EarlyBuckets:
         first = self._gradients_from
@@ -127,6 +131,7 @@ class ExactStep:
             self._first_look = first_look(worker, batch)
         worker.generators.look()
         self._buffers.begin()
+        self._scalars.begin()
         self._exchange.begin()
         pieces = zip(stoppable_batches.micro_batches(batch, worker.vote), batch.model_keys, strict=True)
         for shard in range(self._low, self._high):
@@ -160,6 +165,7 @@ class ExactStep:
             if self._first_look is not None:
                 self._first_look(result, data, num_samples)
             loss, count = parse_loss(result)
+            self._scalars.add(shard, result, num_samples if count is None else count)
             if loss is None:
                 self._early.begin(is_last=False)
                 return 0.0, 0.0
@@ -193,9 +199,12 @@ class ExactStep:
             used = [float(g is not None or index in gone) for index, g in enumerate(gradients)]
             carried = self._buffers.carried(is_first=shard == 0)
         numbers = torch.tensor(
-            [0.0, count, float(given is not None), *requests, *used], device=self._worker.device
+            [0.0, count, float(given is not None), *requests, *[0.0] * NUM_PLACES, *used],
+            device=self._worker.device,
         )
         numbers[_LOSS] = loss
+        for place, number in enumerate(self._scalars.numbers(shard), _PLACES.start):
+            numbers[place] = number
         return [numbers, *carried, *gradients]
 
     def _outcome(self, number: int, totals: list[Tensor]) -> float:
@@ -210,7 +219,8 @@ class ExactStep:
         used = zip(self._parameters, totals[self._gradients_from :], numbers[_USED:], strict=True)
         for parameter, gradient, shards in used:
             parameter.grad = gradient if shards else None  # as where one process trains: no decay moves it
-        loss = float(numbers[_LOSS])
+        loss, scalars = float(numbers[_LOSS]), self._scalars.means(numbers[_PLACES])
+        worker.progress.note_step(numbers[_COUNT], scalars)
         if numbers[_COUNT] > 0:
             loss /= numbers[_COUNT]
             foreach_div_(totals[self._gradients_from :], numbers[_COUNT])

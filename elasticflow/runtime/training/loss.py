@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.context import Worker
 
 FORMS = (
-    "a step returns the loss, a mean over the samples; (loss_sum, count); or a dict with `loss` and, where it is a mean over "
-    "other items than the samples, their `count`"
+    "a step returns the loss, a mean over the samples; (loss_sum, count); or a dict with `loss`, where it is a mean over "
+    "other items than the samples their `count`, and whatever scalars are to be logged"
 )
-DICT_KEYS = frozenset({"loss", "count"})
 HALVES = frozenset({torch.float16, torch.bfloat16})
 
 

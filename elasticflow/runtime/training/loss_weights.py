@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from elasticflow import StopTraining, events
 from elasticflow.runtime import torch_private
-from elasticflow.runtime.training.loss import DICT_KEYS, HALVES, parse_loss
+from elasticflow.runtime.metrics.scalars import LOSS_KEYS, scalars_in
+from elasticflow.runtime.training.loss import HALVES, parse_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -71,7 +72,8 @@ def warn(worker: Worker, reason: str) -> None:
 
 def unused_keys(result: dict[Any, Any]) -> list[str]:
     """Return the keys of what a step returned that nobody reads."""
-    return [str(key) for key in result if key not in DICT_KEYS]
+    read = scalars_in(result).keys() | LOSS_KEYS
+    return [str(key) for key, value in result.items() if key not in read and value is not None]
 
 
 def is_counted(result: Any) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from elasticflow import StopTraining
 from elasticflow.errors import NonFiniteLossError, StateError
+from elasticflow.runtime.metrics.scalars import NUM_PLACES, Scalars
 from elasticflow.runtime.process import stopping
 from elasticflow.runtime.process.votes import NUM_REQUESTS
 from elasticflow.runtime.training import model_buffers, replicable, several_optimizers, stoppable_batches
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.context import Worker
 
 # Numbers that travel when ranks meet, added up over all: the step is over, weighted loss, then the requests of `vote`,
-# then for each optimizer the ranks that are about to move it.
+# the places of scalars, then for each optimizer the ranks that are about to move it.
 _OVER, _LOSS, _REQUESTS = 0, 1, slice(2, 2 + NUM_REQUESTS)
+_PLACES = slice(_REQUESTS.stop, _REQUESTS.stop + NUM_PLACES)
 
 
 class _Abandoned(BaseException):  # passes through the job's step, which may catch what is an Exception
@@ -39,10 +41,11 @@ class _Abandoned(BaseException):  # passes through the job's step, which may cat
 
 
 class _Met(NamedTuple):
-    """What a meeting came to: which optimizer moves now, None at the step's end; and the global batch's mean loss."""
+    """What a meeting came to: which optimizer moves now, None at the step's end; the global batch's mean loss; scalars."""
 
     optimizer: int | None
     loss: float
+    places: list[float]
 
 
 class ManualStep:
@@ -55,6 +58,7 @@ class ManualStep:
             or a mapping with `loss`.
         made: What the optimizer's factory returned.
         clip_grad_norm: Most that the norm of the gradients of one optimizer's parameters may be when it moves.
+        logs_grad_norm: A step's line says that norm, as it was before.
 
     Attributes:
         is_exact: Its steps have the same bits at every world size.
@@ -74,10 +78,11 @@ class ManualStep:
         made: Any,
         *,
         clip_grad_norm: float | None = None,
+        logs_grad_norm: bool = True,
     ) -> None:
         self._worker, self._model, self._step, self._made = worker, model, training_step, made
         replicable.require_whole(model)
-        self._clip = clip_grad_norm
+        self._clip, self._logs_norm = clip_grad_norm, logs_grad_norm
         named = several_optimizers.optimizers(made)
         self._names, self._optimizers = list(named), list(named.values())
         for number, optimizer in enumerate(self._optimizers):
@@ -91,6 +96,8 @@ class ManualStep:
             model_buffers.send(worker, [t.detach() for t in (*model.parameters(), *model.buffers())])
         self._watch = model_buffers.BufferWatch(worker, model)
         self._weight = 0.0  # this rank's samples, as a part of the global batch
+        self._scalars = Scalars(worker, worker.world_size)
+        self._norms: dict[str, float] = {}  # of the gradients of each optimizer's parameters
         self._number = self._moved = 0
         self._is_open = False  # the job's step runs: an optimizer that moves is met over
 
@@ -116,6 +123,8 @@ class ManualStep:
         for parameter in self._trained:
             parameter.grad = None  # what a step leaves behind is in no snapshot
         self._number, self._moved, self._weight = batch.end.step, 0, 0.0
+        self._scalars.begin()
+        self._norms.clear()
         data, count = next(stoppable_batches.micro_batches(batch, worker.vote), (None, 0))
         try:
             if data is None:
@@ -141,7 +150,9 @@ class ManualStep:
                 "the training step took the optimizers, and moved none of them",
                 "call step() of each optimizer in model.step; or let it take (model, batch) and return a loss",
             )
-        return self._end(self._meet(None, reported_loss(result) * weight))
+        loss = reported_loss(result) * weight
+        self._scalars.add(self._worker.rank, result, weight)
+        return self._end(self._meet(None, loss))
 
     def _follow(self) -> float:
         """Do what the other ranks do, without samples, to the end of the step."""
@@ -176,12 +187,14 @@ class ManualStep:
         if number is not None:
             votes[number] = 1.0
         is_over = number is None and not is_following
-        numbers = [float(is_over), loss, *vote.requests(), *votes]
+        scalars = [float(number) for number in self._scalars.numbers(worker.rank)] if is_over else []
+        places = scalars + [0.0] * (NUM_PLACES - len(scalars))
+        numbers = [float(is_over), loss, *vote.requests(), *places, *votes]
         if worker.world_size > 1:
             sums = torch.tensor(numbers, dtype=torch.float64, device=worker.device)
             dist.all_reduce(sums)
             numbers = sums.tolist()
-        moving = [optimizer for optimizer, ranks in enumerate(numbers[_REQUESTS.stop :]) if ranks]
+        moving = [optimizer for optimizer, ranks in enumerate(numbers[_PLACES.stop :]) if ranks]
         vote.resolve(numbers[_REQUESTS])
         if vote.stop:
             self._abandon()
@@ -192,7 +205,7 @@ class ManualStep:
                 "a step must move the same optimizers in the same order on every rank, whatever its samples are",
             )
         self._moved += bool(moving)
-        return _Met(moving[0] if moving else None, numbers[_LOSS])
+        return _Met(moving[0] if moving else None, numbers[_LOSS], numbers[_PLACES])
 
     def _abandon(self) -> None:
         if self._moved:
@@ -215,6 +228,7 @@ class ManualStep:
         if not gradients:
             return
         norm = nn.utils.get_total_norm(gradients)
+        self._norms[self._names[number]] = norm.item()
         if not math.isfinite(norm.item()):
             raise NonFiniteLossError(
                 f"the gradients of {self._names[number]} in step {self._number} are not finite",
@@ -224,6 +238,11 @@ class ManualStep:
             nn.utils.clip_grads_with_norm_(parameters, self._clip, norm)
 
     def _end(self, met: _Met) -> float:
+        progress = self._worker.progress
+        progress.note_step(0, self._scalars.means(met.places))
+        if self._logs_norm:
+            is_one = len(self._optimizers) == 1
+            progress.note_grad_norm(self._norms.get(self._names[0]) if is_one else dict(self._norms))
         self._worker.generators.are_used |= self._worker.vote.random
         if not math.isfinite(met.loss):
             raise NonFiniteLossError(

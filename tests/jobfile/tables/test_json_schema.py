@@ -333,10 +333,13 @@ def _errors(raw: dict[str, Any]) -> Iterator[Any]:
         yield from error.errors(include_url=False)
 
 
+_BEYOND_WORDS = ("greater than nodes.max", "names no metric", "a group of parameters needs")
+
+
 def is_beyond(raw: dict[str, Any]) -> bool:
     """Return whether the models refuse the job for nothing but what no schema can say."""
     messages = [each["msg"] for each in _errors({key: raw[key] for key in raw if key != "extends"})]
-    return all("greater than nodes.max" in text or "names no metric" in text for text in messages)
+    return all(any(words in text for words in _BEYOND_WORDS) for text in messages)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from elasticflow.jobfile.tables.units import parse_duration, parse_interval, par
 
 KEYS = {
     "job": "name seed path",
-    "model": "entry args loss step loss_count weights",
+    "model": "entry args loss step loss_count flops_per_sample weights",
     "optimizer": "entry args clip_grad_norm groups",
     "lr_scheduler": "entry args interval",
     "dataset": "entry args shards prepare collate samples global_batch_size micro_batch_size num_workers tail",
@@ -21,7 +21,7 @@ KEYS = {
     "nodes": "min max nproc_per_node endpoint interface",
     "restarts": "budget refill hang_timeout warm",
     "snapshots": "uri every memory staging_limit keep include ignore integrity grace options",
-    "logging": "level every sinks",
+    "logging": "level every count_name grad_norm peak_flops sinks",
     "torchrun": "rdzv_backend rdzv_conf start_method monitor_interval tee redirects local_ranks_filter numa_binding log_dir",
     "matrix": "axes exclude cases",
 }

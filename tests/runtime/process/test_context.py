@@ -26,7 +26,7 @@ def told_at_the_start(schedule: IndexSchedule, rank: int = 0) -> list[dict[str, 
     stand_in = SimpleNamespace(
         rank=rank, vote=Vote(), device="cpu", world_size=1,
         at_beginning=[], listen=lambda: None, all_true=lambda mine: mine, phase=lambda _: None, event=event,
-        generators=SimpleNamespace(rest=lambda: None), leave_untrained=lambda: None, progress=SimpleNamespace(start=lambda *_: None),
+        generators=SimpleNamespace(rest=lambda: None), leave_untrained=lambda: None, progress=SimpleNamespace(start=lambda *_, **__: None),
     )  # fmt: skip
     Worker.start_training(cast("Worker", stand_in), schedule.start, schedule, nn.Linear(1, 1), log_every=1)
     return events

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -129,3 +130,61 @@ def test_a_rate_that_is_no_number_is_null() -> None:
     assert rates.json(rates.read(optimizer)) == "null"
     del optimizer.param_groups[0]["lr"]
     assert rates.json(rates.read(optimizer)) == "null"
+
+
+def test_a_line_says_what_the_step_returned_and_how_fast_it_was(log: int) -> None:
+    """Scalars beside our own fields, null for what is not finite; items per second by their name."""
+    progress = Progress(Heartbeat(None, 0), [log], {}, lambda _: None)
+    progress.start(0, 2, count_name="tokens", of_peak=0.01)
+    optimizer, position = SGD([parameter()], lr=0.25), SCHEDULE.start
+    for number in range(1, 5):
+        position = SCHEDULE.batch(position)[2]
+        progress.note_step(10.0 * number, {"kl": 0.5 * number, "bad": math.inf})
+        if progress.is_next_logged:
+            progress.note_grad_norm(float(number))
+        progress.step(position, 1.0, optimizer)
+    progress.flush()
+    found = lines(log)
+    assert [line["count"] for line in found] == [20, 40]
+    assert [line["kl"] for line in found] == [1.0, 2.0]
+    assert [line["bad"] for line in found] == [None, None]
+    assert [line["grad_norm"] for line in found] == [2.0, 4.0]
+    for line, items in zip(found, (30, 70), strict=True):
+        seconds = 2 * line["seconds"]
+        assert line["tokens_per_s"] == pytest.approx(items / seconds, rel=0.05)
+        assert line["mfu"] == pytest.approx(0.01 * 4 / seconds, rel=0.05)
+
+
+def test_a_norm_that_is_still_computed_is_waited_for_by_the_next_line(log: int) -> None:
+    """A step's line is written one step later then, and never asked for sooner unless something must come after it."""
+
+    class Late:
+        def __init__(self) -> None:
+            self.has_been_asked = False
+
+        def __float__(self) -> float:
+            self.has_been_asked = True
+            return 3.0
+
+    progress = Progress(Heartbeat(None, 0), [log], {}, lambda _: None)
+    progress.start(0, 1)
+    optimizer, position = SGD([parameter()], lr=0.25), SCHEDULE.start
+    norms = [Late() for _ in range(10)]
+    for number, norm in enumerate(norms):
+        position = position._replace(step=number + 1)
+        progress.note_grad_norm(norm)
+        progress.step(position, 1.0, optimizer)
+        assert not norm.has_been_asked
+    assert len(lines(log)) >= 7
+    progress.flush()
+    assert [line["grad_norm"] for line in lines(log)] == [3.0] * 10
+
+
+def test_norms_of_several_optimizers_are_named(log: int) -> None:
+    """As their learning rates are."""
+    progress = Progress(Heartbeat(None, 0), [log], {}, lambda _: None)
+    progress.start(0, 1)
+    progress.note_grad_norm({"g": 1.5, "d": math.nan})
+    progress.step(SCHEDULE.batch(SCHEDULE.start)[2], 1.0, SGD([parameter()], lr=0.1))
+    progress.flush()
+    assert [line["grad_norm"] for line in lines(log)] == [{"g": 1.5, "d": None}]

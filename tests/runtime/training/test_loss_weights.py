@@ -142,10 +142,10 @@ def test_labels_that_count_are_counted_by_sample(batch: Any, expected: set[float
 def test_the_first_step_tells_once_what_nobody_reads_or_weighs(me: Any) -> None:
     """Keys of a dict; labels that are ignored in different numbers, also where each micro-batch is one sample."""
     look = FirstLook(me)
-    loss = {"loss": torch.tensor(1.0), "accuracy": 1}
+    loss = {"loss": torch.tensor(1.0), "logits": torch.ones(2), "accuracy": 1, "auxiliary": None}
     for n in range(3):
         look(loss, (WORDS[n : n + 1], LABELS[n : n + 1]), 1)
-    assert [{"event": "loss.unused", "keys": ["accuracy"]}] == me.events[:1]
+    assert [{"event": "loss.unused", "keys": ["logits"]}] == me.events[:1]
     assert ["loss.unweighed"] == [each["event"] for each in me.events[1:]]
     me.events.clear()
     FirstLook(me)(loss | {"count": 3}, (WORDS, LABELS), 6)

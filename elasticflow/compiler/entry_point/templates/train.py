@@ -17,6 +17,7 @@ from elasticflow.runtime.data.index_loader import IndexLoader, open_dataset, pre
 from elasticflow.runtime.data.index_schedule import IndexSchedule  # = import.schedule
 from elasticflow.runtime.data.shard_loader import ShardLoader, open_shards  # = import.shards
 from elasticflow.runtime.data.shard_schedule import ShardSchedule  # = import.shard_schedule
+from elasticflow.runtime.metrics.speed import Measures  # = import.measures
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy, Snapshots, load_weights  # = import.snapshots
 from elasticflow.runtime.state.state import State
 from elasticflow.runtime.training.ddp import DDPStep  # = import.ddp
@@ -56,6 +57,7 @@ DDP: dict[str, Any] = {}  # = ddp  # options of DistributedDataParallel
 COMPARE_REPLICAS = "1000 steps"  # = compare  # bit for bit; also before each snapshot; None: never
 LOG_EVERY = 1  # = log_every  # steps
 LOG_LEVEL = "info"  # = log_level
+MEASURES = Measures(count_name="tokens")  # = measures
 SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep=Keep(last=3))  # = snapshots
 
 
@@ -135,7 +137,9 @@ def main() -> None:
     state = State(model=model, optimizer=optimizer, include={"curriculum": curriculum})  # = state
     snapshots = Snapshots(worker, state, step, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
     position = snapshots.restore()  # the newest state that every rank can read, or the beginning
-    worker.start_training(position, schedule, model, restored=snapshots.restored, log_every=LOG_EVERY)
+    worker.start_training(  # = start
+        position, schedule, model, restored=snapshots.restored, log_every=LOG_EVERY
+    )
     # if: evaluation
     evaluation.run_if_owed(position)  # one that was cut short, when the workers were asked to leave
     # end
@@ -152,7 +156,10 @@ def main() -> None:
         scaler.unscale_(optimizer)
         # end
         # if: clip_here
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP_GRAD_NORM)
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP_GRAD_NORM)  # = clip_gradient
+        # end
+        # if: norm_here
+        worker.log_grad_norm_of(model)
         # end
         # if: step_here
         optimizer.step()

@@ -84,7 +84,7 @@ def main() -> None:
         loss = step.forward_backward(batch)
         if worker.stopped:  # StopTraining on some rank, or all leave: this step changes nothing
             break
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP_GRAD_NORM)
+        worker.log_grad_norm(nn.utils.clip_grad_norm_(model.parameters(), CLIP_GRAD_NORM))
         optimizer.step()
         position = batch.end  # finished step, samples consumed
         worker.step_scheduler(scheduler, optimizer)

@@ -1,0 +1,25 @@
+"""What `plan` says of what a job logs beside its loss."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.jobfile.tables.job import Job
+
+
+def logged(job: Job) -> Iterator[tuple[str, str]]:
+    """Yield name and text of each line, for what the job asks for by keys."""
+    parts = []
+    if job.logging.count_name is not None:
+        parts.append(f"{job.logging.count_name}/s, by the count of model.step or model.loss_count")
+    if job.model.flops_per_sample is not None:
+        peak = job.logging.peak_flops
+        of = "the GPU's peak, if it is known by its name" if peak is None else f"{peak:.4g} FLOP/s a device"
+        parts.append(f"MFU, of {of}")
+    if job.logging.grad_norm:
+        parts.append("the gradient's norm")
+    if parts:
+        yield "logged", "; ".join(parts)
