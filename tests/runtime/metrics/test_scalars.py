@@ -30,7 +30,7 @@ class Ranks:
         self.gathered = 0
         self.votes = [SimpleNamespace(names_wanted=False, names=False) for _ in range(world_size)]
         self._ranks = [
-            Scalars(SimpleNamespace(vote=vote, gather_text=self._gather(rank)), SHARDS)  # type: ignore[arg-type]
+            Scalars(SimpleNamespace(vote=vote, gather_text=self._gather(rank)), SHARDS)
             for rank, vote in enumerate(self.votes)
         ]
 
@@ -139,7 +139,7 @@ def test_scalars_are_numbers_and_tensors_without_dimensions() -> None:
 def one() -> Scalars:
     """Return the scalars of one rank without shards."""
     vote = SimpleNamespace(names_wanted=False, names=True)
-    return Scalars(SimpleNamespace(vote=vote, gather_text=lambda text: [text]), 1)  # type: ignore[arg-type]
+    return Scalars(SimpleNamespace(vote=vote, gather_text=lambda text: [text]), 1)
 
 
 @pytest.mark.parametrize("name", ["lr", "grad_norm", "samples_per_s", "eval", "step"])
