@@ -333,7 +333,12 @@ def _errors(raw: dict[str, Any]) -> Iterator[Any]:
         yield from error.errors(include_url=False)
 
 
-_BEYOND_WORDS = ("greater than nodes.max", "names no metric", "a group of parameters needs")
+_BEYOND_WORDS = (
+    "greater than nodes.max",
+    "names no metric",
+    "a group of parameters needs",
+    "of a group must not be empty",
+)
 
 
 def is_beyond(raw: dict[str, Any]) -> bool:
