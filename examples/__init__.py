@@ -1,1 +1,1 @@
-"""What the job files in jobs/ train: ordinary PyTorch code that knows nothing of elasticflow."""
+"""What the job files in jobs/ train, and the examples of `init --example`: PyTorch code that knows nothing of elasticflow."""

@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import pytest
@@ -29,6 +30,9 @@ from elasticflow.cli.main import COMMANDS, group
 from elasticflow.errors import EXIT_CODES
 from elasticflow.jobfile.tables.job import Job
 from tests.fenced_blocks import PAGES, ROOT, Block, blocks, commands, parts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PYPROJECT = tomli.loads((ROOT / "pyproject.toml").read_text())
 
@@ -114,9 +118,13 @@ def check_elasticflow(arguments: list[str]) -> None:
         pass  # --help
 
 
-def page_ids() -> list[str]:
+# Those of examples take minutes: tests/end_to_end/test_gallery.py trains them for some steps.
+TYPED = [page for page in PAGES if not (page.parent / "job.toml").exists()]
+
+
+def page_ids(pages: Sequence[Path] = PAGES) -> list[str]:
     """Return the pages' names for the reports."""
-    return [str(page.relative_to(ROOT)) for page in PAGES]
+    return [str(page.relative_to(ROOT)) for page in pages]
 
 
 @pytest.fixture

@@ -138,6 +138,13 @@ def codes(context: click.Context, word: str) -> Iterator[Candidate]:
     yield from titles().items()
 
 
+def examples(context: click.Context, word: str) -> Iterator[Candidate]:
+    """Yield the examples that `init` can write, and what they are."""
+    from elasticflow.scaffold import gallery
+
+    yield from gallery.examples().items()
+
+
 def assignments(context: click.Context, word: str) -> Iterator[Candidate]:
     """Yield what `--set` takes: `table.`, then `table.key=`, then the key's choices and examples."""
     key, equals, _ = word.partition("=")

@@ -88,6 +88,7 @@ RUN_AND_SNAPSHOTS = Completed("one_run_and_snapshots")
 CODE = Completed("codes")
 OVERRIDE = Completed("assignments")
 CASE = Completed("cases")
+EXAMPLE = Completed("examples")
 
 
 def set_option(explanation: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -231,20 +231,18 @@ def loss_by_samples(option: Option) -> str | None:
     return None
 
 
-def write(files: Mapping[Path, str]) -> None:
-    """Write new files, all or, if one is there already, none.
+def write(files: Mapping[Path, str | bytes], elsewhere: str = "choose another name: --name or -o") -> None:
+    """Write new files, all or, if one is there already, none; *elsewhere* says how to name another place.
 
     Raises:
         ScaffoldError: one exists, or cannot be written.
     """
     existing = next((path for path in files if path.exists()), None)
     if existing is not None:
-        raise ScaffoldError(
-            f"{existing} exists already", "nothing was written; choose another name: --name or -o"
-        )
-    for path, text in files.items():
+        raise ScaffoldError(f"{existing} exists already", f"nothing was written; {elsewhere}")
+    for path, content in files.items():
         try:
-            atomic_files.write(path, [text.encode()])
+            atomic_files.write(path, [content.encode() if isinstance(content, str) else content])
         except OSError as error:
             raise ScaffoldError(f"cannot write {path}: {error.strerror}") from error
 

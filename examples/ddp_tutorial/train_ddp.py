@@ -71,7 +71,7 @@ class Trainer:
             measured = evaluate(self.model, self.test_set, self.device)
             if self.rank == 0:
                 self._save(epoch)
-                print(f"epoch {epoch + 1}/{EPOCHS}  loss {loss:.4f}  accuracy {measured:.4f}", flush=True)  # noqa: T201
+                print(f"epoch {epoch + 1}/{EPOCHS}  loss {loss:.4f}  accuracy {measured:.4f}", flush=True)
         return measured
 
     def _run_epoch(self, epoch: int) -> float:
@@ -88,7 +88,7 @@ class Trainer:
         """Do one optimizer step and return this rank's loss; every rank."""
         self.optimizer.zero_grad()
         loss = nn.functional.cross_entropy(self.replicas(inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_GRAD_NORM)
         self.optimizer.step()
         return loss.detach()

@@ -11,6 +11,7 @@ from elasticflow.cli.snapshots.group import COMMANDS as OF_SNAPSHOTS
 PROMISED = {
     "init": {
         *("[MODEL_FILE]", "--output", "--name", "--model", "--dataset", "--loss", "--epochs", "--batch-size"),
+        "--example",
         *("--workers", "--set", "--print", "--gitignore", "--pre-commit", "--deep", "--yes"),
     },
     "validate": {

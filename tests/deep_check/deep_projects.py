@@ -257,6 +257,7 @@ PROJECTS = {
     "not_prepared": Project('entry = "shop:digits"\nglobal', 'prepare = "shop:wait"\nentry = "shop:late"\nglobal', ("EF511", 'entry = "shop:late"', "dataset cannot be opened here (FileNotFoundError: ")),
     "data_shards": Project('entry = "shop:digits"\nglobal', 'entry = "shop:shard"\nshards = 2\nglobal', None, deep_step=True),
     "empty_shard": Project('entry = "shop:digits"\nglobal', 'entry = "shop:nothing"\nshards = 2\nglobal', None),
+    "shard_not_prepared": Project('entry = "shop:digits"\nglobal', 'prepare = "shop:wait"\nentry = "shop:nothing"\nshards = 2\nglobal', ("EF511", 'entry = "shop:nothing"', "data shard 0 has no samples, perhaps since dataset.prepare has not run")),
     "no_weights": Project("args = { width = 8 }", 'args = { width = 8 }\nweights = "no.safetensors"', ("EF503", 'weights = "no', "reading no.safetensors raises FileNotFoundError")),
     "stops": Project("    def forward(self, inputs):\n", "    def forward(self, inputs):\n        from elasticflow import StopTraining\n        raise StopTraining('enough')\n", None, deep_step=True),
     "two_optimizers_in_one": Project(
@@ -293,6 +294,9 @@ PROJECTS = {
     "not_finite": Project("torch.ones(4) * index", "torch.ones(4) / 0 * index", ("EF508", 'loss = "torch', "the loss of the first step is nan"), deep_step=True),
     "logits_too": Project("torch.nn.functional:cross_entropy", "shop:pair", ("EF518", 'loss = "shop:pair"', "the training step returned (float32 (), float32 (8, 3))"), deep_step=True),
     "uncounted": Project("torch.nn.functional:cross_entropy", "shop:masked", ("EF519", 'loss = "shop:masked"', "but the mean over its parts, weighed by their samples"), deep_step=True),
+    "uncounted_in_exact_mode": Project(
+        "torch.nn.functional:cross_entropy", "shop:masked", None, deep_step=True, job=("epochs = 2", 'epochs = 2\nconsistency = "exact"\nvirtual_shards = 2')
+    ),
     "counted": Project('torch.nn.functional:cross_entropy"', 'shop:masked"\nloss_count = "shop:num_targets"', None, deep_step=True),
     "method_and_object": Project(
         'args = { width = 8 }\nloss = "torch.nn.functional:cross_entropy"\n\n[optimizer]\nentry = "torch.optim:AdamW"',

@@ -231,9 +231,9 @@ def wait_gone(run_id: str, limit_s: float = 30.0) -> list[psutil.Process]:
     return left
 
 
-def tensors(run: RunFolder) -> dict[str, bytes]:
+def tensors(run: RunFolder | Catalog) -> dict[str, bytes]:
     """Return the bytes of every tensor of the newest snapshot, by name."""
-    catalog = Catalog(Storage(str(run.path)))
+    catalog = run if isinstance(run, Catalog) else Catalog(Storage(str(run.path)))
     manifest = catalog.newest()
     assert manifest is not None
     found = {}

@@ -1,4 +1,4 @@
-"""`elasticflow init [MODEL_FILE]`: a job file that runs at once."""
+"""`elasticflow init [MODEL_FILE]`, `init --example NAME`: a job file that runs at once."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from typing import Any
 
 import click
 
-from elasticflow.cli.parameters import FILE, MODEL_FILE, set_option
+from elasticflow.cli.parameters import EXAMPLE, FILE, MODEL_FILE, set_option
 
 
 @click.command("init")
 @click.argument("model_file", metavar="[MODEL_FILE]", type=MODEL_FILE, required=False)
-@click.option("-o", "--output", type=FILE, help="Where to write it; default: jobs/NAME.toml.")
+@click.option(
+    "--example", type=EXAMPLE, metavar="NAME", help="Write a whole example, with code, data and job."
+)
+@click.option(
+    "-o", "--output", type=FILE, help="Where to write it; default: jobs/NAME.toml; for an example: NAME/."
+)
 @click.option("--name", help="The job's name; default: the model's, or spirals.")
 @click.option("--model", help="Class or function of the file, where it has several.")
 @click.option("--dataset", help="Function or class: NAME of the file or its neighbours, or module:NAME.")
@@ -38,6 +43,7 @@ from elasticflow.cli.parameters import FILE, MODEL_FILE, set_option
 @click.option("-y", "--yes", is_flag=True, help="Ask nothing.")
 def command(
     *,
+    example: str | None,
     workers: int | None,
     gitignore: bool | None,
     only_print: bool,
@@ -46,7 +52,7 @@ def command(
     yes: bool,
     **options: Any,
 ) -> int:
-    """Write a job file that runs at once: for the model in MODEL_FILE, or a small example without one.
+    """Write a job file that runs at once: for the model in MODEL_FILE, or an example.
 
     Models, datasets and losses are found by reading the file and its neighbours. What it cannot tell is asked on a
     terminal. A model without data gets made-up data of its shape, to be replaced; one that no loss of outputs and
@@ -54,7 +60,12 @@ def command(
     process of its own, and what keeps it from training is told.
 
     \b
-    elasticflow init                                   an example: model, data, job
+    elasticflow init                                   the smallest example: model, data, job
+    elasticflow init --example gpt                     a whole one, in a folder of its own; there are:
+      contrastive  pairs of views (SimCLR)         images     augmentation, mixup, averaging
+      dcgan        two networks, two optimizers    lora       LoRA of a Llama (transformers, peft)
+      gpt          a character GPT on sonnets      streaming  text shards, read in order
+      tabular      regression: numbers, categories
     elasticflow init model.py                          asks where there is a choice
     elasticflow init model.py --model Net --dataset data:faces --set model.args.width=64 -y
     elasticflow init model.py --print
@@ -63,6 +74,15 @@ def command(
     from elasticflow.cli.write.init_files import finish, print_only
 
     may_ask = not (yes or only_print) and sys.stdin.isatty() and sys.stdout.isatty()
+    if example is not None:
+        from elasticflow.cli.write import init_example
+
+        folder = options.pop("output")
+        if workers or pre_commit or any(options.values()):
+            raise click.UsageError("with --example go -o, --print, --gitignore, --deep and --yes only")
+        if only_print:
+            return init_example.print_job(example)
+        return init_example.finish(example, folder, may_ask=may_ask, gitignore=gitignore, deep=deep)
     init_options = InitOptions(**options, workers=workers or _workers(), may_ask=may_ask)
     job = new_job(init_options)
     if only_print:

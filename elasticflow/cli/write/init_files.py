@@ -47,7 +47,7 @@ def finish(
     begin.write(files | begin.schema_file(new_job.job_file) | configuration)
     for path in (*files, *configuration):
         click.echo(f"{paint('wrote', 'green')} {shortest_path(path.absolute())}")
-    _ignore(new_job.root, options, gitignore=gitignore)
+    offer_to_ignore_runs(new_job.root, may_ask=options.may_ask, gitignore=gitignore)
     for text in new_job.notes:
         note(text)
     if by_hand:
@@ -55,11 +55,12 @@ def finish(
     return _checked(new_job, deep=deep)
 
 
-def _ignore(root: Path, options: InitOptions, *, gitignore: bool | None) -> None:
+def offer_to_ignore_runs(root: Path, *, may_ask: bool, gitignore: bool | None) -> None:
+    """Add the run folders to .gitignore, in a checkout; *gitignore* says whether to, None: ask if that may be."""
     if begin.ignores_runs(root) is not False or gitignore is False:
         return
     question = "add runs/, where snapshots and logs go, to .gitignore?"
-    if gitignore is None and options.may_ask and not click.confirm(question, default=True):
+    if gitignore is None and may_ask and not click.confirm(question, default=True):
         return
     begin.ignore_runs(root)
     click.echo(f"{paint('added', 'green')} /runs/ to {shortest_path(root / '.gitignore')}")
@@ -79,21 +80,22 @@ def _checked(new_job: NewJob, *, deep: bool | None) -> int:
     if deep is False or (deep is None and not has_torch):
         why = "" if has_torch else ", since torch is not installed here"
         note(f"not tried out{why}: elasticflow validate --deep {shortest_path(new_job.job_file.absolute())}")
-    elif not _tried_out(loaded, new_job):
-        return ANSWER_IS_NO
+    else:
+        is_to_be_proved = new_job.has_made_up_data or new_job.draft.loss_is_guessed
+        if not tried_out(loaded, new_job.job_file, is_to_be_proved and new_job.to_write is None):
+            return ANSWER_IS_NO
     _say_what_is_next(new_job)
     return FINISHED
 
 
-def _tried_out(loaded: LoadedJob, new_job: NewJob) -> bool:
-    """Try the job's own code out, print what is wrong, and return whether a run could train."""
+def tried_out(loaded: LoadedJob, path: Path, with_step: bool) -> bool:
+    """Try the own code of the job in *path* out, print what is wrong, and return whether a run could train."""
     from elasticflow.cli.write.deep_options import DeepRequest, report_text, try_out_loaded
     from elasticflow.compiler.inputs.missing_imports import require_importable
     from elasticflow.jobfile.diagnostics.render_text import render
 
-    job_file = shortest_path(new_job.job_file.absolute())
-    is_to_be_proved = new_job.has_made_up_data or new_job.draft.loss_is_guessed
-    step = "-step" if is_to_be_proved and new_job.to_write is None else ""
+    job_file = shortest_path(path.absolute())
+    step = "-step" if with_step else ""
     click.echo(f"{paint('trying it out', dim=True)}  elasticflow validate --deep{step} {job_file}")
     try:
         require_importable(loaded)

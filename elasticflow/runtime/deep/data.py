@@ -128,9 +128,13 @@ class Data:
             return build()
         except Exception as error:
             why = f"{self._table} cannot be opened here ({type(error).__name__}: {error})"
-            remedy = f"{prepare} was not called, since it may download: run it by hand, and check again"
-            report.warn("unknown", self._args, f"{why}, perhaps since dataset.prepare has not run", remedy)
+            self._unprepared(why)
             raise BrokenError from error
+
+    def _unprepared(self, why: str) -> None:
+        remedy = f"{self._job.dataset.prepare} was not called, since it may download: run it by hand, and check again"
+        message = f"{why}, perhaps since dataset.prepare has not run"
+        self._report.warn("unknown", self._args, message, remedy)
 
     def _length(self, dataset: Any) -> int:
         report, table = self._report, self._job.dataset
@@ -180,7 +184,10 @@ class Data:
             "sample", self._entry, "reading data shard 0", lambda: list(itertools.islice(shard, self._most))
         )
         if not samples:
-            report.note("data shard 0 has no samples")
+            if self._job.dataset.prepare is None:
+                report.note("data shard 0 has no samples")
+            else:
+                self._unprepared("data shard 0 has no samples")
             raise BrokenError
         return shard, list(range(len(samples))), samples
 

@@ -95,6 +95,7 @@ def offered(*words: str) -> list[str]:
         (["plan", "jobs/mnist.toml", "--diff", "m"], ["mnist"]),
         (["diff", "mnist", "jobs/m"], ["jobs/mnist.toml", "jobs/my job.toml"]),
         (["init", ""], ["jobs/", "model.py", "runs/"]),
+        (["init", "--example", "g"], ["gpt"]),
         (["logs", "--level", "w"], ["warning"]),
         (["compile", "a.toml", "-o", "jo"], ["jobs/"]),
         (["schema", "-o", "no"], ["notes.txt"]),

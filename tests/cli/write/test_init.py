@@ -11,6 +11,7 @@ import tomli
 from elasticflow.cli.main import call
 from elasticflow.cli.write import init_files
 from elasticflow.jobfile.tables.json_schema import SCHEMA_FILE
+from elasticflow.scaffold import gallery
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,7 +48,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / ".git").mkdir()
     monkeypatch.chdir(tmp_path)
     # Trying a job out starts a process that imports torch: an end-to-end test's.
-    monkeypatch.setattr(init_files, "_tried_out", lambda *_: True)
+    monkeypatch.setattr(init_files, "tried_out", lambda *_: True)
     return tmp_path
 
 
@@ -334,3 +335,65 @@ def test_a_method_that_makes_the_optimizers_is_told(
     (project / "plain.py").write_text(MODEL)
     assert 0 == call(["init", "plain.py", "--set", "model.args.width=2", "--name", "plain"])
     assert "configure_optimizers" not in capsys.readouterr().out
+
+
+def test_an_example_is_written_as_it_is(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its files, byte by byte, in a folder of its name; its job is valid there; runs are kept out of git."""
+    (project / "pyproject.toml").write_text("")
+    assert 0 == call(["init", "--example", "tabular", "--yes"])
+    files = gallery.files_of("tabular")
+    assert {f"tabular/{name}" for name in files} | {"tabular/.gitignore", "pyproject.toml"} == _files(project)
+    assert all((project / "tabular" / name).read_bytes() == content for name, content in files.items())
+    out = capsys.readouterr().out
+    assert "cd tabular" in out
+    assert "elasticflow run job.toml" in out
+    assert 0 == call(["validate", "--strict", "tabular/job.toml"])
+
+
+def test_an_example_overwrites_nothing(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One file that is there is enough; another folder may be named."""
+    (project / "tabular").mkdir()
+    (project / "tabular" / "job.toml").write_text("mine")
+    assert 2 == call(["init", "--example", "tabular"])
+    assert "nothing was written; choose another folder: -o FOLDER" in capsys.readouterr().err
+    assert {"tabular/job.toml"} == _files(project)
+    assert 0 == call(["init", "--example", "tabular", "-o", "mine/table", "--no-gitignore"])
+    assert (project / "mine" / "table" / "tabular.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["gtp"], 'did you mean "gpt"?'),
+        (["nonsense"], "there are: contrastive, dcgan, gpt,"),
+        (["gpt", "--name", "mine"], "with --example go -o, --print, --gitignore, --deep and --yes only"),
+    ],
+)
+def test_what_no_example_takes_is_refused(
+    project: Path, capsys: pytest.CaptureFixture[str], words: list[str], expected: str
+) -> None:
+    """Before anything is written."""
+    assert 2 == call(["init", "--example", *words])
+    assert expected in capsys.readouterr().err
+    assert not _files(project)
+
+
+def test_an_example_says_which_packages_it_lacks(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is written all the same; the exit code tells that it cannot train yet."""
+    files = gallery.files_of("tabular")
+    code = files["tabular.py"].replace(b"import torch\n", b"import torch\nimport absent_package\n", 1)
+    monkeypatch.setattr(gallery, "files_of", lambda _: {**files, "tabular.py": code})
+    assert 1 == call(["init", "--example", "tabular", "--no-gitignore"])
+    assert "pip install absent_package" in capsys.readouterr().out
+    assert (project / "tabular" / "job.toml").exists()
+
+
+def test_an_examples_job_can_be_printed(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the names of what else would be written."""
+    assert 0 == call(["init", "--example", "tabular", "--print"])
+    shown = capsys.readouterr()
+    assert shown.out.encode() == gallery.files_of("tabular")["job.toml"]
+    assert "tabular/tabular.py would be written too" in shown.err
+    assert not _files(project)

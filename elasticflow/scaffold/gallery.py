@@ -1,0 +1,48 @@
+"""Whole examples, each a small project of its own: `elasticflow init --example NAME`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elasticflow.errors import ScaffoldError
+from elasticflow.jobfile.diagnostics.suggestions import nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+JOB_FILE = "job.toml"
+# In an installed package, where examples/hatch_build.py has them put; in a checkout, where they are.
+_FOLDERS = (Path(__file__).parent / "examples", Path(__file__).parents[2] / "examples")
+
+
+def examples() -> Mapping[str, str]:
+    """Return what each example is, in a few words, by its name."""
+    return {folder.name: _about(folder) for folder in _folders()}
+
+
+def files_of(name: str) -> Mapping[str, bytes]:
+    """Return the files of an example by their names.
+
+    Raises:
+        ScaffoldError: there is none of that name.
+    """
+    folders = {folder.name: folder for folder in _folders()}
+    if name not in folders:
+        near = nearest(name, folders)
+        remedy = f'did you mean "{near[0]}"?' if near else f"there are: {', '.join(folders)}"
+        raise ScaffoldError(f'there is no example "{name}"', remedy)
+    # Folders within are what runs have left.
+    paths = (path for path in sorted(folders[name].iterdir()) if path.is_file())
+    return {path.name: path.read_bytes() for path in paths if not path.name.startswith(".")}
+
+
+def _folders() -> Iterator[Path]:
+    root = next((folder for folder in _FOLDERS if folder.is_dir()), None)
+    return iter(()) if root is None else (path.parent for path in sorted(root.glob(f"*/{JOB_FILE}")))
+
+
+def _about(folder: Path) -> str:
+    """Return what the heading of an example's README says after its name."""
+    with (folder / "README.md").open(encoding="utf-8") as lines:
+        return lines.readline().partition(": ")[2].strip()

@@ -1,0 +1,78 @@
+"""A DCGAN for handwritten digits of 8 x 8 pixels: two networks trained against each other, each with its own optimizer.
+
+Shapes: B samples, Z numbers that an image is made from.
+"""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits as bce
+from torch.optim import Adam, Optimizer
+
+FILE = Path(__file__).with_name("train-images-idx3-ubyte.gz")
+HEADER = 16  # bytes of an IDX file of images
+
+
+class DCGAN(nn.Module):
+    """A generator of images and a discriminator that tells them from real ones."""
+
+    def __init__(self, latent: int = 32, width: int = 32) -> None:
+        super().__init__()
+        self.latent = latent
+        self.generator = nn.Sequential(
+            *(nn.ConvTranspose2d(latent, 2 * width, 2, bias=False), nn.BatchNorm2d(2 * width), nn.ReLU()),
+            *(nn.ConvTranspose2d(2 * width, width, 4, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()),
+            *(nn.ConvTranspose2d(width, 1, 4, 2, 1), nn.Tanh()),
+        )
+        self.discriminator = nn.Sequential(
+            *(nn.Conv2d(1, width, 4, 2, 1), nn.LeakyReLU(0.2)),
+            *(nn.Conv2d(width, 2 * width, 4, 2, 1, bias=False), nn.BatchNorm2d(2 * width), nn.LeakyReLU(0.2)),
+            *(nn.Conv2d(2 * width, 1, 2), nn.Flatten(0)),
+        )
+        self.apply(_init)
+
+    def sample(self, count: int) -> Tensor:
+        """Return new images (count, 1, 8, 8), -1 to 1."""
+        device = next(self.parameters()).device
+        return self.generator(torch.randn(count, self.latent, 1, 1, device=device))
+
+
+def _init(module: nn.Module) -> None:
+    if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+        nn.init.normal_(module.weight, std=0.02)
+
+
+def optimizers(model: DCGAN, lr: float, betas: tuple[float, float] = (0.5, 0.999)) -> dict[str, Optimizer]:
+    """Return an optimizer for each network."""
+    return {
+        "generator": Adam(model.generator.parameters(), lr, betas),
+        "discriminator": Adam(model.discriminator.parameters(), lr, betas),
+    }
+
+
+def training_step(model: DCGAN, images: Tensor, optimizers: dict[str, Optimizer]) -> Tensor:
+    """Move the discriminator, then the generator, and return the sum of both losses."""
+    fakes = model.sample(len(images))
+
+    optimizers["discriminator"].zero_grad()
+    real, fake = model.discriminator(images), model.discriminator(fakes.detach())
+    loss_d = bce(real, torch.ones_like(real)) + bce(fake, torch.zeros_like(fake))
+    loss_d.backward()
+    optimizers["discriminator"].step()
+
+    optimizers["generator"].zero_grad()
+    fake = model.discriminator(fakes)
+    loss_g = bce(fake, torch.ones_like(fake))
+    loss_g.backward()
+    optimizers["generator"].step()
+    return loss_d + loss_g
+
+
+def digits() -> Tensor:
+    """Return the images (1438, 1, 8, 8), -1 to 1."""
+    pixels = bytearray(gzip.decompress(FILE.read_bytes()))[HEADER:]
+    return torch.frombuffer(pixels, dtype=torch.uint8).view(-1, 1, 8, 8) / 127.5 - 1

@@ -1,0 +1,88 @@
+"""Each example as `elasticflow init --example` writes it: trained for a few steps, killed, compared bit for bit."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elasticflow.compiler import compile_job
+from elasticflow.jobfile.load import require_job
+from elasticflow.scaffold import gallery
+from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.storage.storage import Storage
+from tests.end_to_end.harness import ROOT, Project, named, steps_of, tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from tests.forked import ForkedPrograms
+
+NEEDS = {"lora": ("transformers", "peft")}
+STEPS, KILLED_AFTER = 8, 5
+# Smaller where the example's own size takes long.
+SETS = {
+    "contrastive": ["train.virtual_shards=4", "dataset.global_batch_size=32"],
+    "dcgan": ["model.args.width=8", "dataset.global_batch_size=16"],
+    "images": ["model.args.width=8", "dataset.global_batch_size=16", "dataset.num_workers=0"],
+    "gpt": ["model.args.config.args.n_layer=1", "dataset.global_batch_size=8"],
+    "streaming": ["model.args.width=16", "dataset.global_batch_size=8"],
+    "tabular": ["dataset.global_batch_size=16"],
+}
+BATCH_MODE = {"dcgan"}  # its step moves the optimizers
+
+
+def sets_of(name: str, path: Path) -> list[str]:
+    """Return the keys that make a short run of an example, whose bits can be compared."""
+    job = require_job(path / "job.toml").job
+    assert job is not None
+    sets = [f"train.steps={STEPS}", 'snapshots.every="3 steps"', *SETS.get(name, ())]
+    if job.train.epochs is not None:
+        sets.append("train.epochs=")
+    if name not in BATCH_MODE and job.train.consistency == "batch":
+        sets += ["train.consistency=exact", "train.virtual_shards=4"]
+    return sets
+
+
+def alone(path: Path, sets: Sequence[str], forked: ForkedPrograms) -> dict[str, bytes]:
+    """Return the tensors that one undisturbed process comes to, by name."""
+    place = path / "alone"
+    loaded = require_job(path / "job.toml", [*sets, "nodes.nproc_per_node=1", f"snapshots.uri={place}"])
+    assert loaded.job is not None
+    compile_job(loaded.job, loaded.files, loaded.project_root).write(path / "compiled")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("ELASTICFLOW")}
+    environment["PYTHONPATH"] = str(ROOT)
+    program = forked.start(path / "compiled" / "train.py", environment=environment, cwd=path)
+    assert program.wait(300) == 0, program.stderr.read_text()
+    return tensors(Catalog(Storage(str(place)), "by-hand/"))
+
+
+@pytest.mark.parametrize("name", sorted(gallery.examples()))
+def test_an_example_that_was_killed_has_the_bits_of_one_that_was_not(
+    name: str, tmp_path: Path, forked: ForkedPrograms
+) -> None:
+    """Two workers, one of them killed after a step; against one process alone, or two where steps move optimizers."""
+    missing = [module for module in NEEDS.get(name, ()) if importlib.util.find_spec(module) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} not installed: pip install {' '.join(missing)}")
+    path = tmp_path / name
+    path.mkdir()
+    for file, content in gallery.files_of(name).items():
+        (path / file).write_bytes(content)
+    sets = sets_of(name, path)
+    project = Project(path)
+    killing = f"training.step=kill@{KILLED_AFTER} rank=1 generation=1"
+    killed = project.run("job.toml", "killed", *sets, job=name, ELASTICFLOW_FAULTS=killing)
+    assert killed.end() == 0, killed.told()
+    assert len(named(killed.events(), "worker.failed")) == 1
+    assert sorted(set(steps_of(killed.run))) == list(range(1, STEPS + 1))
+    if name in BATCH_MODE:
+        calm = project.run("job.toml", "calm", *sets, job=name)
+        assert calm.end() == 0, calm.told()
+        expected = tensors(calm.run)
+    else:
+        expected = alone(path, sets, forked)
+    assert tensors(killed.run) == expected
