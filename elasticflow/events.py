@@ -231,6 +231,12 @@ DATASET_OPENED = Event(
     ("name", "samples", "shards", "values", "fingerprint", "source"),
     emitter="worker",
 )
+ORDER_DECLARED = Event(
+    "order.declared",
+    "how samples are drawn, where the job says it: the kind, the samples of an epoch, what else tells the order from others",
+    ("kind", "samples", "facts", "seconds"),
+    emitter="worker",
+)
 PARAMETERS_GROUPED = Event(
     "parameters.grouped",
     "which parameters each of [[optimizer.groups]] took: its tensors, the numbers in them, the options of its own",

@@ -149,6 +149,7 @@ def _job_of(job: Job) -> DeepJob:
             global_batch_size=dataset.global_batch_size,
             micro_batch_size=dataset.micro_batch_size,
             tail=dataset.tail,
+            sampler=None if dataset.sampler is None else dataset.sampler.kind,
         ),
         evaluation=None
         if evaluation is None

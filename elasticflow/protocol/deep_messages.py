@@ -39,7 +39,7 @@ class SchedulerTable:
 
 @dataclass(frozen=True)
 class DatasetTable:
-    """What the child has to know of `[dataset]`."""
+    """What the child has to know of `[dataset]`; of its sampler which key says how samples are drawn."""
 
     entry: str
     has_args: bool
@@ -50,6 +50,7 @@ class DatasetTable:
     global_batch_size: int
     micro_batch_size: int | None
     tail: str
+    sampler: str | None = None
 
 
 @dataclass(frozen=True)

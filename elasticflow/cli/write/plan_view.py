@@ -8,9 +8,11 @@ import textwrap
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from elasticflow.cli.output import paint, table
+from elasticflow.cli.write.plan_data import batch_in_words, by, drawn_in_words
 from elasticflow.cli.write.plan_logged import logged
 from elasticflow.compiler.drift.table import lines_of as drift_lines
 from elasticflow.compiler.entry_point.values import measured_weights
+from elasticflow.jobfile.checks.training_length import samples_per_epoch
 from elasticflow.jobfile.diagnostics.toml_literals import dotted
 from elasticflow.jobfile.entry_points.object_arguments import dataset_values
 from elasticflow.jobfile.tables.units import intervals
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
     from elasticflow.compiler.drift.compare import Difference, Weight
     from elasticflow.compiler.plan.batch_split import WorldRow
-    from elasticflow.compiler.plan.forecast import Forecast, Knowledge, Known
+    from elasticflow.compiler.plan.forecast import Forecast, Knowledge
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.observe.estimates import RunFacts
@@ -105,9 +107,11 @@ def _facts(view: PlanView) -> Iterator[tuple[str, str]]:
     plan, job = view.plan, view.job
     yield "job", f"{plan.job_name} ({', '.join(plan.job_files)}; digest {plan.job_digest[:16]})"
     yield "nodes", _nodes(view)
-    yield "batch", _batch(view)
+    yield "batch", batch_in_words(job, view.known)
+    if drawn := drawn_in_words(job):
+        yield "samples", drawn
     if view.known.parameters is not None:
-        yield "model", plural(int(view.known.parameters.value), "parameter") + _by(view.known.parameters)
+        yield "model", plural(int(view.known.parameters.value), "parameter") + by(view.known.parameters)
     if job.optimizer.groups:
         yield "parameters", _groups(job)
     if values := list(dataset_values(job.model_dump())):
@@ -178,21 +182,15 @@ def _whose(job: Job) -> str:
     return words[measured_weights(job)]
 
 
-def _batch(view: PlanView) -> str:
-    size, known = view.job.dataset.global_batch_size, view.known.samples
-    text = f"{plural(size, 'sample')} per step, at every number of nodes"
-    if known is None or size <= known.value:
-        return text
-    return f"{text}; more than the whole dataset, which has {plural(int(known.value), 'sample')}{_by(known)}"
-
-
 def _steps(view: PlanView) -> str:
     train, dataset, ahead = view.job.train, view.job.dataset, view.ahead
     later = f"{_unknown(view, 'samples')}, or set dataset.samples"
     if dataset.shards is not None:
         later = "nobody knows before they are read"
     epochs = plural(train.epochs or 0, "epoch")
-    if view.known.samples is None or ahead.steps_per_epoch is None:
+    known_samples = None if view.known.samples is None else int(view.known.samples.value)
+    samples = samples_per_epoch(dataset, known_samples)
+    if samples is None or ahead.steps_per_epoch is None:
         known = (
             f"{epochs}; how many steps: "
             if train.steps is None
@@ -200,8 +198,8 @@ def _steps(view: PlanView) -> str:
         )
         return known + later
     per_epoch = _either(*ahead.steps_per_epoch)
-    of = f"{plural(int(view.known.samples.value), 'sample')} by {dataset.global_batch_size:,}"
-    source = _by(view.known.samples)
+    of = f"{plural(samples, 'sample')} by {dataset.global_batch_size:,}"
+    source = "" if view.known.samples is None or samples != known_samples else by(view.known.samples)
     if train.steps is None:
         return f"{ahead.steps:,}: {epochs} of {of}, {per_epoch} each{source}"
     return f"{train.steps:,}; an epoch of {of} has {per_epoch}{source}"
@@ -213,7 +211,7 @@ def _duration(view: PlanView) -> str:
         return _unknown(view, "step_s").replace(", or with --deep", "")
     workers = "" if known.workers is None else f" with {plural(int(known.workers.value), 'worker')}"
     total = "" if ahead.duration_s is None else f"about {span(ahead.duration_s)}, "
-    return f"{total}{span(known.step_s.value)} a step{workers}{_by(known.step_s)}"
+    return f"{total}{span(known.step_s.value)} a step{workers}{by(known.step_s)}"
 
 
 def _restarts(view: PlanView) -> str:
@@ -239,7 +237,7 @@ def _warm(view: PlanView) -> str:
     if warm not in MAY_STAND_BY or known.standby_bytes is None or known.standby_s is None:
         return text
     cost = cost_in_words(known.standby_bytes.value, known.standby_s.value)
-    return f"{text}; one takes {cost}{_by(known.standby_bytes)}"
+    return f"{text}; one takes {cost}{by(known.standby_bytes)}"
 
 
 def _compiler(view: PlanView) -> str:
@@ -251,7 +249,7 @@ def _compiler(view: PlanView) -> str:
     cached, held = known.compile_cached_s, known.compiler_cache_bytes
     saved = "" if cached is None else f", {cached.value:.1f} s with its cache"
     bytes_ = "" if held is None else f" ({size(held.value)})"
-    return f"torch.compile took {known.compile_s.value:.1f} s{saved}{_by(known.compile_s)}; {kept}{bytes_}"
+    return f"torch.compile took {known.compile_s.value:.1f} s{saved}{by(known.compile_s)}; {kept}{bytes_}"
 
 
 def _drift(run_facts: RunFacts, answer: Answer) -> str:
@@ -289,11 +287,6 @@ def _environment(plan: LaunchPlan, width: int) -> Iterator[str]:
     yield from (f"{name}=***" for name in plan.env_secrets)
 
 
-def _by(known: Known) -> str:
-    """Return where a fact is known from, ` (run 20261120-104500-4f2a)`; nothing if the job file says it."""
-    return "" if known.source == "dataset.samples" else f" ({known.source})"
-
-
 def _any_of(every: Sequence[str]) -> str:
     """Return `every 10 min or 1 epoch`."""
     return "every " + " or ".join(every)
@@ -321,7 +314,7 @@ def _written(view: PlanView) -> str:
     parts = [
         f"how large: {_unknown(view, 'snapshot_bytes')}"
         if known is None
-        else f"{size(known.value)} each{_by(known)}"
+        else f"{size(known.value)} each{by(known)}"
     ]
     if ahead.snapshots_per_hour is None:
         parts.append("how many an hour: known after the first run")

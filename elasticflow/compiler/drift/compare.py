@@ -48,6 +48,7 @@ _WEIGHTS: dict[str, tuple[Weight, str]] = {
     "dataset.prepare": ("harmless", "the data itself is compared when the run starts"),
     "dataset.samples": ("harmless", "compared with the data when the run starts"),
     "dataset.shards": ("corrupting", "positions are cursors in so many shards, which mean nothing in others"),
+    "dataset.sampler": ("corrupting", "a position in one order of samples means other samples in another"),
     "dataset.micro_batch_size": ("harmless", "the global batch stays the same"),
     "dataset.num_workers": ("harmless", "who loads a sample does not change it"),
     "evaluation": ("harmless", "the weights do not depend on it"),
@@ -94,6 +95,13 @@ _EXACT_WEIGHTS: dict[str, tuple[Weight, str]] = {
     "env": ("trajectory", _BITS),
 }
 
+# Batches of like length are cut where a batch ends.
+_CUTS = "dataset.sampler.bucket_by: the order of samples depends on it"
+_BUCKETED_WEIGHTS: dict[str, tuple[Weight, str]] = {
+    "dataset.global_batch_size": ("corrupting", _CUTS),
+    "dataset.tail": ("corrupting", _CUTS),
+}
+
 # Keys whose coming or going gives the snapshot other parts.
 _GROUPS = "optimizer.groups"
 _PARTS = frozenset({"lr_scheduler.entry", "train.ema"})
@@ -131,7 +139,9 @@ def compare(old: Job, new: Job) -> list[Difference]:
     """Return what differs, in the order of the job file, keys that came last."""
     before, after = dict(_leaves(public_tables(old))), dict(_leaves(public_tables(new)))
     is_exact = new.train.consistency == "exact"
-    own_weights = _EXACT_WEIGHTS if is_exact else {}
+    own_weights = dict(_EXACT_WEIGHTS) if is_exact else {}
+    if new.dataset.sampler is not None and new.dataset.sampler.bucket_by is not None:
+        own_weights |= _BUCKETED_WEIGHTS
     differences = []
     for key in {**before, **after}:
         was, now = before.get(key), after.get(key)

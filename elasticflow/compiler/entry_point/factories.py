@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from elasticflow.compiler.entry_point.factory_calls import CallForms
     from elasticflow.compiler.entry_point.imports import Imports
     from elasticflow.jobfile.tables.job import Args, Job
+    from elasticflow.jobfile.tables.sampling import SamplerTable
     from elasticflow.jobfile.tables.training import GroupTable
 
 
@@ -123,6 +124,12 @@ def factory(
     name = _on_model(name) if is_method else name
     values = {key: _argument(value, imports, f"{where}.{key}") for key, value in (args or {}).items()}
     return Call(name, (*(("", text) for text in positional), *keywords(values, where)))
+
+
+def sampler_values(sampler: SamplerTable, imports: Imports) -> str:
+    """Return the code of what gives each sample a number or a class: a function, or the name of a column or attribute."""
+    values = sampler.values
+    return imports.name_of(values) if ":" in values else quoted(values)
 
 
 def values_of_data(job: Job) -> dict[str, str]:

@@ -10,6 +10,7 @@ from elasticflow.compiler.entry_point.factories import (
     factory,
     parameter_groups,
     partial_of,
+    sampler_values,
     values_of_data,
 )
 from elasticflow.compiler.entry_point.imports import Imports
@@ -119,6 +120,8 @@ def values_of_factories(job: Job, *, root: str, forms: CallForms, taken: Iterabl
     }
     if job.optimizer.groups:
         code["groups"] = parameter_groups(job.optimizer.groups, scope("groups"))
+    if job.dataset.sampler is not None:
+        code["sampler"] = sampler_values(job.dataset.sampler, scope("sampler"))
     if job.dataset.collate is not None:
         code["collate"] = factory(scope("collate"), job.dataset.collate, "samples")
     code |= {f"{key}.import": imports.lines() for key, imports in scopes.items()}
@@ -149,6 +152,7 @@ def _flags(job: Job, forms: CallForms) -> dict[str, bool]:
         "ema": job.train.ema is not None,
         "shards": job.dataset.shards is not None,
         "prepare": job.dataset.prepare is not None,
+        "sampler": job.dataset.sampler is not None,
         "collate": job.dataset.collate is not None,
         "evaluation": job.evaluation is not None,
         "scheduler": scheduler is not None,
@@ -290,17 +294,43 @@ def _data(job: Job, dataset: Call, imports: Imports) -> dict[str, Line]:
     if job.dataset.shards is not None:
         build = partial_of(imports, dataset) if dataset.arguments else dataset.name
         return {
+            "order": None,
             "dataset": call("open_shards", "worker", build, quoted("train"), "SHARDS"),
             "schedule": call("ShardSchedule", "SHARDS", "GLOBAL_BATCH_SIZE", **ordered, **virtual_shards),
             "loader": call("ShardLoader", *arguments, **read),
         }
+    order, of_epoch = _order(job, imports), {"seed": Name("SEED")}
+    if order is not None:
+        of_epoch = {"order": Name("order")}
     options: dict[str, Any] = {} if job.dataset.samples is None else {"samples": job.dataset.samples}
     options |= {"values": names} if (names := values_of_data(job)) else {}
     return {
         "dataset": _opened(dataset, "train", options),
-        "schedule": call("IndexSchedule", "len(dataset)", "GLOBAL_BATCH_SIZE", **ordered, seed=Name("SEED")),
+        "order": order,
+        "schedule": call(
+            "IndexSchedule",
+            "len(dataset)" if order is None else "len(order)",
+            "GLOBAL_BATCH_SIZE",
+            **ordered,
+            **of_epoch,
+        ),
         "loader": call("IndexLoader", *arguments, **read),
     }
+
+
+def _order(job: Job, imports: Imports) -> Call | None:
+    """Return what makes the order of samples; None for that of every job that does not say otherwise."""
+    sampler = job.dataset.sampler
+    if sampler is None:
+        return None
+    values = sampler_values(sampler, imports)
+    if sampler.kind == "bucket_by":
+        return call(
+            "samplers.bucket_by_length", "worker", "dataset", values, "GLOBAL_BATCH_SIZE", tail=Name("TAIL")
+        )
+    make = {"weights": "samplers.draw_by_weight", "balance_by": "samplers.draw_by_class"}[sampler.kind]
+    draws = {} if sampler.draws is None else {"draws": sampler.draws}
+    return call(make, "worker", "dataset", values, **draws)
 
 
 def _opened(dataset: Call, name: str, options: Mapping[str, Any]) -> Call:

@@ -21,6 +21,7 @@ _LATER: tuple[tuple[str, str, Any], ...] = (
     ("logging", "count_name", None),
     ("logging", "grad_norm", None),
     ("logging", "peak_flops", None),
+    ("dataset", "sampler", None),
 )
 _OF_DATA = "$dataset"  # a value of the training data: {"$dataset": "vocab_size"}
 _FLOAT = "$float"  # JSON has no infinity and no NaN: {"$float": "inf"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.jobfile.checks.training_length import num_steps, steps_per_epoch
+from elasticflow.jobfile.checks.training_length import num_steps, samples_per_epoch, steps_per_epoch
 from elasticflow.jobfile.tables.units import intervals, parse_interval
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class _Pace(NamedTuple):
 
 def forecast(job: Job, known: Knowledge) -> Forecast:
     """Return what a run of *job* would come to."""
-    samples = None if known.samples is None else int(known.samples.value)
+    samples = samples_per_epoch(job.dataset, None if known.samples is None else int(known.samples.value))
     has_end = samples is not None or job.train.steps is not None
     steps = num_steps(job.train, job.dataset, samples or 0) if has_end else None
     step_s = None if known.step_s is None else known.step_s.value

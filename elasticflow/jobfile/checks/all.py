@@ -10,8 +10,9 @@ from elasticflow.jobfile.checks.evaluation_data import check_evaluation_data
 from elasticflow.jobfile.checks.exact import check_exact
 from elasticflow.jobfile.checks.failure_costs import check_failure_costs
 from elasticflow.jobfile.checks.measures import check_measures
+from elasticflow.jobfile.checks.sampling import check_sampling
 from elasticflow.jobfile.checks.schedules import check_schedule
-from elasticflow.jobfile.checks.training_length import check_intervals
+from elasticflow.jobfile.checks.training_length import check_intervals, samples_per_epoch
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
 from elasticflow.jobfile.entry_points.free_tables import check_free_values, check_secrets
@@ -41,6 +42,7 @@ def check_tables(source: Source, tables: ValidTables) -> list[Diagnostic]:
         *_measured(source, tables),
         *check_exact(source, tables),
         *check_data_shards(source, tables),
+        *check_sampling(source, tables),
         *check_evaluation_data(source, tables),
         *check_measures(source, tables),
         *_not_built(source, tables),
@@ -86,12 +88,15 @@ def _batch(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
                 f"raise the batch to {workers} or more, or lower nodes.max"
             )
             yield source.problem(codes.BATCH_TOO_SMALL, message, path, remedy=remedy)
-    if dataset.samples is not None and dataset.tail == "drop" and dataset.samples < size:
-        message = f"no step is ever made: an epoch has {dataset.samples} samples, a batch {size}, and the tail is dropped"
+    samples = samples_per_epoch(dataset, dataset.samples)
+    if samples is not None and dataset.tail == "drop" and samples < size:
+        message = (
+            f"no step is ever made: an epoch has {samples} samples, a batch {size}, and the tail is dropped"
+        )
         yield source.problem(
             codes.NO_STEP, message, path, remedy='use a smaller batch, or tail = "spill" or "short"'
         )
-    elif dataset.samples is not None and dataset.samples < size:
+    elif samples is not None and samples == dataset.samples and samples < size:
         message = (
             f"one batch of {size:,} samples is more than the whole dataset, which has {dataset.samples:,}"
         )

@@ -19,8 +19,13 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.text.source import Source
 
 
+def samples_per_epoch(dataset: DatasetTable, samples: int | None) -> int | None:
+    """Return the samples of an epoch: as many as the data has, unless the job says how many draws make one."""
+    return samples if dataset.sampler is None or dataset.sampler.draws is None else dataset.sampler.draws
+
+
 def num_steps(train: TrainTable, dataset: DatasetTable, samples: int) -> int:
-    """Return the optimizer steps of a whole run over a dataset of so many samples."""
+    """Return the optimizer steps of a whole run whose epochs have so many samples."""
     if train.steps is not None:
         return train.steps
     assert train.epochs is not None
@@ -68,8 +73,8 @@ def counted(number: int, what: str) -> str:
 
 
 def length_of_training(train: TrainTable, dataset: DatasetTable | None) -> TrainingLength:
-    """Return how long training is, the length of the data being `dataset.samples` or unknown."""
-    samples = None if dataset is None else dataset.samples
+    """Return how long training is, as far as `dataset.samples` or the draws of an epoch tell."""
+    samples = None if dataset is None else samples_per_epoch(dataset, dataset.samples)
     batch = None if dataset is None else dataset.global_batch_size
     if dataset is None or samples is None:
         consumed = None if train.steps is None or batch is None else train.steps * batch

@@ -80,6 +80,9 @@ def entry_calls(raw: TomlTable) -> Iterator[EntryCall]:
             as_method = _AS_METHODS.get((table, key))
             named = ("shard", "shards") if is_sharded else ()
             yield EntryCall(text, (table, key), given, args, named, as_method=as_method)
+    for key, text in table_at(raw, "dataset", "sampler").items():
+        if isinstance(text, str) and ":" in text:  # else a column of the data
+            yield EntryCall(text, ("dataset", "sampler", key), ("the dataset",))
     for name, text in table_at(raw, "evaluation", "metrics").items():
         if isinstance(text, str):
             yield EntryCall(text, ("evaluation", "metrics", name), batch)

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.text.source import Source
 
 _MOST_NAMED = 8
+_ATTRIBUTE = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 
 
 def check_entry_points(source: Source, root: Path, cache: EntryPointCache | None = None) -> list[Diagnostic]:
@@ -93,8 +94,11 @@ def check_entry_points(source: Source, root: Path, cache: EntryPointCache | None
 
 
 def _missing_values(source: Source, resolver: Resolver) -> Iterator[Diagnostic]:
-    """Yield the arguments that stand for an attribute which the training data certainly does not have."""
-    values = list(dataset_values(source.raw))
+    """Yield the arguments and samplers that name an attribute which the training data certainly does not have."""
+    values = [(path, value.name, str(value)) for path, value in dataset_values(source.raw)]
+    for key, text in table_at(source.raw, "dataset", "sampler").items():
+        if isinstance(text, str) and re.fullmatch(_ATTRIBUTE, text):
+            values.append((("dataset", "sampler", key), text, show(text)))
     entry = value_at(("dataset", "entry"), source.raw)
     if not values or not isinstance(entry, str) or not re.fullmatch(ENTRY, entry):
         return
@@ -103,12 +107,13 @@ def _missing_values(source: Source, resolver: Resolver) -> Iterator[Diagnostic]:
         names = attributes_of(definition, resolver) if isinstance(definition, Definition) else None
     except (UnresolvedError, RecursionError):
         return
-    for path, value in values if names is not None else ():
-        first = value.name.partition(".")[0]
+    for path, name, text in values if names is not None else ():
+        first = name.partition(".")[0]
         if names is not None and first not in names:
-            message = f"{dotted(path)} is {value}, and what {entry} makes has no `{first}`"
+            message = f"{dotted(path)} is {text}, and what {entry} makes has no `{first}`"
             near = nearest(first, names)
-            remedy = f'did you mean "${{dataset.{near[0]}}}"?' if near else "set it in the dataset's __init__"
+            meant = "" if not near else show(near[0] if path[0] == "dataset" else f"${{dataset.{near[0]}}}")
+            remedy = f"did you mean {meant}?" if meant else "set it in the dataset's __init__"
             yield source.problem(codes.NO_VALUE, message, path, remedy=remedy)
 
 

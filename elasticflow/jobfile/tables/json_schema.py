@@ -27,6 +27,7 @@ _OPEN = {"additionalProperties": True}
 BEYOND = (
     "nodes.min <= nodes.max: one value against another",
     "evaluation.best names a key of evaluation.metrics: one value against another's keys",
+    "a group of parameters has match, ndim or module, and none is empty: any of several keys",
     "5.0 where a whole number is asked for: one number to JSON, two types to TOML; tombi tells them apart, taplo not",
     "variables that env cannot set: a list of names, told with what to write instead",
     "nan and inf: no numbers to JSON; what an editor says of them is its own",
@@ -167,9 +168,16 @@ EXAMPLES: dict[str, dict[str, list[Any]]] = {
         "prepare": ["examples.mnist:download"],
         "collate": ["examples.mnist:collate"],
         "samples": [60_000],
+        "sampler": [{"balance_by": "label"}, {"bucket_by": "texts:lengths"}],
         "global_batch_size": [256],
         "micro_batch_size": [64],
         "num_workers": [2],
+    },
+    "SamplerTable": {
+        "weights": ["weight", "examples.mnist:weights"],
+        "balance_by": ["label", "targets"],
+        "bucket_by": ["length", "texts:lengths"],
+        "draws": [100_000],
     },
     "EvaluationTable": {
         "entry": ["examples.mnist:digits"],

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.suggestions import nearest
+from elasticflow.jobfile.tables.sampling import SamplerTable  # noqa: TC001  # pydantic reads the fields' types
 from elasticflow.jobfile.tables.types import (
     MOST_NODES,
     MOST_SAMPLES,
@@ -185,6 +186,11 @@ class DatasetTable(Table):
         ge=1,
         le=MOST_SAMPLES,
         description="Length of the dataset; lets `plan` know more, checked when the run starts.",
+    )
+    sampler: SamplerTable | None = Field(
+        default=None,
+        description="How samples are drawn: by weights, balanced by class, or in batches of like length; "
+        "default: each once per epoch, shuffled.",
     )
     global_batch_size: int = Field(
         ge=1, le=10**9, description="Samples per optimizer step, the same at every node count."

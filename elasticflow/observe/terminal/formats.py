@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def elapsed(seconds: float) -> str:
@@ -76,6 +80,14 @@ def groups_in_words(groups: object) -> str:
             facts += [f"{key} {value}" for key, value in args.items()] if isinstance(args, dict) else []
             parts.append(f"{group.get('name')}: {', '.join(facts)}")
     return " / ".join(parts)
+
+
+def order_in_words(record: Mapping[str, object]) -> str:
+    """Return `drawn by weights, 1,797 samples an epoch` of what `order.declared` tells."""
+    words = {"weighted": "drawn by weights, with replacement", "bucketed": "batches of like length"}
+    samples = record.get("samples")
+    epoch = f", {plural(samples, 'sample')} an epoch" if isinstance(samples, int) else ""
+    return f"{words.get(str(record.get('kind')), str(record.get('kind')))}{epoch}"
 
 
 def rfc3339(unix: float) -> str:

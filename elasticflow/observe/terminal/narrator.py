@@ -18,7 +18,7 @@ from elasticflow.observe.terminal.event_lines import (
     user_frames,
     values,
 )
-from elasticflow.observe.terminal.formats import groups_in_words, number, plural, size, span
+from elasticflow.observe.terminal.formats import groups_in_words, number, order_in_words, plural, size, span
 from elasticflow.system.processes import is_killed_from_outside
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class RunNarrator:
         self._world: tuple[int, int] | None = None
         self._datasets: dict[str, object] = {}
         self._groups = ""
+        self._order = ""
         self._error: str | None = None
         self._quoted: set[str] = set()
         self._evaluation: Record = {}
@@ -75,6 +76,7 @@ class RunNarrator:
             events.DATASET_OPENED: self._dataset_opened,
             events.DATASET_PASSED: self._dataset_passed,
             events.PARAMETERS_GROUPED: self._parameters_grouped,
+            events.ORDER_DECLARED: self._order_declared,
             events.BEST_RESET: self._best_reset,
             events.NODE_JOINED: self._node_joined,
             events.NODE_LOST: self._node_lost,
@@ -265,6 +267,13 @@ class RunNarrator:
         for key, value in values.items() if isinstance(values, dict) else ():
             text += f", {key} {value}"
         return Line("note", "plain", "data", text)
+
+    def _order_declared(self, record: Record) -> Line | None:
+        text = order_in_words(record)
+        if text == self._order:
+            return None
+        self._order = text
+        return Line("note", "plain", "order", text)
 
     def _parameters_grouped(self, record: Record) -> Line | None:
         text = groups_in_words(record.get("groups"))

@@ -138,7 +138,9 @@ class IndexLoader:
         )
         generators = None if num_workers else worker.generators
         self._content = opened(dataset).content
-        self._reader = SampleReader(self._content, collate, worker.seed, generators=generators)
+        self._reader = SampleReader(
+            self._content, collate, worker.seed, generators=generators, has_repeats=schedule.order.has_repeats
+        )
 
     def batches(self, position: Position) -> Iterator[Batch]:
         """Yield the steps after *position* up to the schedule's end; none if all ranks leave already."""

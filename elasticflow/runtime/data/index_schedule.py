@@ -1,117 +1,42 @@
 """Which samples make up which step: a schedule in samples, at any world size.
 
-The stream of samples is endless: place p of it is sample `permutation[n, seed, p // n](p % n)`.
-A position is a number of samples, so a run can go on at another world size or another batch size, and
-finding the samples of any step costs the same as finding those of the next one.
+The stream of samples is endless: place p of it is sample `permutation[n, seed, p // n](p % n)`, unless the job declares
+another order (`runtime/data/order/`). A position is a number of samples, so a run can go on at another world size or another
+batch size, and finding the samples of any step costs the same as finding those of the next one.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-from hashlib import blake2b
-from struct import pack
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
 from elasticflow.errors import DatasetError
+from elasticflow.runtime.data.order.order import ShuffledOrder
 from elasticflow.runtime.process.position import Position
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
-VERSION = 1  # of the order: a position in a snapshot means the same samples for ever, or is refused
+    from elasticflow.runtime.data.order.order import Order, OrderRecord
 
 Tail = Literal["spill", "short", "drop"]
-
-_FEW_SAMPLES = 1024  # below this the halves have 5 bits or fewer and 8 rounds mix them too little
-
-
-class Permutation:
-    """A shuffle of `range(samples)` in constant memory: alternating Feistel network with cycle walking.
-
-    The same on every machine and for every version of torch and numpy (golden values in the tests). Each place is equally
-    likely for each sample. Not each whole shuffle, though: of eight samples some come a quarter more often than others,
-    and of 2**k, k > 3, only every second one (those of even sign) ever comes.
-
-    Args:
-        samples: How many there are.
-        seed: Of the order.
-        epochs: One shuffle for each; several are computed at once, since numpy's cost is per call.
-    """
-
-    def __init__(self, samples: int, seed: int, *epochs: int) -> None:
-        self.samples = samples
-        bits = max(2, (samples - 1).bit_length())
-        left, right = bits // 2, bits - bits // 2
-        self._right_bits = np.uint64(right)
-        self._left_mask = np.uint64((1 << left) - 1)
-        self._right_mask = np.uint64((1 << right) - 1)
-        self._keys = [
-            np.array([_key(samples, seed, epoch, i) for epoch in epochs], dtype=np.uint64)
-            for i in range(8 if samples >= _FEW_SAMPLES else 16)
-        ]
-
-    def __call__(
-        self, places: NDArray[np.int64], which: NDArray[np.int64] | None = None
-    ) -> NDArray[np.int64]:
-        """Return the samples at *places* (one dimension, each in [0, samples)); *which* of the epochs, if several."""
-        if which is None:
-            which = np.zeros(len(places), dtype=np.int64)
-        x = self._encipher(places.astype(np.uint64), which)
-        outside = np.flatnonzero(x >= self.samples)
-        while outside.size:
-            x[outside] = self._encipher(x[outside], which[outside])
-            outside = outside[x[outside] >= self.samples]
-        return x.astype(np.int64)
-
-    def _encipher(self, x: NDArray[np.uint64], which: NDArray[np.int64]) -> NDArray[np.uint64]:
-        left, right = x >> self._right_bits, x & self._right_mask
-        for i, keys in enumerate(self._keys):
-            key = keys if len(keys) == 1 else keys[which]
-            if i % 2 == 0:
-                left ^= _mix(right ^ key) & self._left_mask
-            else:
-                right ^= _mix(left ^ key) & self._right_mask
-        return (left << self._right_bits) | right
-
-
-def _key(samples: int, seed: int, epoch: int, number: int) -> int:
-    digest = blake2b(pack("<QQQQ", samples, seed, epoch, number), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return the finalizer of splitmix64 of *x*, which is overwritten: temporaries are most of the time."""
-    x += _ADD
-    x ^= x >> _BY_30
-    x *= _FIRST
-    x ^= x >> _BY_27
-    x *= _SECOND
-    x ^= x >> _BY_31
-    return x
-
-
-_ADD, _FIRST, _SECOND = map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-_BY_30, _BY_27, _BY_31 = map(np.uint64, (30, 27, 31))
-
-
-@lru_cache(maxsize=8)
-def _permutation(samples: int, seed: int, first: int, last: int) -> Permutation:
-    return Permutation(samples, seed, *range(first, last + 1))
 
 
 class IndexSchedule:
     """Every step of a run, computed when asked for.
 
     Args:
-        samples: Length of the dataset.
+        samples: Of an epoch: the length of the dataset, or of *order*.
         global_batch_size: Samples per step, the same at every world size.
         epochs: Passes over the dataset; or
         steps: Optimizer steps.
         tail: What becomes of samples at an epoch's end that fill no batch: "spill" (the batch goes on in the
             next epoch), "short" (a smaller batch) or "drop" (not trained on in that epoch).
         seed: Seed of the order.
+        order: Which sample stands at which place; None: each once per epoch, shuffled.
+
+    Attributes:
+        order: The order.
 
     Raises:
         DatasetError: nothing would ever be trained.
@@ -126,6 +51,7 @@ class IndexSchedule:
         steps: int | None = None,
         tail: str = "spill",
         seed: int = 0,
+        order: Order | None = None,
     ) -> None:
         if (epochs is None) == (steps is None):
             raise ValueError("needs exactly one of epochs and steps")
@@ -136,10 +62,16 @@ class IndexSchedule:
                 f'the dataset has {samples} samples, fewer than global_batch_size ({global_batch_size}), and tail = "drop" drops them all',
                 'use a smaller dataset.global_batch_size, or tail = "short"',
             )
-        self.samples, self.global_batch_size, self.seed = samples, global_batch_size, seed
+        self.samples, self.global_batch_size = samples, global_batch_size
+        self.order: Order = order or ShuffledOrder(samples, seed)
         self.tail: Tail = tail  # type: ignore[assignment]  # checked above
         self._epochs, self._steps = epochs, steps
         self.start = Position(0, 0, 0, 0, is_epoch_end=False)
+
+    @property
+    def order_record(self) -> OrderRecord:
+        """What tells its order of samples from every other one."""
+        return self.order.record
 
     @property
     def steps(self) -> int:
@@ -213,12 +145,4 @@ class IndexSchedule:
 
     def indices(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the samples at ascending places of the stream."""
-        if not offsets.size:
-            return offsets
-        n = self.samples
-        first, last = int(offsets[0]) // n, int(offsets[-1]) // n
-        permutation = _permutation(n, self.seed, first, last)
-        if first == last:
-            return permutation(offsets - first * n)
-        epochs = offsets // n
-        return permutation(offsets - epochs * n, epochs - first)
+        return self.order.indices(offsets)

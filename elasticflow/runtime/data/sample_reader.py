@@ -37,6 +37,7 @@ class SampleReader:
         seed: Of the streams.
         use: What the dataset is used for.
         generators: This process's; None: the process that reads first makes its own.
+        has_repeats: A sample may come several times in an epoch, and is to be read differently each time.
     """
 
     def __init__(
@@ -47,9 +48,11 @@ class SampleReader:
         *,
         use: int = 0,
         generators: Generators | None = None,
+        has_repeats: bool = False,
     ) -> None:
         self._dataset, self._collate, self._seed, self._use = dataset, collate or default_collate, seed, use
-        self._length = len(dataset)
+        # Of the stretch of places in which a sample comes once: what it draws is keyed by that and its index.
+        self._length = 1 if has_repeats else len(dataset)
         self._many = getattr(dataset, "__getitems__", None)
         self._is_careful = False
         self._generators: Generators

@@ -10,10 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from elasticflow.errors import DatasetError
+from elasticflow.runtime.data.order.order import VERSION
 from elasticflow.runtime.process.position import Position, even_split
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from elasticflow.runtime.data.order.order import OrderRecord
 
 
 class Supply(Protocol):
@@ -84,6 +87,11 @@ class ShardSchedule:
             high - low for low, high in (even_split(global_batch_size, parts, p) for p in range(parts))
         ]
         self.start = Position(0, 0, 0, 0, is_epoch_end=False, cursors=(0,) * shards)
+
+    @property
+    def order_record(self) -> OrderRecord:
+        """What tells its order of samples from every other one."""
+        return VERSION
 
     def is_end(self, position: Position) -> bool:
         """True if no step is left after *position*."""

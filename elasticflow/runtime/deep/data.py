@@ -13,6 +13,9 @@ from elasticflow.errors import DatasetError
 from elasticflow.protocol.deep_messages import Facts
 from elasticflow.runtime.data import notes, overlap
 from elasticflow.runtime.data.dataset import OpenedDataset, checked_length, fingerprint_of
+from elasticflow.runtime.data.order.bucketed import BucketedOrder
+from elasticflow.runtime.data.order.weighted import WeightedOrder
+from elasticflow.runtime.data.sample_values import class_weights_of, lengths_of, weights_of
 from elasticflow.runtime.data.shard_reader import require_iterable
 from elasticflow.runtime.data.values import values_of
 from elasticflow.runtime.deep.report import BrokenError
@@ -73,6 +76,8 @@ class Data:
             vars(self._code)["dataset"] = OpenedDataset(dataset, values=values)
         is_quick = time.monotonic() < began + _QUICK_S
         length = self._length(dataset)
+        if self._is_training and self._job.dataset.sampler is not None:
+            self._look_at_order(dataset, self._job.dataset.sampler)
         indices = sorted({n * (length - 1) // (self._most - 1) for n in range(self._most)})
         batch = self._collated(dataset, indices, [self._sample(dataset, index) for index in indices])
         if is_quick:
@@ -104,6 +109,26 @@ class Data:
         elif both.doubt:
             text = "whether evaluation samples are in the training data cannot be told for sure: "
             self._report.note(f"{text}{both.doubt}")
+
+    def _look_at_order(self, dataset: Any, kind: str) -> None:
+        """Have the job's sampler give each sample its number or class, and tell what follows from these."""
+        key, job, values = f"dataset.sampler.{kind}", self._job, self._code.sampler_values()
+        if kind == "bucket_by":
+
+            def order() -> BucketedOrder | WeightedOrder:
+                lengths = lengths_of(dataset, values)
+                return BucketedOrder(
+                    lengths, job.dataset.global_batch_size, tail=job.dataset.tail, seed=job.seed
+                )
+        else:
+
+            def order() -> BucketedOrder | WeightedOrder:
+                weights = (weights_of if kind == "weights" else class_weights_of)(dataset, values)
+                return WeightedOrder(weights, job.seed)
+
+        random_streams.begin(job.seed, "sampler")
+        made = self._report.call("result", key, f"reading {key} of every sample", order)
+        self._report.note(made.in_words())
 
     def _require_the_same_again(self, build: Callable[[], Any]) -> None:
         def marks() -> tuple[str, str]:

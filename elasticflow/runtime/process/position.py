@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Position(NamedTuple):
@@ -45,6 +48,10 @@ class Schedule(Protocol):
     @property
     def global_batch_size(self) -> int:
         """Samples per step."""
+
+    @property
+    def order_record(self) -> int | Mapping[str, Any]:
+        """What tells its order of samples from every other one: a position of another means other samples."""
 
     def is_end(self, position: Position) -> bool:
         """True if no step is left after *position*."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import StateError
 from elasticflow.run_folder import snapshot_name
-from elasticflow.runtime.data import index_schedule
+from elasticflow.runtime.data.order.order import VERSION
 from elasticflow.runtime.process import environment, random_streams
 from elasticflow.runtime.process.position import Position
 from elasticflow.snapshots.format.manifest import ManifestFacts
@@ -17,6 +17,7 @@ from elasticflow.snapshots.format.shard_file import SnapshotRecord
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from elasticflow.runtime.data.order.order import OrderRecord
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.process.position import Schedule
     from elasticflow.runtime.state.state import Captured, State
@@ -30,7 +31,8 @@ class StateRecord:
 
     Attributes:
         position: After the snapshot's step.
-        samples: Length of the dataset; None if nobody knew.
+        order: Names the order of samples in which the position counts.
+        samples: Of an epoch; None if nobody knew.
         global_batch_size: Samples per step.
         seed: Of the data order and every random stream.
         random_version: Of the rules by which random states follow from the seed; see `random_streams.VERSION`.
@@ -42,6 +44,7 @@ class StateRecord:
     """
 
     position: Position
+    order: OrderRecord
     samples: int | None
     global_batch_size: int
     seed: int
@@ -56,7 +59,7 @@ class StateRecord:
         """Return the content of state.json."""
         return {
             "position": self.position._asdict(),
-            "order": index_schedule.VERSION,
+            "order": self.order,
             "schedule": {"samples": self.samples, "global_batch_size": self.global_batch_size},
             "seed": self.seed,
             "random": self.random_version,
@@ -77,6 +80,7 @@ class StateRecord:
         schedule = content["schedule"]
         return cls(
             position=position_of(content),
+            order=order_of(content),
             samples=schedule["samples"],
             global_batch_size=schedule["global_batch_size"],
             seed=content["seed"],
@@ -90,21 +94,17 @@ class StateRecord:
 
 
 def position_of(content: Mapping[str, Any]) -> Position:
-    """Return the position in state.json.
-
-    Raises:
-        StateError: it counts in an order of samples that this version does not know.
-    """
-    # Older snapshots do not have it.
-    order = content.get("order", 1)
-    if order != index_schedule.VERSION:
-        raise StateError(
-            f"the snapshot's position counts in order {order} of the samples, and this version of elasticflow knows order {index_schedule.VERSION} only",
-            _REMEDY,
-        )
+    """Return the position in state.json."""
     position = content["position"]
     # JSON has no tuples.
     return Position(**{**position, "cursors": tuple(position.get("cursors", ()))})
+
+
+def order_of(content: Mapping[str, Any]) -> OrderRecord:
+    """Return what names the order of samples in state.json."""
+    # Older snapshots do not have it.
+    order: OrderRecord = content.get("order", VERSION)
+    return order
 
 
 def random_version_of(content: Mapping[str, Any]) -> int:
@@ -156,6 +156,7 @@ class SnapshotMetadata:
             return None
         state = StateRecord(
             position=position,
+            order=self._schedule.order_record,
             samples=self._schedule.samples,
             global_batch_size=self._schedule.global_batch_size,
             seed=me.seed,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from elasticflow import events, fault_injection
 from elasticflow.errors import SnapshotError
 from elasticflow.runtime.data.dataset import EVALUATION_DATA, TRAINING_DATA, opened, require_same
+from elasticflow.runtime.data.order.order import require_same_order
 from elasticflow.runtime.data.values import marks_of
 from elasticflow.runtime.process import environment, leaving, random_streams
 from elasticflow.runtime.process.context import Restored
@@ -252,6 +253,7 @@ class Snapshots:
 
     def _take_over(self, content: SnapshotContent, loader: NodeLoader) -> Position:
         worker, manifest, record = self._worker, content.manifest, StateRecord.from_json(content.state)
+        require_same_order(self._schedule.order_record, record.order)
         samples = self._schedule.samples, record.samples
         worker.random_version = record.random_version
         began_otherwise = {}

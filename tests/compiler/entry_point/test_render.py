@@ -92,6 +92,9 @@ FEATURES: dict[str, dict[str, Any]] = {
             "deep": {"a-b": {"c": [1.5, True]}},
         },
     },
+    "drawn": {"dataset__sampler": {"weights": "pieces:weights", "draws": 500}},
+    "balanced": {"dataset__sampler": {"balance_by": "targets"}},
+    "bucketed": {"dataset__sampler": {"bucket_by": "pieces:lengths"}, "dataset__tail": "drop"},
     "numbers": {
         "optimizer__args": {"lr": 1e-3, "eps": float("inf"), "weight_decay": 1},
         "optimizer__clip_grad_norm": 1,

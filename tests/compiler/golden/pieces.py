@@ -49,6 +49,11 @@ def download() -> None:
     """Get nothing: the data is there."""
 
 
+def lengths(dataset: Sequence[Any]) -> list[int]:
+    """Return how long each sample is."""
+    return [len(sample) for sample in dataset]
+
+
 def collate(samples: list[Any]) -> Any:
     """Return torch's batch."""
     return default_collate(samples)

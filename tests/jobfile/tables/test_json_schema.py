@@ -126,7 +126,7 @@ def test_schema_and_models_agree_on_the_gallery() -> None:
         if schema and not models:
             alone.add(path.stem)
     assert {"best_no_metric", "range_empty"} == alone
-    assert len(BEYOND) == 5
+    assert len(BEYOND) == 6
 
 
 def test_corpus_is_large_enough() -> None:
@@ -234,6 +234,12 @@ def _tables(draw: st.DrawFn, schema: dict[str, Any], wanted: dict[str, Any]) -> 
     chosen = {name for name in keys if draw(st.booleans())} | set(wanted.get("required", ()))
     if pair := [each["required"][0] for each in wanted.get("anyOf", ())]:
         chosen = (chosen - set(pair)) | {draw(st.sampled_from(pair))}
+    if "oneOf" in schema:
+        choice = draw(st.sampled_from(schema["oneOf"]))
+        chosen -= {name for each in schema["oneOf"] for name in each["required"]} | set(
+            choice.get("properties", ())
+        )
+        chosen |= set(choice["required"])
     if "if" in schema and chosen.issuperset(schema["if"]["required"]):
         chosen -= set(schema["then"]["properties"])
     return {name: draw(generated(schema["properties"][name], {})) for name in keys if name in chosen}

@@ -13,7 +13,7 @@ KEYS = {
     "model": "entry args loss step loss_count flops_per_sample weights",
     "optimizer": "entry args clip_grad_norm groups",
     "lr_scheduler": "entry args interval",
-    "dataset": "entry args shards prepare collate samples global_batch_size micro_batch_size num_workers tail",
+    "dataset": "entry args shards prepare collate samples sampler global_batch_size micro_batch_size num_workers tail",
     "evaluation": "entry args every batch_size metrics best weights overlap",
     "train": "epochs steps precision compile ema threads on_nonfinite consistency virtual_shards compare_replicas time_limit",
     "ddp": "find_unused_parameters sync_batchnorm bucket_cap_mb gradient_as_bucket_view",

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from elasticflow.runtime.data.index_schedule import Permutation
+from elasticflow.runtime.data.order.permutation import Permutation
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -23,9 +23,11 @@ from torch import nn
 from torch.optim import SGD
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.data import index_schedule
 from elasticflow.runtime.data.index_loader import IndexLoader
-from elasticflow.runtime.data.index_schedule import IndexSchedule, Permutation
+from elasticflow.runtime.data.index_schedule import IndexSchedule
+from elasticflow.runtime.data.order.order import VERSION as ORDER_VERSION
+from elasticflow.runtime.data.order.order import require_same_order
+from elasticflow.runtime.data.order.permutation import Permutation
 from elasticflow.runtime.process.position import Position
 from elasticflow.runtime.process.random_streams import VERSION, Generators
 from elasticflow.runtime.snapshot import metadata
@@ -34,7 +36,9 @@ from elasticflow.runtime.state.state import State
 from elasticflow.snapshots.format.policy import Due
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from elasticflow.runtime.data.order.order import Order
 
 SEED = 20261121
 
@@ -87,9 +91,18 @@ class Run:
         epochs: Passes over it.
         tail: What becomes of samples at an epoch's end that fill no batch.
         shards: Virtual shards, or None.
+        order: Makes the order of samples, given the size of a batch, where the job declares one.
     """
 
-    def __init__(self, samples: int, epochs: int, tail: str, shards: int | None) -> None:
+    def __init__(
+        self,
+        samples: int,
+        epochs: int,
+        tail: str,
+        shards: int | None,
+        order: Callable[[int], Order] | None = None,
+    ) -> None:
+        self._order = order
         self._samples, self._epochs, self._tail, self._shards = samples, epochs, tail, shards
         self._snapshot: tuple[str, dict[str, torch.Tensor]] | None = None
         self.steps: dict[
@@ -102,13 +115,21 @@ class Run:
         size = given.batch * (self._shards or 1)
         if self._tail == "drop":
             size = min(size, self._samples // (self._shards or 1) * (self._shards or 1))
-        schedule = IndexSchedule(self._samples, size, epochs=self._epochs, tail=self._tail, seed=SEED)
+        order = None if self._order is None else self._order(size)
+        schedule = IndexSchedule(
+            self._samples if order is None else len(order),
+            size,
+            epochs=self._epochs,
+            tail=self._tail,
+            seed=SEED,
+            order=order,
+        )
         model = Counter(self._samples)
         optimizer = SGD(model.parameters(), lr=1.0)
         state = State(model=model, optimizer=optimizer)
         ranks = [_member(rank, given.world_size) for rank in range(given.world_size)]
         recorder, due = SnapshotMetadata(ranks[0], state, schedule, {}), Due((f"{given.every} steps",))
-        last = position = self._restore(state) or schedule.start
+        last = position = self._restore(state, schedule) or schedule.start
         finished = _lockstep([self._reader(me, schedule, given, position) for me in ranks])
         for end, samples in finished if is_last else islice(finished, given.steps):
             optimizer.zero_grad()
@@ -146,13 +167,14 @@ class Run:
             {key: tensor.detach().clone() for key, tensor in captured.tensors.items()},
         )
 
-    def _restore(self, state: State) -> Position | None:
+    def _restore(self, state: State, schedule: IndexSchedule) -> Position | None:
         if self._snapshot is None:
             self.steps.clear()
             return None
         content, tensors = json.loads(self._snapshot[0]), self._snapshot[1]
         state.apply(content["state"], tensors, {})
         position = metadata.position_of(content)
+        require_same_order(schedule.order_record, metadata.order_of(content))
         self.steps = {step: trained for step, trained in self.steps.items() if step <= position.step}
         return position
 
@@ -236,10 +258,11 @@ def test_a_position_in_an_unknown_order_is_refused() -> None:
     """A later version's order would mean other samples; nothing is trained on a guess."""
     content = {
         "position": Position(3, 30, 0, 30, is_epoch_end=False)._asdict(),
-        "order": index_schedule.VERSION,
+        "order": ORDER_VERSION,
     }
     assert metadata.position_of(content) == Position(3, 30, 0, 30, is_epoch_end=False)
     with pytest.raises(
         StateError, match="order 2 of the samples, and this version of elasticflow knows order 1 only"
     ):
-        metadata.position_of(content | {"order": 2})
+        require_same_order(ORDER_VERSION, metadata.order_of(content | {"order": 2}))
+    require_same_order(ORDER_VERSION, metadata.order_of({}))

@@ -84,6 +84,15 @@ def build_dataset(shard: int, shards: int) -> Any:  # type: ignore[no-redef]  # 
 
 
 # end
+# if: sampler
+def sampler_values() -> Any:
+    """Return the column, the attribute or the function that says how samples are drawn."""
+    from tests.compiler.golden.pieces import lengths  # = sampler.import
+
+    return lengths  # = sampler
+
+
+# end
 # if: collate
 def collate(samples: list[Any]) -> Any:
     """Return the batch made of these samples."""

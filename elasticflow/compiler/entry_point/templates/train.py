@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from elasticflow.runtime.data import samplers  # = import.samplers
 from elasticflow.runtime.data.index_loader import IndexLoader, open_dataset, prepare_data  # = import.index
 from elasticflow.runtime.data.index_schedule import IndexSchedule  # = import.schedule
 from elasticflow.runtime.data.shard_loader import ShardLoader, open_shards  # = import.shards
@@ -86,8 +87,9 @@ def main() -> None:
         return cross_entropy(model(inputs), targets)  # = step.call
 
     dataset = open_dataset(worker, lambda: digits(split="train"), "train")  # = dataset
+    order = samplers.draw_by_weight(worker, dataset, "weights")  # = order
     schedule = IndexSchedule(  # = schedule
-        len(dataset), GLOBAL_BATCH_SIZE, epochs=5, tail=TAIL, seed=SEED
+        len(dataset), GLOBAL_BATCH_SIZE, epochs=5, tail=TAIL, seed=SEED, order=order
     )
     worker.seed_for("model")  # what is drawn at random follows from the seed and this name alone
     model = Net(width=16)  # = model

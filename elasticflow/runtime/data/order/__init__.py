@@ -1,0 +1,1 @@
+"""Which sample stands at which place of the endless stream."""

@@ -1,0 +1,136 @@
+"""An order of samples: what it promises, how a snapshot names it, and the one that every job has unless it says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from elasticflow.errors import StateError
+from elasticflow.runtime.data.order.permutation import permuted
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+VERSION = 1  # of the shuffle: a position in a snapshot means the same samples for ever, or is refused
+
+OrderRecord = int | Mapping[str, Any]
+"""How state.json names an order: the version of the shuffle, or what tells a declared order from every other one."""
+
+_REMEDY = "go on with the version of elasticflow that took it, or start a new run"
+
+
+class Order(Protocol):
+    """Which sample stands at which place: a function of the place alone, so that any rank works it out by itself.
+
+    Attributes:
+        record: What tells it from every other order.
+        has_repeats: A sample may come more than once in an epoch.
+    """
+
+    record: OrderRecord
+    has_repeats: bool
+
+    def __len__(self) -> int:
+        """Return the places of an epoch."""
+
+    def indices(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the samples at ascending places of the endless stream."""
+
+
+class ShuffledOrder:
+    """Each sample once per epoch, each epoch shuffled anew.
+
+    Args:
+        samples: Length of the dataset.
+        seed: Of the order.
+    """
+
+    record: OrderRecord = VERSION
+    has_repeats = False
+
+    def __init__(self, samples: int, seed: int) -> None:
+        self._samples, self._seed = samples, seed
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def indices(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the samples at ascending places of the endless stream."""
+        return permuted(self._samples, self._seed, places)
+
+
+def seed_of(seed: int, name: str, number: int = 0) -> int:
+    """Return the seed of one part of an order: others of the same job, and other jobs, draw apart from it."""
+    text = f"{seed} {name} {number}".encode()
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
+
+
+def digest_of(values: NDArray[Any]) -> str:
+    """Return what identifies an array: its type and its bytes."""
+    digest = blake2b(str(values.dtype).encode(), digest_size=8)
+    digest.update(np.ascontiguousarray(values).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+_KINDS = {
+    "weighted": "drawn by weights",
+    "bucketed": "put into batches of like length",
+    "mixed": "drawn from a mixture",
+}
+_PARTS = {
+    "places": "as many samples make an epoch",
+    "numbers": "the numbers of the samples",
+    "batch": "dataset.global_batch_size",
+    "tail": "dataset.tail",
+    "sets": "how many samples the sets of the mixture have",
+    "shares": "the shares of the sets",
+}
+
+
+def require_same_order(now: OrderRecord, then: OrderRecord) -> None:
+    """Refuse to go on in another order of samples: a position in one means nothing in another.
+
+    Args:
+        now: The job's.
+        then: The snapshot's.
+
+    Raises:
+        StateError: they differ, or this version does not know the snapshot's.
+    """
+    if now == then:
+        return
+    if isinstance(then, int) and then != VERSION:
+        raise StateError(
+            f"the snapshot's position counts in order {then} of the samples, and this version of elasticflow knows order {VERSION} only",
+            _REMEDY,
+        )
+    before, after = (_words(record) for record in (then, now))
+    if before != after:
+        raise StateError(
+            f"the snapshot's samples were {before}, and the job's are {after}: its position means other samples there",
+            "give dataset.sampler and dataset.mix back what they were, or start a new run",
+        )
+    assert isinstance(then, Mapping)
+    assert isinstance(now, Mapping)
+    if now.get("version") != then.get("version"):
+        raise StateError(
+            f"the snapshot's samples were {before} by rules {then.get('version')}, and this version of elasticflow knows rules "
+            f"{now.get('version')} only",
+            _REMEDY,
+        )
+    parts = [key for key in {**then, **now} if now.get(key) != then.get(key)]
+    differences = "; ".join(f"{_PARTS.get(key, key)}: {now.get(key)}, not {then.get(key)}" for key in parts)
+    raise StateError(
+        f"the job's samples are {after} otherwise than the snapshot's ({differences}): its position means other samples there",
+        "give them back what they were, or start a new run",
+    )
+
+
+def _words(record: OrderRecord) -> str:
+    if isinstance(record, int):
+        return "shuffled"
+    kind = str(record.get("kind"))
+    return _KINDS.get(kind, f"in an order called {kind}")

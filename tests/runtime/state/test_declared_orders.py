@@ -1,0 +1,119 @@
+"""Samples drawn exactly as the job declares, through kills, drains and resizes: by weights and in batches of like length."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from elasticflow.errors import StateError
+from elasticflow.runtime.data.order.bucketed import BucketedOrder
+from elasticflow.runtime.data.order.order import VERSION, ShuffledOrder, require_same_order
+from elasticflow.runtime.data.order.weighted import WeightedOrder
+from tests.runtime.state.test_schedules import SEED, Run, draw_launch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elasticflow.runtime.data.order.order import Order, OrderRecord
+
+RUNS = 200
+
+
+def trained(
+    draw: random.Random, samples: int, tail: str, order: Callable[[int], Order], *, may_change_batch: bool
+) -> tuple[list[list[int]], Run, int]:
+    """Train through launches drawn at random; return the samples of each step, the run and the size of a batch."""
+    shards, batch = draw.choice([None, None, 5]), draw.randint(1, 24)
+    run = Run(samples, draw.randint(1, 3), tail, shards, order)
+    launches = [draw_launch(draw) for _ in range(draw.randint(2, 8))]
+    if not may_change_batch:
+        launches = [replace(launch, batch=batch) for launch in launches]
+    for launch in launches:
+        if run.launch(launch, is_last=launch is launches[-1]):
+            break
+    steps = [run.steps[step] for step in range(1, len(run.steps) + 1)]
+    return [step.samples for step in steps], run, steps[0].batch_size
+
+
+def test_weights_are_drawn_as_declared_through_random_schedules() -> None:
+    """The draw at each place is what the declared weights give there: none is lost, made twice, or made otherwise."""
+    for number in range(RUNS):
+        draw = random.Random(f"{SEED} weighted {number}")
+        draws = draw.randint(24, 100)
+        samples = draw.randint(1, draws)
+        weights = np.array([draw.choice([0.0, 1.0, draw.random()]) for _ in range(samples)])
+        weights[draw.randrange(samples)] = 1.0
+        order = WeightedOrder(weights, SEED, draws)
+        steps, run, _ = trained(draw, draws, "spill", lambda _, order=order: order, may_change_batch=True)  # type: ignore[misc]
+        flat = [sample for step in steps for sample in step]
+        assert len(flat) % draws == 0
+        assert order.indices(np.arange(len(flat))).tolist() == flat
+        assert not weights[sorted(set(flat))].tolist().count(0.0)
+        assert np.bincount(flat, minlength=draws).tolist() == run.counts.tolist()
+
+
+@pytest.mark.parametrize("tail", ["spill", "short", "drop"])
+def test_buckets_hold_each_sample_once_through_random_schedules(tail: str) -> None:
+    """Each sample once per epoch, in the order that is worked out at once; of 210 runs in all."""
+    for number in range(RUNS // 3 + 4):
+        draw = random.Random(f"{SEED} bucketed {tail} {number}")
+        samples = draw.randint(24, 100)
+        lengths = np.array([float(draw.randint(1, 9)) for _ in range(samples)])
+
+        def order(batch: int, lengths: np.ndarray = lengths, tail: str = tail) -> BucketedOrder:
+            return BucketedOrder(lengths, batch, tail=tail, seed=SEED)
+
+        steps, run, batch = trained(draw, samples, tail, order, may_change_batch=False)
+        of_epoch = samples - samples % batch if tail == "drop" else samples
+        flat = [sample for step in steps for sample in step]
+        whole = order(batch).indices(np.arange(len(flat) // of_epoch * samples)).reshape(-1, samples)
+        assert [sample for epoch in whole.tolist() for sample in epoch[:of_epoch]] == flat
+        assert all(sorted(epoch) == list(range(samples)) for epoch in whole.tolist())
+        assert np.bincount(flat, minlength=samples).tolist() == run.counts.tolist()
+
+
+WEIGHTED = WeightedOrder(np.ones(8), 1).record
+BUCKETED = BucketedOrder(np.arange(8.0), 4, tail="spill", seed=1).record
+REFUSED = [
+    (VERSION, WEIGHTED, "the snapshot's samples were drawn by weights, and the job's are shuffled"),
+    (
+        BUCKETED,
+        VERSION,
+        "the snapshot's samples were shuffled, and the job's are put into batches of like length",
+    ),
+    (
+        WeightedOrder(np.arange(8.0), 1).record,
+        WEIGHTED,
+        "otherwise than the snapshot's \\(the numbers of the samples",
+    ),
+    (WeightedOrder(np.ones(8), 1, 9).record, WEIGHTED, "as many samples make an epoch: 9, not 8"),
+    (
+        BucketedOrder(np.arange(8.0), 2, tail="spill", seed=1).record,
+        BUCKETED,
+        "dataset.global_batch_size: 2, not 4",
+    ),
+    (
+        BucketedOrder(np.arange(8.0), 4, tail="short", seed=1).record,
+        BUCKETED,
+        "dataset.tail: short, not spill",
+    ),
+    (WEIGHTED, {**WEIGHTED, "version": 9}, "by rules 9, and this version of elasticflow knows rules 1 only"),  # type: ignore[dict-item]
+    (VERSION, 7, "order 7 of the samples, and this version of elasticflow knows order 1 only"),
+]
+
+
+@pytest.mark.parametrize(("now", "then", "message"), REFUSED)
+def test_a_position_in_another_order_is_refused(now: OrderRecord, then: OrderRecord, message: str) -> None:
+    """It would mean other samples: what differs is named."""
+    with pytest.raises(StateError, match=message):
+        require_same_order(now, then)
+
+
+def test_weights_that_differ_by_a_factor_draw_alike() -> None:
+    """What is declared are shares."""
+    require_same_order(WEIGHTED, WeightedOrder(np.full(8, 4.0), 1).record)
+    require_same_order(ShuffledOrder(8, 1).record, VERSION)
