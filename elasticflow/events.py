@@ -13,6 +13,8 @@ Emitter = Literal["supervisor", "worker"]
 EventRecord = dict[str, Any]
 """One line of a log or of events.jsonl, as JSON has it: the fields of every line and those of its event."""
 
+OURS = "elasticflow"
+"""`origin` of the workers' lines that programs follow; a job's own lines may be called as they are."""
 COMMON_FIELDS = ("timestamp", "level", "event", "job", "run_id", "generation")
 WORKER_FIELDS = ("node", "rank", "world_size", "step")
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger, Processor
 
 LEVELS = ("debug", "info", "warning", "error")
-OURS = "elasticflow"  # origin of the lines that programs follow; the job's own may be called as they are
 
 
 def _ask_live(logger: object, name: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

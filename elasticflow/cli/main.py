@@ -29,6 +29,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "runs": CommandEntry("look.runs", "List runs."),
     "status": CommandEntry("look.status", "Show how a run is doing."),
     "why": CommandEntry("look.why", "Say what went wrong in a run, root cause first."),
+    "metrics": CommandEntry("look.metrics", "Show what a run has measured, as a table or curves."),
     "report": CommandEntry("look.report", "Write a run, or several side by side, as one HTML file."),
     "diff": CommandEntry("look.diff", "Compare a run with another one, or with a job file."),
     "cancel": CommandEntry("train.cancel", "Have a run leave after its step, with a snapshot."),

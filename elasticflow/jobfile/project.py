@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from elasticflow.run_folder import RUNS
+
 
 def project_root_of(path: Path) -> Path:
     """Return the nearest folder at or above the job file's that holds pyproject.toml or .git.
@@ -22,6 +24,23 @@ def project_root_of(path: Path) -> Path:
 def current_project_root() -> Path:
     """Return the project root above the working folder."""
     return project_root_of(Path.cwd() / "job.toml")
+
+
+def job_files_in(folder: Path) -> list[Path]:
+    """Return the job files in *folder*: those in folders called `jobs` and `*.job.toml`, at any depth.
+
+    Without any, its own TOML files but pyproject.toml. Hidden folders, and runs with their copies of job files, are
+    left alone.
+    """
+    found = []
+    for path in sorted(folder.rglob("*.toml")):
+        parts = path.relative_to(folder).parts[:-1]
+        if any(part.startswith(".") or part == RUNS for part in parts):
+            continue
+        if path.parent.resolve().name == "jobs" or path.name.endswith(".job.toml"):
+            found.append(path)
+    own = [path for path in sorted(folder.glob("*.toml")) if path.name != "pyproject.toml"]
+    return found or own
 
 
 def is_base(path: Path) -> bool:

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from elasticflow import events
 from elasticflow.errors import LogsNotFoundError
 from elasticflow.observe.records import parse, unix_time
 from elasticflow.system.json_lines import FollowedLines
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 Stream = Literal["jsonl", "stdout", "stderr"]
 LEVELS = ("debug", "info", "warning", "error", "critical")
 POLL_S = 0.2
+_MEASURED = frozenset({events.STEP, events.EVALUATION})
 _FOLDER = re.compile(r"g(?P<generation>\d{4,})")
 _FILE = re.compile(r"rank(?P<rank>\d+)\.(?P<stream>jsonl|stdout|stderr)")
 _STREAMS: dict[str, Stream] = {"jsonl": "jsonl", "stdout": "stdout", "stderr": "stderr"}
@@ -49,6 +51,12 @@ class LogLine:
     def time(self) -> float:
         """Unix time at which it was written; 0 if the line does not say."""
         return (unix_time(self.record.get("timestamp")) if self.record else None) or 0.0
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it is one of elasticflow's own lines about a step or an evaluation, which metrics.jsonl has, too."""
+        record = self.record or {}
+        return record.get("origin") == events.OURS and record.get("event") in _MEASURED
 
     def is_at_least(self, level: str) -> bool:
         """Return whether the line matters at *level*; printed lines count as info, standard error always does."""
@@ -98,10 +106,21 @@ def follow(
     *,
     is_live: Callable[[], bool],
     pause: Callable[[float], None],
+    is_shown: Callable[[LogLine], bool] = lambda _: True,
+    backlog: int | None = None,
 ) -> Iterator[LogLine]:
     """Yield lines as they are written, going on to newer generations unless one is named.
 
     Ends when *is_live* is no longer true and all that was written has been read.
+
+    Args:
+        folder: The run.
+        generation: This one alone.
+        rank: This one alone.
+        is_live: Whether more may be written.
+        pause: Waits.
+        is_shown: Which lines are yielded.
+        backlog: Of what was written before, so many lines at most; None: all.
     """
     followers: dict[Path, tuple[int, int, Stream, FollowedLines]] = {}
     while True:
@@ -117,7 +136,10 @@ def follow(
             for number, of_rank, stream, follower in followers.values()
             for line in [*_new_lines(follower), *([] if alive else follower.unended())]
         ]
-        yield from sorted(new, key=lambda line: (line.generation, line.stream != "jsonl", line.time))
+        new.sort(key=lambda line: (line.generation, line.stream != "jsonl", line.time))
+        shown = [line for line in new if is_shown(line)]
+        yield from shown if backlog is None else shown[max(0, len(shown) - backlog) :]
+        backlog = None
         if not alive:
             return
         pause(POLL_S)

@@ -12,7 +12,7 @@ from elasticflow.observe.terminal.formats import number
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from elasticflow.report.curves import Curve, Point, Segment
+    from elasticflow.observe.curves import Curve, Point, Segment
 
 WIDTH, HEIGHT = 1000, 240
 """Of the plot's own coordinates; a page stretches it."""

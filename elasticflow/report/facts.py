@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
+from elasticflow.observe.curves import read_curves
 from elasticflow.observe.history import History
 from elasticflow.observe.incidents import incidents, overlap_of
 from elasticflow.observe.records import damages_of, read, text_of
 from elasticflow.observe.status import read_status
 from elasticflow.observe.terminal.durations import parts_of
-from elasticflow.report.curves import read_curves
 from elasticflow.report.job_keys import JobKey, keys_of
 from elasticflow.report.timeline import Timeline
 from elasticflow.system import records
@@ -21,10 +21,10 @@ from elasticflow.system import records
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from elasticflow.observe.curves import Curve
     from elasticflow.observe.incidents import Incident
     from elasticflow.observe.records import Record
     from elasticflow.observe.status import RunStatus
-    from elasticflow.report.curves import Curve
     from elasticflow.run_folder import RunFolder
 
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from elasticflow import __version__
+from elasticflow.observe.curves import EVALUATED
 from elasticflow.observe.terminal.durations import goodput, percent
 from elasticflow.observe.terminal.formats import local_time, number, plural, size, span
 from elasticflow.report.chart import COLOURS, Labelled, chart_of
-from elasticflow.report.curves import EVALUATED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from elasticflow.observe.curves import Curve
     from elasticflow.report.chart import Chart
-    from elasticflow.report.curves import Curve
     from elasticflow.report.facts import RunFacts
     from elasticflow.report.timeline import Mark, Timeline
 

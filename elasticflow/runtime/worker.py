@@ -229,7 +229,7 @@ def _log_before_join() -> Any:
     logs.configure(
         stream, **facts, node=identity.node, rank=identity.rank, world_size=identity.world_size, step=0
     )
-    return logs.get_logger(logs.OURS)
+    return logs.get_logger(events.OURS)
 
 
 def _exit(code: int) -> NoReturn:

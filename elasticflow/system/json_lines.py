@@ -106,12 +106,19 @@ class FollowedLines:
         path: Where it is, or will be.
         ends: What ends a line.
         longest: Bytes of a line; what is longer comes in pieces. None: lines come whole.
+        begins_at: Bytes at its beginning that are left out; the first line may be the rest of one.
     """
 
-    def __init__(self, path: Path, ends: re.Pattern[bytes] = _NEWLINE, longest: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        ends: re.Pattern[bytes] = _NEWLINE,
+        longest: int | None = None,
+        begins_at: int = 0,
+    ) -> None:
         self._path, self._ends, self._longest = path, ends, longest
         self._fd: int | None = None
-        self._offset = 0
+        self._offset = begins_at
         self._rest = b""
 
     def lines(self) -> list[bytes]:

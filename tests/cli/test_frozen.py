@@ -15,7 +15,7 @@ PROMISED = {
         *("--workers", "--set", "--print", "--gitignore", "--pre-commit", "--deep", "--yes"),
     },
     "validate": {
-        "FILE...",
+        "[FILE]...",
         "--set",
         "--strict",
         "--output-format",
@@ -43,10 +43,11 @@ PROMISED = {
     "report": {"[RUN]...", "--output", "--sweep"},
     "runs": {"[JOB]", "--format"},
     "diff": {"RUN", "RUN|JOB", "--set", "--case", "--sources", "--format"},
-    "status": {"[RUN]", "--format"},
+    "status": {"[RUN]", "--follow", "--format"},
+    "metrics": {"[RUN]", "--only", "--tail", "--plot", "--format"},
     "why": {"[RUN]", "--format"},
     "cancel": {"[RUN]", "--now"},
-    "logs": {"[RUN]", "--rank", "--generation", "--follow", "--level", "--format"},
+    "logs": {"[RUN]", "--rank", "--generation", "--follow", "--level", "--tail", "--steps", "--format"},
     "snapshots": set(),
     "verify-elastic": {"JOB", "--worlds", "--steps", "--case", "--set", "--tolerance", "--keep", "--format"},
     "chaos": {

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticflow.observe.curves import Curve, Segment
 from elasticflow.report.chart import HEIGHT, Labelled, chart_of, round_values
-from elasticflow.report.curves import Curve, Segment
 
 
 def one(*points: tuple[int, float], generation: int = 1) -> Curve:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -18,7 +20,7 @@ from elasticflow.observe.terminal.formats import local_time
 from elasticflow.observe.worker_logs import LEVELS, LogLine, follow, read_logs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from elasticflow.run_folder import RunFolder
 
@@ -49,30 +51,64 @@ _LEFT_OUT = frozenset(
 @click.option(
     "--level", type=click.Choice(LEVELS[:4]), default="info", help="Leave out what is below; default: info."
 )
+@click.option("--tail", type=click.IntRange(min=0), help="The last lines alone, so many; default: all.")
+@click.option(
+    "--steps", is_flag=True, help="Also the lines about steps and evaluations, which `metrics` shows."
+)
 @format_option
 def command(
-    *, run: str | None, rank: int | None, generation: int | None, is_following: bool, level: str, form: str
+    *,
+    run: str | None,
+    rank: int | None,
+    generation: int | None,
+    is_following: bool,
+    level: str,
+    tail: int | None,
+    steps: bool,
+    form: str,
 ) -> None:
     """Show what the workers of RUN logged, in order of time, then what they printed.
 
-    RUN is a run folder, a run id, or a job's name; default: the newest run.
+    RUN is a run folder, a run id, or a job's name; default: the newest run. What steps have measured is shown by
+    `elasticflow metrics`.
 
     \b
-    elasticflow logs --follow
+    elasticflow logs --follow --tail 20
     elasticflow logs mnist --rank 0 --level warning
     elasticflow logs 20261120-104500-4f2a --generation 3 --format json
     """
     folder = find_run(current_project_root(), run)
-    lines = _followed(folder, generation, rank) if is_following else read_logs(folder, generation, rank)
     show = _as_json if form == "json" else _as_text
+    is_shown = partial(_is_shown, level=level, steps=steps)
+    lines: Iterable[LogLine]
+    if is_following:
+        lines = _followed(folder, generation, rank, is_shown, tail)
+    else:
+        lines = filter(is_shown, read_logs(folder, generation, rank))
+        lines = lines if tail is None else deque(lines, maxlen=tail)
     for line in lines:
-        if line.is_at_least(level):
-            click.echo(show(line))
+        click.echo(show(line))
 
 
-def _followed(folder: RunFolder, generation: int | None, rank: int | None) -> Iterator[LogLine]:
+def _is_shown(line: LogLine, *, level: str, steps: bool) -> bool:
+    return line.is_at_least(level) and (steps or not line.is_measured)
+
+
+def _followed(
+    folder: RunFolder,
+    generation: int | None,
+    rank: int | None,
+    is_shown: Callable[[LogLine], bool],
+    tail: int | None,
+) -> Iterator[LogLine]:
     return follow(
-        folder, generation, rank, is_live=lambda: read_status(folder).status == "running", pause=time.sleep
+        folder,
+        generation,
+        rank,
+        is_live=lambda: read_status(folder).status == "running",
+        pause=time.sleep,
+        is_shown=is_shown,
+        backlog=tail,
     )
 
 

@@ -27,17 +27,30 @@ if TYPE_CHECKING:
 
 @click.command("status")
 @click.argument("run", type=RUN, required=False)
+@click.option(
+    "-f", "--follow", "is_following", is_flag=True, help="Go on as the run does, until its launch ends."
+)
 @format_option
-def command(run: str | None, form: str) -> None:
+def command(run: str | None, form: str, *, is_following: bool) -> None:
     """Show how RUN is doing.
 
-    RUN is a run folder, a run id, or a job's name; default: the newest run.
+    RUN is a run folder, a run id, or a job's name; default: the newest run. With --follow what happened in the newest
+    launch is told, then what happens, as the terminal shows it that the run was started in; it may be ended at any
+    time, the run goes on.
 
     \b
     elasticflow status
+    elasticflow status --follow
     elasticflow status mnist --format json
     """
     folder = find_run(current_project_root(), run)
+    if is_following:
+        if form == "json":
+            raise click.UsageError("--follow is for people: a program follows events.jsonl in the run folder")
+        from elasticflow.cli.look.follow import follow
+
+        follow(folder)
+        return
     status = read_status(folder)
     show_damage(folder)
     overlap = overlap_of(History.read(folder))

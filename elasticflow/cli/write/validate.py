@@ -1,4 +1,4 @@
-"""`elasticflow validate FILE...`: check job files without running anything."""
+"""`elasticflow validate [FILE]...`: check job files without running anything."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import click
@@ -19,13 +20,12 @@ from elasticflow.observe.terminal.colours import wants_colour
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from elasticflow.jobfile.load import LoadedJob
 
 
 @click.command("validate")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=JOB_FILE)
+@click.argument("files", nargs=-1, metavar="[FILE]...", type=JOB_FILE)
 @set_option("Change a key, as --set train.epochs=3.")
 @click.option("--strict", is_flag=True, help="Warnings are errors.")
 @click.option(
@@ -51,16 +51,19 @@ def command(
     """Check job files: keys, types, the whole node range, and entry points by reading their source.
 
     Nothing is run or imported, neither your code nor torch, unless with --deep. Exit code 0 without errors, 1 with.
-    What files called base.toml, *.base.toml or _*.toml leave out is not asked for: other files extend them.
+    A folder stands for the job files in it: jobs/*.toml and *.job.toml at any depth, or if there are none its own TOML
+    files; default: the project. What files called base.toml, *.base.toml or _*.toml leave out is not asked for: other
+    files extend them.
 
     \b
+    elasticflow validate
     elasticflow validate jobs/*.toml
     elasticflow validate --deep jobs/mnist.toml        calls your code, in a child process
     elasticflow validate jobs/mnist.toml --set nodes.max=8
     elasticflow validate --output-format github jobs/*.toml
     """
     with _few_collections():
-        jobs = _loaded(files, overrides)
+        jobs = _loaded(_job_files(files), overrides)
     diagnostics, learnt = [diagnostic for job in jobs for diagnostic in job.diagnostics], ""
     if deep or deep_step:
         deeper, learnt = try_out_all(jobs, overrides, DeepRequest(deep_step, deep_timeout))
@@ -82,6 +85,29 @@ def command(
         click.echo(f"`elasticflow explain {shown[0].code}` says more, with an example")
     severities = {diagnostic.severity for diagnostic in diagnostics}
     return ANSWER_IS_NO if "error" in severities or (strict and "warning" in severities) else FINISHED
+
+
+def _job_files(given: Sequence[Path]) -> list[Path]:
+    """Return the files that are meant, folders opened.
+
+    Raises:
+        click.UsageError: there is no job file in a folder.
+    """
+    from elasticflow.jobfile.project import current_project_root, job_files_in
+
+    found: list[Path] = []
+    for path in given or [current_project_root()]:
+        if not path.is_dir():
+            found.append(path)
+            continue
+        inside = job_files_in(path)
+        if not inside:
+            raise click.UsageError(
+                f"there is no job file in {path}: give one, or write one with `elasticflow init`"
+            )
+        here = Path.cwd()
+        found += [each.relative_to(here) if each.is_relative_to(here) else each for each in inside]
+    return found
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from elasticflow import events, logs
+from elasticflow import events
 from elasticflow.system.json_lines import FollowedLines
 from elasticflow.system.records import BadJsonError, parse
 
@@ -41,7 +41,7 @@ def _followed(line: bytes) -> EventRecord | None:
         record = parse(line)
     except BadJsonError:  # not ours: user code may write anything into its own log
         return None
-    return record if record.get("origin") == logs.OURS and record.get("event") in FOLLOWED else None
+    return record if record.get("origin") == events.OURS and record.get("event") in FOLLOWED else None
 
 
 def tail(path: Path, size: int = 8192) -> str:

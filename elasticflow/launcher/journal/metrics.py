@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticflow import events, logs
+from elasticflow import events
 from elasticflow.system.json_lines import AppendedLines, lines_from_end, lines_of
 from elasticflow.system.records import BadJsonError, parse
 
@@ -117,7 +117,7 @@ def _metrics_in(log: Path) -> list[EventRecord]:
     for line in lines_of(log):
         if line.endswith(b"\n") and (b'"step"' in line or b'"evaluation"' in line):
             record = _record(line) or {}
-            is_ours = record.get("origin") == logs.OURS
+            is_ours = record.get("origin") == events.OURS
             if is_ours and record.get("event") in (events.STEP, events.EVALUATION):
                 metrics.append(_metrics_of(record))
     return metrics

@@ -111,7 +111,7 @@ class Worker:
         self.trajectory_recorder: StepRecorder | None = None
         self.heartbeat = Heartbeat(identity.heartbeat_fd, identity.local_rank)
         self.progress = self._open_log(log_level)
-        self.log = logs.get_logger(logs.OURS)  # bound to the log opened before
+        self.log = logs.get_logger(events.OURS)  # bound to the log opened before
         self._compilation = Compilation()
         self._logged_once: set[events.Event] = set()
 

@@ -9,7 +9,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat
 
-from elasticflow import events, logs
+from elasticflow import events
 from elasticflow.protocol.metrics_fields import COUNT, GRAD_NORM, MFU, RATE
 from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT, HELD
 from elasticflow.runtime.process.learning_rates import LearningRates
@@ -107,7 +107,9 @@ class Progress:
     ) -> None:
         self._heartbeat, self._outputs = heartbeat, outputs
         # Serialised once: structlog takes 50 us a line.
-        self._bound = json.dumps({"level": "info", "event": events.STEP, "origin": logs.OURS, **bound})[1:-1]
+        self._bound = json.dumps({"level": "info", "event": events.STEP, "origin": events.OURS, **bound})[
+            1:-1
+        ]
         self._on_first_step: Callable[[int], None] | None = on_first_step
         self.after_step: Callable[[Position, float], None] | None = None
         self.number = 0

@@ -233,6 +233,25 @@ def test_logs_of_one_rank(ran: Callable[..., Ran]) -> None:
     )
 
 
+def test_logs_leave_steps_to_metrics(ran: Callable[..., Ran], project: Path) -> None:
+    """And show the last lines alone, if asked to; the job's own lines may be called as ours are."""
+    ours, own = (
+        {**event(t, "step", 2, rank=1, step=t), "origin": o} for t, o in ((3, "elasticflow"), (4, "net"))
+    )
+    with (project / "runs/mnist" / RUN_ID / "logs/g0002/rank1.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in (ours, own))
+    shown = [
+        line.split("  ")[1] for line in ran("logs", "--rank", "1")[1].splitlines() if "g2 rank1 " in line
+    ]
+    assert shown.count("step") == 1
+    assert "origin" not in "".join(shown)
+    every = ran("logs", "--rank", "1", "--steps")[1]
+    assert every.count("step=3") == 1
+    tail = ran("logs", "--rank", "1", "--tail", "2")[1].splitlines()
+    assert tail == ["g2 rank1 stdout  printed by 1", "g2 rank1 stderr  said by 1"]
+    assert ran("logs", "-f", "--rank", "1", "--tail", "2")[1].splitlines() == tail
+
+
 def test_logs_as_json(ran: Callable[..., Ran]) -> None:
     """Records as they were written; printed lines say where they come from."""
     code, out, _ = ran(

@@ -75,15 +75,47 @@ def test_warnings_fail_only_when_asked(ran: Callable[..., Ran]) -> None:
     assert ran("validate", "--strict", "jobs/warn_no_endpoint.toml")[0] == 1
 
 
-def test_folders_and_patterns_are_told_what_to_do(ran: Callable[..., Ran]) -> None:
-    """A folder is not searched, and a pattern that matched nothing is no file name."""
-    code, out, _ = ran("validate", "--output-format", "concise", "jobs", "jobs/z*.toml")
+def test_patterns_are_told_what_to_do(ran: Callable[..., Ran]) -> None:
+    """A pattern that matched nothing is no file name."""
+    code, out, _ = ran("validate", "--output-format", "concise", "jobs/z*.toml")
     assert code == 1
     assert out.splitlines() == [
-        "jobs: error[EF001] jobs is a folder, not a job file (name the job files in it: jobs/*.toml)",
         "jobs/z*.toml: error[EF001] no such file: jobs/z*.toml (no file matches the pattern, so the shell passed it on as it stands)",
-        "2 files checked: 2 errors",
+        "1 file checked: 1 error",
     ]
+
+
+def test_a_folder_stands_for_its_job_files(
+    ran: Callable[..., Ran], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of `jobs` and *.job.toml at any depth, never a run's copies; without a word the whole project's."""
+    good = '[job]\nname = "{}"\n[model]\nentry = "torch.nn:Linear"\n'
+    for name in (
+        "jobs/a.toml",
+        "team/jobs/b.toml",
+        "team/c.job.toml",
+        "team/ruff.toml",
+        "runs/x/jobs/d.toml",
+        ".venv/jobs/e.toml",
+        "configs/f.toml",
+        "empty/none.txt",
+        "pyproject.toml",
+    ):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(good.format(path.stem))
+    monkeypatch.chdir(tmp_path)
+
+    def checked(*words: str) -> set[str]:
+        _, out, _ = ran("validate", "--output-format", "concise", *words)
+        return {line.partition(":")[0] for line in out.splitlines() if ".toml:" in line}
+
+    assert checked() == checked(".") == {"jobs/a.toml", "team/jobs/b.toml", "team/c.job.toml"}
+    assert checked("jobs") == {"jobs/a.toml"}
+    assert checked("configs", "jobs") == {"configs/f.toml", "jobs/a.toml"}
+    code, _, err = ran("validate", "empty")
+    assert code == 2
+    assert "there is no job file in empty: give one" in err
 
 
 def test_a_file_named_twice_is_checked_once(ran: Callable[..., Ran]) -> None:
@@ -158,7 +190,7 @@ def test_usage_errors_are_exit_code_2_with_a_suggestion(ran: Callable[..., Ran])
     assert (code, err.splitlines()[-1]) == (2, "Error: No such command 'valdate'. Did you mean 'validate'?")
     code, _, err = ran("validate", "--strickt", "x")
     assert (code, err.splitlines()[-1]) == (2, "Error: No such option '--strickt'. Did you mean '--strict'?")
-    assert ran("validate")[0] == 2
+    assert ran("plan")[0] == 2
 
 
 def test_help_names_every_command_without_importing_one(ran: Callable[..., Ran]) -> None:

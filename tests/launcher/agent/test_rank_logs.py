@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elasticflow import events, logs
+from elasticflow import events
 from elasticflow.launcher.agent.rank_logs import FOLLOWED, RankLog, tail
 from elasticflow.run_folder import RunFolder
 
@@ -38,7 +38,7 @@ def _append(folder: RunFolder, data: str | bytes) -> None:
 
 
 def _line(event: str, **fields: Any) -> str:
-    return json.dumps({"event": event, "origin": logs.OURS, **fields}) + "\n"
+    return json.dumps({"event": event, "origin": events.OURS, **fields}) + "\n"
 
 
 def test_each_line_comes_once_when_it_is_complete(folder: RunFolder, log: RankLog) -> None:
@@ -57,7 +57,7 @@ def test_half_a_character_waits_for_its_other_half(folder: RunFolder, log: RankL
     """Lines are cut as bytes: a write that ends inside a character loses nothing."""
     data = (
         json.dumps(
-            {"event": events.WORKER_RAISED, "origin": logs.OURS, "error": "größer"}, ensure_ascii=False
+            {"event": events.WORKER_RAISED, "origin": events.OURS, "error": "größer"}, ensure_ascii=False
         )
         + "\n"
     ).encode()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticflow import logs
+from elasticflow import events
 from elasticflow.launcher.journal.metrics import Metrics
 from elasticflow.run_folder import RunFolder
 from elasticflow.system.json_lines import AppendedLines
@@ -67,7 +67,7 @@ def test_lines_the_supervisor_did_not_live_to_write_come_from_the_rank_logs(fold
     for generation, steps in ((1, range(1, 6)), (2, range(3, 8))):
         log = folder.rank_log(generation, 0)
         log.parent.mkdir(parents=True)
-        own = [{**_line(step, generation), "origin": logs.OURS} for step in steps]
+        own = [{**_line(step, generation), "origin": events.OURS} for step in steps]
         theirs = {"event": "evaluation", "step": 4, "rank": 0, "origin": "user", "loss": 1.0}
         log.write_text("".join(json.dumps(line) + "\n" for line in [*own, theirs]))
     metrics = Metrics(folder)
@@ -99,7 +99,7 @@ def _run_with_logs(folder: RunFolder, steps: int) -> None:
     ]
     log = folder.rank_log(1, 0)
     log.parent.mkdir(parents=True)
-    log.write_text("".join(json.dumps({**line, "origin": logs.OURS}) + "\n" for line in lines))
+    log.write_text("".join(json.dumps({**line, "origin": events.OURS}) + "\n" for line in lines))
     metrics = Metrics(folder)
     metrics.add(lines)
     metrics.close()

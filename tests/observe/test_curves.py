@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticflow.report.curves import COLUMNS, SPEED, read_curves
+from elasticflow.observe.curves import COLUMNS, SPEED, read_curves
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from elasticflow.report.curves import Curve
+    from elasticflow.observe.curves import Curve
 
 
 def written(folder: Path, *lines: Mapping[str, Any] | str, name: str = "metrics.jsonl") -> Path:

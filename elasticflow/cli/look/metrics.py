@@ -1,0 +1,116 @@
+"""`elasticflow metrics [RUN]`: what was measured, as a table or as curves."""
+
+from __future__ import annotations
+
+import sys
+from fnmatch import fnmatchcase
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from elasticflow.cli.output import paint, print_json, show_damage, table, terminal_width
+from elasticflow.cli.parameters import RUN, format_option
+from elasticflow.jobfile.project import current_project_root
+from elasticflow.observe.records import parse, read
+from elasticflow.observe.runs import find_run
+from elasticflow.observe.terminal.formats import number
+from elasticflow.system.json_lines import lines_from_end
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from elasticflow.observe.records import Record
+    from elasticflow.run_folder import RunFolder
+
+_TAIL = 20
+_PLOT_HEIGHT, _PLOT_WIDTH = 12, 80
+# First, and as they are; what else a line has are quantities.
+_FIRST = ("step", "epoch")
+_HIDDEN = frozenset({"in_epoch", "samples", "time", "seconds", "generation", "world_size", "weights"})
+
+
+@click.command("metrics")
+@click.argument("run", type=RUN, required=False)
+@click.option("--only", "only", multiple=True, metavar="NAME", help="This quantity; * stands for any text.")
+@click.option("--tail", type=click.IntRange(min=0), default=_TAIL, show_default=True, help="Lines; 0: all.")
+@click.option("--plot", is_flag=True, help="Draw curves over all steps.")
+@format_option
+def command(*, run: str | None, only: tuple[str, ...], tail: int, plot: bool, form: str) -> None:
+    """Show what RUN has measured: loss, evaluations and all else, the newest last.
+
+    RUN is a run folder, a run id, or a job's name; default: the newest run. Steps that were lost and done again are
+    there once, as they count.
+
+    \b
+    elasticflow metrics
+    elasticflow metrics mnist --plot --only loss --only "eval *"
+    elasticflow metrics mnist --tail 0 --format json
+    """
+    folder = find_run(current_project_root(), run)
+    show_damage(folder)
+    if plot:
+        _plot(folder, only)
+        return
+    records = list(_newest(folder.metrics, tail))
+    if form == "json":
+        print_json([dict(record) for record in records])
+    elif not records:
+        click.echo(f"nothing was measured yet in {folder.path}", err=True)
+    else:
+        click.echo("\n".join(_table(records, only)))
+
+
+def _newest(path: Path, count: int) -> Iterator[Record]:
+    """Return the last *count* records, all if it is 0, the oldest first."""
+    if count == 0:
+        return read(path)
+    if not path.is_file():
+        return iter(())
+    records = (record for _, line in lines_from_end(path) if (record := parse(line)) is not None)
+    return iter(list(islice(records, count))[::-1])
+
+
+def _table(records: Sequence[Record], only: Sequence[str]) -> Iterator[str]:
+    rows = [dict(_flat(record)) for record in records]
+    names = list(dict.fromkeys(name for row in rows for name in row if name not in _FIRST))
+    names = [name for name in names if not only or any(fnmatchcase(name, glob) for glob in only)]
+    cells = [
+        (*(str(row.get(name, "-")) for name in _FIRST), *(number(row.get(name)) for name in names))
+        for row in rows
+        if any(name in row for name in names)
+    ]
+    header = [*_FIRST, *names]
+    yield from table(
+        header, cells, width=terminal_width(), first_to_go=list(reversed(names[1:])), justify="right"
+    )
+
+
+def _flat(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in record.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name.replace('_', ' ')} ")
+        elif prefix or name not in _HIDDEN:
+            yield f"{prefix}{name}", value
+
+
+def _plot(folder: RunFolder, only: Sequence[str]) -> None:
+    from elasticflow.observe.curves import read_curves
+    from elasticflow.observe.terminal.plot import plot
+
+    pretty = (sys.stdout.encoding or "ascii").lower().replace("-", "") == "utf8"
+    curves = [
+        curve
+        for curve in read_curves(folder.metrics, folder.metrics_redone)
+        if any(fnmatchcase(curve.name, glob) for glob in only or ("loss", "eval *"))
+    ]
+    for curve in curves:
+        points = [point for segment in curve.segments for point in segment.points]
+        if points:
+            click.echo(f"{paint(curve.name, bold=True)}  {number(curve.last)}")
+            click.echo(
+                "\n".join(plot(points, terminal_width() or _PLOT_WIDTH, _PLOT_HEIGHT, pretty=pretty)) + "\n"
+            )
+    if not curves:
+        click.echo(f"nothing of that name was measured in {folder.path}", err=True)

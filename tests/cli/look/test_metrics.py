@@ -1,0 +1,103 @@
+"""`elasticflow metrics`: what was measured, newest last, as a table, as JSON, as curves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elasticflow.cli.main import call
+from tests.observe.hand_made import RUN_ID, evaluation, make_run, step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Ran = tuple[int, str, str]
+
+
+@pytest.fixture
+def ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Ran]:
+    """Return a function that runs `elasticflow metrics` in a project whose run has measured something."""
+    (tmp_path / "pyproject.toml").touch()
+    folder = make_run(tmp_path)
+    lines = [
+        *(step(n / 20, n) for n in range(1, 31)),
+        {**evaluation(2, 30, 0.9, 0.95), "eval_raw": {"loss": 0.2}},
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> Ran:
+        code = call(["metrics", *arguments])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_the_newest_come_last(ran: Callable[..., Ran]) -> None:
+    """So many lines as asked, evaluations among them; a column for each quantity."""
+    code, out, _ = ran("--tail", "3")
+    assert code == 0
+    head, *rows = out.splitlines()
+    assert head.split() == [
+        "step",
+        "epoch",
+        "loss",
+        "lr",
+        "eval",
+        "loss",
+        "eval",
+        "accuracy",
+        "best",
+        "eval",
+        "raw",
+        "loss",
+    ]
+    assert [row.split() for row in rows] == [
+        ["29", "1", "0.0690", "0.0030", "-", "-", "-", "-"],
+        ["30", "1", "0.0667", "0.0030", "-", "-", "-", "-"],
+        ["30", "1", "-", "-", "0.1000", "0.9000", "0.9500", "0.2000"],
+    ]
+    assert len(ran()[1].splitlines()) == 21
+    assert len(ran("--tail", "0")[1].splitlines()) == 32
+
+
+def test_only_what_is_asked_for(ran: Callable[..., Ran]) -> None:
+    """Names with a star; lines that have none of them are left out."""
+    _, out, _ = ran("--only", "eval *")
+    assert len(out.splitlines()) == 2
+    assert "lr" not in out
+
+
+def test_a_program_gets_the_records(ran: Callable[..., Ran]) -> None:
+    """As they are written."""
+    records = json.loads(ran("--format", "json", "--tail", "2")[1])
+    assert [record["step"] for record in records] == [30, 30]
+    assert records[1]["eval"] == {"accuracy": 0.9, "loss": 0.1}
+
+
+def test_curves_are_drawn(ran: Callable[..., Ran]) -> None:
+    """Loss and evaluations, unless others are asked for."""
+    _, out, _ = ran("--plot")
+    assert [line.split("  ")[0] for line in out.splitlines() if line.startswith(("loss", "eval", "lr"))] == [
+        "loss",
+        "eval accuracy",
+        "eval loss",
+        "eval raw loss",
+    ]
+    assert "step 30, logarithmic" in out
+    code, out, err = ran("--plot", "--only", "absent")
+    assert (code, out) == (0, "")
+    assert err.startswith("nothing of that name was measured in ")
+
+
+def test_nothing_was_measured_yet(ran: Callable[..., Ran]) -> None:
+    """No error: the run may have begun this moment."""
+    (Path("runs/mnist") / RUN_ID / "metrics.jsonl").unlink()
+    code, out, err = ran()
+    assert (code, out) == (0, "")
+    assert err.startswith("nothing was measured yet in ")
