@@ -23,7 +23,19 @@ _MOST_SERIES = 200
 _SHOWN_AS = {"eval_raw": "eval raw"}
 # What a line says of the step itself.
 _NOT_MEASURED = frozenset(
-    {"step", "epoch", "in_epoch", "samples", "time", "seconds", "generation", "world_size", "weights", "best"}
+    {
+        "step",
+        "epoch",
+        "in_epoch",
+        "samples",
+        "time",
+        "seconds",
+        "generation",
+        "world_size",
+        "weights",
+        "best",
+        "count",
+    }
 )
 
 Point = tuple[int, float]
@@ -148,6 +160,8 @@ def _add(found: dict[str, _Series], name: str, value: Any, step: int, generation
         for inner, part in value.items():
             _add(found, f"{name} {inner}", part, step, generation)
         return
+    if value is None and name in found:  # of a job's own scalar: it was not finite
+        value = math.nan
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return
     try:

@@ -95,6 +95,7 @@ def test_numbers_that_are_none_and_damage_are_left_out(tmp_path: Path) -> None:
         {"step": 1, "generation": 1, "loss": 1.0},
         '{"step": 2, "generation": 1, "loss": NaN}',
         {"step": 3, "generation": 1, "loss": "inf"},
+        {"step": 4, "generation": 1, "loss": None, "absent": None},
         {"step": 4, "generation": 1, "loss": True, "note": "text"},
         '{"step": 5, "gener',
         "[5]",
@@ -102,7 +103,7 @@ def test_numbers_that_are_none_and_damage_are_left_out(tmp_path: Path) -> None:
         {"step": 7, "generation": 1, "loss": 3.0},
     )
     assert list(found) == ["loss"]
-    assert found["loss"].odd == (2, 3)
+    assert found["loss"].odd == (2, 3, 4)
     assert [p for s in found["loss"].segments for p in s.points] == [(1, 1.0), (7, 3.0)]
     assert read_curves(tmp_path / "absent", tmp_path / "absent") == []
 

@@ -28,7 +28,9 @@ _TAIL = 20
 _PLOT_HEIGHT, _PLOT_WIDTH = 12, 80
 # First, and as they are; what else a line has are quantities.
 _FIRST = ("step", "epoch")
-_HIDDEN = frozenset({"in_epoch", "samples", "time", "seconds", "generation", "world_size", "weights"})
+_HIDDEN = frozenset(
+    {"in_epoch", "samples", "time", "seconds", "generation", "world_size", "weights", "count"}
+)
 
 
 @click.command("metrics")

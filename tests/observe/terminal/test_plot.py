@@ -14,7 +14,9 @@ from elasticflow.observe.terminal.plot import plot
     st.integers(2, 40),
     st.booleans(),
 )
-def test_it_keeps_to_its_room(values: list[float], width: int, height: int, pretty: bool) -> None:  # drawn by hypothesis
+def test_it_keeps_to_its_room(
+    values: list[float], width: int, height: int, pretty: bool
+) -> None:  # drawn by hypothesis
     """Whatever the values: no line is wider, and there are as many as asked and one for the steps."""
     lines = plot(list(enumerate(values, 1)), width, height, pretty=pretty)
     assert len(lines) == height + 1
