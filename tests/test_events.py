@@ -157,7 +157,7 @@ def test_what_is_copied_from_workers_is_frozen() -> None:
 
 def test_every_name_is_a_constant_with_a_meaning() -> None:
     """Each event has one constant, a sentence and no field twice."""
-    constants = {v for k, v in vars(events).items() if k.isupper() and isinstance(v, str)}
+    constants = {v for k, v in vars(events).items() if k.isupper() and isinstance(v, str) and k != "OURS"}
     assert constants == set(events.EVENTS)
     assert all(e.meaning and len(set(e.fields)) == len(e.fields) for e in events.EVENTS.values())
 
