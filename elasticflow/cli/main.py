@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -126,6 +127,14 @@ def _as_key(error: click.NoSuchOption, arguments: Sequence[str] | None) -> str |
     return flag_for(error.option_name, value)
 
 
+def _leave_before_it_began(number: int, frame: object) -> None:
+    """Answer a signal while the command is read and checked: the supervisor, once it runs, has handlers of its own."""
+    text = f"\n{signal.Signals(number).name} before anything began: the same command starts again\n"
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode())
+    os._exit(INTERRUPTED)
+
+
 def run() -> NoReturn:
     """Run the command line and leave the process with its exit code."""
     if shell := os.environ.get("_ELASTICFLOW_COMPLETE"):
@@ -135,13 +144,12 @@ def run() -> NoReturn:
         sys.stdout.flush()
         os._exit(FINISHED)
     if sys.argv[1:2] and sys.argv[1] in TRAINING:
-        import signal
-
         from elasticflow.system.processes import leave_signals
 
-        # Until the supervisor runs nothing has begun, so the same command starts again.
         for number in leave_signals():
-            signal.signal(number, lambda *_: os._exit(INTERRUPTED))
+            signal.signal(number, _leave_before_it_began)
+    else:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.argv[1:2] and sys.argv[1] in SHORT:
         gc.disable()
         # pydantic looks through all installed packages for plugins: a tenth of the time of `validate`, and none is

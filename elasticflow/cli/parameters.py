@@ -53,6 +53,21 @@ class CompletedPath(click.Path):
         return _items(self._candidates, ctx, param, incomplete)
 
 
+class JobFile(CompletedPath):
+    """A job file by its path, or by its name: `mnist` for `jobs/mnist.toml`, wherever in the project one is."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path; one that is not there is left for those who read it to say so."""
+        path = super().convert(value, param, ctx)
+        if isinstance(path, Path) and len(path.parts) == 1 and not path.suffix and not path.exists():
+            from elasticflow.jobfile.project import current_project_root, job_file_called
+
+            found = job_file_called(current_project_root(), path.name)
+            if found is not None:
+                return found.relative_to(Path.cwd()) if found.is_relative_to(Path.cwd()) else found
+        return path
+
+
 def _items(
     name: str, context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
@@ -72,7 +87,7 @@ def _items(
 
 
 # What they complete is named, not imported: only a shell that asks needs it.
-JOB_FILE = CompletedPath("job_files")
+JOB_FILE = JobFile("job_files")
 MODEL_FILE = CompletedPath("model_files")
 FILE = CompletedPath("files")
 FILE_ONLY = CompletedPath("files", dir_okay=False)

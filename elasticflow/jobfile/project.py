@@ -43,6 +43,29 @@ def job_files_in(folder: Path) -> list[Path]:
     return found or own
 
 
+def job_file_called(root: Path, name: str) -> Path | None:
+    """Return the job file of a project that a person calls *name*: by its own name, else by its job's.
+
+    None if there is none, or several have a job of that name.
+    """
+    files = job_files_in(root)
+    for path in files:
+        if path.name in (f"{name}.toml", f"{name}.job.toml"):
+            return path
+    named = [path for path in files if not is_base(path) and _name_of_job(path) == name]
+    return named[0] if len(named) == 1 else None
+
+
+def _name_of_job(path: Path) -> object:
+    import tomli
+
+    try:
+        job = tomli.loads(path.read_text(encoding="utf-8")).get("job")
+    except (OSError, ValueError):
+        return None
+    return job.get("name") if isinstance(job, dict) else None
+
+
 def is_base(path: Path) -> bool:
     """Return whether a file is called a base: `base.toml`, `large.base.toml` or `_large.toml`.
 

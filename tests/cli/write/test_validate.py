@@ -118,6 +118,24 @@ def test_a_folder_stands_for_its_job_files(
     assert "there is no job file in empty: give one" in err
 
 
+def test_a_job_can_be_called_by_its_name(
+    ran: Callable[..., Ran], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its file, or of its job if that is one file's alone; a file of that name comes first."""
+    job = '[job]\nname = "{}"\n[model]\nentry = "torch.nn:Linear"\n'
+    for name, called in (("jobs/a.toml", "first"), ("jobs/b.toml", "twice"), ("deep/c.job.toml", "twice")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(job.format(called))
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    for word, place in (("a", "jobs/a.toml"), ("first", "jobs/a.toml"), ("c", "deep/c.job.toml")):
+        assert ran("validate", "--output-format", "concise", word)[1].startswith(f"{place}:")
+    for word in ("twice", "absent"):
+        assert ran("validate", "--output-format", "concise", word)[1].startswith(f"{word}: error[EF001]")
+    Path("a").write_text("x = 1\n")
+    assert ran("validate", "--output-format", "concise", "a")[1].startswith("a:")
+
+
 def test_a_file_named_twice_is_checked_once(ran: Callable[..., Ran]) -> None:
     """However it is spelled; findings of all files are sorted."""
     again = str(GALLERY / "jobs" / "value_zero.toml")
