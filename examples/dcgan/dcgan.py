@@ -54,8 +54,8 @@ def optimizers(model: DCGAN, lr: float, betas: tuple[float, float] = (0.5, 0.999
     }
 
 
-def training_step(model: DCGAN, images: Tensor, optimizers: dict[str, Optimizer]) -> Tensor:
-    """Move the discriminator, then the generator, and return the sum of both losses."""
+def training_step(model: DCGAN, images: Tensor, optimizers: dict[str, Optimizer]) -> dict[str, Tensor]:
+    """Move the discriminator, then the generator, and return what to log: both losses, and how both sides fare."""
     fakes = model.sample(len(images))
 
     optimizers["discriminator"].zero_grad()
@@ -69,7 +69,12 @@ def training_step(model: DCGAN, images: Tensor, optimizers: dict[str, Optimizer]
     loss_g = bce(fake, torch.ones_like(fake))
     loss_g.backward()
     optimizers["generator"].step()
-    return loss_d + loss_g
+    return {
+        "loss": loss_d + loss_g,
+        "loss_d": loss_d,
+        "loss_g": loss_g,
+        "real_seen": (real > 0).float().mean(),  # the share of real images that are taken for real
+    }
 
 
 def digits() -> Tensor:
