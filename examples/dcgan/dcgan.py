@@ -40,41 +40,39 @@ class DCGAN(nn.Module):
         device = next(self.parameters()).device
         return self.generator(torch.randn(count, self.latent, 1, 1, device=device))
 
+    def configure_optimizers(self, lr: float, betas: tuple[float, float]) -> dict[str, Optimizer]:
+        """Return an optimizer for each network."""
+        return {
+            "generator": Adam(self.generator.parameters(), lr, betas),
+            "discriminator": Adam(self.discriminator.parameters(), lr, betas),
+        }
+
+    def training_step(self, images: Tensor, optimizers: dict[str, Optimizer]) -> dict[str, Tensor]:
+        """Move the discriminator, then the generator, and return what to log: both losses, and how both sides fare."""
+        fakes = self.sample(len(images))
+
+        optimizers["discriminator"].zero_grad()
+        real, fake = self.discriminator(images), self.discriminator(fakes.detach())
+        loss_d = bce(real, torch.ones_like(real)) + bce(fake, torch.zeros_like(fake))
+        loss_d.backward()
+        optimizers["discriminator"].step()
+
+        optimizers["generator"].zero_grad()
+        fake = self.discriminator(fakes)
+        loss_g = bce(fake, torch.ones_like(fake))
+        loss_g.backward()
+        optimizers["generator"].step()
+        return {
+            "loss": loss_d + loss_g,
+            "loss_d": loss_d,
+            "loss_g": loss_g,
+            "real_seen": (real > 0).float().mean(),  # the share of real images that are taken for real
+        }
+
 
 def _init(module: nn.Module) -> None:
     if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
         nn.init.normal_(module.weight, std=0.02)
-
-
-def optimizers(model: DCGAN, lr: float, betas: tuple[float, float] = (0.5, 0.999)) -> dict[str, Optimizer]:
-    """Return an optimizer for each network."""
-    return {
-        "generator": Adam(model.generator.parameters(), lr, betas),
-        "discriminator": Adam(model.discriminator.parameters(), lr, betas),
-    }
-
-
-def training_step(model: DCGAN, images: Tensor, optimizers: dict[str, Optimizer]) -> dict[str, Tensor]:
-    """Move the discriminator, then the generator, and return what to log: both losses, and how both sides fare."""
-    fakes = model.sample(len(images))
-
-    optimizers["discriminator"].zero_grad()
-    real, fake = model.discriminator(images), model.discriminator(fakes.detach())
-    loss_d = bce(real, torch.ones_like(real)) + bce(fake, torch.zeros_like(fake))
-    loss_d.backward()
-    optimizers["discriminator"].step()
-
-    optimizers["generator"].zero_grad()
-    fake = model.discriminator(fakes)
-    loss_g = bce(fake, torch.ones_like(fake))
-    loss_g.backward()
-    optimizers["generator"].step()
-    return {
-        "loss": loss_d + loss_g,
-        "loss_d": loss_d,
-        "loss_g": loss_g,
-        "real_seen": (real > 0).float().mean(),  # the share of real images that are taken for real
-    }
 
 
 def digits() -> Tensor:

@@ -88,10 +88,10 @@ def _training_step(job: Job, forms: CallForms, imports: Imports) -> Call:
     given: tuple[str, ...] = ("model", "batch")
     if job.model.loss:
         given = ("model(inputs)", "targets")
-    elif forms.step_moves_optimizers:
-        given += ("optimizers",)
     elif forms.step_is_method:
         name, given = _on_model(name), ("batch",)
+    if forms.step_moves_optimizers:
+        given += ("optimizers",)
     call = Call(name, tuple(("", text) for text in given))
     if job.model.loss_count is None:
         return call

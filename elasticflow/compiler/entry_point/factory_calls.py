@@ -39,11 +39,14 @@ def call_forms(job: Job, project_root: Path) -> CallForms:
     """Return how the factories of a job are called."""
     resolver = Resolver(Finder.of_job(project_root, job.job.path))
     optimizer, step = job.optimizer.entry, job.model.step
+    optimizer_is_method = is_method(optimizer, resolver)
+    step_is_method = step is not None and is_method(step, resolver)
+    names = [] if step is None else parameters(step, resolver)
     return CallForms(
-        optimizer_takes_model=parameters(optimizer, resolver)[:1] == ["model"],
-        optimizer_is_method=is_method(optimizer, resolver),
-        step_is_method=step is not None and is_method(step, resolver),
-        step_moves_optimizers=step is not None and takes_optimizers(parameters(step, resolver)),
+        optimizer_takes_model=not optimizer_is_method and parameters(optimizer, resolver)[:1] == ["model"],
+        optimizer_is_method=optimizer_is_method,
+        step_is_method=step_is_method,
+        step_moves_optimizers=takes_optimizers(names, is_method=step_is_method),
         schedule_is_timms=job.lr_scheduler is not None and is_of_timm(job.lr_scheduler.entry, resolver),
     )
 
@@ -73,9 +76,12 @@ def is_of_timm(entry: str, resolver: Resolver) -> bool:
 
 
 def parameters(entry: str, resolver: Resolver) -> list[str]:
-    """Return the names of what `package.module:attribute` takes by place; none where reading does not tell."""
+    """Return the names of what `package.module:attribute` takes by place, after `self`; none where reading does not tell."""
     try:
-        resolved = resolver.entry(entry)
+        try:
+            resolved = resolver.entry(entry)
+        except MethodError as method:
+            resolved = method.definition
         signature = signature_of(resolved, resolver) if isinstance(resolved, Definition) else Signature()
     except UnresolvedError:
         return []

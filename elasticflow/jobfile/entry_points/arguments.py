@@ -59,7 +59,7 @@ class ArgumentCheck:
                 return []
         if self._entry.call.path == ("model", "step") and given == 2:
             self._third_of_step = next(iter(names[2:3]), None)
-        if self._entry.call.path == ("model", "step") and takes_optimizers(names):
+        if self._entry.call.path == ("model", "step") and takes_optimizers(names, is_method=given == 1):
             self.depends_on_others, given = True, given + 1
             beside = list(check_own_step(self._entry.source))
         arguments = self._entry.named_arguments()

@@ -112,9 +112,13 @@ def _of_groups(raw: TomlTable) -> Iterator[EntryCall]:
             yield call._replace(is_partial=True, as_method=())
 
 
-def takes_optimizers(names: Sequence[str]) -> bool:
-    """Return whether a step with parameters of these names is called with the optimizers, which it moves itself."""
-    return list(names[2:3]) == ["optimizers"]
+def takes_optimizers(names: Sequence[str], *, is_method: bool = False) -> bool:
+    """Return whether a step with parameters of these names is called with the optimizers, which it moves itself.
+
+    *names* are those after `self` where it is a method.
+    """
+    given = 1 if is_method else 2
+    return list(names[given : given + 1]) == ["optimizers"]
 
 
 _Result = TypeVar("_Result")

@@ -66,7 +66,8 @@ class ModelTable(Table):
         default=None,
         description="Called as step(model, batch), a method of the model's class on the model; "
         "returns a loss, (loss_sum, count) or a dict with `loss`, `count` and scalars to log. "
-        "One that takes (model, batch, optimizers) moves them itself, and returns the loss to report.",
+        "One that takes (model, batch, optimizers), or a method that takes (batch, optimizers), moves them itself, "
+        "and returns the loss to report.",
     )
     loss_count: Entry | None = Field(
         default=None,

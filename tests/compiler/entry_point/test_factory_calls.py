@@ -29,6 +29,10 @@ class Wrapped:
 
     def configure(self, lr): ...
 
+    def step(self, batch, optimizers): ...
+
+    def configure_with(self, model): ...
+
 class Heir(Wrapped): ...
 
 constant = 3
@@ -102,6 +106,15 @@ def test_the_forms_of_a_job_are_read_off_its_factories(project: Path) -> None:
         optimizer__entry="factories:by_model",
     )
     assert call_forms(made, project) == CallForms(optimizer_takes_model=True, step_is_method=True)
+    made = make_job(
+        job__path=["src"],
+        model__loss=None,
+        model__step="factories:Heir.step",
+        optimizer__entry="factories:Heir.configure_with",
+    )
+    assert call_forms(made, project) == CallForms(
+        optimizer_is_method=True, step_is_method=True, step_moves_optimizers=True
+    )
 
 
 def test_schedules_of_timm_are_known_by_where_they_come_from(project: Path) -> None:

@@ -239,6 +239,8 @@ def test_methods_of_the_models_class_are_called_on_the_model() -> None:
     assert "from elasticflow.runtime.training.unwrap import unwrap_model\n" in text
     assert "    optimizer = unwrap_model(model, GPT).configure_optimizers(lr=0.1)\n" in text
     assert "        return unwrap_model(model, GPT).training_step(batch)\n" in text
+    text = _rendered(job, forms=CallForms(step_is_method=True, step_moves_optimizers=True))
+    assert "        return unwrap_model(model, GPT).training_step(batch, optimizers)\n" in text
 
 
 def test_a_factory_named_like_a_variable_is_renamed() -> None:

@@ -570,6 +570,7 @@ class Base:
 class it(Base):
     def training_step(self, batch): ...
     def lightning_step(self, batch, batch_idx): ...
+    def moving_step(self, batch, optimizers): ...
     @property
     def rate(self): ...
 class Other:
@@ -605,6 +606,7 @@ METHOD_CASES: dict[str, tuple[dict[str, str], list[str]]] = {
     "of another type": ({"args": '{ lr = "much" }'}, ["EF205"]),
     "an argument too few": ({"args": "{}"}, ["EF204"]),
     "a step that takes more": ({"step": "it.lightning_step"}, ["EF204"]),
+    "a step that moves the optimizers": ({"step": "it.moving_step"}, []),
     "another class": ({"optimizer": "Other.configure"}, ["EF214"]),
     "another class's step": ({"model": "Other", "optimizer": "Other.configure"}, ["EF214"]),
     "none of that name": ({"optimizer": "it.configura"}, ["EF202"]),
@@ -626,7 +628,10 @@ def test_methods_of_the_models_class_are_called_on_the_model(
 METHOD_HELP: dict[str, tuple[dict[str, str], str]] = {
     "a letter too few, of the base": ({"optimizer": "it.configur"}, 'did you mean "configure"?'),
     "a letter too few, of its own": ({"step": "it.training_ste"}, 'did you mean "training_step"?'),
-    "nothing near": ({"optimizer": "it.zzz"}, "there are: configure, lightning_step, training_step"),
+    "nothing near": (
+        {"optimizer": "it.zzz"},
+        "there are: configure, lightning_step, moving_step, training_step",
+    ),
     "where no method may stand": ({"model": "it.configur"}, ""),
     "a step's third argument": (
         {"step": "step"},
