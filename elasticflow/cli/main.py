@@ -27,7 +27,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "compile": CommandEntry("write.compile", "Write a job's launch folder: train.py, torchrun.sh, plan."),
     "run": CommandEntry("train.run", "Train a job, or go on with its run."),
     "resume": CommandEntry("train.resume", "Go on with a run from its newest good snapshot."),
-    "runs": CommandEntry("look.runs", "List runs."),
+    "runs": CommandEntry("runs.group", "List runs; remove them."),
     "status": CommandEntry("look.status", "Show how a run is doing."),
     "why": CommandEntry("look.why", "Say what went wrong in a run, root cause first."),
     "metrics": CommandEntry("look.metrics", "Show what a run has measured, as a table or curves."),

@@ -6,6 +6,7 @@ import click
 
 from elasticflow.cli.main import COMMANDS, group
 from elasticflow.cli.more.rendezvous import COMMANDS as OF_RENDEZVOUS
+from elasticflow.cli.runs.group import COMMANDS as OF_RUNS
 from elasticflow.cli.snapshots.group import COMMANDS as OF_SNAPSHOTS
 
 PROMISED = {
@@ -41,7 +42,7 @@ PROMISED = {
     },
     "resume": {"[RUN]", "--set", "--accept-drift", "--log-format"},
     "report": {"[RUN]...", "--output", "--sweep"},
-    "runs": {"[JOB]", "--format"},
+    "runs": set(),
     "diff": {"RUN", "RUN|JOB", "--set", "--case", "--sources", "--format"},
     "status": {"[RUN]", "--follow", "--format"},
     "metrics": {"[RUN]", "--only", "--tail", "--plot", "--format"},
@@ -91,6 +92,11 @@ PROMISED_OF_SNAPSHOTS = {
 }
 
 
+PROMISED_OF_RUNS = {
+    "list": {"[JOB]", "--format"},
+    "rm": {"RUN...", "--dry-run", "--pinned", "--yes"},
+    "prune": {"[JOB]", "--keep", "--older-than", "--status", "--dry-run", "--pinned", "--yes"},
+}
 PROMISED_OF_RENDEZVOUS = {"serve": {"--host", "--port"}}
 
 
@@ -128,6 +134,11 @@ def test_commands_of_snapshots_are_those_promised() -> None:
     }
 
 
+def test_commands_of_runs_are_those_promised() -> None:
+    """Every command of `elasticflow runs`, each with exactly these arguments and options."""
+    assert PROMISED_OF_RUNS == {name: _offered(_command(_group("runs"), name)) for name in OF_RUNS}
+
+
 def test_commands_of_rendezvous_are_those_promised() -> None:
     """Every command of `elasticflow rendezvous`, each with exactly these arguments and options."""
     assert PROMISED_OF_RENDEZVOUS == {
@@ -140,6 +151,7 @@ def test_every_option_of_every_command_is_explained() -> None:
     commands = [_command(group, name) for name in COMMANDS]
     commands += [_command(_group("snapshots"), name) for name in OF_SNAPSHOTS]
     commands += [_command(_group("rendezvous"), name) for name in OF_RENDEZVOUS]
+    commands += [_command(_group("runs"), name) for name in OF_RUNS]
     silent = [
         (command.name, parameter.name)
         for command in commands

@@ -1,4 +1,4 @@
-"""`elasticflow runs [JOB]`: the project's runs, the newest first."""
+"""`elasticflow runs [list] [JOB]`: the project's runs, the newest first."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LOST: dict[Kind, str] = {
 }
 
 
-@click.command("runs")
+@click.command("list")
 @click.argument("job", type=JOB_NAME, required=False)
 @format_option
 def command(job: str | None, form: str) -> None:
@@ -41,8 +41,8 @@ def command(job: str | None, form: str) -> None:
     were trained that count.
 
     \b
-    elasticflow runs
-    elasticflow runs mnist --format json
+    elasticflow runs list
+    elasticflow runs list mnist --format json
     """
     root = current_project_root()
     statuses = [read_status(folder) for folder in list_runs(root, job)]

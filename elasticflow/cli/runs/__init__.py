@@ -1,0 +1,1 @@
+"""`elasticflow runs`: list, rm, prune."""

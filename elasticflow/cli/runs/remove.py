@@ -1,0 +1,236 @@
+"""`elasticflow runs rm` and `elasticflow runs prune`: remove runs, with all that lies in their folders."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from elasticflow.cli.output import paint, table, terminal_width
+from elasticflow.cli.parameters import JOB_NAME, RUN
+from elasticflow.errors import ANSWER_IS_NO, FINISHED
+from elasticflow.jobfile.project import current_project_root
+from elasticflow.observe.runs import find_run, list_runs
+from elasticflow.observe.status import is_locked, read_status
+from elasticflow.observe.terminal.formats import local_time, plural, size
+from elasticflow.run_folder import step_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from elasticflow.observe.status import RunStatus
+    from elasticflow.run_folder import RunFolder
+
+_STATUSES = ("finished", "interrupted", "failed")
+_dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would go and what that would free.")
+_yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+_pinned_option = click.option("--pinned", is_flag=True, help="Also runs with pinned snapshots.")
+
+
+@dataclass(frozen=True)
+class Going:
+    """A run that is to be removed: how it stands, the bytes in its folder, where else it has snapshots, what is pinned."""
+
+    status: RunStatus
+    bytes: int
+    elsewhere: str | None
+    pinned: int
+
+    @property
+    def folder(self) -> RunFolder:
+        """The run."""
+        return self.status.folder
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> Going:
+        """Return what is known of a run."""
+        files = [path for path in folder.path.rglob("*") if path.is_file() and not path.is_symlink()]
+        pins = folder.path / "pins"
+        return cls(
+            read_status(folder),
+            sum(path.stat().st_size for path in files),
+            _elsewhere(folder),
+            len(list(pins.glob("*.json"))) if pins.is_dir() else 0,
+        )
+
+
+@click.command("rm")
+@click.argument("runs", type=RUN, metavar="RUN...", nargs=-1, required=True)
+@_dry_run_option
+@_pinned_option
+@_yes_option
+def rm(runs: tuple[str, ...], *, dry_run: bool, pinned: bool, yes: bool) -> int:
+    """Remove runs: their folders with snapshots, logs and metrics.
+
+    RUN is a run folder or a run id; of a job's name its newest run. What is shown first goes, once that is confirmed. A
+    run that is running is refused, and so is one with pinned snapshots, unless with --pinned. Snapshots at a URL stay.
+
+    \b
+    elasticflow runs rm 20261120-104500-4f2a
+    elasticflow runs rm first second --dry-run
+    """
+    root = current_project_root()
+    folders = {folder.path: folder for folder in (find_run(root, run) for run in runs)}
+    return _remove([Going.of(folder) for folder in folders.values()], dry_run=dry_run, pinned=pinned, yes=yes)
+
+
+@click.command("prune")
+@click.argument("job", type=JOB_NAME, required=False)
+@click.option("--keep", type=click.IntRange(min=0), metavar="N", help="The newest N of each job stay.")
+@click.option(
+    "--older-than", metavar="TIME", help='Only those without a sign of life for so long: "30 d", "12 h".'
+)
+@click.option("--status", type=click.Choice(_STATUSES), multiple=True, help="Only those that ended so.")
+@_dry_run_option
+@_pinned_option
+@_yes_option
+def prune(
+    job: str | None,
+    keep: int | None,
+    older_than: str | None,
+    status: tuple[str, ...],
+    *,
+    dry_run: bool,
+    pinned: bool,
+    yes: bool,
+) -> int:
+    """Remove the runs of the project, or of one JOB, that meet all rules given; at least one is needed.
+
+    Runs that are running stay, and those with pinned snapshots, unless with --pinned. Snapshots at a URL stay.
+
+    \b
+    elasticflow runs prune --older-than "30 d"
+    elasticflow runs prune mnist --keep 5 --dry-run
+    elasticflow runs prune --status failed --older-than "1 d" --yes
+    """
+    if keep is None and older_than is None and not status:
+        raise click.UsageError('say which runs: --keep N, --older-than "30 d" or --status failed')
+    oldest = None if older_than is None else time.time() - _seconds(older_than)
+    kept: dict[str, int] = {}
+    going = []
+    for folder in list_runs(current_project_root(), job):  # the newest first
+        kept[folder.job] = kept.get(folder.job, 0) + 1
+        if is_locked(folder) or (keep is not None and kept[folder.job] <= keep):
+            continue
+        run = Going.of(folder)
+        if (
+            (oldest is None or (run.status.updated or folder.path.stat().st_mtime) < oldest)
+            and (not status or run.status.status in status)
+            and (pinned or not run.pinned)
+        ):
+            going.append(run)
+    return _remove(going, dry_run=dry_run, pinned=True, yes=yes)
+
+
+def _seconds(text: str) -> float:
+    from elasticflow.jobfile.tables.units import parse_duration
+
+    number, _, unit = text.strip().partition(" ")
+    try:
+        if unit in {"d", "day", "days"}:
+            return 86_400 * parse_duration(f"{number} s")
+        return parse_duration(text)
+    except ValueError as error:
+        raise click.BadParameter(f'{error}, or like "30 d"', param_hint="--older-than") from None
+
+
+def _remove(going: Sequence[Going], *, dry_run: bool, pinned: bool, yes: bool) -> int:
+    """Show what goes, ask, and remove it; nothing goes if one of the runs may not.
+
+    Raises:
+        ElasticflowError: one is running, or has pinned snapshots.
+    """
+    from elasticflow.errors import ElasticflowError
+
+    if not going:
+        click.echo("no run meets the rules")
+        return FINISHED
+    _print(going)
+    for run in going:
+        if is_locked(run.folder):
+            raise ElasticflowError(
+                f"{run.folder.path} is running", f"end it first: elasticflow cancel {run.folder.run_id}"
+            )
+        if run.pinned and not pinned:
+            raise ElasticflowError(
+                f"{run.folder.path} has {plural(run.pinned, 'pinned snapshot')}",
+                "they go with it: say --pinned, or unpin them",
+            )
+    if dry_run:
+        return FINISHED
+    total = size(sum(run.bytes for run in going))
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError("nobody is there to ask: say --yes, or --dry-run to look only")
+        if not click.confirm(f"Remove {plural(len(going), 'run')} ({total})?", err=True):
+            return ANSWER_IS_NO
+    for run in going:
+        _remove_folder(run.folder)
+    click.echo(f"removed {plural(len(going), 'run')}, {total} freed")
+    return FINISHED
+
+
+def _print(going: Sequence[Going]) -> None:
+    header = ("RUN", "JOB", "STATUS", "STEP", "NEWEST SNAPSHOT", "LAST SEEN", "SIZE")
+    rows = [
+        (
+            run.folder.run_id,
+            run.folder.job,
+            run.status.status,
+            str(run.status.step),
+            f"step {step_of(run.status.snapshot)}" if run.status.snapshot else "-",
+            local_time(run.status.updated),
+            size(run.bytes),
+        )
+        for run in going
+    ]
+    click.echo("\n".join(table(header, rows, width=terminal_width(), first_to_go=("LAST SEEN", "STEP"))))
+    for run in going:
+        if run.elsewhere is not None:
+            click.echo(paint(f"{run.folder.run_id}: its snapshots at {run.elsewhere} stay", "yellow"))
+
+
+def _elsewhere(folder: RunFolder) -> str | None:
+    """Return where a run's snapshots are, if not in its folder."""
+    from elasticflow.run_folder import snapshot_place
+    from elasticflow.system import records
+
+    numbers = folder.launch_numbers()
+    plan = records.read(folder.launch(numbers[-1]) / "job.json") if numbers else None
+    job = plan.get("job") if isinstance(plan, dict) else None
+    snapshots = job.get("snapshots") if isinstance(job, dict) else None
+    uri = snapshots.get("uri") if isinstance(snapshots, dict) else None
+    if not isinstance(uri, str):
+        return None
+    place, prefix = snapshot_place(uri, folder, folder.path.parents[2])
+    return f"{place.rstrip('/')}/{prefix}"
+
+
+def _remove_folder(folder: RunFolder) -> None:
+    """Remove a run's folder; whoever looks sees all of it or nothing, and nobody launches it meanwhile."""
+    from elasticflow.launcher.run_lock import locked
+
+    hidden = folder.path.with_name(f".removed-{secrets.token_hex(4)}")
+    with locked(folder):
+        folder.path.rename(hidden)
+    _remove_tree(hidden)
+    parent: Path = folder.path.parent
+    if not any(parent.iterdir()):
+        parent.rmdir()
+
+
+def _remove_tree(path: Path) -> None:
+    from elasticflow.errors import ElasticflowError
+
+    try:
+        shutil.rmtree(path)
+    except OSError as error:
+        raise ElasticflowError(
+            f"{path} could not be removed: {error}", "remove it by hand: it is no run any more"
+        ) from error
