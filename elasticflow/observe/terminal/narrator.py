@@ -159,7 +159,10 @@ class RunNarrator:
         text = str(why or error) if is_known or not why else f"{why}: {error}"
         if int_of(record, "step"):
             text += f", after step {int_of(record, 'step')}"
-        return Line("wrong", "bad", "failed", text, self._place())
+        run = record.get("run_id")
+        # Another launch has the run: there is nothing to mend here.
+        again = "" if record.get("class") == "taken_over" else f"; once mended: elasticflow resume {run}"
+        return Line("wrong", "bad", "failed", text, (f"elasticflow why {run}{again}", *self._place()))
 
     def _run_interrupted(self, record: Record) -> Line:
         step = int_of(record, "step")

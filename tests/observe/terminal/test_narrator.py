@@ -18,7 +18,7 @@ from elasticflow.observe.terminal.event_lines import (
     user_frames,
 )
 from elasticflow.observe.terminal.narrator import RunNarrator
-from tests.observe.hand_made import DURATIONS, evaluation, event, step, story_of_a_kill
+from tests.observe.hand_made import DURATIONS, RUN_ID, evaluation, event, step, story_of_a_kill
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -423,3 +423,15 @@ def test_interrupted_run_says_from_where_it_will_go_on(begin: int | None, text: 
 
     assert line is not None
     assert text == line.text
+
+
+@pytest.mark.parametrize(("kind", "says_resume"), [("crash", True), ("taken_over", False)])
+def test_a_run_that_failed_names_what_to_type_next(kind: str, *, says_resume: bool) -> None:
+    """What went wrong; and how to go on, unless another launch has the run."""
+    narrator = RunNarrator("runs/mnist/x")
+    line = narrator.event(event(1, "run.failed", class_=kind, error="E", step=3, seconds=1.0))
+    assert line is not None
+    told, place = line.more
+    assert told.startswith(f"elasticflow why {RUN_ID}")
+    assert (f"elasticflow resume {RUN_ID}" in told) == says_resume
+    assert place == "runs/mnist/x"
