@@ -123,3 +123,8 @@ class Sonnets(Dataset[tuple[Tensor, Tensor]]):
 def cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
     """Return the mean loss in nats per character of scores (B, T, V) and targets (B, T)."""
     return F.cross_entropy(scores.flatten(0, 1), targets.flatten())
+
+
+def num_tokens(batch: tuple[Tensor, Tensor]) -> int:
+    """Return over how many characters that mean is."""
+    return batch[1].numel()

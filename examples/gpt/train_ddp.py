@@ -12,6 +12,7 @@ import argparse
 import itertools
 import math
 import os
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,16 +24,16 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, DistributedSampler
 
-STEPS, WARMUP, FINAL = 1000, 50, 0.1
+WARMUP, FINAL = 50, 0.1
 BATCH_SIZE, LR, WEIGHT_DECAY = 32, 2e-3, 0.1
 EVERY = 100
 
 
-def warmup_cosine(step: int) -> float:
-    """Return the learning rate of *step*, from 0, as a share of the highest."""
+def warmup_cosine(step: int, steps: int) -> float:
+    """Return the learning rate of *step*, from 0, of *steps*, as a share of the highest."""
     if step < WARMUP:
         return (step + 1) / WARMUP
-    progress = (step - WARMUP) / (STEPS - WARMUP)
+    progress = (step - WARMUP) / (steps - WARMUP)
     return FINAL + (1 - FINAL) * (1 + math.cos(math.pi * progress)) / 2
 
 
@@ -62,6 +63,7 @@ def main() -> None:
     """Train as one worker of torchrun's group."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument(
         "--snapshot", type=Path, default=Path("snapshot.pt"), help="to save, and to go on from"
     )
@@ -79,7 +81,7 @@ def main() -> None:
     train_set, val_set = Sonnets("train"), Sonnets("val")
     model = GPT(GPTConfig(train_set.vocab_size)).to(device)
     optimizer = optimizer_of(model)
-    scheduler = LambdaLR(optimizer, warmup_cosine)
+    scheduler = LambdaLR(optimizer, partial(warmup_cosine, steps=options.steps))
     step = 0
     if options.snapshot.exists():
         state = torch.load(options.snapshot, map_location=device, weights_only=True)
@@ -107,8 +109,11 @@ def main() -> None:
                 if rank == 0:
                     state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
                     torch.save({**state, "scheduler": scheduler.state_dict()}, options.snapshot)
-                    print(f"step {step}/{STEPS}  loss {loss.item():.4f}  val loss {measured:.4f}", flush=True)
-            if step == STEPS:
+                    print(
+                        f"step {step}/{options.steps}  loss {loss.item():.4f}  val loss {measured:.4f}",
+                        flush=True,
+                    )
+            if step == options.steps:
                 dist.destroy_process_group()
                 return
 

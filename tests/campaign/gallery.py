@@ -24,8 +24,9 @@ from tests.campaign.facts import head
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDS = {"lora": ("transformers", "peft")}
-WORLDS, STEPS = "1,2,3,4", 20
-SEEDS = range(1, 6)
+WORLDS, STEPS = "1,2,3,4", 10
+SEEDS, SEED_STEPS = range(1, 6), 300
+LENGTH = f"--set=train.steps={SEED_STEPS}", f"--set=lr_scheduler.args.total={SEED_STEPS}"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
@@ -90,7 +91,7 @@ def exact_table(folder: Path) -> tuple[str, bool]:
 
 def ours(folder: Path, seed: int) -> float:
     """Return the validation loss that the job comes to."""
-    done = elasticflow(folder, "run", "job.toml", f"--run-id=seed{seed}", f"--set=job.seed={seed}")
+    done = elasticflow(folder, "run", "job.toml", f"--run-id=seed{seed}", f"--set=job.seed={seed}", *LENGTH)
     assert done.returncode == 0, done.stdout
     lines = (folder / "runs" / "gpt" / f"seed{seed}" / "metrics.jsonl").read_text().splitlines()
     return float([line["eval"]["loss"] for line in map(json.loads, lines) if "eval" in line][-1])
@@ -99,7 +100,7 @@ def ours(folder: Path, seed: int) -> float:
 def by_hand(folder: Path, seed: int) -> float:
     """Return the validation loss that the hand-written script comes to."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    argv = [*torchrun, "train_ddp.py", f"--seed={seed}", f"--snapshot=seed{seed}.pt"]
+    argv = [*torchrun, "train_ddp.py", f"--seed={seed}", f"--steps={SEED_STEPS}", f"--snapshot=seed{seed}.pt"]
     done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return float(re.findall(r"val loss ([0-9.]+)", done.stdout)[-1])
@@ -151,7 +152,7 @@ def torchrun_table(folder: Path) -> str:
         [
             "# The example GPT and the same training by hand, for torchrun",
             "",
-            f"{facts['date']}, {facts['facts']}, {facts['cores']} cores, commit {facts['commit']}; two workers each, 1,000 steps.",
+            f"{facts['date']}, {facts['facts']}, {facts['cores']} cores, commit {facts['commit']}; two workers each, {SEED_STEPS} steps.",
             "",
             "Validation loss at the end, nats per character:",
             "",
