@@ -7,14 +7,13 @@ The tables lie beside this file.
 from __future__ import annotations
 
 import argparse
-import io
+import ast
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
-import tokenize
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean, stdev
@@ -108,22 +107,12 @@ def by_hand(folder: Path, seed: int) -> float:
 
 def lines_of_code(text: str) -> int:
     """Return how many lines of Python hold code: no comments, docstrings or blank lines."""
-    lines: set[int] = set()
-    last = tokenize.NEWLINE
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type in {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}:
-            last = token.type if token.type != tokenize.COMMENT else last
-            continue
-        is_docstring = token.type == tokenize.STRING and last in {
-            tokenize.NEWLINE,
-            tokenize.NL,
-            tokenize.INDENT,
-            tokenize.DEDENT,
-        }
-        if not is_docstring and token.type != tokenize.ENDMARKER:
-            lines |= set(range(token.start[0], token.end[0] + 1))
-        last = token.type
-    return len(lines)
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            docstrings |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines = enumerate(map(str.strip, text.splitlines()), start=1)
+    return sum(1 for number, line in lines if line and line[0] != "#" and number not in docstrings)
 
 
 def lines_of_job(text: str) -> int:

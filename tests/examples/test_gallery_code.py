@@ -1,0 +1,124 @@
+"""The code of the examples that `init --example` writes; that their jobs train is an end-to-end test's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from examples.contrastive import contrastive
+from examples.dcgan import dcgan
+from examples.gpt import gpt
+from examples.images import images
+from examples.lora import lora
+from examples.streaming import streaming
+from examples.tabular import tabular
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def test_a_gpt_sees_nothing_of_what_follows() -> None:
+    """Another last character changes the last scores only."""
+    torch.manual_seed(0)
+    model = gpt.GPT(gpt.GPTConfig(vocab_size=10, n_layer=2, dropout=0.0)).eval()
+    one = torch.randint(9, (1, 12))
+    other = one.clone()
+    other[0, -1] = 9
+    before, after = model(one), model(other)
+    assert torch.equal(before[:, :-1], after[:, :-1])
+    assert not torch.equal(before[:, -1], after[:, -1])
+    assert model.generate(one, 3).shape == (1, 15)
+
+
+def test_sonnets_to_train_on_and_to_evaluate_on_are_apart() -> None:
+    """Together they are the text; each target is the character after its input."""
+    train, val = gpt.Sonnets("train"), gpt.Sonnets("val")
+    assert train.decode(train.tokens) + val.decode(val.tokens) == gpt.TEXT.read_text()
+    inputs, targets = train[1234]
+    assert torch.equal(inputs[1:], targets[:-1])
+    assert torch.equal(train[len(train) - 1][1], train.tokens[-64:])
+    assert len(val) == (len(val.tokens) - 1) // 64
+
+
+def test_streams_hold_every_block_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the number of data shards; the files are made once."""
+    monkeypatch.chdir(tmp_path)
+    streaming.write_shards(lines=50)
+    made = {path: path.stat().st_mtime_ns for path in streaming.FOLDER.iterdir()}
+    streaming.write_shards(lines=50)
+    assert made == {path: path.stat().st_mtime_ns for path in streaming.FOLDER.iterdir()}
+    assert len(made) == streaming.FILES
+    blocks = [bytes(block.tolist()) for shard in range(4) for block in streaming.packed_text(shard, 4)]
+    assert len(set(blocks)) == len(blocks)
+    first, second = list(streaming.packed_text(0, 8))[:2]
+    assert first[-1] == second[0]  # the last target is the next block's first input
+
+
+def test_info_nce_is_least_where_partners_agree() -> None:
+    """Partners that are equal, and unlike all others, cost almost nothing; shuffled ones much."""
+    vectors = torch.eye(8)
+    batch = vectors, vectors, torch.arange(8)
+    assert contrastive.info_nce(torch.nn.Identity(), batch, temperature=0.05) < 1e-3
+    shuffled = vectors, vectors.roll(1, 0), torch.arange(8)
+    assert contrastive.info_nce(torch.nn.Identity(), shuffled, temperature=0.05) > 5
+
+
+def test_neighbours_are_looked_for_among_others() -> None:
+    """A digit is not its own neighbour."""
+    points = functional.normalize(torch.tensor([[1.0, 0.1], [1.0, 0.2], [0.1, 1.0], [0.2, 1.0]]), dim=1)
+    for labels, expected in (([0, 0, 1, 1], 1.0), ([0, 1, 0, 1], 0.0)):
+        batch = points, points, torch.tensor(labels)
+        assert contrastive.neighbour_accuracy(torch.nn.Identity(), batch).item() == expected
+
+
+def test_mixup_is_for_training_only() -> None:
+    """In evaluation the loss is that of the images as they are."""
+    torch.manual_seed(0)
+    model = images.ConvNet(width=4, depth=1)
+    batch = torch.rand(6, 1, 8, 8), torch.arange(6)
+    assert images.mixup_step(model.train(), batch) != images.mixup_step(model, batch)
+    expected = functional.cross_entropy(model.eval()(batch[0]), batch[1])
+    assert torch.equal(images.mixup_step(model, batch), expected)
+
+
+def test_a_digit_is_moved_anew_each_time_it_is_read() -> None:
+    """Only where it is to be augmented."""
+    augmented, plain = images.Digits(augment=True), images.Digits()
+    assert not torch.equal(augmented[3][0], augmented[3][0])
+    assert torch.equal(plain[3][0], plain[3][0])
+    assert plain[3][0].max() == 1.0
+
+
+def test_answers_are_trained_on_and_padding_is_not() -> None:
+    """The count is that of the tokens that have a label."""
+    data = lora.Instructions(samples=8)
+    samples = [data[index] for index in range(8)]
+    batch = lora.padded(samples)
+    assert set(batch) == {"input_ids", "attention_mask", "labels"}
+    answers = [len(answer) + 1 for _, answer in data.pairs]  # and the end
+    assert sum(answers) == lora.answer_tokens(batch)
+    assert batch["attention_mask"].sum() == sum(len(sample["input_ids"]) for sample in samples)
+    assert batch["labels"][batch["attention_mask"] == 0].eq(lora.IGNORED).all()
+
+
+def test_rows_to_test_on_are_others() -> None:
+    """The same ones each time."""
+    train, test = tabular.Table("train", 50), tabular.Table("test", 50)
+    assert not torch.equal(train.targets, test.targets)
+    assert torch.equal(train.targets, tabular.Table("train", 50).targets)
+    row, target = train[0]
+    batch = {name: value[None] for name, value in row.items()}
+    assert tabular.TabularNet(width=4).eval()(batch).shape == (1,) != target.shape
+
+
+def test_each_weight_of_the_gan_has_one_optimizer() -> None:
+    """The generator's and the discriminator's are all there are."""
+    model = dcgan.DCGAN(latent=4, width=4)
+    optimizers = model.configure_optimizers(lr=0.1, betas=(0.5, 0.9))
+    owned = [p for each in optimizers.values() for group in each.param_groups for p in group["params"]]
+    assert sorted(map(id, owned)) == sorted(map(id, model.parameters()))
+    assert model.sample(3).shape == (3, 1, 8, 8) == dcgan.digits()[:3].shape
