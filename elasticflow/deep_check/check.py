@@ -160,6 +160,9 @@ def _job_of(job: Job) -> DeepJob:
         find_unused_parameters=job.ddp.find_unused_parameters,
         include=dict(job.snapshots.include),
         ignore=tuple(job.snapshots.ignore),
+        gradient_checkpointing=tuple(globs)
+        if isinstance(globs := job.train.gradient_checkpointing, list)
+        else globs,
     )
 
 

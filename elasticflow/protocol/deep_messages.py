@@ -74,6 +74,7 @@ class DeepJob:
         find_unused_parameters: `ddp.find_unused_parameters`.
         include: `snapshots.include`.
         ignore: `snapshots.ignore`.
+        gradient_checkpointing: `train.gradient_checkpointing`.
     """
 
     seed: int
@@ -88,6 +89,7 @@ class DeepJob:
     find_unused_parameters: bool
     include: dict[str, str]
     ignore: tuple[str, ...]
+    gradient_checkpointing: bool | tuple[str, ...] = False
 
 
 @dataclass(frozen=True)

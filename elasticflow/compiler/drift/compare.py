@@ -65,6 +65,7 @@ _WEIGHTS: dict[str, tuple[Weight, str]] = {
     "train.steps": ("harmless", "the run ends sooner or later"),
     "train.time_limit": ("harmless", "counts from now on"),
     "train.compile": ("harmless", "equal up to rounding"),
+    "train.gradient_checkpointing": ("harmless", "the same numbers, computed again instead of kept"),
     "train.threads": ("harmless", "equal up to rounding"),
     "train.compare_replicas": ("harmless", "what is compared does not change"),
     "train.consistency": (

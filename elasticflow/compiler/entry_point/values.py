@@ -79,6 +79,10 @@ def values_of(job: Job, *, root: str, forms: CallForms, taken: Iterable[str]) ->
         "step": _step(job, forms),
         "state": _state(job, forms, imports),
     }
+    if isinstance(globs := job.train.gradient_checkpointing, list):
+        code["checkpointing"] = call("checkpoint_activations", "model", flat(literal(globs, "globs")))
+    else:
+        code["checkpointing"] = call("checkpoint_activations", "model")
     if job.optimizer.groups:
         code["groups"] = parameter_groups(job.optimizer.groups, imports)
     if forms.step_moves_optimizers and job.lr_scheduler is not None:
@@ -141,6 +145,7 @@ def _flags(job: Job, forms: CallForms) -> dict[str, bool]:
         "sample": False,
         "weights": job.model.weights is not None,
         "compile": job.train.compile,
+        "checkpointing": job.train.gradient_checkpointing is not False,
         "optimizer": not moves,
         "manual": moves,
         "groups": bool(job.optimizer.groups),

@@ -22,6 +22,7 @@ _LATER: tuple[tuple[str, str, Any], ...] = (
     ("logging", "grad_norm", None),
     ("logging", "peak_flops", None),
     ("dataset", "sampler", None),
+    ("train", "gradient_checkpointing", False),
 )
 _OF_DATA = "$dataset"  # a value of the training data: {"$dataset": "vocab_size"}
 _FLOAT = "$float"  # JSON has no infinity and no NaN: {"$float": "inf"}

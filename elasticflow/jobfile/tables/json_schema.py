@@ -190,6 +190,7 @@ EXAMPLES: dict[str, dict[str, list[Any]]] = {
         "epochs": [5],
         "steps": [2000],
         "ema": [0.999],
+        "gradient_checkpointing": [True, ["blocks.*"]],
         "threads": [1],
         "virtual_shards": [8],
         "compare_replicas": ["1000 steps", "never"],

@@ -96,6 +96,11 @@ Glob = Annotated[
     Field(min_length=1, max_length=500, examples=["*.bias"]),
     Description('a glob on names of parameters, like "*.bias"'),
 ]
+ModuleGlob = Annotated[
+    str,
+    Field(min_length=1, max_length=500, examples=["blocks.*"]),
+    Description('a glob on names of modules, like "blocks.*"'),
+]
 Ndim = Annotated[int, Field(ge=0, le=100), Description("a number of dimensions, like 1")]
 GroupName = Annotated[str, Field(min_length=1, max_length=100), Description("a name of at most 100 letters")]
 
@@ -260,6 +265,11 @@ class TrainTable(Table):
     compile: bool = Field(
         default=False,
         description="Compile the model with torch.compile; its cache is kept for the run and beside the snapshots.",
+    )
+    gradient_checkpointing: bool | Annotated[list[ModuleGlob], Field(min_length=1)] = Field(
+        default=False,
+        description="Compute activations again in the backward pass instead of keeping them: less memory, more time, the same "
+        "bits. true: models of transformers and timm; else globs of module names, each computed again as a whole.",
     )
     ema: float | None = Field(
         default=None,

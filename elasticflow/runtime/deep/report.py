@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 from elasticflow import StopTraining
 from elasticflow.errors import ElasticflowError, JobKeyError, StepResultError
 from elasticflow.protocol.deep_messages import MESSAGES, Doing, Done, Note, Problem
+from elasticflow.runtime.model import replicable
 from elasticflow.runtime.process import failure
-from elasticflow.runtime.training import replicable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

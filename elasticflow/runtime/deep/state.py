@@ -20,6 +20,7 @@ from elasticflow.errors import JobKeyError, StateError
 from elasticflow.protocol.deep_messages import Facts
 from elasticflow.run_folder import path_from_root
 from elasticflow.runtime.deep.report import BrokenError
+from elasticflow.runtime.model.gradient_checkpointing import checkpoint_activations
 from elasticflow.runtime.snapshot import reachable, unsaved
 from elasticflow.runtime.snapshot.rank_shard import nbytes_of
 from elasticflow.runtime.state.loading import check_module
@@ -135,6 +136,12 @@ def _build_model(report: Report, code: ModuleType, job: DeepJob) -> nn.Module:
     if weights is not None:
         path = str(code.ROOT / (path_from_root(weights) or weights))
         report.call("result", "model.weights", f"reading {weights}", lambda: check_weights(model, path))
+    globs = job.gradient_checkpointing
+    if globs is not False:
+        try:
+            checkpoint_activations(model, None if globs is True else globs)
+        except JobKeyError as error:
+            report.refuse("result", error.key, error)
     return model
 
 

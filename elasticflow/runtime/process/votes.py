@@ -23,7 +23,7 @@ class Vote:
         evaluation_wanted: The same for evaluations.
         memory_wanted: The same for the memory tier.
         count_wanted: One of this rank's data shards may end in the next step; see `runtime/data/shard_loader.py`.
-        buffers_changed: Whether this step changed buffers that the next one reads; see `training/model_buffers.py`.
+        buffers_changed: Whether this step changed buffers that the next one reads; see `model/model_buffers.py`.
         random_drawn: Whether the model or the optimizer draws from python's or numpy's generator; see `Generators.look`.
         names_wanted: This rank's step returned a scalar that has no place yet; see `runtime/metrics/scalars.py`.
         may_skip: This rank can take part in a step without its data.

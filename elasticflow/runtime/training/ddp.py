@@ -17,10 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 from elasticflow import StopTraining
 from elasticflow.errors import StateError
 from elasticflow.runtime.metrics.scalars import NUM_PLACES, Scalars
+from elasticflow.runtime.model import model_buffers, replicable
 from elasticflow.runtime.process import stopping
 from elasticflow.runtime.process.votes import NUM_REQUESTS
 from elasticflow.runtime.torch_private import foreach_div_
-from elasticflow.runtime.training import model_buffers, replicable, stoppable_batches
+from elasticflow.runtime.training import stoppable_batches
 from elasticflow.runtime.training.loss import NonFinite, parse_loss
 from elasticflow.runtime.training.loss_weights import first_look
 from elasticflow.runtime.training.precision import autocast

@@ -20,10 +20,11 @@ from elasticflow import events
 from elasticflow.runtime.data import index_loader
 from elasticflow.runtime.data.dataset import opened
 from elasticflow.runtime.data.sample_reader import EVALUATION, SampleReader
+from elasticflow.runtime.model import model_buffers
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.process.position import even_split
 from elasticflow.runtime.process.votes import LEAVE
-from elasticflow.runtime.training import loss_weights, model_buffers
+from elasticflow.runtime.training import loss_weights
 from elasticflow.runtime.training.loss import parse_loss
 from elasticflow.runtime.training.precision import AUTOCAST, autocast
 from elasticflow.snapshots.format.manifest import measure_of

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from elasticflow import StopTraining
 from elasticflow.errors import StateError
 from elasticflow.runtime.metrics.scalars import NUM_PLACES, Scalars
+from elasticflow.runtime.model import model_buffers, replicable
 from elasticflow.runtime.process import environment, stopping
 from elasticflow.runtime.process.position import even_split
 from elasticflow.runtime.process.votes import NUM_REQUESTS
 from elasticflow.runtime.torch_private import foreach_div_
-from elasticflow.runtime.training import determinism, model_buffers, replicable, stoppable_batches
+from elasticflow.runtime.training import determinism, stoppable_batches
 from elasticflow.runtime.training.fixed_order_sum import BucketLayout, FixedOrderAllReduce
 from elasticflow.runtime.training.loss import NonFinite, parse_loss
 from elasticflow.runtime.training.loss_weights import first_look

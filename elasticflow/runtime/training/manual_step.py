@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from elasticflow import StopTraining
 from elasticflow.errors import NonFiniteLossError, StateError
 from elasticflow.runtime.metrics.scalars import NUM_PLACES, Scalars
+from elasticflow.runtime.model import model_buffers, replicable
 from elasticflow.runtime.process import stopping
 from elasticflow.runtime.process.votes import NUM_REQUESTS
-from elasticflow.runtime.training import model_buffers, replicable, several_optimizers, stoppable_batches
+from elasticflow.runtime.training import several_optimizers, stoppable_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,6 +24,7 @@ from elasticflow.runtime.state.state import State
 from elasticflow.runtime.training.ddp import DDPStep  # = import.ddp
 from elasticflow.runtime.training.evaluation import Evaluation  # = import.evaluation
 from elasticflow.runtime.training.exact import ExactStep  # = import.exact
+from elasticflow.runtime.model.gradient_checkpointing import checkpoint_activations  # = import.ac
 from elasticflow.runtime.training.loss import with_count  # = import.count
 from elasticflow.runtime.training.manual_step import ManualStep  # = import.manual
 from elasticflow.runtime.training.param_groups import Group, log_groups, parameter_groups  # = import.groups
@@ -96,6 +97,9 @@ def main() -> None:
     model.to(worker.device)
     # if: weights
     load_weights(model, "base.safetensors")  # = weights
+    # end
+    # if: checkpointing
+    checkpoint_activations(model, ["blocks.*"])  # = checkpointing  # computed again in the backward pass
     # end
     # if: compile
     model.compile()

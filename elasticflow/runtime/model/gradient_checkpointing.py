@@ -1,0 +1,139 @@
+"""Gradient checkpointing: what a module computes in between is computed again in the backward pass, and not kept.
+
+Torch's `torch.utils.checkpoint` in its non-reentrant form, which works with DistributedDataParallel, frozen weights and
+torch.compile. It puts torch's generators back to where the forward pass had them, so that dropout drops the same numbers
+again, and with the same kernels every bit is that of a step without it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from elasticflow.errors import JobKeyError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+KEY = "train.gradient_checkpointing"
+_MOST_NAMED = 5
+
+
+class Checkpointed(nn.Module):
+    """Comes before a module's own class: its forward is checkpointed while it is trained."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the module's own forward returns."""
+        forward = super().forward
+        if not (self.training and torch.is_grad_enabled()):
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+
+def checkpoint_activations(model: nn.Module, globs: Sequence[str] | None = None) -> list[str]:
+    """Have the model, or the modules whose names fit one of *globs*, compute again instead of keeping; return their names.
+
+    A module inside one that is taken is left alone. Without *globs* the model's own way is used: that of transformers
+    (`gradient_checkpointing_enable`), or that of timm (`set_grad_checkpointing`); no names are returned then.
+
+    Raises:
+        JobKeyError: the model has no such way, nothing fits, or what would be computed twice keeps count of it.
+    """
+    if globs is None:
+        _enable(model)
+        return []
+    taken: list[str] = []
+    for name, module in model.named_modules():
+        is_inside = any(name.startswith(f"{outer}.") for outer in taken)
+        if name and not is_inside and any(fnmatchcase(name, glob) for glob in globs):
+            _require_repeatable(module, name)
+            taken.append(name)
+    for glob in globs:
+        if not any(fnmatchcase(name, glob) for name, _ in model.named_modules() if name):
+            message = f'{KEY}: no module of the {type(model).__name__} has a name like "{glob}"'
+            raise JobKeyError(KEY, message, _like(model))
+    for name in taken:
+        module = model.get_submodule(name)
+        own = type(module)
+        if _is_layer_of_transformers(own):
+            # It also keeps its cache of keys and values from being filled twice.
+            vars(module).update(gradient_checkpointing=True, _gradient_checkpointing_func=_checkpointed)
+            continue
+        # A class, not an attribute: copies of the module have it, and what is called by name stays.
+        module.__class__ = type(own.__name__, (Checkpointed, own), {"__module__": own.__module__})
+    return taken
+
+
+def _checkpointed(function: Any, *args: Any, **kwargs: Any) -> Any:
+    return checkpoint(function, *args, use_reentrant=False, **kwargs)
+
+
+def _is_layer_of_transformers(kind: type) -> bool:
+    return any(each.__name__ == "GradientCheckpointingLayer" for each in kind.__mro__)
+
+
+def _enable(model: nn.Module) -> None:
+    kind = type(model).__name__
+    enable = getattr(model, "gradient_checkpointing_enable", None)
+    of_timm = getattr(model, "set_grad_checkpointing", None)
+    if not callable(enable) and not callable(of_timm):
+        message = (
+            f"{KEY} = true: the {kind} has no gradient_checkpointing_enable(), as models of transformers have"
+        )
+        raise JobKeyError(KEY, message, _like(model))
+    _require_repeatable(model, "")
+    try:
+        if not callable(enable):
+            assert callable(of_timm)
+            of_timm(True)
+        elif _takes_options(enable):
+            enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        else:
+            enable()
+    except (ValueError, NotImplementedError, AssertionError) as error:
+        raise JobKeyError(KEY, f"{KEY} = true: the {kind} refuses: {error}", _like(model)) from error
+
+
+def _takes_options(enable: Any) -> bool:
+    try:
+        parameters = inspect.signature(enable).parameters
+    except (TypeError, ValueError):
+        return False
+    return "gradient_checkpointing_kwargs" in parameters or any(
+        p.kind is p.VAR_KEYWORD for p in parameters.values()
+    )
+
+
+def _require_repeatable(module: nn.Module, name: str) -> None:
+    """Make sure that a module's forward may run twice for one batch.
+
+    Raises:
+        JobKeyError: it may not.
+    """
+    where = name or type(module).__name__
+    for inner_name, inner in module.named_modules(prefix=name):
+        if getattr(inner, "track_running_stats", False):
+            message = f"{KEY}: {inner_name} is a {type(inner).__name__}, which would count each batch twice"
+            raise JobKeyError(
+                KEY, message, f"name modules inside {where} that hold none, or use GroupNorm or LayerNorm"
+            )
+        if isinstance(inner, torch.jit.ScriptModule) or "forward" in vars(inner):
+            message = f"{KEY}: {inner_name or where} has a forward that is not its class's"
+            raise JobKeyError(KEY, message, f"name other modules than {where}")
+
+
+def _like(model: nn.Module) -> str:
+    """Return what to write instead: the lists of blocks that the model has."""
+    lists = [
+        name
+        for name, module in model.named_modules()
+        if name and isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1
+    ]
+    names = [f'"{name}.*"' for name in lists] or [f'"{name}"' for name, _ in model.named_children()]
+    shown = ", ".join(names[:_MOST_NAMED])
+    return f"name the modules to be computed again, such as gradient_checkpointing = [{shown}]"
