@@ -219,6 +219,12 @@ class StepResultError(WorkerError):
     """What a training step returned is no loss, or is over a count that cannot be."""
 
 
+class HookError(WorkerError):
+    """A hook of the job changed what is trained."""
+
+    is_final = True
+
+
 class ReplicasDifferError(WorkerError):
     """A rank has other parameters, or another optimizer, than the others after the same step.
 

@@ -162,6 +162,8 @@ def leave(
             worker.event(events.TRAINING_STOPPED, **worker.stopped._asdict())
     for action in worker.at_leave:
         action()
+    for call in worker.at_finish if finished else ():
+        call(position)
     if finished and worker.rank == 0:
         best = None if evaluation is None else evaluation.best
         worker.event(events.TRAINING_FINISHED, epoch=position.epoch, samples=position.samples, best=best)

@@ -252,6 +252,10 @@ PROJECTS = {
     "state_that_cannot_be_kept": Project(
         "        self.outer =", "        self.register_buffer('mask', torch.eye(3).to_sparse())\n        self.outer =", ("EF507", 'entry = "shop:Net"', "model/mask is a sparse tensor")
     ),
+    "hooks": Project("def accuracy(", "def look(context, name):\n    context.log_scalar(name, context.metrics['loss'])\n    context.log_image(name, context.model.inner.weight)\n\n\ndef accuracy(", None, deep_step=True, more='[hooks.on_evaluation]\nentry = "shop:look"\nargs = { name = "x" }\n'),
+    "hook_raises": Project("def accuracy(", "def look(context):\n    return {}['gone']\n\n\ndef accuracy(", ("EF508", 'on_step = "shop:look"', "calling hooks.on_step raises KeyError: 'gone'"), deep_step=True, more='[hooks]\non_step = "shop:look"\n'),
+    "hook_changes": Project("def accuracy(", "def look(context):\n    context.model.inner.weight.data.mul_(2)\n\n\ndef accuracy(", ("EF508", 'on_finish = "shop:look"', 'hooks.on_finish = "shop:look" changed inner.weight'), deep_step=True, more='[hooks]\non_finish = "shop:look"\n'),
+    "scalar_of_ours": Project("def accuracy(", "def step(model, batch):\n    loss = nn.functional.cross_entropy(model(batch[0]), batch[1])\n    return {'loss': loss, 'lr': 0.1}\n\n\ndef score(model, batch):\n    return 0.5\n\n\ndef accuracy(", ("EF518", 'step = "shop:step"', "a scalar `lr`, and metrics.jsonl has a field of that name"), deep_step=True, job=('loss = "torch.nn.functional:cross_entropy"', 'step = "shop:step"')),
     "wrong_shapes": Project("nn.Linear(4, width)", "nn.Linear(5, width)", ("EF508", 'loss = "torch', "mat1 and mat2 shapes cannot be multiplied"), deep_step=True),
     "unused_parameters": Project("        self.outer =", "        self.spare = nn.Linear(2, 2)\n        self.outer =", ("EF508", 'entry = "shop:Net"', "parameter spare.weight and 1 more got no gradient"), deep_step=True),
     "not_prepared": Project('entry = "shop:digits"\nglobal', 'prepare = "shop:wait"\nentry = "shop:late"\nglobal', ("EF511", 'entry = "shop:late"', "dataset cannot be opened here (FileNotFoundError: ")),

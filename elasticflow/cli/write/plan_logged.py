@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from elasticflow.jobfile.tables.hooks import HookTable
     from elasticflow.jobfile.tables.job import Job
 
 
@@ -23,3 +24,10 @@ def logged(job: Job) -> Iterator[tuple[str, str]]:
         parts.append("the gradient's norm")
     if parts:
         yield "logged", "; ".join(parts)
+    if job.hooks is not None and (hooks := job.hooks.named()):
+        yield "hooks", "; ".join(f"{name} {_called(hook)}" for name, hook in hooks.items())
+
+
+def _called(hook: HookTable) -> str:
+    often = "" if hook.every is None else f" each {hook.every}"
+    return f"{hook.entry}{often}{', on all ranks' if hook.all_ranks else ''}"

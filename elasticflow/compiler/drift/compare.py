@@ -79,6 +79,7 @@ _WEIGHTS: dict[str, tuple[Weight, str]] = {
     "ddp": ("harmless", "equal up to rounding"),
     "ddp.sync_batchnorm": ("trajectory", "batch statistics are taken over other samples"),
     "env": ("harmless", "libraries and the job's code read it, from here on"),
+    "hooks": ("harmless", "a hook that changes what is trained is refused when it does"),
     "nodes": ("harmless", "the global batch is the same at every world size"),
     "restarts": ("harmless", "counts from now on"),
     "snapshots": ("harmless", "counts from now on"),

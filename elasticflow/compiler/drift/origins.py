@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _BITS = 'train.consistency = "exact" promises bits that this may change'
 _ROUNDING = "equal up to rounding"
-_NO_WEIGHTS = frozenset({"evaluation", "prepare"})  # roles that no weight depends on
+_NO_WEIGHTS = frozenset({"evaluation", "hooks", "prepare"})  # roles that no weight depends on
 # Move no number that training computes: ours, and what torch imports for its compiler and its hub.
 _PLUMBING = frozenset({
     "python", "annotated-types", "click", "fsspec", "pydantic", "pydantic-core", "safetensors", "structlog", "tomli",

@@ -66,7 +66,7 @@ def parameter_groups(tables: Sequence[GroupTable], imports: Imports) -> Display:
     made = []
     for number, table in enumerate(tables):
         where = f"optimizer.groups[{number}]"
-        args = {key: _argument(value, imports, f"{where}.args.{key}") for key, value in table.args.items()}
+        args = {key: argument(value, imports, f"{where}.args.{key}") for key, value in table.args.items()}
         modules = [Name(imports.name_of(entry)) for entry in table.modules]
         values = {
             "match": table.match,
@@ -122,7 +122,7 @@ def factory(
     """
     name = imports.name_of(entry)
     name = _on_model(name) if is_method else name
-    values = {key: _argument(value, imports, f"{where}.{key}") for key, value in (args or {}).items()}
+    values = {key: argument(value, imports, f"{where}.{key}") for key, value in (args or {}).items()}
     return Call(name, (*(("", text) for text in positional), *keywords(values, where)))
 
 
@@ -146,22 +146,22 @@ def _on_model(name: str) -> str:
     return f"unwrap_model(model, {kind}).{method}"
 
 
-def _argument(value: Any, imports: Imports, where: str) -> Any:
+def argument(value: Any, imports: Imports, where: str) -> Any:
     """Return a value of the job file with code in place of the objects that its tables mean."""
     if isinstance(value, DatasetValue):
         return Name(f"dataset.values[{quoted(value.name)}]")
     described = object_of(value)
     if described is not None:
-        args = {key: _argument(item, imports, f"{where}.{key}") for key, item in described.args.items()}
+        args = {key: argument(item, imports, f"{where}.{key}") for key, item in described.args.items()}
         if described.entry == "builtins:dict" and not described.is_partial:
             return args  # how a dict is written that would be taken for an object
         name = imports.name_of(described.entry)
         call = Call(name, keywords(args, where))
         return partial_of(imports, call) if described.is_partial else call
     if isinstance(value, dict):
-        return {key: _argument(item, imports, f"{where}.{key}") for key, item in value.items()}
+        return {key: argument(item, imports, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, list):
-        return [_argument(item, imports, f"{where}[{number}]") for number, item in enumerate(value)]
+        return [argument(item, imports, f"{where}[{number}]") for number, item in enumerate(value)]
     return value
 
 

@@ -13,6 +13,7 @@ from elasticflow.compiler.entry_point.factories import (
     sampler_values,
     values_of_data,
 )
+from elasticflow.compiler.entry_point.hook_calls import hook_rows, hooks
 from elasticflow.compiler.entry_point.imports import Imports
 from elasticflow.compiler.entry_point.measured import clip_gradient, measures, start_training
 from elasticflow.compiler.entry_point.source_code import (
@@ -72,6 +73,7 @@ def values_of(job: Job, *, root: str, forms: CallForms, taken: Iterable[str]) ->
         **_step_definition(job, forms),
         **_data(job, calls["dataset"], imports),
         **_evaluation(job, calls.get("evaluation"), imports, forms),
+        **hooks(job, imports, moves_optimizers=forms.step_moves_optimizers),
         "join": _join(job),
         "prepare.import": first.lines(),
         "prepare": None if prepare is None else call("prepare_data", "worker", prepare),
@@ -136,7 +138,9 @@ def values_of_factories(job: Job, *, root: str, forms: CallForms, taken: Iterabl
         measure = factory(imports, entry, *given)
         signature = f"def measure_{metric}({given[0]}: Any, {given[1]}: Any) -> Any:"
         rows.append({"metric.def": signature, "metric": measure, "metric.import": imports.lines()})
-    return Values(code=code, flags=_flags(job, forms), lists={"metrics": rows})
+    return Values(
+        code=code, flags=_flags(job, forms), lists={"metrics": rows, "hooks": hook_rows(job, taken)}
+    )
 
 
 def _flags(job: Job, forms: CallForms) -> dict[str, bool]:
@@ -160,6 +164,7 @@ def _flags(job: Job, forms: CallForms) -> dict[str, bool]:
         "sampler": job.dataset.sampler is not None,
         "collate": job.dataset.collate is not None,
         "evaluation": job.evaluation is not None,
+        "hooks": job.hooks is not None and bool(job.hooks.named()),
         "scheduler": scheduler is not None,
         "scheduler_of_one": scheduler is not None and not moves,
         "scheduler_of_several": scheduler is not None and moves,

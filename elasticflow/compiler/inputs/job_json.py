@@ -44,6 +44,8 @@ def public_tables(job: Job) -> dict[str, Any]:
     for table, key, default in _LATER:
         if tables[table][key] == default:
             del tables[table][key]
+    if job.hooks is None:
+        del tables["hooks"]
     if job.env is None:
         del tables["env"]
     else:

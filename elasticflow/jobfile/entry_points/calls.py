@@ -87,6 +87,7 @@ def entry_calls(raw: TomlTable) -> Iterator[EntryCall]:
         if isinstance(text, str):
             yield EntryCall(text, ("evaluation", "metrics", name), batch)
     yield from _of_groups(raw)
+    yield from _of_hooks(raw)
     for each in objects_of(raw):
         path = each.path
         yield EntryCall(
@@ -110,6 +111,15 @@ def _of_groups(raw: TomlTable) -> Iterator[EntryCall]:
         if isinstance(optimizer, str) and table_at(group, "args"):
             call = EntryCall(optimizer, ("optimizer", "entry"), ("the parameters",), (*path, "args"))
             yield call._replace(is_partial=True, as_method=())
+
+
+def _of_hooks(raw: TomlTable) -> Iterator[EntryCall]:
+    for name, hook in table_at(raw, "hooks").items():
+        if isinstance(hook, str):
+            yield EntryCall(hook, ("hooks", name), ("context",))
+        elif isinstance(hook, dict) and isinstance(text := hook.get("entry"), str):
+            path = ("hooks", name)
+            yield EntryCall(text, (*path, "entry"), ("context",), (*path, "args"))
 
 
 def takes_optimizers(names: Sequence[str], *, is_method: bool = False) -> bool:

@@ -51,6 +51,8 @@ def argument_tables(raw: TomlTable) -> Iterator[tuple[KeyPath, TomlTable]]:
     """Yield every table of arguments of a merged job, which may hold objects; those of objects themselves left out."""
     for name in _ARGS_OF:
         yield (name, "args"), table_at(raw, name, "args")
+    for name in table_at(raw, "hooks"):
+        yield ("hooks", name, "args"), table_at(raw, "hooks", name, "args")
     for path, group in parameter_groups(raw):
         yield (*path, "args"), table_at(group, "args")
 

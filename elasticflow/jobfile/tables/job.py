@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from pydantic import Field, PrivateAttr
 
+from elasticflow.jobfile.tables.hooks import HooksTable, HookTable
 from elasticflow.jobfile.tables.launching import (
     EnvTable,
     KeepTable,
@@ -42,6 +43,8 @@ __all__ = [
     "DdpTable",
     "EnvTable",
     "EvaluationTable",
+    "HookTable",
+    "HooksTable",
     "Job",
     "JobTable",
     "KeepTable",
@@ -92,6 +95,7 @@ class Job(Table, defer_build=True):
     lr_scheduler: LrSchedulerTable | None = None
     dataset: DatasetTable
     evaluation: EvaluationTable | None = None
+    hooks: HooksTable | None = None
     train: TrainTable
     ddp: DdpTable = Field(default_factory=DdpTable)
     env: EnvTable | None = None
@@ -124,6 +128,7 @@ class ValidTables(TypedDict, total=False):
     lr_scheduler: LrSchedulerTable | None
     dataset: DatasetTable
     evaluation: EvaluationTable | None
+    hooks: HooksTable | None
     train: TrainTable
     ddp: DdpTable
     env: EnvTable | None

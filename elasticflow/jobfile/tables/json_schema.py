@@ -28,6 +28,7 @@ BEYOND = (
     "nodes.min <= nodes.max: one value against another",
     "evaluation.best names a key of evaluation.metrics: one value against another's keys",
     "a group of parameters has match, ndim or module, and none is empty: any of several keys",
+    "`entry` of a hook's table: a file may leave it to the file that it extends",
     "5.0 where a whole number is asked for: one number to JSON, two types to TOML; tombi tells them apart, taplo not",
     "variables that env cannot set: a list of names, told with what to write instead",
     "nan and inf: no numbers to JSON; what an editor says of them is its own",
@@ -218,6 +219,18 @@ EXAMPLES: dict[str, dict[str, list[Any]]] = {
         "include": [{"vocabulary": "examples.text:vocabulary"}],
         "ignore": [["optimizer.last_norm"]],
         "options": [{"anon": True}],
+    },
+    "HookTable": {
+        "entry": ["mine:sample"],
+        "args": [{"length": 200}],
+        "every": ["100 steps"],
+    },
+    "HooksTable": {
+        "on_start": ["mine:begin"],
+        "on_step": [{"entry": "mine:histograms", "every": "100 steps"}],
+        "on_evaluation": ["mine:sample", {"entry": "mine:sample", "args": {"length": 200}}],
+        "on_snapshot": ["mine:announce"],
+        "on_finish": ["mine:end"],
     },
     "LoggingTable": {"peak_flops": [989.5e12], "sinks": [["tensorboard"]]},
     "TorchrunTable": {

@@ -47,6 +47,10 @@ _EXAMPLES = {
     "lr_scheduler.entry": '"elasticflow.schedules:warmup_cosine"',
     "dataset.entry": '"examples.mnist:digits"',
     "evaluation.entry": '"examples.mnist:digits"',
+    **{
+        f"hooks.on_{name}.entry": '"mine:sample"'
+        for name in ("start", "step", "evaluation", "snapshot", "finish")
+    },
     "job.name": '"mnist"',
 }
 

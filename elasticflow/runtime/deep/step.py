@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from elasticflow.protocol.deep_messages import Facts
-from elasticflow.runtime.deep import restart
+from elasticflow.runtime.deep import hooks, restart
 from elasticflow.runtime.deep.report import BrokenError
 from elasticflow.runtime.deep.state import moves_optimizers
 from elasticflow.runtime.metrics.scalars import require_name, scalars_in
@@ -82,6 +82,7 @@ def train(
         _look_at_weights(report, code, job, model, batch, num_samples)
     if "evaluation" in batches:
         _measure(report, code, job, model, batches["evaluation"])
+    hooks.try_out(report, code, job, trained, result, loss)
 
 
 def _look_at_scalars(result: dict[Any, Any]) -> None:

@@ -17,7 +17,7 @@ from elasticflow.runtime.process.step_log import Heartbeat, Progress
 from elasticflow.runtime.process.votes import Vote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import TextIO
 
     import torch
@@ -72,6 +72,9 @@ class Worker:
         progress: Reports finished steps.
         listen: Has signals ask this process to leave.
         at_beginning: Called at the beginning of a run, not where one goes on (`call_at_beginning`).
+        after_evaluation: Called with position and metrics after each evaluation that was finished; every rank.
+        before_snapshot: Called with position and the snapshot's name before it is taken; every rank.
+        at_finish: Called with the position where training has ended, after `at_leave`.
         at_leave: Called by `leave`, in order, while the process group is alive.
         started_at: Position at which this generation began to train.
         at_first_step: Called after the first step of this generation.
@@ -105,6 +108,9 @@ class Worker:
         self.stopped: stopping.Stopped | None = None
         self.at_beginning: list[Callable[[], None]] = []
         self.at_leave: list[Callable[[], None]] = []
+        self.after_evaluation: list[Callable[[Position, Mapping[str, Any]], None]] = []
+        self.before_snapshot: list[Callable[[Position, str], None]] = []
+        self.at_finish: list[Callable[[Position], None]] = []
         self.at_first_step: list[Callable[[], None]] = []
         self.listen: Callable[[], None] = lambda: None
         self.started_at: Position | None = None

@@ -17,7 +17,7 @@ from elasticflow.runtime import torch_private
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_SAMPLE, _MODEL, _BATCH, _REST, _FACTORY = 1, 2, 3, 4, 5
+_SAMPLE, _MODEL, _BATCH, _REST, _FACTORY, _HOOK = 1, 2, 3, 4, 5, 6
 VERSION = 2  # of these rules, in snapshots; 1: a factory began where the one before had left the generators
 _pack = Struct("<5Q").pack
 
@@ -52,6 +52,13 @@ def batch_key(seed: int, place: int, count: int, use: int = 0) -> int:
 def model_key(seed: int, step: int, rank: int, piece: int) -> int:
     """Return the seed under which a rank runs the model on micro-batch *piece* of *step*."""
     return _key(_MODEL, seed, step, rank, piece)
+
+
+def hook_key(seed: int, step: int, rank: int, hook: str) -> int:
+    """Return the seed under which *hook* is called after *step*."""
+    return _key(
+        _HOOK, seed, step, rank, int.from_bytes(blake2b(hook.encode(), digest_size=8).digest(), "little")
+    )
 
 
 def _key(*parts: int) -> int:

@@ -96,6 +96,7 @@ class Progress:
     Attributes:
         after_step: Called with each finished step and its loss, once all else is done.
         scalars: What the job's step returned in the last step, as means over the global batch; on every rank.
+        loss: The last step's; None before the first.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class Progress:
         self._second, self._date = 0, ""
         self._waiting: list[_Facts] = []
         self.scalars: Mapping[str, float] = {}
+        self.loss: float | None = None
         self._count, self._counted = 0.0, 0.0  # items of the step, and of all steps since the last line
         self._grad_norm: GradientNorm = None
         self._count_field, self._samples = f"items{RATE}", 0
@@ -178,7 +180,8 @@ class Progress:
 
         The learning rates are those that were noted, else those in *optimizers* now.
         """
-        number = self.number = position.step
+        number, self.loss = position.step, loss
+        self.number = number
         self._steps += 1
         self._counted += self._count
         self._heartbeat.beat(number)

@@ -190,6 +190,9 @@ class Snapshots:
         # The same step is never taken twice.
         if position.step == self._last.step:
             return
+        if final or self._is_due:
+            for action in worker.before_snapshot:
+                action(position, self._metadata.name(position.step))
         began = time.monotonic()
         self._unsaved.before_snapshot()
         # What is held may be written at any moment.

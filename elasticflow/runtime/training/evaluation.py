@@ -170,6 +170,8 @@ class Evaluation:
         self._last_time = time.monotonic()
         worker.generators.rest()  # what an evaluation draws is no step's business
         worker.heartbeat.phase(phase)
+        for action in worker.after_evaluation if metrics else ():
+            action(position, metrics)
         worker.progress.go_on()
         return metrics
 

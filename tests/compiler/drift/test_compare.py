@@ -50,6 +50,7 @@ from tests.compiler.jobs import make_job
         ({}, {"train__epochs": 3}, ("train.epochs", 2, 3, "harmless")),
         ({}, {"train__time_limit": "2 h"}, ("train.time_limit", None, "2 h", "harmless")),
         ({}, {"model__flops_per_sample": 1e9}, ("model.flops_per_sample", None, 1e9, "harmless")),
+        ({}, {"hooks__on_step": "m:f"}, ("hooks.on_step", None, "m:f", "harmless")),
         ({}, {"logging__grad_norm": True}, ("logging.grad_norm", None, True, "harmless")),
         ({}, {"train__ema": 0.9}, ("train.ema", None, 0.9, "corrupting")),
         ({"train__ema": 0.9}, {"train__ema": 0.8}, ("train.ema", 0.9, 0.8, "trajectory")),

@@ -119,6 +119,22 @@ FEATURES: dict[str, dict[str, Any]] = {
         },
         "job__path": ["src", "."],
     },
+    "hooks": {
+        "train__ema": 0.99,
+        "train__consistency": "exact",
+        "train__virtual_shards": 4,
+        "hooks__on_start": "pieces:sample",
+        "hooks__on_step": {"entry": "pieces:sample", "every": "100 steps", "all_ranks": True},
+        "hooks__on_evaluation": {"entry": "pieces:sample", "args": {"length": 3}},
+    },
+    "measures": {
+        "model__flops_per_sample": 1.5e9,
+        "logging__peak_flops": 1e12,
+        "logging__count_name": "tokens",
+        "logging__grad_norm": True,
+        "train__precision": "bf16",
+    },
+    "no_norm": {"optimizer__clip_grad_norm": 1.0, "logging__grad_norm": False},
     "ddp": {"ddp__find_unused_parameters": True, "ddp__bucket_cap_mb": 10},
     "names": {
         "model__entry": "a_rather_long_package_name.with_a_subpackage.and_another_one.and_yet_another_one.models:model"

@@ -15,6 +15,7 @@ KEYS = {
     "lr_scheduler": "entry args interval",
     "dataset": "entry args shards prepare collate samples sampler global_batch_size micro_batch_size num_workers tail",
     "evaluation": "entry args every batch_size metrics best weights overlap",
+    "hooks": "on_start on_step on_evaluation on_snapshot on_finish",
     "train": "epochs steps precision compile gradient_checkpointing ema threads on_nonfinite consistency virtual_shards compare_replicas time_limit",
     "ddp": "find_unused_parameters sync_batchnorm bucket_cap_mb gradient_as_bucket_view",
     "env": "",  # names of the job's own

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from elasticflow.runtime.hooks.hooks import Hook  # = import.hooks
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.training.loss import with_count  # = import.count
 from elasticflow.runtime.training.param_groups import Group, parameter_groups  # = import.groups
@@ -118,6 +119,15 @@ def measure_accuracy(outputs: Any, targets: Any) -> Any:  # = metric.def
     from examples.mnist import accuracy  # = metric.import
 
     return accuracy(outputs, targets)  # = metric
+
+
+# end
+# each: hooks
+def make_on_step() -> Hook:  # = hook.def
+    """Return a hook, with the arguments that the job gives it."""
+    from tests.compiler.golden.pieces import sample  # = hook.import
+
+    return Hook(sample, "mine:sample", every=100)  # = hook
 
 
 # end

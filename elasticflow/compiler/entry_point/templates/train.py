@@ -18,6 +18,7 @@ from elasticflow.runtime.data.index_loader import IndexLoader, open_dataset, pre
 from elasticflow.runtime.data.index_schedule import IndexSchedule  # = import.schedule
 from elasticflow.runtime.data.shard_loader import ShardLoader, open_shards  # = import.shards
 from elasticflow.runtime.data.shard_schedule import ShardSchedule  # = import.shard_schedule
+from elasticflow.runtime.hooks.hooks import Hook, Hooks  # = import.hooks
 from elasticflow.runtime.metrics.speed import Measures  # = import.measures
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy, Snapshots, load_weights  # = import.snapshots
 from elasticflow.runtime.state.state import State
@@ -74,7 +75,7 @@ def main() -> None:
     # end
 
     # if: sample
-    from tests.compiler.golden.pieces import curriculum, rates, two_optimizers
+    from tests.compiler.golden.pieces import curriculum, rates, sample, two_optimizers
     from torch.nn.functional import cross_entropy
     from torch.optim import AdamW
     from torch.optim.lr_scheduler import CosineAnnealingLR
@@ -140,12 +141,18 @@ def main() -> None:
         worker, model, training_step, test_set, schedule, every=("1 epoch",), metrics={}, best="max accuracy"
     )
     # end
+    # if: hooks
+    hooks = Hooks(worker, model, on_step=Hook(sample, "mine:sample", every=100))  # = hooks
+    # end
     state = State(model=model, optimizer=optimizer, include={"curriculum": curriculum})  # = state
     snapshots = Snapshots(worker, state, step, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
     position = snapshots.restore()  # the newest state that every rank can read, or the beginning
     worker.start_training(  # = start
         position, schedule, model, restored=snapshots.restored, log_every=LOG_EVERY
     )
+    # if: hooks
+    hooks.start(position)
+    # end
     # if: evaluation
     evaluation.run_if_owed(position)  # one that was cut short, when the workers were asked to leave
     # end
@@ -186,6 +193,9 @@ def main() -> None:
             worker.step_scheduler(scheduler, optimizer)  # = step_scheduler
         # end
         worker.log_step(position, loss, optimizer)  # = log_step
+        # if: hooks
+        hooks.after_step(position)
+        # end
         # if: evaluation
         evaluation.after_step(position)
         # end

@@ -1,0 +1,62 @@
+"""The table of hooks: functions of the job that are called at moments of its training."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.tables.types import Args, Entry, StepsText, Table, bad_key
+
+
+class HookTable(Table):
+    """A hook with more to say of it than its function."""
+
+    entry: Entry = Field(
+        description="Called with a context: step, epoch, model, metrics, log_text, log_image, log_scalar ..."
+    )
+    args: Args = Field(default={}, description="Keyword arguments of the callable, besides the context.")
+    every: StepsText | None = Field(
+        default=None, description="Of on_step: after so many steps; default: each."
+    )
+    all_ranks: bool = Field(default=False, description="Every worker calls it; default: rank 0 alone.")
+
+
+class HooksTable(Table):
+    """Functions of yours that are called while the job trains; they look, log and change nothing."""
+
+    on_start: Entry | HookTable | None = Field(
+        default=None, description="Called when training begins, and each time it goes on after a restart."
+    )
+    on_step: Entry | HookTable | None = Field(
+        default=None,
+        description='Called after each step, or each of so many: { entry = ..., every = "100 steps" }.',
+    )
+    on_evaluation: Entry | HookTable | None = Field(
+        default=None, description='Called after each evaluation; its metrics are in context.metrics["eval"].'
+    )
+    on_snapshot: Entry | HookTable | None = Field(
+        default=None,
+        description="Called when a snapshot is due, right before it is taken; its name is context.snapshot.",
+    )
+    on_finish: Entry | HookTable | None = Field(
+        default=None, description="Called once training has ended and its last snapshot is committed."
+    )
+
+    def named(self) -> dict[str, HookTable]:
+        """Return the hooks that the job has, by name, each as a table."""
+        given = {name: getattr(self, name) for name in type(self).model_fields}
+        return {
+            name: hook if isinstance(hook, HookTable) else HookTable(entry=hook)
+            for name, hook in given.items()
+            if hook is not None
+        }
+
+    @model_validator(mode="after")
+    def _every_is_of_steps(self) -> HooksTable:
+        for name, hook in self.named().items():
+            if hook.every is not None and name != "on_step":
+                message = (
+                    f"hooks.{name} has `every`, which is on_step's: the others are called whenever it happens"
+                )
+                raise bad_key(name, codes.UNKNOWN_KEY, message, "leave it out, or take on_step")
+        return self
