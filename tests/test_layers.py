@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PACKAGE = Path(elasticflow.__file__).parent
 # Lowest first; rooms of one floor do not know each other.
 FLOORS = (
-    {"", "errors", "events", "logs", "run_folder", "redaction", "fault_injection", "torch_versions", "schedules", "system", "protocol", "storage"},
+    {"", "errors", "events", "logs", "run_folder", "redaction", "fault_injection", "torch_versions", "schedules", "hugging_face", "system", "protocol", "storage"},
     {"jobfile", "snapshots"},
     {"compiler", "scaffold"},
     {"launcher", "runtime"},
@@ -35,6 +35,7 @@ MAY_IMPORT_TORCH_IN_FUNCTIONS = {
     "snapshots/tools/export_torch.py",
     "launcher/fork_server/torchrun_arguments.py",
     "schedules.py",  # for job files: any process may import it, a worker calls what is in it
+    "hugging_face.py",
 }
 MOST_MODULES = 16
 MODULES = {

@@ -143,7 +143,7 @@ EXAMPLES: dict[str, dict[str, list[Any]]] = {
         "step": ["examples.mnist:training_step"],
         "loss_count": ["tokens:num_targets"],
         "flops_per_sample": [1.2e9],
-        "weights": ["base.safetensors"],
+        "weights": ["base.safetensors", "models/llama"],
     },
     "OptimizerTable": {
         "entry": ["torch.optim:AdamW"],

@@ -81,7 +81,8 @@ class ModelTable(Table):
         description="Floating-point operations of training on one sample, forward and backward; MFU is logged then.",
     )
     weights: Annotated[str | None, MayRefer()] = Field(
-        default=None, description="A safetensors file to start from; may hold ${env:NAME}."
+        default=None,
+        description="Weights to start from: a safetensors file, its index, or a folder that transformers has saved; may hold ${env:NAME}.",
     )
 
     @model_validator(mode="after")

@@ -23,7 +23,7 @@ from elasticflow.runtime.deep.report import BrokenError
 from elasticflow.runtime.model.gradient_checkpointing import checkpoint_activations
 from elasticflow.runtime.snapshot import reachable, unsaved
 from elasticflow.runtime.snapshot.rank_shard import nbytes_of
-from elasticflow.runtime.state.loading import check_module
+from elasticflow.runtime.state.loading import add_tied, check_module, weight_files
 from elasticflow.runtime.state.state import State
 from elasticflow.runtime.state.tensors import BY_NAME
 from elasticflow.runtime.torch_private import storage_id
@@ -150,18 +150,21 @@ def _key_of_factory(table: str, content: ModelTable | OptimizerTable | Scheduler
 
 
 def check_weights(model: nn.Module, path: str) -> None:
-    """Compare what a safetensors file says of its tensors with the model; no tensor is read.
+    """Compare what safetensors files say of their tensors with the model; no tensor is read.
 
     Raises:
         StateError: names, shapes or dtypes differ.
         OSError: it cannot be read.
     """
-    with safe_open(path, "pt") as file:
-        slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118  # it is no mapping
-        weights = {
-            key: torch.empty(part.get_shape(), dtype=BY_NAME[part.get_dtype()], device="meta")
-            for key, part in slices.items()
-        }
+    weights: dict[str, Tensor] = {}
+    for name in weight_files(path):
+        with safe_open(name, "pt") as file:
+            slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118  # it is no mapping
+            weights |= {
+                key: torch.empty(part.get_shape(), dtype=BY_NAME[part.get_dtype()], device="meta")
+                for key, part in slices.items()
+            }
+    add_tied(model, weights)
     try:
         check_module(model, weights, "model")
     except StateError as error:

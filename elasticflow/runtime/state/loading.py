@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 Names = list[list[str | None]]
 """Names of the parameters of each group of an optimizer; None for one that is not the model's."""
 
+_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _OTHER = "go on with the job the snapshot was taken of, or start a new run"
 
 
@@ -117,19 +120,61 @@ def load(stateful: Any, state: Any) -> None:
 
 
 def load_weights(model: nn.Module, path: str) -> None:
-    """Copy the tensors of a safetensors file into the model. Every rank.
+    """Copy the tensors of a safetensors file, or of a folder that transformers has saved, into the model. Every rank.
 
     Raises:
-        StateError: the file cannot be read, or its names, shapes or dtypes are not the model's.
+        StateError: a file cannot be read, or their names, shapes or dtypes are not the model's.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    weights: dict[str, Tensor] = {}
     try:
-        weights = load_file(path)
-    except OSError as error:
+        for file in weight_files(path):
+            weights |= load_file(file)
+    except (OSError, SafetensorError) as error:
         raise StateError(f"model.weights: {path} cannot be read: {error}") from error
+    add_tied(model, weights)
     check_module(model, weights, "model")
     model.load_state_dict(weights)
+
+
+def weight_files(path: str) -> list[str]:
+    """Return the safetensors files of *path*: that file; or those of a folder or an index, as `save_pretrained` writes them.
+
+    Raises:
+        StateError: the folder holds none, or its index is none.
+        OSError: it cannot be read.
+    """
+    place = Path(path)
+    if place.is_dir():
+        if (place / _WHOLE).is_file():
+            return [str(place / _WHOLE)]
+        if not (place / _INDEX).is_file():
+            remedy = "save_pretrained writes such a folder; an adapter's or a .bin file's weights are loaded by your own model.entry"
+            raise StateError(f"model.weights: {path} holds neither {_WHOLE} nor {_INDEX}", remedy)
+        place = place / _INDEX
+    if place.name.endswith(".index.json"):
+        try:
+            names = set(json.loads(place.read_bytes())["weight_map"].values())
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise StateError(f"model.weights: {place} is no index of safetensors files: {error!r}") from error
+        return [str(place.parent / name) for name in sorted(names)]
+    return [str(place)]
+
+
+def add_tied(model: nn.Module, weights: dict[str, Any]) -> None:
+    """Add to *weights* the names of tied parameters and buffers of which another name is there: files hold them once."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in (
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ):
+        names.setdefault(id(tensor), []).append(name)
+    for tied in names.values():
+        there = next((name for name in tied if name in weights), None)
+        if there is not None:
+            weights.update({name: weights[there] for name in tied if name not in weights})
 
 
 def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:

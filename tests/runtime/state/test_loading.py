@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, NAdam
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, StepLR
 
 from elasticflow.errors import StateError
+from elasticflow.runtime.state import loading
 from elasticflow.runtime.state.state import State
 from tests.runtime.stored import bits, read_back, take_step
 
@@ -190,3 +193,49 @@ def test_object_that_is_no_part_is_missed() -> None:
     model = nn.Linear(1, 1)
     whole = State(model=model, optimizer=SGD(model.parameters()), include={"data": counter})
     assert not whole.misses(counter)
+
+
+class Tied(nn.Module):
+    """A model whose head is its embedding."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed, self.inner, self.head = nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+
+@pytest.mark.parametrize("form", ["file", "folder", "sharded folder", "index"])
+def test_weights_are_read_as_transformers_saves_them(form: str, tmp_path: Path) -> None:
+    """Tied weights are there once; a large model's lie in several files, of which an index says which holds what."""
+    source, target = Tied(1), Tied(2)
+    saved = {name: tensor.detach().clone() for name, tensor in source.named_parameters()}
+    folder = tmp_path / "model"
+    folder.mkdir()
+    if form in {"file", "folder"}:
+        save_file(saved, folder / "model.safetensors")
+    else:
+        shards = {f"model-{n}-of-2.safetensors": names for n, names in enumerate((["embed.weight"], None))}
+        places: dict[str, str] = {}
+        for file, names in shards.items():
+            part = {name: saved[name] for name in names or saved.keys() - {"embed.weight"}}
+            save_file(part, folder / file)
+            places |= dict.fromkeys(part, file)
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    path = {"file": folder / "model.safetensors", "index": folder / "model.safetensors.index.json"}
+    loading.load_weights(target, str(path.get(form, folder)))
+    assert target.head.weight is target.embed.weight
+    for mine, other in zip(source.parameters(), target.parameters(), strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    """Such as that of an adapter; so is a file that is none, and an index."""
+    with pytest.raises(StateError, match=r"holds neither model\.safetensors nor"):
+        loading.load_weights(Tied(1), str(tmp_path))
+    (tmp_path / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(StateError, match="is no index of safetensors files"):
+        loading.load_weights(Tied(1), str(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"<html>")
+    with pytest.raises(StateError, match="cannot be read"):
+        loading.load_weights(Tied(1), str(tmp_path))

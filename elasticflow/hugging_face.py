@@ -1,0 +1,64 @@
+"""Training models of transformers as they are, for `model.step` of a job file.
+
+transformers and torch are imported by the model that is trained, not here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_IGNORED = -100  # what transformers' losses leave out of their mean
+# Of classes and of transformers' `loss_type`, where the model is no encoder-decoder: these shift labels by one.
+_PREDICT_NEXT = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+# What DistributedDataParallel, torch.compile, peft's model and its tuner have inside.
+_INSIDE = ("module", "_orig_mod", "base_model", "model")
+
+
+def training_step(model: nn.Module, batch: Any) -> dict[str, Any]:
+    """Return the model's own loss of one micro-batch, and over how many labels it is a mean.
+
+    The batch's loss is then the mean over all its labels that count, however it is cut into micro-batches and shared out
+    among workers: what transformers' Trainer calls `num_items_in_batch`. A model that predicts the next token has no
+    label for the first one of a row. Where a batch has no `labels`, the loss is a mean over its samples.
+
+    Args:
+        model: One of transformers, or of peft around one, that returns a loss where it is given labels.
+        batch: What its forward takes, by name: a dict, or a BatchEncoding of transformers.
+    """
+    outputs = model(**batch)
+    loss = outputs["loss"] if isinstance(outputs, dict) else outputs[0]
+    count = num_items_in_batch(model, batch)
+    return {"loss": loss} if count is None else {"loss": loss, "count": count}
+
+
+def num_items_in_batch(model: nn.Module, batch: Any) -> Any:
+    """Return how many labels of *batch* the model's loss is a mean over; None where it has no labels that may be left out."""
+    labels = batch.get("shift_labels")
+    if labels is None:
+        labels = batch.get("labels")
+        if labels is not None and _predicts_next(model) and labels.dim() > 1:
+            labels = labels[..., 1:]
+    if labels is None or labels.is_floating_point():
+        return None
+    return (labels != _IGNORED).sum()
+
+
+def _predicts_next(model: nn.Module) -> bool:
+    """Return whether the model shifts labels by one before it compares them with what it predicts."""
+    inner: Any = model
+    names: list[str] = []
+    while inner is not None and not any(map(_is_known, names)):
+        names = [type(inner).__name__, str(vars(inner).get("loss_type"))]
+        config = getattr(inner, "config", None)
+        if getattr(config, "is_encoder_decoder", False):
+            return False
+        inside = getattr(inner, "_modules", {})
+        inner = next((inside[name] for name in _INSIDE if name in inside), None)
+    return any(map(_is_known, names))
+
+
+def _is_known(name: str) -> bool:
+    return any(part in name for part in _PREDICT_NEXT)
