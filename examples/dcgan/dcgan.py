@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -79,3 +80,9 @@ def digits() -> Tensor:
     """Return the images (1438, 1, 8, 8), -1 to 1."""
     pixels = bytearray(gzip.decompress(FILE.read_bytes()))[HEADER:]
     return torch.frombuffer(pixels, dtype=torch.uint8).view(-1, 1, 8, 8) / 127.5 - 1
+
+
+def show(context: Any) -> None:
+    """Log sixteen new images as one; a hook."""
+    images = (context.model.sample(16) + 1) / 2
+    context.log_image("digits", images.view(4, 4, 8, 8).transpose(1, 2).reshape(32, 32))

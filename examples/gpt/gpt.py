@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -128,3 +129,10 @@ def cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
 def num_tokens(batch: tuple[Tensor, Tensor]) -> int:
     """Return over how many characters that mean is."""
     return batch[1].numel()
+
+
+def write_verse(context: Any, length: int = 400) -> None:
+    """Log what the model writes by itself, after a line break; a hook."""
+    text = Sonnets("val")
+    start = torch.full((1, 1), text.alphabet.index("\n"), device=context.device)
+    context.log_text("verse", text.decode(context.model.generate(start, length)[0]))

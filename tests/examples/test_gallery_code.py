@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
@@ -122,3 +123,19 @@ def test_each_weight_of_the_gan_has_one_optimizer() -> None:
     owned = [p for each in optimizers.values() for group in each.param_groups for p in group["params"]]
     assert sorted(map(id, owned)) == sorted(map(id, model.parameters()))
     assert model.sample(3).shape == (3, 1, 8, 8) == dcgan.digits()[:3].shape
+
+
+def test_hooks_log_what_was_made() -> None:
+    """A verse of the sonnets' characters; sixteen digits in one image, values 0 to 1."""
+    logged: dict[str, Any] = {}
+
+    def context(model: torch.nn.Module) -> SimpleNamespace:
+        log = logged.__setitem__
+        return SimpleNamespace(model=model.eval(), device="cpu", log_text=log, log_image=log)
+
+    with torch.no_grad():
+        gpt.write_verse(context(gpt.GPT(gpt.GPTConfig(vocab_size=61, n_layer=1))), length=5)
+        dcgan.show(context(dcgan.DCGAN(latent=4, width=4)))
+    assert len(logged["verse"]) == 6
+    assert logged["digits"].shape == (32, 32)
+    assert 0 <= logged["digits"].min() <= logged["digits"].max() <= 1
