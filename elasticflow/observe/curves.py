@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.system.json_lines import lines_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 COLUMNS = 600
@@ -121,6 +121,16 @@ def read_curves(metrics: Path, redone: Path) -> list[Curve]:
     if speed.steps:
         curves.append(Curve(SPEED, _segments(speed, last), count=len(speed.steps), last=speed.values[-1]))
     return curves
+
+
+def curve_of(name: str, values: Iterable[tuple[int, int, float | None]]) -> Curve:
+    """Return the curve of these values: step, generation and number each, in order of the steps; None: not finite."""
+    series = _Series()
+    for step, generation, value in values:
+        series.add(step, generation, math.nan if value is None else value)
+    last = series.steps[-1] if series.steps else 0
+    newest = series.values[-1] if series.values else None
+    return Curve(name, _segments(series, last), (), tuple(series.odd), len(series.steps), newest)
 
 
 def _rank(name: str) -> tuple[int, str]:

@@ -14,7 +14,9 @@ from elasticflow.observe.incidents import incidents, overlap_of
 from elasticflow.observe.records import damages_of, read, text_of
 from elasticflow.observe.status import read_status
 from elasticflow.observe.terminal.durations import parts_of
+from elasticflow.protocol.points import read_points
 from elasticflow.report.job_keys import JobKey, keys_of
+from elasticflow.report.logged import Logged, logged_in, scalars_of
 from elasticflow.report.timeline import Timeline
 from elasticflow.system import records
 
@@ -56,7 +58,7 @@ class RunFacts:
 
     Attributes:
         status: How it stands.
-        curves: What was measured.
+        curves: What was measured, then what hooks logged as numbers.
         timeline: When what happened.
         incidents: What went wrong, oldest first.
         generations: Oldest first.
@@ -66,6 +68,7 @@ class RunFacts:
         environment: Facts of machine and libraries, by name.
         data: Facts of each data set, by its name.
         logs: Of all ranks.
+        logged: Texts and images that hooks logged, by name.
         notes: What a reader should know: overlap, damage.
         case: Of a file with [matrix]; None: of another file.
     """
@@ -81,6 +84,7 @@ class RunFacts:
     environment: Mapping[str, str]
     data: Mapping[str, Mapping[str, Any]]
     logs: Sequence[LogFile]
+    logged: Sequence[Logged]
     notes: Sequence[str]
     case: str | None
 
@@ -103,9 +107,10 @@ def facts_of(folder: RunFolder, target: Path) -> RunFacts:
     notes = [overlap] if overlap else []
     notes += map(str, damages_of(folder))
     environment, data = _environment(folder)
+    points = read_points(folder.path)
     return RunFacts(
         status=read_status(folder),
-        curves=read_curves(folder.metrics, folder.metrics_redone),
+        curves=[*read_curves(folder.metrics, folder.metrics_redone), *scalars_of(points)],
         timeline=Timeline.of(happened),
         incidents=incidents(folder, history),
         generations=_generations(history, happened),
@@ -115,6 +120,7 @@ def facts_of(folder: RunFolder, target: Path) -> RunFacts:
         environment=environment,
         data=data,
         logs=_logs(folder, target),
+        logged=logged_in(folder, points),
         notes=notes,
         case=case_of(folder),
     )

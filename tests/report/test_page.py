@@ -96,7 +96,9 @@ def test_nothing_is_fetched(run: RunFolder) -> None:
     links = [a["href"] for tag, a in page.tags if tag == "a"]
     assert links
     assert all((run.path / str(link)).is_file() for link in links)
-    assert not [a for _, a in page.tags if "src" in a or "onload" in a]
+    assert not [
+        a for _, a in page.tags if not str(a.get("src", "data:")).startswith("data:") or "onload" in a
+    ]
     (policy,) = (
         str(a["content"]) for tag, a in page.tags if a.get("http-equiv") == "Content-Security-Policy"
     )
@@ -149,6 +151,48 @@ def test_hostile_texts_stay_texts(run: RunFolder) -> None:
         assert "onerror=alert(1)" in page.text
         assert "{{ 7*7 }}" in page.text
         assert not [a for _, a in page.tags if any(name.startswith("on") for name in a)]
+
+
+def test_what_hooks_logged_is_shown(run: RunFolder) -> None:
+    """Numbers as curves, texts as texts, images inside the page; what is no image of the run's is left out."""
+    images = run.path / "logged" / "images"
+    images.mkdir(parents=True)
+    png = b"\x89PNG\r\n\x1a\n" + bytes(100)
+    (images / "a.png").write_bytes(png)
+    (images / "b.png").write_text("<svg onload=alert(1)>")
+    (run.path.parent / "secret.png").write_bytes(png)
+    common = {"epoch": 1, "hook": "on_step", "time": 1.0}
+    points = [
+        {"from": 0},
+        *({**common, "step": n, "kind": "scalar", "name": "norm", "value": 0.5 * n} for n in range(1, 31)),
+        {**common, "step": 31, "kind": "scalar", "name": "norm", "value": None},
+        *(
+            {**common, "step": n, "kind": "text", "name": "sample", "value": f"{n} {HOSTILE}"}
+            for n in range(1, 41)
+        ),
+        *(
+            {**common, "step": 1, "kind": "image", "name": "layer", "value": value}
+            for value in (
+                "logged/images/a.png",
+                "logged/images/b.png",
+                "../secret.png",
+                "logged/images/gone.png",
+            )
+        ),
+    ]
+    (run.path / "logged" / "g0001-rank0.jsonl").write_text(
+        "".join(json.dumps(point) + "\n" for point in points)
+    )
+    facts = facts_of(run, run.path / "report.html")
+    page = Tags(render_run(facts))
+    (norm,) = (curve for curve in facts.curves if curve.name == "norm")
+    assert (norm.count, norm.last, norm.odd) == (30, 15.0, (31,))
+    assert "sample 40 texts, some of them" in page.text
+    assert f"40 {' '.join(HOSTILE.split())}" in page.text
+    assert [step.step for step in facts.logged[0].shown][::11] == [40, 1]
+    sources = [str(a["src"]) for tag, a in page.tags if tag == "img"]
+    assert len(sources) == 1
+    assert sources[0].startswith("data:image/png;base64,iVBOR")
 
 
 def test_runs_side_by_side(run: RunFolder, tmp_path: Path) -> None:
