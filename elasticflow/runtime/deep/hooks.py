@@ -80,8 +80,8 @@ def _try(
         snapshot="000000000001-0001-00000000" if name == hooks.ON_SNAPSHOT else None,
         writer=writer,
     )
-    unchanged = Unchanged([model] if average is None else [model, average], is_exact=True)
-    unchanged.begin()
+    unchanged = Unchanged([model] if average is None else [model, average])
+    unchanged.begin(is_thorough=True)
 
     def call() -> None:
         key = random_streams.hook_key(job.seed, 1, 0, name)

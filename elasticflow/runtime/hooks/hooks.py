@@ -63,7 +63,7 @@ class Hooks:
         model: Bare.
         hooks: By name, one of `NAMES`.
         precision: fp32, bf16 or fp16: hooks run under its autocast, as evaluations do.
-        is_exact: Every bit of the model is compared after each call.
+        is_exact: Every bit of the model is compared after each call, else after each hook's first one.
         average: The average of the model's weights.
     """
 
@@ -80,7 +80,8 @@ class Hooks:
         self._worker, self._model, self._precision = worker, model, precision
         self._average: nn.Module | None = None if average is None else average.module
         watched = [model] if average is None else [model, average]
-        self._unchanged = Unchanged(watched, is_exact=is_exact)
+        self._unchanged, self._is_exact = Unchanged(watched), is_exact
+        self._called: set[str] = set()
         self._hooks = {name: hook for name, hook in hooks.items() if hook.all_ranks or worker.rank == 0}
         self._writer = PointWriter(worker.run_folder.path, worker.generation, worker.rank)
         self._measured: Mapping[str, Any] | None = None
@@ -134,7 +135,8 @@ class Hooks:
         worker.progress.go_on()
 
     def _apart(self, hook: Hook, context: HookContext, key: int) -> None:
-        self._unchanged.begin()
+        self._unchanged.begin(is_thorough=self._is_exact or context.hook not in self._called)
+        self._called.add(context.hook)
         try:
             with (
                 apart(self._model, self._average, context.device, key),

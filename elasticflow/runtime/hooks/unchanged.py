@@ -2,7 +2,7 @@
 
 Every tensor that PyTorch changes counts its changes: looking at the counts takes a microsecond a tensor, so it is always
 done. What is changed behind them (through `.data`, or numpy) shows in sums over the bytes only, which read the whole model
-twice; `train.consistency = "exact"`, which promises the bits, pays for that.
+twice: at a hook's first call in a process, and with `train.consistency = "exact"`, which promises the bits, at each.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class Unchanged:
 
     Args:
         modules: The model, and its average if there is one.
-        is_exact: Every bit is looked at.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], *, is_exact: bool) -> None:
-        self._modules, self._is_exact = modules, is_exact
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules, self._is_thorough = modules, False
         self._marks: dict[str, _Mark] = {}
         self._sums: dict[str, int] = {}
 
-    def begin(self) -> None:
-        """Remember what is there."""
+    def begin(self, *, is_thorough: bool) -> None:
+        """Remember what is there; *is_thorough*: every bit of it."""
+        self._is_thorough = is_thorough
         self._marks = self._look()
         self._sums = self._summed()
 
@@ -65,7 +65,7 @@ class Unchanged:
             if was.version != now.version:
                 raise _changed(hook, f"changed {name}")
         sums, self._sums = self._sums, {}
-        for name, value in self._summed().items() if self._is_exact else ():
+        for name, value in self._summed().items():
             if sums.get(name) != value:
                 raise _changed(hook, f"changed {name}")
 
@@ -77,7 +77,7 @@ class Unchanged:
         }
 
     def _summed(self) -> dict[str, int]:
-        return checksums.sums_of(self._tensors()) if self._is_exact else {}
+        return checksums.sums_of(self._tensors()) if self._is_thorough else {}
 
     def _tensors(self) -> dict[str, Tensor]:
         words = ("", "the average's ")

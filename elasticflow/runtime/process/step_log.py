@@ -122,7 +122,8 @@ class Progress:
         self.loss: float | None = None
         self._count, self._counted = 0.0, 0.0  # items of the step, and of all steps since the last line
         self._grad_norm: GradientNorm = None
-        self._count_field, self._samples = f"items{RATE}", 0
+        self._count_field = f"items{RATE}"
+        self._trained = self._samples = 0  # samples by now, and when the time of the next line began
         self._of_peak: float | None = None
         self._written = self._since
         self._learning_rates = LearningRates()
@@ -148,14 +149,14 @@ class Progress:
             of_peak: What share of the devices' peak one sample a second is; None: not known.
         """
         self.number, self._log_every = step, log_every
-        self._count_field, self._of_peak, self._samples = f"{count_name}{RATE}", of_peak, samples
+        self._count_field, self._of_peak, self._trained = f"{count_name}{RATE}", of_peak, samples
         self._heartbeat.beat(step)
         self.go_on()
 
     def go_on(self) -> None:
         """Leave the time since the last step out of the next line's seconds."""
         self._since, self._steps = time.perf_counter(), 0
-        self._counted = 0.0
+        self._counted, self._samples = 0.0, self._trained
 
     @property
     def is_next_logged(self) -> bool:
@@ -184,6 +185,7 @@ class Progress:
         self.number = number
         self._steps += 1
         self._counted += self._count
+        self._trained = position.samples
         self._heartbeat.beat(number)
         if self._outputs and number % self._log_every == 0:
             self._report(position, loss, optimizers)

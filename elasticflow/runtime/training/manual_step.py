@@ -229,7 +229,7 @@ class ManualStep:
         if not gradients:
             return
         norm = nn.utils.get_total_norm(gradients)
-        self._norms[self._names[number]] = norm.item()
+        self._norms[self._names[number].removeprefix("optimizer.")] = norm.item()
         if not math.isfinite(norm.item()):
             raise NonFiniteLossError(
                 f"the gradients of {self._names[number]} in step {self._number} are not finite",
@@ -242,8 +242,8 @@ class ManualStep:
         progress = self._worker.progress
         progress.note_step(0, self._scalars.means(met.places))
         if self._logs_norm:
-            is_one = len(self._optimizers) == 1
-            progress.note_grad_norm(self._norms.get(self._names[0]) if is_one else dict(self._norms))
+            norms = dict(self._norms)
+            progress.note_grad_norm(norms if len(self._optimizers) > 1 else next(iter(norms.values()), None))
         self._worker.generators.are_used |= self._worker.vote.random
         if not math.isfinite(met.loss):
             raise NonFiniteLossError(

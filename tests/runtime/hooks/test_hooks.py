@@ -144,16 +144,26 @@ def grow(model: Model) -> None:
 def test_a_change_of_what_is_trained_is_found_out(
     started: Callable[..., Hooks], change: Callable[[Model], None], words: str, *, needs_exact: bool
 ) -> None:
-    """In exact mode also one that PyTorch does not count."""
+    """One that PyTorch does not count, too: at a hook's first call, and in exact mode at each."""
     for is_exact in (False, True):
-        model = Model()
-        hooks = started(model, is_exact=is_exact, on_step=lambda _, model=model: change(model))
-        if needs_exact and not is_exact:
-            hooks.after_step(at(1))
-            continue
-        with pytest.raises(HookError) as refused:
-            hooks.after_step(at(1))
-        assert refused.value.message.startswith(f'hooks.on_step = "mine:on_step" {words}, which is trained')
+        for calls_before in (0, 1):
+            model = Model()
+
+            def hook(context: HookContext, model: Model = model) -> None:
+                if context.step == 9:
+                    change(model)
+
+            hooks = started(model, is_exact=is_exact, on_step=hook)
+            for _ in range(calls_before):
+                hooks.after_step(at(8))
+            if needs_exact and not is_exact and calls_before:
+                hooks.after_step(at(9))
+                continue
+            with pytest.raises(HookError) as refused:
+                hooks.after_step(at(9))
+            assert refused.value.message.startswith(
+                f'hooks.on_step = "mine:on_step" {words}, which is trained'
+            )
 
 
 def test_each_is_called_when_it_says(started: Callable[..., Hooks], me: Any, tmp_path: Path) -> None:

@@ -155,6 +155,23 @@ def test_a_line_says_what_the_step_returned_and_how_fast_it_was(log: int) -> Non
         assert line["mfu"] == pytest.approx(0.01 * 4 / seconds, rel=0.05)
 
 
+def test_what_lies_between_steps_is_in_no_rate(log: int) -> None:
+    """An evaluation, a snapshot or a hook: samples and items from before it are not divided by the time after it."""
+    progress = Progress(Heartbeat(None, 0), [log], {}, lambda _: None)
+    progress.start(0, 4, of_peak=0.01)
+    optimizer, position = SGD([parameter()], lr=0.25), SCHEDULE.start
+    for number in range(4):
+        position = SCHEDULE.batch(position)[2]
+        progress.note_step(10.0, {})
+        progress.step(position, 1.0, optimizer)
+        if number == 2:
+            progress.go_on()
+    progress.flush()
+    (line,) = lines(log)
+    assert line["items_per_s"] == pytest.approx(10 / line["seconds"], rel=0.1)
+    assert line["mfu"] == pytest.approx(0.01 * 2 / line["seconds"], rel=0.1)
+
+
 def test_a_norm_that_is_still_computed_is_waited_for_by_the_next_line(log: int) -> None:
     """A step's line is written one step later then, and never asked for sooner unless something must come after it."""
 

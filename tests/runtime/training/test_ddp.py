@@ -76,6 +76,25 @@ def test_micro_batches_weigh_what_they_hold(me: Any, sizes: tuple[int, ...], for
     torch.testing.assert_close(model.weight.grad, expected_gradient)
 
 
+@pytest.mark.parametrize("sizes", [(10,), (5, 5), (7, 2, 1)])
+@pytest.mark.parametrize("counts", [False, True])
+def test_scalars_are_means_over_what_the_loss_is(me: Any, sizes: tuple[int, ...], *, counts: bool) -> None:
+    """Weighted by samples or by the step's own count, in the first step and in those that know their names."""
+
+    def step(model: nn.Module, inputs: Tensor) -> Any:
+        count = {"count": inputs.sum() + 1} if counts else {}
+        return {"loss": mean_step(model, inputs), "largest": inputs.max(), "one": 1, **count}
+
+    _, group = make(me, step)
+    pieces = torch.split(torch.arange(10.0), list(sizes))
+    weights = [float(piece.sum() + 1) if counts else float(len(piece)) for piece in pieces]
+    expected = sum(float(piece.max()) * w for piece, w in zip(pieces, weights, strict=True)) / sum(weights)
+    for _ in range(3):
+        group.forward_backward(batch(*sizes))
+        assert me.progress.noted["scalars"] == pytest.approx({"largest": expected, "one": 1.0})
+        assert me.progress.noted["count"] == (sum(weights) if counts else 0)
+
+
 def test_a_rank_without_samples_takes_part(me: Any) -> None:
     """Its gradients are noughts, even where a weight is not finite."""
     model, group = make(me)

@@ -283,3 +283,27 @@ def test_a_schedule_that_is_told_the_epoch_is_refused_with_what_works() -> None:
             return [0.1]
 
     several_optimizers.require_callable(Own(optimizer))
+
+
+@pytest.mark.parametrize("logs", [True, False])
+def test_scalars_and_norms_are_told(me: Any, *, logs: bool) -> None:
+    """What the step returned beside its loss, and the norm of the gradients that each optimizer moved by."""
+    model = net()
+    made = {"g": SGD(model[0].parameters(), lr=0.1), "d": SGD(model[2].parameters(), lr=0.1)}  # type: ignore[index]
+
+    def step(model: nn.Module, batch: Tensor, optimizers: Any) -> Any:
+        loss = model(batch).square().mean()
+        loss.backward()
+        for optimizer in optimizers.values():
+            optimizer.step()
+        return {"loss": loss, "real": 0.25}
+
+    torch.manual_seed(1)
+    batch = Batch(8, Position(1, 8, 0, 8, False), [3], iter([(torch.randn(8, 6), 8)]))
+    ManualStep(me, model, step, made, logs_grad_norm=logs).run(batch)
+    assert me.progress.noted["scalars"] == {"real": 0.25}
+    norms = me.progress.noted.get("grad_norm", {})
+    assert set(norms) == ({"g", "d"} if logs else set())
+    for name, optimizer in made.items() if logs else ():
+        parts = [p.grad.norm() ** 2 for p in optimizer.param_groups[0]["params"]]
+        assert norms[name] == pytest.approx(float(sum(parts)) ** 0.5)
