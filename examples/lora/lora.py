@@ -54,20 +54,8 @@ def padded(samples: Sequence[Sample]) -> Sample:
     return {"input_ids": ids, "attention_mask": mask.long(), "labels": labels}
 
 
-def loss(model: nn.Module, batch: Sample) -> Tensor:
-    """Return the model's own loss: the mean over the tokens of the answers."""
-    return model(**batch).loss
-
-
-def answer_tokens(batch: Sample) -> int:
-    """Return over how many tokens that mean is."""
-    return int((batch["labels"][:, 1:] != IGNORED).sum())
-
-
 def exact_match(model: nn.Module, batch: Sample) -> Tensor:
     """Return the share of answers of which every token is the likeliest one."""
-    likeliest = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.argmax(
-        dim=-1
-    )
-    labels = batch["labels"][:, 1:]
-    return ((likeliest[:, :-1] == labels) | (labels == IGNORED)).all(dim=1).float().mean()
+    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    likeliest, labels = logits[:, :-1].argmax(dim=-1), batch["labels"][:, 1:]
+    return ((likeliest == labels) | (labels == IGNORED)).all(dim=1).float().mean()

@@ -95,13 +95,13 @@ def test_a_digit_is_moved_anew_each_time_it_is_read() -> None:
 
 
 def test_answers_are_trained_on_and_padding_is_not() -> None:
-    """The count is that of the tokens that have a label."""
+    """Each answer's tokens have labels, and its end; nothing else has."""
     data = lora.Instructions(samples=8)
     samples = [data[index] for index in range(8)]
     batch = lora.padded(samples)
     assert set(batch) == {"input_ids", "attention_mask", "labels"}
     answers = [len(answer) + 1 for _, answer in data.pairs]  # and the end
-    assert sum(answers) == lora.answer_tokens(batch)
+    assert sum(answers) == (batch["labels"] != lora.IGNORED).sum()
     assert batch["attention_mask"].sum() == sum(len(sample["input_ids"]) for sample in samples)
     assert batch["labels"][batch["attention_mask"] == 0].eq(lora.IGNORED).all()
 
