@@ -225,6 +225,10 @@ class HookError(WorkerError):
     is_final = True
 
 
+class MetricError(WorkerError):
+    """A metric of an evaluation cannot be made or measured, or is not one number."""
+
+
 class ReplicasDifferError(WorkerError):
     """A rank has other parameters, or another optimizer, than the others after the same step.
 

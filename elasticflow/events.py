@@ -160,7 +160,7 @@ TRAINING_COMPILED = Event(
 )
 TRAINING_STOPPED = Event(
     "training.stopped",
-    "the job's own code raised StopTraining: all ranks end here",
+    "the job's own code raised StopTraining, or train.stop_when came true (by_rank is null): all ranks end here",
     ("reason", "by_rank"),
     emitter="worker",
 )

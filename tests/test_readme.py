@@ -189,7 +189,13 @@ def check_toml(block: Block, project: Path) -> None:
     if not tables & set(Job.model_fields):
         return  # another tool's: parsed, and that is all
     if "extends" not in tables and not {"job", "model", "optimizer", "dataset", "train"} <= tables:
-        block = block._replace(text=f'extends = "mnist.toml"\n{block.text}')
+        base = (project / "jobs" / "mnist.toml").read_text()
+        if "entry" not in tomli.loads(block.text).get("evaluation", {"entry": ""}):
+            base = re.sub(
+                r"^\[evaluation\]\n(?:[^\[\n].*\n|\n)*", "", base, flags=re.MULTILINE
+            )  # the block has several sets
+        (project / "jobs" / "base.toml").write_text(base)
+        block = block._replace(text=f'extends = "base.toml"\n{block.text}')
     path = project / "jobs" / "block.toml"
     path.write_text(block.text)
     done = run(["-m", "elasticflow", "validate", "jobs/block.toml"], project)

@@ -23,7 +23,7 @@ from elasticflow.protocol.deep_messages import (
     DeepRequest,
     Doing,
     Done,
-    EvaluationTable,
+    EvaluationSet,
     Facts,
     ModelTable,
     Note,
@@ -128,12 +128,11 @@ def request_of(job: Job, project_root: Path, *, takes_step: bool = False) -> Dee
         entry_point=_entry_point(job, project_root),
         own=[str((project_root / part).resolve()) for part in job.job.path],
         takes_step=takes_step,
-        is_to_be_apart=is_to_be_apart(job.dataset, job.evaluation),
     )
 
 
 def _job_of(job: Job) -> DeepJob:
-    scheduler, dataset, evaluation = job.lr_scheduler, job.dataset, job.evaluation
+    scheduler, dataset = job.lr_scheduler, job.dataset
     return DeepJob(
         seed=job.job.seed,
         model=ModelTable(bool(job.model.args), job.model.step, job.model.loss, job.model.weights),
@@ -151,9 +150,16 @@ def _job_of(job: Job) -> DeepJob:
             tail=dataset.tail,
             sampler=None if dataset.sampler is None else dataset.sampler.kind,
         ),
-        evaluation=None
-        if evaluation is None
-        else EvaluationTable(evaluation.entry, bool(evaluation.args), tuple(evaluation.metrics)),
+        evaluations=tuple(
+            EvaluationSet(
+                name,
+                table.entry,
+                bool(table.args),
+                tuple(table.metrics),
+                is_to_be_apart(dataset, table),
+            )
+            for name, table in job.evaluations.items()
+        ),
         precision=job.train.precision,
         ema=job.train.ema,
         consistency=job.train.consistency,

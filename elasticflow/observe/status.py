@@ -42,7 +42,8 @@ class RunStatus:
         workers: Of the group that runs; empty when none does.
         evaluation: The newest metrics over the evaluation set.
         evaluated_step: The step of these metrics.
-        weights: The weights that they are of: "ema", the averaged, or "raw"; None where the run does not say.
+        weights: The weights that they are of: "ema", the averaged, or "raw", or by evaluation set where that differs; None
+            where the run does not say.
         evaluation_raw: The metrics of the raw weights, where those were measured beside the averaged.
         best: The best value of the metric that `evaluation.best` names.
         samples_per_s: Speed over the last steps.
@@ -78,7 +79,7 @@ class RunStatus:
     workers: tuple[RunningWorker, ...]
     evaluation: Record
     evaluated_step: int | None
-    weights: str | None
+    weights: str | dict[str, str] | None
     evaluation_raw: Record
     best: float | None
     samples_per_s: float | None
@@ -116,7 +117,9 @@ class RunStatus:
     @property
     def main_metrics(self) -> str:
         """`accuracy 0.9806`: the metrics that are not the loss, else the loss; empty if there are none."""
-        named = {k: v for k, v in self.evaluation.items() if k != "loss"} or self.evaluation
+        named = {
+            k: v for k, v in self.evaluation.items() if k.rpartition(".")[2] != "loss"
+        } or self.evaluation
         return ", ".join(f"{name} {number(value)}" for name, value in named.items())
 
 

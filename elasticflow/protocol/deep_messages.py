@@ -54,12 +54,25 @@ class DatasetTable:
 
 
 @dataclass(frozen=True)
-class EvaluationTable:
-    """What the child has to know of `[evaluation]`; of its metrics the names."""
+class EvaluationSet:
+    """What the child has to know of one evaluation set.
 
+    Attributes:
+        name: Its name; empty where there is one without a name.
+        metrics: Their names.
+        is_to_be_apart: Its samples are to be looked up in the training data.
+    """
+
+    name: str
     entry: str
     has_args: bool
     metrics: tuple[str, ...]
+    is_to_be_apart: bool
+
+    @property
+    def key(self) -> str:
+        """The key of its table: `evaluation`, or `evaluation.val`."""
+        return f"evaluation.{self.name}" if self.name else "evaluation"
 
 
 @dataclass(frozen=True)
@@ -82,7 +95,7 @@ class DeepJob:
     optimizer: OptimizerTable
     lr_scheduler: SchedulerTable | None
     dataset: DatasetTable
-    evaluation: EvaluationTable | None
+    evaluations: tuple[EvaluationSet, ...]
     precision: str
     ema: float | None
     consistency: str
@@ -102,7 +115,6 @@ class DeepRequest:
         entry_point: The text of its train.py.
         own: Folders of the job's own code.
         takes_step: A step is to be trained on the CPU.
-        is_to_be_apart: Samples of the evaluation are to be looked up in the training data.
     """
 
     job: DeepJob
@@ -110,7 +122,6 @@ class DeepRequest:
     entry_point: str
     own: list[str]
     takes_step: bool
-    is_to_be_apart: bool
 
 
 @dataclass(frozen=True)
@@ -160,7 +171,7 @@ class Facts:
 
     Attributes:
         samples: Of the training data.
-        evaluation_samples: Of the evaluation's.
+        evaluation_samples: Of the evaluation's; of several sets, of the last one.
         sample: What the first training sample is, in words.
         parameters: Numbers in the model.
         trainable: Those of them that take a gradient.

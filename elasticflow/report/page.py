@@ -154,9 +154,9 @@ def _best(name: str, runs: Sequence[RunFacts]) -> float | None:
     values = [value for facts in runs if (value := _value(name, facts)) is not None]
     if len(values) < 2 or len(set(values)) == 1:
         return None
-    says_min = any(
-        _values(facts).get("evaluation.best") == f'"min {name.removeprefix(EVALUATED)}"' for facts in runs
-    )
+    of_set, _, metric = name.removeprefix(EVALUATED).rpartition(".")
+    key = f"evaluation.{of_set}.best" if of_set else "evaluation.best"
+    says_min = any(_values(facts).get(key) == f'"min {metric}"' for facts in runs)
     return min(values) if says_min or any(word in name for word in _LOWER_IS_BETTER) else max(values)
 
 

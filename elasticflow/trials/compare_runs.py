@@ -8,13 +8,16 @@ together (BatchNorm), is drawn and taken by other workers.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from elasticflow.protocol.trajectory_record import Record
+
+Evaluated = dict[int, "Mapping[str, object]"]
+"""What a run's evaluations measured, by step."""
 
 TOLERANCE = 0.05
 """Of `curves`. Measured over 50 steps of jobs/mnist.toml (BatchNorm, dropout, batches of 64, loss 2.3 to 0.02): 1, 2, 3
@@ -88,6 +91,19 @@ def compare_bits(reference: Sequence[Record], other: Sequence[Record]) -> RunCom
     difference = _earlier(difference, _missing(reference, other))
     values = max((len(r.digests) for r in expected.values()), default=0)
     return RunComparison(len(expected.keys() & done.keys()), redone(other), difference, values)
+
+
+def with_evaluations(comparison: RunComparison, reference: Evaluated, other: Evaluated) -> RunComparison:
+    """Return the comparison of two runs' bits with that of what they measured after the same steps, the earlier difference."""
+    for step in sorted(reference.keys() & other.keys()):
+        want, have = reference[step], other[step]
+        # As text: NaN is equal to NaN.
+        wrong = [name for name in {**want, **have} if repr(want.get(name)) != repr(have.get(name))]
+        if wrong:
+            expected, found = (repr(run[wrong[0]]) if wrong[0] in run else None for run in (want, have))
+            difference = Divergence(step, f"evaluation: {wrong[0]}", expected, found, len(wrong) - 1)
+            return replace(comparison, difference=_earlier(comparison.difference, difference))
+    return comparison
 
 
 def without_lost_steps(records: Sequence[Record]) -> list[Record]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from elasticflow.errors import TrialRefusedError
+from elasticflow.observe.records import read
 from elasticflow.trials import compare_runs
 from elasticflow.trials import trial as trials
 from elasticflow.trials.child import TrialRun
@@ -115,23 +116,30 @@ class _Verifying:
         self._mark = secrets.token_hex(2)
         self._is_exact = subject.job.train.consistency == "exact"
         self._reference: list[Record] = []
+        self._measured: compare_runs.Evaluated = {}
+        # By run folder, which may be gone.
+        self._evaluated: dict[RunFolder, compare_runs.Evaluated] = {}
 
     def outcome(self, trial: Trial, *, asks_for_bits: bool = False) -> TrialOutcome:
         """Play *trial* and compare it with the reference; bits are compared for an exact job, or if asked for."""
         began = time.monotonic()
         run, records = self._played(trial)
         last = max(record.step for record in records)
-        comparison, compared = self._compared(records, asks_for_bits=asks_for_bits or self._is_exact)
+        measured = self._evaluated.pop(run)
+        comparison, compared = self._compared(
+            records, measured, asks_for_bits=asks_for_bits or self._is_exact
+        )
         return TrialOutcome(trial, run, last, time.monotonic() - began, comparison, compared)
 
     def _compared(
-        self, records: list[Record], *, asks_for_bits: bool
+        self, records: list[Record], measured: compare_runs.Evaluated, *, asks_for_bits: bool
     ) -> tuple[RunComparison | None, Compared]:
         if not self._reference:
-            self._reference = records
+            self._reference, self._measured = records, measured
             return None, "bits" if self._is_exact else "curve"
         if asks_for_bits:
             comparison = compare_runs.compare_bits(self._reference, records)
+            comparison = compare_runs.with_evaluations(comparison, self._measured, measured)
             if self._is_exact or comparison.difference is None or self._can_be_repeated():
                 return comparison, "bits"
         return compare_runs.compare_losses(self._reference, records, self._tolerance), "curve"
@@ -144,6 +152,10 @@ class _Verifying:
     def _played(self, trial: Trial) -> tuple[RunFolder, list[Record]]:
         played = TrialRun(trial, self._subject, self._scratch, self._mark)
         records = played.play(self._begin(trial))
+        lines = read(played.run.metrics)
+        self._evaluated[played.run] = {
+            int(line["step"]): line["eval"] for line in lines if isinstance(line.get("eval"), dict)
+        }
         if not self._is_kept:
             shutil.rmtree(played.run.path, ignore_errors=True)  # snapshots of a large model fill a disk
         return played.run, records

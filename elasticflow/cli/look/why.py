@@ -48,6 +48,8 @@ def command(run: str | None, form: str) -> None:
     click.echo(f"{run_headline(status)}, {count}")
     if status.durations:
         click.echo(f"  {paint('took   ', dim=True)} {took(status.durations)}")
+    if (stopped := (status.verdict or {}).get("stopped")) is not None:
+        click.echo(f"  {paint('stopped', dim=True)} {stopped}")
     if (overlap := overlap_of(history)) is not None:
         click.echo(f"  {paint('overlap', 'yellow')} {overlap}")
     if failures:

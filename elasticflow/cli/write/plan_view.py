@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from elasticflow.compiler.plan.batch_split import WorldRow
     from elasticflow.compiler.plan.forecast import Forecast, Knowledge
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
-    from elasticflow.jobfile.tables.job import Job
+    from elasticflow.jobfile.tables.job import EvaluationTable, Job
     from elasticflow.observe.estimates import RunFacts
     from elasticflow.protocol.warm_restarts import Warm
 
@@ -124,11 +124,7 @@ def _facts(view: PlanView) -> Iterator[tuple[str, str]]:
     yield "duration", _duration(view)
     if job.train.time_limit is not None:
         yield "", f"a launch leaves after {job.train.time_limit}, with a snapshot (exit code 75)"
-    if job.evaluation is not None:
-        names = ", ".join(dict.fromkeys(["loss", *job.evaluation.metrics])) + _whose(job)
-        times = view.ahead.evaluations
-        often = "" if times is None else f"; {times:,} time{'' if times == 1 else 's'}"
-        yield "evaluation", f"{_any_of(intervals(job.evaluation.every))} and at the end: {names}{often}"
+    yield from _evaluations(view)
     yield from logged(job)
     yield "snapshots", _snapshots(view)
     yield "", _written(view)
@@ -140,6 +136,26 @@ def _facts(view: PlanView) -> Iterator[tuple[str, str]]:
     yield from view.asides.items()
     if view.run_facts is not None:
         yield "drift", _drift(view.run_facts, view.answer)
+
+
+def _evaluations(view: PlanView) -> Iterator[tuple[str, str]]:
+    """Yield what is measured, when and on which samples, set by set; and what ends training by it."""
+    job, times = view.job, view.ahead.evaluations
+    for number, (name, of_set) in enumerate(job.evaluations.items()):
+        names = ", ".join(dict.fromkeys(["loss", *of_set.metrics])) + _whose(job, of_set)
+        count = times.get(name) if isinstance(times, dict) else times
+        often = "" if count is None else f"; {count:,} time{'' if count == 1 else 's'}"
+        part = (
+            "" if of_set.samples is None else f"; at most {plural(of_set.samples, 'sample')}, always the same"
+        )
+        best = f"; best is {of_set.best}" if name and of_set.best is not None else ""
+        when = f"{_any_of(intervals(of_set.every))} and at the end"
+        yield (
+            "" if number else "evaluation",
+            f"{f'{name}: ' if name else ''}{when}: {names}{part}{best}{often}",
+        )
+    if job.train.stop_when is not None:
+        yield "", f"training ends before its length: {job.train.stop_when}"
 
 
 def _groups(job: Job) -> str:
@@ -172,14 +188,14 @@ def _nodes(view: PlanView) -> str:
     return f"{low if low == high else f'{low:,} to {high:,}'}, {workers}{meeting}"
 
 
-def _whose(job: Job) -> str:
+def _whose(job: Job, evaluation: EvaluationTable) -> str:
     """Return ` of the averaged weights` where evaluations measure those, else nothing."""
     words = {
         "raw": "",
         "ema": " of the averaged weights",
         "both": " of the averaged weights, and of the raw ones",
     }
-    return words[measured_weights(job)]
+    return words[measured_weights(job, evaluation)]
 
 
 def _steps(view: PlanView) -> str:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from elasticflow.compiler.inputs.job_json import public_tables, to_json
+from elasticflow.jobfile.tables.evaluation import without_set
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,10 +60,12 @@ _WEIGHTS: dict[str, tuple[Weight, str]] = {
         "harmless",
         "the weights do not depend on it; where it is the metric of `best`, the best value is looked for anew",
     ),
+    "evaluation.samples": ("harmless", _OTHER_EVALUATION),
     "evaluation.weights": ("harmless", "the weights do not depend on it; the best value is looked for anew"),
     "train": ("trajectory", _OTHER_CURVE),
     "train.epochs": ("harmless", "the run ends sooner or later"),
     "train.steps": ("harmless", "the run ends sooner or later"),
+    "train.stop_when": ("harmless", "the run ends sooner or later"),
     "train.time_limit": ("harmless", "counts from now on"),
     "train.compile": ("harmless", "equal up to rounding"),
     "train.gradient_checkpointing": ("harmless", "the same numbers, computed again instead of kept"),
@@ -169,7 +172,7 @@ def _weigh(key: str, was: Any, now: Any) -> tuple[Weight, str]:
         return "corrupting", _OTHER_STATE
     if key == "train.precision" and "fp16" in (was, now):
         return "corrupting", f"{_OTHER_STATE}: fp16 has a gradient scaler"
-    parts = key.split(".")
+    parts = [str(part) for part in without_set(tuple(key.split(".")))]
     if key.startswith(f"{_GROUPS}."):
         del parts[2]  # the number of the group
     prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))

@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.compiler.entry_point.source_code import Call, Display, Name, keywords, quoted
+from elasticflow.jobfile.diagnostics.toml_literals import dotted
 from elasticflow.jobfile.entry_points.object_arguments import dataset_values, object_of
 from elasticflow.jobfile.python_source.annotations import DatasetValue
+from elasticflow.jobfile.tables.evaluation import metric_entry, path_of_set
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from elasticflow.compiler.entry_point.factory_calls import CallForms
     from elasticflow.compiler.entry_point.imports import Imports
-    from elasticflow.jobfile.tables.job import Args, Job
+    from elasticflow.jobfile.tables.job import Args, EvaluationTable, Job, MetricTable
     from elasticflow.jobfile.tables.sampling import SamplerTable
     from elasticflow.jobfile.tables.training import GroupTable
 
@@ -41,9 +43,9 @@ def factories(
         schedule = factory(scope("scheduler"), entry, given, args=args, where="scheduler.args")
         counted = Call("CountedSchedule", (("", schedule),))
         calls["scheduler"] = counted if forms.schedule_is_timms else schedule
-    if job.evaluation is not None:
-        entry, args = job.evaluation.entry, job.evaluation.args
-        calls["evaluation"] = factory(scope("evaluation"), entry, args=args, where="evaluation.args")
+    for name, table in job.evaluations.items():
+        key = dotted(path_of_set(name))
+        calls[key] = factory(scope(key), table.entry, args=table.args, where=f"{key}.args")
     return calls
 
 
@@ -130,6 +132,37 @@ def sampler_values(sampler: SamplerTable, imports: Imports) -> str:
     """Return the code of what gives each sample a number or a class: a function, or the name of a column or attribute."""
     values = sampler.values
     return imports.name_of(values) if ":" in values else quoted(values)
+
+
+def metrics(table: EvaluationTable, where: str, scope: Callable[[str], Imports]) -> dict[str, Any]:
+    """Return the code of each metric of an evaluation set.
+
+    Args:
+        table: The set.
+        where: The key of its table.
+        scope: Returns what is imported where the code of a metric, given by name, stands.
+
+    Raises:
+        JobRefusedError: an argument has no Python literal.
+    """
+    return {
+        name: _metric(each, f"{where}.metrics.{name}", scope(name)) for name, each in table.metrics.items()
+    }
+
+
+def _metric(metric: str | MetricTable, where: str, imports: Imports) -> Name | Call:
+    name = Name(imports.name_of(metric_entry(metric)))
+    if isinstance(metric, str):
+        return name
+    args = {key: argument(value, imports, f"{where}.args.{key}") for key, value in metric.args.items()}
+    options = {
+        "args": args or None,
+        "over": metric.over,
+        "outputs": metric.outputs,
+        "targets": metric.targets,
+    }
+    named = keywords({key: value for key, value in options.items() if value is not None}, where)
+    return Call("Metric", (("", name.text), *named)) if named else name
 
 
 def values_of_data(job: Job) -> dict[str, str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from elasticflow.compiler.entry_point.factories import (
     factories,
     factory,
+    metrics,
     parameter_groups,
     partial_of,
     sampler_values,
@@ -19,6 +21,7 @@ from elasticflow.compiler.entry_point.measured import clip_gradient, measures, s
 from elasticflow.compiler.entry_point.source_code import (
     Call,
     Code,
+    Display,
     Name,
     call,
     flat,
@@ -26,7 +29,10 @@ from elasticflow.compiler.entry_point.source_code import (
     literal,
     quoted,
 )
+from elasticflow.compiler.inputs.job_json import to_json
 from elasticflow.jobfile.checks.evaluation_data import is_to_be_apart
+from elasticflow.jobfile.diagnostics.toml_literals import dotted
+from elasticflow.jobfile.tables.evaluation import EvaluationTable, better_of, parse_stop_when, path_of_set
 from elasticflow.jobfile.tables.units import intervals
 from elasticflow.run_folder import path_from_root
 
@@ -72,7 +78,7 @@ def values_of(job: Job, *, root: str, forms: CallForms, taken: Iterable[str]) ->
         **calls,
         **_step_definition(job, forms),
         **_data(job, calls["dataset"], imports),
-        **_evaluation(job, calls.get("evaluation"), imports, forms),
+        **_evaluation(job, calls, imports, forms),
         **hooks(job, imports, moves_optimizers=forms.step_moves_optimizers),
         "join": _join(job),
         "prepare.import": first.lines(),
@@ -131,16 +137,31 @@ def values_of_factories(job: Job, *, root: str, forms: CallForms, taken: Iterabl
     if job.dataset.collate is not None:
         code["collate"] = factory(scope("collate"), job.dataset.collate, "samples")
     code |= {f"{key}.import": imports.lines() for key, imports in scopes.items()}
-    rows: list[dict[str, Line]] = []
-    given = ("outputs", "targets") if job.model.loss else ("model", "batch")
-    for metric, entry in (job.evaluation.metrics if job.evaluation else {}).items():
-        imports = Imports(taken)
-        measure = factory(imports, entry, *given)
-        signature = f"def measure_{metric}({given[0]}: Any, {given[1]}: Any) -> Any:"
-        rows.append({"metric.def": signature, "metric": measure, "metric.import": imports.lines()})
     return Values(
-        code=code, flags=_flags(job, forms), lists={"metrics": rows, "hooks": hook_rows(job, taken)}
+        code=code,
+        flags=_flags(job, forms),
+        lists={**_rows_of_sets(job, code, scopes, taken), "hooks": hook_rows(job, taken)},
     )
+
+
+def _rows_of_sets(
+    job: Job, code: Mapping[str, Line], scopes: Mapping[str, Imports], taken: Iterable[str]
+) -> dict[str, list[dict[str, Line]]]:
+    """Return the functions that open each of several evaluation sets, and those that return a metric."""
+    sets: list[dict[str, Line]] = []
+    rows: list[dict[str, Line]] = []
+    for number, (name, table) in enumerate(job.evaluations.items()):
+        key = dotted(path_of_set(name))
+        if name:
+            imports = scopes[key].lines()
+            signature = f"def build_evaluation_dataset_{name}() -> Any:"
+            sets.append({"set.def": signature, "set.import": imports, "set": code[key]})
+        own = {metric: Imports(taken) for metric in table.metrics}
+        for metric, measure in metrics(table, key, own.__getitem__).items():
+            signature = f"def metric_{number}_{metric}() -> Any:"
+            made = measure.text if isinstance(measure, Name) else measure
+            rows.append({"metric.def": signature, "metric": made, "metric.import": own[metric].lines()})
+    return {"sets": sets, "metrics": rows}
 
 
 def _flags(job: Job, forms: CallForms) -> dict[str, bool]:
@@ -165,6 +186,8 @@ def _flags(job: Job, forms: CallForms) -> dict[str, bool]:
         "collate": job.dataset.collate is not None,
         "evaluation": job.evaluation is not None,
         "hooks": job.hooks is not None and bool(job.hooks.named()),
+        "evaluation_of_one": isinstance(job.evaluation, EvaluationTable),
+        "evaluation_of_several": isinstance(job.evaluation, dict),
         "scheduler": scheduler is not None,
         "scheduler_of_one": scheduler is not None and not moves,
         "scheduler_of_several": scheduler is not None and moves,
@@ -374,44 +397,81 @@ def _step(job: Job, forms: CallForms) -> Code:
     return call(kind, *arguments, **named, **own, **scaler)
 
 
-def _evaluation(job: Job, dataset: Call | None, imports: Imports, forms: CallForms) -> dict[str, Line]:
-    table = job.evaluation
-    if table is None or dataset is None:
-        return {}
-    apart = {"apart_from": Name("dataset")} if is_to_be_apart(job.dataset, table) else {}
-    weights, best_of = measured_weights(job), _best_of(job)
+def _evaluation(job: Job, calls: Mapping[str, Call], imports: Imports, forms: CallForms) -> dict[str, Line]:
+    """Return what makes the evaluation: of one set, or of several."""
+    step = "None" if forms.step_moves_optimizers else "training_step"
+    stop_when = {} if job.train.stop_when is None else {"stop_when": _stop_when(job, job.train.stop_when)}
+    if isinstance(job.evaluation, EvaluationTable):
+        table = job.evaluation
+        options = {**_evaluation_options(job, "", table, imports, forms), **stop_when}
+        return {
+            "test_set": _opened(calls["evaluation"], "evaluation", _apart(job, table)),
+            "evaluation": call("Evaluation", "worker", "model", step, "test_set", "schedule", **options),
+        }
+    made = []
+    for name, table in job.evaluations.items():
+        key = dotted(path_of_set(name))
+        opened = _opened(calls[key], key, _apart(job, table))
+        options = _evaluation_options(job, name, table, imports, forms)
+        given = (("", "worker"), ("", "model"), ("", step), ("", opened), ("", "schedule"))
+        made.append((f"{quoted(name)}: ", Call("Evaluation", (*given, *keywords(options, key)))))
+    sets = Display("{", tuple(made), "}")
+    rule = keywords(stop_when, "train.stop_when")
+    return {"evaluations": Call("Evaluations", (("", "worker"), ("", "schedule"), ("", sets), *rule))}
+
+
+def _apart(job: Job, table: EvaluationTable) -> dict[str, Name]:
+    return {"apart_from": Name("dataset")} if is_to_be_apart(job.dataset, table) else {}
+
+
+def _evaluation_options(
+    job: Job, name: str, table: EvaluationTable, imports: Imports, forms: CallForms
+) -> dict[str, Any]:
+    weights, best_of = measured_weights(job, table), _best_of(job, table)
     batch_size = table.batch_size or job.dataset.micro_batch_size
-    metrics = {name: Name(imports.name_of(entry)) for name, entry in table.metrics.items()}
-    options: Mapping[str, Any] = {
+    measured = metrics(table, dotted(path_of_set(name)), lambda _: imports)
+    return {
         **({} if forms.step_moves_optimizers else {"precision": Name("PRECISION")}),
         "every": intervals(table.every),
-        **({"metrics": metrics} if metrics else {}),
+        **({"metrics": measured} if measured else {}),
         **({} if best_of is None else {"best": table.best, "best_of": best_of}),
         **({} if batch_size is None else {"batch_size": batch_size}),
         **_collate(job, imports),
         **({} if job.model.loss else {"uses_loss": False}),
         **({} if weights == "raw" else {"average": Name("average")}),
         **({"also_raw": True} if weights == "both" else {}),
-    }
-    step = "None" if forms.step_moves_optimizers else "training_step"
-    return {
-        "test_set": _opened(dataset, "evaluation", apart),
-        "evaluation": call("Evaluation", "worker", "model", step, "test_set", "schedule", **options),
+        **({} if table.samples is None else {"samples": table.samples}),
     }
 
 
-def _best_of(job: Job) -> str | None:
-    """Return the entry of what `evaluation.best` names: a metric's, or that of the loss."""
-    if job.evaluation is None or job.evaluation.best is None:
+def _stop_when(job: Job, text: str) -> Call:
+    rule = parse_stop_when(text)
+    options = {
+        "evaluations": rule.evaluations,
+        "by": rule.by or None,
+        "bound": rule.bound,
+    }
+    named = keywords({key: value for key, value in options.items() if value is not None}, "train.stop_when")
+    better = quoted(str(better_of(rule, job.evaluation)))
+    return Call("StopWhen", (("", quoted(rule.metric)), ("", better), *named))
+
+
+def _best_of(job: Job, table: EvaluationTable) -> str | None:
+    """Return the entry of what `best` names, with its arguments if it has some: a metric's, or that of the loss."""
+    if table.best is None:
         return None
-    name = job.evaluation.best.partition(" ")[2]
-    return job.evaluation.metrics.get(name) or job.model.loss or job.model.step
+    metric = table.metrics.get(table.best.partition(" ")[2])
+    if metric is None:
+        return job.model.loss or job.model.step
+    if isinstance(metric, str):
+        return metric
+    options = metric.model_dump(include={"args", "over", "outputs", "targets"}, exclude_defaults=True)
+    return f"{metric.entry} {json.dumps(to_json(options))}" if options else metric.entry
 
 
-def measured_weights(job: Job) -> Literal["ema", "raw", "both"]:
-    """Return which weights evaluations measure; of both, the average's metrics are what `best` goes by."""
-    chosen = None if job.evaluation is None else job.evaluation.weights
-    return chosen or ("raw" if job.train.ema is None else "ema")
+def measured_weights(job: Job, table: EvaluationTable) -> Literal["ema", "raw", "both"]:
+    """Return which weights an evaluation set measures; of both, the average's metrics are what `best` goes by."""
+    return table.weights or ("raw" if job.train.ema is None else "ema")
 
 
 def _state(job: Job, forms: CallForms, imports: Imports) -> Code:

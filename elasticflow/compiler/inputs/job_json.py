@@ -10,6 +10,7 @@ from typing import Any
 
 from elasticflow.errors import JobRefusedError
 from elasticflow.jobfile.python_source.annotations import DatasetValue
+from elasticflow.jobfile.tables.evaluation import set_tables
 from elasticflow.jobfile.tables.job import Job
 from elasticflow.redaction import without_secrets
 
@@ -23,6 +24,7 @@ _LATER: tuple[tuple[str, str, Any], ...] = (
     ("logging", "peak_flops", None),
     ("dataset", "sampler", None),
     ("train", "gradient_checkpointing", False),
+    ("train", "stop_when", None),
 )
 _OF_DATA = "$dataset"  # a value of the training data: {"$dataset": "vocab_size"}
 _FLOAT = "$float"  # JSON has no infinity and no NaN: {"$float": "inf"}
@@ -51,6 +53,10 @@ def public_tables(job: Job) -> dict[str, Any]:
     else:
         secrets = job.env.secrets()
         tables["env"] = {name: value for name, value in job.env.values().items() if name not in secrets}
+    for path, _ in set_tables(tables):
+        table = tables["evaluation"][path[1]] if len(path) > 1 else tables["evaluation"]
+        if table["samples"] is None:
+            del table["samples"]
     return {**tables, "snapshots": without_secrets(tables["snapshots"])}
 
 

@@ -58,7 +58,8 @@ class Forecast(NamedTuple):
         steps: Of the whole run.
         steps_per_epoch: Fewest and most.
         duration_s: Of training.
-        evaluations: Over the whole run, the one at the end included; about, where several intervals meet.
+        evaluations: Over the whole run, the one at the end included; about, where several intervals meet. Of several sets
+            by name, those left out of which it does not follow.
         snapshots_per_hour: About.
         snapshots: About, over the whole run.
         is_least: The rate comes from the clock alone: counted intervals may make it more.
@@ -70,7 +71,7 @@ class Forecast(NamedTuple):
     steps: int | None
     steps_per_epoch: tuple[int, int] | None
     duration_s: float | None
-    evaluations: int | None
+    evaluations: int | dict[str, int] | None
     snapshots_per_hour: float | None
     snapshots: int | None
     is_least: bool
@@ -170,8 +171,10 @@ def _kept(job: Job, pace: _Pace, duration_s: float | None) -> int | None:
     return math.ceil(kept)
 
 
-def _evaluations(job: Job, samples: int | None, steps: int | None, duration_s: float | None) -> int | None:
-    """Return how many there are: one at each multiple of each interval, and one at the end."""
+def _evaluations(
+    job: Job, samples: int | None, steps: int | None, duration_s: float | None
+) -> int | dict[str, int] | None:
+    """Return how many there are, of each of several sets by its name: one at each multiple of each interval, and one at the end."""
     if job.evaluation is None or steps is None:
         return None
     batch, epochs = job.dataset.global_batch_size, job.train.epochs
@@ -185,7 +188,10 @@ def _evaluations(job: Job, samples: int | None, steps: int | None, duration_s: f
         lengths["sample"] = epochs * samples
     elif samples is not None and (of_epoch := _epoch_steps(job, samples)):
         lengths["epoch"] = steps / of_epoch
-    return _due(intervals(job.evaluation.every), lengths)
+    counts = {name: _due(intervals(table.every), lengths) for name, table in job.evaluations.items()}
+    if "" in counts:
+        return counts[""]
+    return {name: count for name, count in counts.items() if count is not None}
 
 
 def _due(every: Sequence[str], lengths: dict[str, float | None]) -> int | None:

@@ -12,6 +12,7 @@ from elasticflow.compiler.inputs.job_json import job_digest
 from elasticflow.compiler.plan import batch_split, torchrun
 from elasticflow.compiler.plan.batch_split import Fact, WorldRow
 from elasticflow.jobfile.entry_points.calls import entry_calls
+from elasticflow.jobfile.tables.evaluation import ranking_set
 from elasticflow.jobfile.tables.units import intervals, parse_duration, parse_interval, parse_size
 from elasticflow.protocol.warm_restarts import Warm  # noqa: TC001  # pydantic reads the fields' types
 from elasticflow.redaction import without_secrets
@@ -206,7 +207,8 @@ def _modules(job: Job) -> tuple[str, ...]:
 def keep_of(job: Job) -> Keep:
     """Return which snapshots *job* lets stay."""
     keep = job.snapshots.keep
-    best = job.evaluation.best if job.evaluation else None
+    ranking = ranking_set(job.evaluation)
+    best = None if ranking is None else ranking[1].best
     mode: BestMode | None = None if best is None else "max" if best.startswith("max ") else "min"
     return Keep(keep.last, keep.best, keep.every, keep.within, best_mode=mode)
 

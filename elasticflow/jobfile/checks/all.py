@@ -12,11 +12,13 @@ from elasticflow.jobfile.checks.failure_costs import check_failure_costs
 from elasticflow.jobfile.checks.measures import check_measures
 from elasticflow.jobfile.checks.sampling import check_sampling
 from elasticflow.jobfile.checks.schedules import check_schedule
+from elasticflow.jobfile.checks.stop_when import check_stop_when
 from elasticflow.jobfile.checks.training_length import check_intervals, samples_per_epoch
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
 from elasticflow.jobfile.entry_points.free_tables import check_free_values, check_secrets
 from elasticflow.jobfile.entry_points.object_arguments import check_objects
+from elasticflow.jobfile.tables.evaluation import evaluation_sets, path_of_set, ranking_set
 from elasticflow.jobfile.text.layers import table_at, value_at
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ def check_tables(source: Source, tables: ValidTables) -> list[Diagnostic]:
         *check_sampling(source, tables),
         *check_evaluation_data(source, tables),
         *check_measures(source, tables),
+        *check_stop_when(source, tables),
         *_not_built(source, tables),
         *_schedule(source, tables),
         *check_lengths(source, tables),
@@ -109,30 +112,42 @@ def _best(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     if snapshots is None or snapshots.keep.best is None or "evaluation" not in tables:
         return
     evaluation, path = tables["evaluation"], ("snapshots", "keep", "best")
+    sets = evaluation_sets(evaluation)
     if evaluation is None:
         message = "snapshots.keep.best needs to know what is best, and there is no [evaluation]"
         remedy = 'add [evaluation] with best = "max accuracy", or leave keep.best out'
         yield source.problem(codes.NO_METRIC, message, path, remedy=remedy)
-    elif evaluation.best is None:
-        message = "snapshots.keep.best needs to know what is best, and evaluation.best is not given"
-        names = sorted({*evaluation.metrics, "loss"})
+    elif sets and ranking_set(evaluation) is None:
+        name, first = next(iter(sets.items()))
+        given = "no evaluation set has a `best`" if name else "evaluation.best is not given"
+        message = f"snapshots.keep.best needs to know what is best, and {given}"
+        names = sorted({*first.metrics, "loss"})
         example = "min loss" if names == ["loss"] else f"max {names[0]}"
-        remedy = f'add to [evaluation]: best = "{example}"'
+        remedy = f'add to [{dotted(path_of_set(name))}]: best = "{example}"'
         yield source.problem(codes.NO_METRIC, message, path, remedy=remedy)
 
 
 def _measured(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
-    evaluation, train = tables.get("evaluation"), tables.get("train")
-    if evaluation is None:
-        return
-    if "loss" in evaluation.metrics:
-        message = "evaluation.metrics has a metric named `loss`, which every evaluation measures already"
-        remedy = "leave it out: `loss` is what the training step gives, as a mean over the whole set; or give it another name"
-        yield source.problem(codes.LOSS_TWICE, message, ("evaluation", "metrics", "loss"), remedy=remedy)
-    if evaluation.weights in {"ema", "both"} and train is not None and train.ema is None:
-        message = f'evaluation.weights = "{evaluation.weights}" measures averaged weights, and train.ema is not given'
-        remedy = "add to [train]: ema = 0.999; or leave evaluation.weights out"
-        yield source.problem(codes.NO_AVERAGE, message, ("evaluation", "weights"), remedy=remedy)
+    train, best_of = tables.get("train"), ""
+    for name, table in evaluation_sets(tables.get("evaluation")).items():
+        path = path_of_set(name)
+        if "loss" in table.metrics:
+            message = (
+                f"{dotted(path)}.metrics has a metric named `loss`, which every evaluation measures already"
+            )
+            remedy = "leave it out: `loss` is what the training step gives, as a mean over the whole set; or give it another name"
+            yield source.problem(codes.LOSS_TWICE, message, (*path, "metrics", "loss"), remedy=remedy)
+        if table.weights in {"ema", "both"} and train is not None and train.ema is None:
+            message = f'{dotted(path)}.weights = "{table.weights}" measures averaged weights, and train.ema is not given'
+            remedy = f"add to [train]: ema = 0.999; or leave {dotted(path)}.weights out"
+            yield source.problem(codes.NO_AVERAGE, message, (*path, "weights"), remedy=remedy)
+        if table.best is not None and best_of:
+            message = f"{dotted(path)}.best: snapshots are ranked by one metric, and {best_of}.best names one already"
+            yield source.problem(
+                codes.EVALUATION_SETS, message, (*path, "best"), remedy="leave one of them out"
+            )
+        elif table.best is not None:
+            best_of = dotted(path)
 
 
 def _not_built(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:

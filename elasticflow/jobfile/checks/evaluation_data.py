@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.diagnostics.toml_literals import dotted
+from elasticflow.jobfile.tables.evaluation import evaluation_sets, path_of_set
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -13,21 +15,26 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.tables.job import DatasetTable, EvaluationTable, ValidTables
     from elasticflow.jobfile.text.source import Source
 
-ALLOW = 'if that is meant, say so with evaluation.overlap = "allowed"'
-
 
 def check_evaluation_data(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     """Yield a warning if [evaluation] names what [dataset] names, and does not say that this is meant."""
-    dataset, evaluation = tables.get("dataset"), tables.get("evaluation")
-    if dataset is None or evaluation is None or evaluation.overlap == "allowed":
-        return
-    if is_training_data(dataset, evaluation):
+    dataset, sets = tables.get("dataset"), evaluation_sets(tables.get("evaluation"))
+    if dataset is None or not all(is_training_data(dataset, each) for each in sets.values()):
+        return  # beside other data, the training data is there to be compared with it
+    for name, table in sets.items():
+        if table.overlap == "allowed":
+            continue
+        key = dotted(path_of_set(name))
         with_arguments = " with the same arguments" if dataset.args else ""
-        message = f"evaluation.entry is dataset.entry{with_arguments}: metrics are of the training data"
-        remedy = f"name the data that is held back, or give evaluation.args; {ALLOW}"
-        yield source.problem(
-            codes.EVALUATES_TRAINING, message, ("evaluation", "entry"), severity="warning", remedy=remedy
-        )
+        message = f"{key}.entry is dataset.entry{with_arguments}: metrics are of the training data"
+        remedy = f"name the data that is held back, or give {key}.args; {allow(name)}"
+        where = (*path_of_set(name), "entry")
+        yield source.problem(codes.EVALUATES_TRAINING, message, where, severity="warning", remedy=remedy)
+
+
+def allow(name: str) -> str:
+    """Return how a set, by its name, says that its samples may be trained on."""
+    return f'if that is meant, say so with {dotted(path_of_set(name))}.overlap = "allowed"'
 
 
 def is_training_data(dataset: DatasetTable, evaluation: EvaluationTable) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted
+from elasticflow.jobfile.tables.evaluation import set_tables
 from elasticflow.jobfile.tables.units import parse_interval
 from elasticflow.jobfile.text.layers import value_at
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.diagnostics.positions import KeyPath
     from elasticflow.jobfile.tables.job import DatasetTable, TrainTable, ValidTables
     from elasticflow.jobfile.tables.units import Interval
+    from elasticflow.jobfile.text.read import TomlTable
     from elasticflow.jobfile.text.source import Source
 
 
@@ -91,7 +93,6 @@ def length_of_training(train: TrainTable, dataset: DatasetTable | None) -> Train
 
 # Each key that says how often, and what it means when that is never.
 _KEYS: dict[KeyPath, str] = {
-    ("evaluation", "every"): "the model is evaluated once, at the end",
     ("snapshots", "every"): "one snapshot is taken, at the end: a failure goes back to the beginning",
     ("snapshots", "memory"): "nothing is held in memory",
     ("snapshots", "keep", "every"): "no snapshot is kept for it",
@@ -101,13 +102,19 @@ _KEYS: dict[KeyPath, str] = {
 }
 
 
+def _keys(raw: TomlTable) -> Iterator[tuple[KeyPath, str]]:
+    for path, _ in set_tables(raw):
+        yield (*path, "every"), "the model is evaluated once, at the end"
+    yield from _KEYS.items()
+
+
 def check_intervals(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     """Yield a warning for each interval in the files that is longer than training."""
     train = tables.get("train")
     if train is None:
         return
     length = length_of_training(train, tables.get("dataset"))
-    for key, meaning in _KEYS.items():
+    for key, meaning in _keys(source.raw):
         given = value_at(key, source.raw) if tables.get(str(key[0])) is not None else None
         texts = [(path, text) for path, text in _texts(key, given) if text != "never"]
         never = [(path, text) for path, text in texts if length.is_beyond(parse_interval(text))]

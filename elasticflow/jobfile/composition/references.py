@@ -15,6 +15,7 @@ from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.suggestions import nearest
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
 from elasticflow.jobfile.python_source.annotations import DatasetValue
+from elasticflow.jobfile.tables.evaluation import without_set
 from elasticflow.jobfile.tables.job import Job
 from elasticflow.jobfile.tables.types import MayRefer, SecretVariable, TextWithSecrets
 from elasticflow.jobfile.tables.validate import content_of, model_of
@@ -239,8 +240,10 @@ class References:
 
 def _may_come_from_data(path: KeyPath) -> bool:
     """Return whether the key that *path* is, or lies in, holds arguments of what is made once the data is opened."""
+    path = without_set(path)
     in_group = path[:2] == ("optimizer", "groups") and path[3:4] == ("args",)
-    return in_group or (path[0] in _ARGS_FROM_DATA and path[1:2] == ("args",))
+    of_metric = path[:2] == ("evaluation", "metrics") and path[3:4] == ("args",)
+    return in_group or of_metric or (path[0] in _ARGS_FROM_DATA and path[1:2] == ("args",))
 
 
 def _marker(path: KeyPath) -> MayRefer | None:
@@ -249,7 +252,7 @@ def _marker(path: KeyPath) -> MayRefer | None:
         return None
     if path[0] == "env":
         return MayRefer() if len(path) == _LEAST_OF_VARIABLE or path[2:] == ("value",) else None
-    key = model_of(str(path[0])).model_fields.get(str(path[1]))
+    key = model_of(str(path[0])).model_fields.get(str(without_set(path)[1]))
     return next((mark for mark in key.metadata if isinstance(mark, MayRefer)), None) if key else None
 
 

@@ -128,11 +128,13 @@ class ArgumentCheck:
     def _how_to_give(self, name: str) -> str:
         """Return how an argument that is needed gets a value."""
         if self._entry.call.args is not None:
-            if self._entry.call.is_argument:
+            if self._entry.call.is_argument or self._entry.call.is_metric:
                 return f"add to {dotted(self._entry.call.args)}: {name} = ..."
             return f"add to [{self._entry.call.path[0]}]: args = {{ {name} = ... }}"
         if name == self._third_of_step:
             return 'call it "optimizers" to be given what optimizer.entry returns'
+        if self._entry.call.is_metric and isinstance(self._definition.node, ast.ClassDef):
+            return f'write {{ entry = "{self._entry.call.text}", args = {{ {name} = ... }} }}'
         given = ", ".join(self._entry.call.given) or "nothing"
         return (
             f"{'.'.join(map(str, self._entry.call.path))} is called with {given}: give the argument a default"

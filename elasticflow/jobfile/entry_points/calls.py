@@ -11,6 +11,7 @@ from elasticflow.jobfile.entry_points.object_arguments import (
     with_objects_marked,
 )
 from elasticflow.jobfile.python_source.modules import UnresolvedError
+from elasticflow.jobfile.tables.evaluation import OF_LOSS, set_tables
 from elasticflow.jobfile.text.layers import table_at, value_at
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class EntryCall(NamedTuple):
         is_class: It is not called: the class itself is meant.
         is_argument: It makes an argument of another entry point.
         is_partial: Its arguments need not be all.
+        is_metric: It may be a class, too, whose objects take in what the model returns.
         as_method: What is passed by place if it turns out to be a method of the model's class; None if it may not be one.
     """
 
@@ -54,6 +56,7 @@ class EntryCall(NamedTuple):
     is_class: bool = False
     is_argument: bool = False
     is_partial: bool = False
+    is_metric: bool = False
     as_method: tuple[str, ...] | None = None
 
 
@@ -70,7 +73,6 @@ def entry_calls(raw: TomlTable) -> Iterator[EntryCall]:
         ("dataset", "entry", (), True),
         ("dataset", "prepare", (), False),
         ("dataset", "collate", ("samples",), False),
-        ("evaluation", "entry", (), True),
     ]
     for table, key, given, takes_args in fixed:
         text = table_at(raw, table).get(key)
@@ -83,9 +85,10 @@ def entry_calls(raw: TomlTable) -> Iterator[EntryCall]:
     for key, text in table_at(raw, "dataset", "sampler").items():
         if isinstance(text, str) and ":" in text:  # else a column of the data
             yield EntryCall(text, ("dataset", "sampler", key), ("the dataset",))
-    for name, text in table_at(raw, "evaluation", "metrics").items():
-        if isinstance(text, str):
-            yield EntryCall(text, ("evaluation", "metrics", name), batch)
+    for path, of_set in set_tables(raw):
+        if isinstance(text := of_set.get("entry"), str):
+            yield EntryCall(text, (*path, "entry"), (), (*path, "args"))
+        yield from _of_metrics(of_set, (*path, "metrics"), batch)
     yield from _of_groups(raw)
     yield from _of_hooks(raw)
     for each in objects_of(raw):
@@ -96,6 +99,20 @@ def entry_calls(raw: TomlTable) -> Iterator[EntryCall]:
     for name, text in table_at(raw, "snapshots", "include").items():
         if isinstance(text, str):
             yield EntryCall(text, ("snapshots", "include", name), is_object=True)
+
+
+def _of_metrics(table: TomlTable, path: KeyPath, batch: tuple[str, ...]) -> Iterator[EntryCall]:
+    """Yield the metrics of an evaluation set; *batch*: what a function is called with that is a mean over a batch."""
+    for name, metric in table_at(table, "metrics").items():
+        where: KeyPath = (*path, name)
+        if isinstance(metric, str):
+            given = ("loss",) if metric.startswith(OF_LOSS) else batch
+            yield EntryCall(metric, where, given, is_metric=True)
+        elif isinstance(metric, dict) and isinstance(entry := metric.get("entry"), str):
+            given = ("outputs", "targets") if {"outputs", "targets"} & metric.keys() else batch
+            given = {"set": ("outputs", "targets"), "loss": ("loss",)}.get(str(metric.get("over")), given)
+            given = ("loss",) if entry.startswith(OF_LOSS) else given
+            yield EntryCall(entry, (*where, "entry"), given, (*where, "args"), is_metric=True)
 
 
 def _of_groups(raw: TomlTable) -> Iterator[EntryCall]:

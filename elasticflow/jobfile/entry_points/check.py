@@ -18,6 +18,7 @@ from elasticflow.jobfile.entry_points.calls import EntryPoint, EntryPointCache, 
 from elasticflow.jobfile.entry_points.object_arguments import dataset_values
 from elasticflow.jobfile.entry_points.required_methods import (
     attributes_of,
+    methods_missing,
     why_not_map_style,
     why_not_stateful,
 )
@@ -46,6 +47,7 @@ from elasticflow.jobfile.python_source.modules import (
 )
 from elasticflow.jobfile.python_source.resolve import Resolver
 from elasticflow.jobfile.python_source.signatures import signature_of
+from elasticflow.jobfile.tables.evaluation import without_set
 from elasticflow.jobfile.tables.types import ENTRY
 from elasticflow.jobfile.tables.validate import content_of
 from elasticflow.jobfile.text.layers import table_at, value_at
@@ -164,9 +166,31 @@ class _EntryPointCheck:
             return self._no_class(resolved)
         if not isinstance(resolved, Definition):
             return [self._not_callable(resolved)]
-        if self.call.args is None and isinstance(resolved.node, ast.ClassDef):
-            return [self._class_for_function(resolved)]
+        if isinstance(resolved.node, ast.ClassDef):
+            if self.call.is_metric:
+                return self._metric_class(resolved)
+            if self.call.args is None:
+                return [self._class_for_function(resolved)]
         return self._wrong_kind(resolved) or [*self._arguments(resolved), *self._missing_methods(resolved)]
+
+    def _metric_class(self, definition: Definition) -> list[Diagnostic]:
+        """Return what is wrong with a class whose objects are to take in what the model returns."""
+        over = value_at((*self.call.path[:-1], "over"), self.source.raw) if self.call.args else None
+        if over in {"batch", "loss"}:
+            message = (
+                f"{self.call.text} is a class, whose objects take in the whole set: over is {show(over)}"
+            )
+            where = (*self.call.path[:-1], "over")
+            return [self.source.problem(codes.OUT_OF_RANGE, message, where, remedy="leave `over` out")]
+        missing = self._entry.once("metric", lambda: methods_missing(definition, self.resolver))
+        if missing:
+            message = f"{self.call.text} has no {' and no '.join(missing)}"
+            remedy = "a class of metrics has update(outputs, targets) and compute(), as torchmetrics' have; or name a function"
+            return [
+                self._entry.problem(codes.NOT_A_FUNCTION, message, f"{remedy}\ndefined at {definition.where}")
+            ]
+        self._entry.call = self.call = self.call._replace(given=())
+        return self._arguments(definition)
 
     def _foreign_method(self, method: MethodError) -> list[Diagnostic]:
         """Return what is wrong with a method that is called on the model."""
@@ -291,13 +315,12 @@ class _EntryPointCheck:
         return problems
 
     def _wrong_kind(self, definition: Definition) -> list[Diagnostic]:
-        wrong = self._entry.once(
-            "kind", lambda: wrong_kind(self.call.path, definition, self.resolver), *self.call.path
-        )
+        key = without_set(self.call.path)
+        wrong = self._entry.once("kind", lambda: wrong_kind(key, definition, self.resolver), *key)
         if wrong is None:
             return []
-        key, wanted = dotted(self.call.path), wrong.wanted
-        message = f"{self.call.text} {wrong.found}, and {key} names what makes {wanted.words} ({wanted.base})"
+        wanted = wrong.wanted
+        message = f"{self.call.text} {wrong.found}, and {dotted(self.call.path)} names what makes {wanted.words} ({wanted.base})"
         near = wrong.beside if len(wrong.beside) == 1 else nearest(self.attribute, wrong.beside)
         remedy = f"name a class that inherits from {wanted.base}, or a function that makes one"
         if near:
@@ -309,7 +332,10 @@ class _EntryPointCheck:
         return [self._entry.problem(codes.WRONG_KIND, message, f"{remedy}\ndefined at {definition.where}")]
 
     def _missing_methods(self, definition: Definition) -> list[Diagnostic]:
-        if self.call.path not in {("dataset", "entry"), ("evaluation", "entry")} or self.call.named:
+        if (
+            without_set(self.call.path) not in {("dataset", "entry"), ("evaluation", "entry")}
+            or self.call.named
+        ):
             return []
         try:
             reason = self._entry.once("length", lambda: why_not_map_style(definition, self.resolver))

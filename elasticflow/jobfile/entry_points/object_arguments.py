@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show, to_toml
 from elasticflow.jobfile.python_source.annotations import DatasetValue, ObjectTable
+from elasticflow.jobfile.tables.evaluation import set_tables
 from elasticflow.jobfile.tables.types import ENTRY
 from elasticflow.jobfile.text.layers import table_at
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.text.read import TomlTable
     from elasticflow.jobfile.text.source import Source
 
-_ARGS_OF = ("model", "optimizer", "lr_scheduler", "dataset", "evaluation")
+_ARGS_OF = ("model", "optimizer", "lr_scheduler", "dataset")
 _KEYS = ("entry", "args", "partial")
 _TARGETS = {"_target_": "Hydra's", "class_path": "jsonargparse's and LightningCLI's"}
 _LONGEST = 120
@@ -51,6 +52,11 @@ def argument_tables(raw: TomlTable) -> Iterator[tuple[KeyPath, TomlTable]]:
     """Yield every table of arguments of a merged job, which may hold objects; those of objects themselves left out."""
     for name in _ARGS_OF:
         yield (name, "args"), table_at(raw, name, "args")
+    for path, table in set_tables(raw):
+        yield (*path, "args"), table_at(table, "args")
+        for name, metric in table_at(table, "metrics").items():
+            if isinstance(metric, dict):
+                yield (*path, "metrics", name, "args"), table_at(metric, "args")
     for name in table_at(raw, "hooks"):
         yield ("hooks", name, "args"), table_at(raw, "hooks", name, "args")
     for path, group in parameter_groups(raw):

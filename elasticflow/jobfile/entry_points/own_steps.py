@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.jobfile.diagnostics.toml_literals import show
+from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
+from elasticflow.jobfile.tables.evaluation import OF_LOSS, set_tables
 from elasticflow.jobfile.text.layers import table_at, value_at
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ def check_own_step(source: Source) -> Iterator[Diagnostic]:
     """Yield the keys of the job that cannot be combined with such a step."""
     for path, (why, remedy) in _found(source.raw):
         value = show(value_at(path, source.raw))
-        what = f"{path[0]}.{path[1]} = {value} cannot be combined with a step that moves its optimizers"
+        what = f"{dotted(path)} = {value} cannot be combined with a step that moves its optimizers"
         yield source.problem(codes.OWN_STEP, f"{what}: {why}", path, remedy=remedy)
 
 
@@ -70,6 +72,21 @@ def _found(raw: TomlTable) -> Iterator[tuple[KeyPath, _Value]]:
             yield (table, key), texts
     for key in table_at(raw, "ddp"):
         yield ("ddp", key), _DDP
-    best = value_at(("evaluation", "best"), raw)
-    if isinstance(best, str) and best.split()[1:] == ["loss"]:
-        yield ("evaluation", "best"), _BEST
+    yield from _of_losses(raw)
+
+
+def _of_losses(raw: TomlTable) -> Iterator[tuple[KeyPath, _Value]]:
+    """Yield what goes by the loss over an evaluation set."""
+    rule = value_at(("train", "stop_when"), raw)
+    if isinstance(rule, str) and re.match(r"((min|max) )?([A-Za-z_]\w*\.)?loss ", rule):
+        yield ("train", "stop_when"), _BEST
+    for path, of_set in set_tables(raw):
+        best = of_set.get("best")
+        if isinstance(best, str) and best.split()[1:] == ["loss"]:
+            yield (*path, "best"), _BEST
+        for name, metric in table_at(of_set, "metrics").items():
+            where, entry = (*path, "metrics", name), metric
+            if isinstance(metric, dict):
+                where, entry = (*where, "over"), metric.get("over")
+            if entry == "loss" or (isinstance(entry, str) and entry.startswith(OF_LOSS)):
+                yield where, _BEST

@@ -113,6 +113,18 @@ def attributes_of(definition: Definition, resolver: Resolver) -> set[str]:
     return names
 
 
+def methods_missing(definition: Definition, resolver: Resolver) -> list[str]:
+    """Return which of `update` and `compute` a class certainly lacks.
+
+    Raises:
+        UnresolvedError: reading does not show it.
+    """
+    assert isinstance(definition.node, ast.ClassDef)
+    if any(isinstance(each, ast.FunctionDef) and each.name == "__new__" for each in definition.node.body):
+        return []  # it may make objects of other classes
+    return [name for name in ("update", "compute") if not _has(resolver, definition, name)]
+
+
 METHODS = ("state_dict", "load_state_dict")
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from pydantic import Field, PrivateAttr
+from pydantic import Field, PrivateAttr, field_validator
 
+from elasticflow.jobfile.tables.evaluation import Evaluation, EvaluationTable, MetricTable, evaluation_sets
 from elasticflow.jobfile.tables.hooks import HooksTable, HookTable
 from elasticflow.jobfile.tables.launching import (
     EnvTable,
@@ -19,7 +20,6 @@ from elasticflow.jobfile.tables.launching import (
 from elasticflow.jobfile.tables.training import (
     DatasetTable,
     DdpTable,
-    EvaluationTable,
     JobTable,
     LrSchedulerTable,
     ModelTable,
@@ -51,6 +51,7 @@ __all__ = [
     "LoggingTable",
     "LrSchedulerTable",
     "MatrixTable",
+    "MetricTable",
     "ModelTable",
     "NodesTable",
     "OptimizerTable",
@@ -94,7 +95,7 @@ class Job(Table, defer_build=True):
     optimizer: OptimizerTable
     lr_scheduler: LrSchedulerTable | None = None
     dataset: DatasetTable
-    evaluation: EvaluationTable | None = None
+    evaluation: Evaluation | None = None
     hooks: HooksTable | None = None
     train: TrainTable
     ddp: DdpTable = Field(default_factory=DdpTable)
@@ -106,7 +107,19 @@ class Job(Table, defer_build=True):
     torchrun: TorchrunTable = Field(default_factory=TorchrunTable)
     matrix: MatrixTable | None = Field(default=None, exclude=True)  # of the file: a resolved job is one case
 
+    @field_validator("evaluation")
+    @classmethod
+    def _has_a_set(cls, evaluation: Evaluation | None) -> Evaluation | None:
+        if evaluation == {}:
+            raise ValueError("must have an entry, or a table for each of several sets")
+        return evaluation
+
     _secrets: dict[tuple[str | int, ...], tuple[object, ...]] = PrivateAttr(default_factory=dict)
+
+    @property
+    def evaluations(self) -> Mapping[str, EvaluationTable]:
+        """Every evaluation set by its name, which is empty where there is one without a name."""
+        return evaluation_sets(self.evaluation)
 
     @property
     def secrets(self) -> Mapping[KeyPath, TextWithSecrets]:
@@ -127,7 +140,7 @@ class ValidTables(TypedDict, total=False):
     optimizer: OptimizerTable
     lr_scheduler: LrSchedulerTable | None
     dataset: DatasetTable
-    evaluation: EvaluationTable | None
+    evaluation: Evaluation | None
     hooks: HooksTable | None
     train: TrainTable
     ddp: DdpTable

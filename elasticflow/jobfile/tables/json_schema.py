@@ -24,6 +24,10 @@ _EXTENDS = {
 # Means nothing to JSON Schema where no properties are listed; to tombi a table is closed where nothing is said.
 _OPEN = {"additionalProperties": True}
 
+# Tables inside others, which a file has as a whole or not at all.
+_PARTS = frozenset({"MetricTable"})
+_OF_SET = "One of several evaluation sets: metrics over its data, every sample once."
+
 BEYOND = (
     "nodes.min <= nodes.max: one value against another",
     "evaluation.best names a key of evaluation.metrics: one value against another's keys",
@@ -46,7 +50,8 @@ def job_schema() -> _Schema:
     schema = _tidied(Job.model_json_schema(mode="validation"))
     needed: _Schema = {}
     for name, table in schema["$defs"].items():
-        needed[name] = _requirements(name, table)
+        needed[name] = {} if name in _PARTS else _requirements(name, table)
+    needed["EvaluationTable"] = _several_sets(schema["$defs"], needed["EvaluationTable"])
     tables = {
         name: {"description": schema["$defs"][_name_of(ref)]["description"], **ref}
         for name, ref in schema["properties"].items()
@@ -97,9 +102,29 @@ def _requirements(name: str, table: _Schema) -> _Schema:
     return wanted and wanted | _OPEN
 
 
+def _several_sets(tables: _Schema, needed: _Schema) -> _Schema:
+    """Let [evaluation] be a table of sets as well; return what a whole job must have of it, *needed* being what one set must."""
+    from elasticflow.jobfile.tables.evaluation import SET_NAME
+
+    one = tables["EvaluationTable"]
+    tables["EvaluationSet"] = {**one, "description": _OF_SET}
+    has_keys = {"anyOf": [{"required": [key], **_OPEN} for key in one["properties"]], **_OPEN}
+    tables["EvaluationTable"] = {
+        **one,
+        "propertyNames": {"pattern": SET_NAME},
+        "additionalProperties": {"$ref": "#/$defs/EvaluationSet"},
+        "if": has_keys,
+        "then": {"properties": dict.fromkeys(one["properties"], True), "additionalProperties": False},
+    }
+    return {"if": has_keys, "then": needed, "else": {"minProperties": 1, "additionalProperties": needed}}
+
+
 def _tidied(schema: _Schema) -> _Schema:
     """Return the models' schema as a job file needs it, each key with its examples."""
     tidied: _Schema = _cleaned(schema)
+    tidied["properties"]["evaluation"] = {
+        "$ref": "#/$defs/EvaluationTable"
+    }  # of several sets, see `_several_sets`
     for table in tidied["$defs"].values():
         for key in table["properties"].values():
             if "$ref" in key:  # a hover text of its own, for editors that do not follow it
@@ -185,7 +210,22 @@ EXAMPLES: dict[str, dict[str, list[Any]]] = {
         "args": [{"split": "test"}],
         "every": ["1 epoch", ["500 steps", "10 min"]],
         "batch_size": [256],
-        "metrics": [{"accuracy": "examples.mnist:accuracy"}],
+        "samples": [2000],
+        "metrics": [
+            {"accuracy": "examples.mnist:accuracy"},
+            {
+                "f1": {
+                    "entry": "torchmetrics.classification:MulticlassF1Score",
+                    "args": {"num_classes": 10},
+                }
+            },
+        ],
+    },
+    "MetricTable": {
+        "entry": ["torchmetrics.classification:BinaryAUROC"],
+        "args": [{"num_classes": 10}],
+        "outputs": ["logits", 0],
+        "targets": ["labels", 1],
     },
     "TrainTable": {
         "epochs": [5],

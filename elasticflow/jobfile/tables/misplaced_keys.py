@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from elasticflow import redaction
 from elasticflow.jobfile.diagnostics.suggestions import nearest
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, to_toml
+from elasticflow.jobfile.tables.evaluation import without_set
 from elasticflow.jobfile.tables.foreign_names import (
     DECIDED_ELSEWHERE,
     LOCAL,
@@ -171,6 +172,16 @@ def flag_for(option: str, text: str) -> str | None:
 
 def suggest_key(path: KeyPath, value: object) -> KeySuggestion:
     """Return what was meant by the unknown key at *path*, which has this value."""
+    suggestion = _suggestion(path, value)
+    if without_set(path) == path:
+        return suggestion
+    of_set = tuple(
+        (*path[:2], *key[1:]) if key[:1] == path[:1] and len(key) == 2 else key for key in suggestion.keys
+    )
+    return suggestion._replace(keys=of_set)  # what [evaluation] takes belongs in the set's own table
+
+
+def _suggestion(path: KeyPath, value: object) -> KeySuggestion:
     around, name = path[:-1], str(path[-1])
     names = keys_at(around) if around else [*Job.model_fields, "extends"]
     if around == ("torchrun",) and plain(name) in DECIDED_ELSEWHERE:

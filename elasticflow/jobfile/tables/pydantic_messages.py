@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.suggestions import is_table, nearest
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show, to_toml
+from elasticflow.jobfile.tables.evaluation import SET_NAME
 from elasticflow.jobfile.tables.misplaced_keys import (
     KeySuggestion,
     has_header,
@@ -28,6 +29,7 @@ from elasticflow.jobfile.text.layers import MovedLayer, value_at
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from pydantic import ValidationError
     from pydantic_core import ErrorDetails
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
@@ -228,6 +230,44 @@ def _real_path(loc: KeyPath, raw: object) -> KeyPath:
             path.append(part)
             raw = raw[part]  # type: ignore[index]  # just looked
     return tuple(path)
+
+
+def mixed_problem(table: Mapping[str, object], own: list[str]) -> TableProblem:
+    """Return what is wrong with an [evaluation] that has keys of its own beside tables of sets."""
+    sets = [key for key, value in table.items() if key not in own and isinstance(value, dict)]
+    several = len(own) > 1
+    message = (
+        f"[evaluation] is one set by its {'keys' if several else 'key'} {', '.join(own)}, and [evaluation.{sets[0]}] "
+        "makes it several"
+    )
+    if "entry" in own:
+        free = next(name for name in ("val", "test", "main", "first") if name not in sets)
+        remedy = f"give each set a table: write [evaluation.{free}] above {' and '.join(own[:2])} instead of [evaluation]"
+    else:
+        tables = ", ".join(f"[evaluation.{name}]" for name in sets)
+        remedy = f"keys of [evaluation] are not shared by its sets: write {', '.join(own)} in {tables}"
+    return TableProblem(codes.EVALUATION_SETS, message, ("evaluation", sets[0]), True, remedy)
+
+
+def problems_of_set(name: str, error: ValidationError | None, raw: TomlTable) -> Iterator[TableProblem]:
+    """Yield what is wrong with an evaluation set's name, and with its table if *error* says so."""
+    path = ("evaluation", name)
+    if not re.fullmatch(SET_NAME, name):
+        message = f"evaluation: {show(name)} must be a name of at most 50 letters, digits and _, like val"
+        near = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
+        remedy = f"did you mean {near}?" if re.fullmatch(SET_NAME, near) else None
+        yield TableProblem(codes.MALFORMED, message, path, True, remedy)
+    if error is None:
+        return
+    if not isinstance(value_at(path, raw), dict):
+        yield unknown_key(path, value_at(path, raw))
+        return
+    for each in error.errors(include_url=False, include_input=False):
+        found = problem_of({**each, "loc": (name, *each["loc"])}, "evaluation", raw)
+        if found.code == codes.NO_METRIC:  # the table's own check does not know the set's name
+            words = found.message.replace("evaluation.best", f"{dotted(path)}.best", 1)
+            found = found._replace(message=words)
+        yield found
 
 
 def place_problems(source: Source, problems: list[TableProblem]) -> list[Diagnostic]:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from elasticflow.jobfile.diagnostics.suggestions import SHORT_MODULES, nearest
 from elasticflow.jobfile.python_source.annotations import as_numbers
 from elasticflow.jobfile.tables.foreign_names import SAME_VALUES
-from elasticflow.jobfile.tables.type_descriptions import annotation_at, choices
+from elasticflow.jobfile.tables.type_descriptions import annotation_at, choices, model_at
 from elasticflow.jobfile.tables.types import ENTRY
 from elasticflow.jobfile.tables.units import BYTES, COUNTS, SECONDS
 
@@ -69,8 +69,8 @@ def _accepting(adapter: TypeAdapter[Any]) -> Callable[[object], bool]:
 
 
 def _adapter(path: KeyPath) -> TypeAdapter[Any]:
-    model = annotation_at(path[:-1])
-    if isinstance(model, type) and issubclass(model, BaseModel) and path[-1] in model.model_fields:
+    model = model_at(path[:-1])
+    if model is not None and path[-1] in model.model_fields:
         field = model.model_fields[str(path[-1])]
         annotation: Any = field.annotation
         return TypeAdapter(Annotated[annotation, *field.metadata] if field.metadata else annotation)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.jobfile.diagnostics.suggestions import nearest
+from elasticflow.jobfile.tables.evaluation import EXAMPLES, PATTERN, stop_when
 from elasticflow.jobfile.tables.sampling import SamplerTable  # noqa: TC001  # pydantic reads the fields' types
 from elasticflow.jobfile.tables.types import (
     MOST_NODES,
@@ -20,25 +20,24 @@ from elasticflow.jobfile.tables.types import (
     Description,
     DurationText,
     Entry,
-    IntervalText,
     MayRefer,
     Name,
     StepsText,
     Table,
     bad_key,
+    editor_hints,
     one_of,
 )
 
 _ARGS = "Keyword arguments of the callable; a table { entry, args } among them makes an object."
 _ARGS_FROM_DATA = f'{_ARGS[:-1]}; "${{dataset.NAME}}" is an attribute of the training data, as in "${{dataset.vocab_size}}".'
 _ARGS_AND_REFERENCES = f"{_ARGS[:-1]}; texts may hold ${{env:NAME}}."
-MetricName = Annotated[
-    str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"), Description("a name of letters, digits and _")
-]
-Best = Annotated[
+
+StopWhenText = Annotated[
     str,
-    Field(pattern=r"^(max|min) [A-Za-z_][A-Za-z0-9_]*$", examples=["max accuracy", "min loss"]),
-    Description('"max" or "min" and a metric, like "max accuracy"'),
+    AfterValidator(stop_when),
+    editor_hints(PATTERN, *EXAMPLES),
+    Description(f'like "{EXAMPLES[0]}" or "{EXAMPLES[1]}"'),
 ]
 
 
@@ -211,50 +210,6 @@ class DatasetTable(Table):
     )
 
 
-class EvaluationTable(Table):
-    """Metrics over a second dataset, every sample once."""
-
-    entry: Entry = Field(description="Any callable that returns a map-style dataset.")
-    args: Annotated[Args, MayRefer()] = Field(default={}, description=_ARGS_AND_REFERENCES)
-    every: IntervalText | list[IntervalText] = Field(
-        default="1 epoch", description="When to evaluate; always at the end."
-    )
-    batch_size: int | None = Field(
-        default=None,
-        ge=1,
-        le=10**9,
-        description="Samples per forward; default: dataset.micro_batch_size, else 256.",
-    )
-    metrics: dict[MetricName, Entry] = Field(
-        default={},
-        description="Name to callable(outputs, targets) -> mean over the batch; with model.step: callable(model, batch).",
-    )
-    best: Best | None = Field(
-        default=None,
-        description='What keep.best means: "max accuracy", "min loss"; a value equal to the best is a best one, too.',
-    )
-    weights: Literal["ema", "raw", "both"] | None = Field(
-        default=None,
-        description="Whose metrics: ema (the average; default with train.ema), raw, or both; best goes by the average's.",
-    )
-    overlap: Literal["reported", "allowed"] = Field(
-        default="reported",
-        description="Samples that are in the training data too: reported, by `validate --deep` as an error; allowed: meant.",
-    )
-
-    @model_validator(mode="after")
-    def _best_names_a_metric(self) -> EvaluationTable:
-        if self.best is not None and self.best.split()[1] not in {*self.metrics, "loss"}:
-            names = sorted({*self.metrics, "loss"})
-            side, metric = self.best.split()
-            near = nearest(metric, names)
-            message = f'evaluation.best = "{self.best}" names no metric: there are {", ".join(names)}'
-            raise bad_key(
-                "best", codes.NO_METRIC, message, f'did you mean "{side} {near[0]}"?' if near else None
-            )
-        return self
-
-
 class TrainTable(Table):
     """How long and how to train."""
 
@@ -301,6 +256,13 @@ class TrainTable(Table):
     time_limit: DurationText | None = Field(
         default=None,
         description="A launch leaves after this long, with a snapshot, as for SIGTERM (exit code 75); the same command goes on.",
+    )
+
+    stop_when: StopWhenText | None = Field(
+        default=None,
+        description="End training when a metric of an evaluation says so: it was not better for some evaluations in a row "
+        '(min or max before it where neither the loss nor `best` tells; "by 0.001" for at least so much), or is above or below '
+        "a number.",
     )
 
     @model_validator(mode="after")

@@ -17,10 +17,16 @@ if TYPE_CHECKING:
 
 def keys_at(path: KeyPath) -> list[str]:
     """Return the keys that the table at *path* can have; none for a free one."""
-    model = annotation_at(path)
-    tables = [part for part in get_args(model) if isinstance(part, type) and issubclass(part, BaseModel)]
-    model = tables[0] if get_origin(model) in {Union, types.UnionType} and len(tables) == 1 else model
-    return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
+    model = model_at(path)
+    return [] if model is None else list(model.model_fields)
+
+
+def model_at(path: KeyPath) -> type[BaseModel] | None:
+    """Return the model of the table at *path*, the first one where there may be several; None of a free table."""
+    annotation = annotation_at(path)
+    is_union = get_origin(annotation) in {Union, types.UnionType}
+    members = _some(annotation) if is_union else [annotation]
+    return next((each for each in members if isinstance(each, type) and issubclass(each, BaseModel)), None)
 
 
 def describe(annotation: Any) -> str:
@@ -94,8 +100,8 @@ def choices(annotation: Any) -> list[object]:
 
 def is_off_without(path: KeyPath) -> bool:
     """Return whether a key may be left out, and what it is for is then off."""
-    model = annotation_at(path[:-1])
-    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+    model = model_at(path[:-1])
+    if model is None:
         return False
     field = model.model_fields.get(str(path[-1]))
     return field is not None and not field.is_required() and field.default is None

@@ -101,7 +101,7 @@ def _endpoint(text: str) -> str:
     return text
 
 
-def _editor_hints(pattern: str, *examples: str) -> Any:
+def editor_hints(pattern: str, *examples: str) -> Any:
     """Return a pattern and examples for editors, of a text that its own check refuses with a better message."""
     return Field(examples=list(examples), json_schema_extra={"pattern": pattern})
 
@@ -120,25 +120,25 @@ Entry = Annotated[
 IntervalText = Annotated[
     str,
     AfterValidator(_interval),
-    _editor_hints(INTERVAL, "500 steps", "10 min", "1 epoch"),
+    editor_hints(INTERVAL, "500 steps", "10 min", "1 epoch"),
     Description('a number and a unit, like "500 steps", "10 min" or "1 epoch"'),
 ]
 DurationText = Annotated[
     str,
     AfterValidator(_duration),
-    _editor_hints(DURATION, "30 s", "10 min"),
+    editor_hints(DURATION, "30 s", "10 min"),
     Description('a time, like "30 s" or "10 min"'),
 ]
 ProgressText = Annotated[
     str,
     AfterValidator(_progress),
-    _editor_hints(PROGRESS, "1 h", "1000 steps"),
+    editor_hints(PROGRESS, "1 h", "1000 steps"),
     Description('a number and a unit, like "1 h" or "1000 steps"'),
 ]
 SizeText = Annotated[
     str,
     AfterValidator(_size),
-    _editor_hints(SIZE, "4 GiB", "500 MB"),
+    editor_hints(SIZE, "4 GiB", "500 MB"),
     Description('a size, like "4 GiB"'),
 ]
 StepsText = Annotated[
@@ -150,7 +150,7 @@ Endpoint = Annotated[
     str,
     Field(pattern=or_reference("[A-Za-z0-9._-]+:[0-9]{1,5}")),
     AfterValidator(_endpoint),
-    _editor_hints(or_reference(f"[A-Za-z0-9._-]+:{_PORT}"), "head:29400"),
+    editor_hints(or_reference(f"[A-Za-z0-9._-]+:{_PORT}"), "head:29400"),
     Description('"host:port", like "head:29400"'),
 ]
 Name = Annotated[

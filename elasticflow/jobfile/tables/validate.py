@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted
+from elasticflow.jobfile.tables.evaluation import SET_NAME, EvaluationTable, sets_beside_keys
 from elasticflow.jobfile.tables.job import RESERVED_TABLES, Job
 from elasticflow.jobfile.tables.types import ONE_OF
 
@@ -91,6 +93,8 @@ def read_table(source: Source, name: str) -> tuple[Any, list[Diagnostic]]:
 
 
 def _read(source: Source, name: str) -> tuple[Any, list[TableProblem]]:
+    if name == "evaluation" and (mixed := sets_beside_keys(source.raw[name])) is not None:
+        return _read_sets(source, mixed)
     problems, table = _one_of(name, source.raw[name]), None
     try:
         table = model_of(name).model_validate(source.raw[name])
@@ -100,6 +104,28 @@ def _read(source: Source, name: str) -> tuple[Any, list[TableProblem]]:
         details = error.errors(include_url=False, include_input=False)
         problems += _sifted([problem_of(each, name, source.raw) for each in details])
     return table, problems
+
+
+def _read_sets(source: Source, own: list[str]) -> tuple[Any, list[TableProblem]]:
+    """Return the evaluation sets by name; *own*: keys that stand beside them in [evaluation], where none may."""
+    tables: dict[str, Any] = {}
+    errors: dict[str, ValidationError | None] = {}
+    for name, raw in source.raw["evaluation"].items():
+        if name in own:
+            continue
+        try:
+            tables[name] = EvaluationTable.model_validate(raw)
+        except ValidationError as error:
+            errors[name] = error
+        if not re.fullmatch(SET_NAME, name):
+            errors.setdefault(name, None)
+    if not own and not errors:
+        return tables, []
+    from elasticflow.jobfile.tables.pydantic_messages import mixed_problem, problems_of_set
+
+    problems = [each for name, error in errors.items() for each in problems_of_set(name, error, source.raw)]
+    problems = _sifted(problems)
+    return tables, [*problems, mixed_problem(source.raw["evaluation"], own)] if own else problems
 
 
 def _placed(source: Source, problems: list[TableProblem]) -> list[Diagnostic]:

@@ -47,10 +47,16 @@ class Source:
     written: TomlTable | None = None
 
     def problem(
-        self, code: str, message: str, path: KeyPath, *, at_key: bool = False, severity: Severity = "error", remedy: str | None = None
+        self, code: str, message: str, path: KeyPath, *, at_key: bool = False, severity: Severity = "error", remedy: str | None = None,
+        part: str | None = None,
     ) -> Diagnostic:  # fmt: skip
-        """Return a diagnostic at the key or value that *path* names, or at the nearest table around it."""
+        """Return a diagnostic at the key or value that *path* names, or at the nearest table around it.
+
+        *part*: a text within the value, where it is about that.
+        """
         layer, span = self.find(path, at_key=at_key)
+        if part is not None and (at := layer.text.find(part, span.start, span.end)) >= 0:
+            span = Span(at, at + len(part))
         diagnostic = diagnostic_at(
             code, message, file=layer.name, text=layer.text, span=span, severity=severity, remedy=remedy
         )

@@ -115,7 +115,8 @@ class Generation:
             case events.WORKER_RAISED:
                 self.raised.setdefault(line["rank"], line)
             case events.TRAINING_STOPPED:
-                self.stopped = f"rank {line['by_rank']}: {line['reason']}"
+                by = "" if line["by_rank"] is None else f"rank {line['by_rank']}: "
+                self.stopped = f"{by}{line['reason']}"
             case events.TRAINING_FINISHED:
                 self.is_finished = True
             case _:

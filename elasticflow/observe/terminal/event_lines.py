@@ -47,14 +47,39 @@ class Line:
 
 
 def values(metrics: Mapping[str, Any]) -> str:
-    """Return `accuracy 0.9806, loss 0.0712`; the loss comes last."""
-    names = sorted(metrics, key=lambda name: (name == "loss", str(name)))
+    """Return `accuracy 0.9806, loss 0.0712`, of several sets `train: loss 0.0712; val: loss 0.1`; the loss comes last."""
+    by_set = metrics_by_set(metrics)
+    return "; ".join(
+        f"{name}: {_values_of_set(each)}" if name else _values_of_set(each) for name, each in by_set.items()
+    )
+
+
+def metrics_by_set(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the metrics of each evaluation set by its name, which is empty where there is one without a name."""
+    by_set: dict[str, dict[str, Any]] = {}
+    for name, value in metrics.items():
+        of_set, _, metric = str(name).rpartition(".")
+        by_set.setdefault(of_set, {})[metric] = value
+    return by_set
+
+
+def _values_of_set(metrics: Mapping[str, Any]) -> str:
+    names = sorted(metrics, key=lambda name: (name == "loss", name))
     return ", ".join(f"{name} {number(metrics[name])}" for name in names)
 
 
 def of_weights(metrics: object, weights: object) -> str:
-    """Return `accuracy 0.9806`, or `ema: accuracy 0.9806` where they are of the averaged weights."""
-    words = values(metrics) if isinstance(metrics, Mapping) else ""
+    """Return `accuracy 0.9806`, or `ema: accuracy 0.9806` where they are of the averaged weights, of all sets or of some."""
+    if not isinstance(metrics, Mapping):
+        return ""
+    if isinstance(weights, Mapping):
+        averaged = {name for name, whose in weights.items() if whose == "ema"}
+        parts = {
+            f"{name} (ema)" if name in averaged else name: each
+            for name, each in metrics_by_set(metrics).items()
+        }
+        return "; ".join(f"{name}: {_values_of_set(each)}" for name, each in parts.items())
+    words = values(metrics)
     return f"ema: {words}" if weights == "ema" and words else words
 
 
@@ -238,7 +263,8 @@ def _hang_detected(record: Record) -> Line:
 
 
 def _training_stopped(record: Record) -> Line:
-    text = f"after step {record.get('step')} by rank {record.get('by_rank')}: {record.get('reason')}"
+    by = "" if record.get("by_rank") is None else f" by rank {record.get('by_rank')}"
+    text = f"after step {record.get('step')}{by}: {record.get('reason')}"
     return Line("stop", "notice", "stopped", text)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-    from elasticflow.protocol.deep_messages import DeepJob
+    from elasticflow.protocol.deep_messages import DeepJob, EvaluationSet
     from elasticflow.runtime.deep.report import Report
 
 # For looking up samples of the evaluation in the training data.
@@ -41,20 +41,30 @@ class Data:
         report: Where problems go.
         code: The job's train.py as a module.
         job: The job.
-        table: Which of its tables: `dataset` or `evaluation`.
+        table: Which of its tables: `dataset`, `evaluation` or, of several sets, `evaluation.val`.
         most: Samples of the batch, at least 2; of data in shards the first ones.
+        of_set: The evaluation set that it is of.
 
     Attributes:
         num_samples: Of the batch.
     """
 
-    def __init__(self, report: Report, code: ModuleType, job: DeepJob, table: str, *, most: int = 2) -> None:
+    def __init__(
+        self,
+        report: Report,
+        code: ModuleType,
+        job: DeepJob,
+        table: str,
+        *,
+        most: int = 2,
+        of_set: EvaluationSet | None = None,
+    ) -> None:
         self._most, self.num_samples = most, 0
         self._report, self._code, self._job, self._table = report, code, job, table
-        self._is_training = table == "dataset"
+        self._is_training, self._set = of_set is None, of_set
         self._entry = f"{table}.entry"
-        of_table = job.dataset if self._is_training else job.evaluation
-        self._args = f"{table}.args" if of_table is not None and of_table.has_args else self._entry
+        of_table = of_set or job.dataset
+        self._args = f"{table}.args" if of_table.has_args else self._entry
         self._dataset: Any = None
 
     def batch(self) -> Any:
@@ -66,7 +76,7 @@ class Data:
         shards = self._job.dataset.shards if self._is_training else None
         if shards is not None:
             return self._collated(*self._of_shard(shards))
-        build = self._code.build_dataset if self._is_training else self._code.build_evaluation_dataset
+        build = self._build()
         began = time.monotonic()
         self._dataset = dataset = self._opened(build)
         if self._is_training and hasattr(self._code, "VALUES"):
@@ -84,6 +94,12 @@ class Data:
             self._require_the_same_again(build)
         return batch
 
+    def _build(self) -> Callable[[], Any]:
+        if self._set is None:
+            return self._code.build_dataset  # type: ignore[no-any-return]  # of a module made just now
+        name = f"_{self._set.name}" if self._set.name else ""
+        return getattr(self._code, f"build_evaluation_dataset{name}")  # type: ignore[no-any-return]  # the same
+
     def require_apart_from(self, training: Data) -> None:
         """Report samples of this dataset that are in the training data; both have been looked at.
 
@@ -94,12 +110,12 @@ class Data:
         def look_up() -> overlap.Overlap:
             return overlap.compare(training._dataset, self._dataset, _OVERLAP_LIMIT_S)
 
-        doing = "looking up samples of evaluation in the training data"
+        doing = f"looking up samples of {self._table} in the training data"
         both = self._report.call("sample", self._entry, doing, look_up)
         if both.is_leak:
             remedy = (
                 "split the data once, with the same seed for both parts, or name data that is held back;\n"
-                'if that is meant, say so with evaluation.overlap = "allowed"'
+                f'if that is meant, say so with {self._table}.overlap = "allowed"'
             )
             self._report.refuse("overlap", self._entry, DatasetError(both.text(), remedy))
         if both.is_natural:

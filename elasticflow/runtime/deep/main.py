@@ -35,7 +35,7 @@ from elasticflow.system.processes import die_with_parent
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elasticflow.protocol.deep_messages import EvaluationTable
+    from elasticflow.protocol.deep_messages import EvaluationSet
     from elasticflow.runtime.deep.state import Trained
 
 # Samples: BatchNorm needs more than one.
@@ -80,16 +80,17 @@ class Probe:
         training = Data(self._report, code, self._job, "dataset", most=self._most_samples())
         with self._part():
             self._batches["dataset"], self._num_samples = training.batch(), training.num_samples
-        if self._job.evaluation is None or self._is_known_broken(self._job.evaluation):
-            return
         if self._lacks_values(code):
             return
-        evaluation = Data(self._report, code, self._job, "evaluation")
-        with self._part():
-            self._batches["evaluation"] = evaluation.batch()
-        if self._request.is_to_be_apart and len(self._batches) == 2:
+        for each in self._job.evaluations:
+            if self._is_known_broken(each):
+                continue
+            evaluation = Data(self._report, code, self._job, each.key, of_set=each)
             with self._part():
-                evaluation.require_apart_from(training)
+                self._batches[each.key] = evaluation.batch()
+            if each.is_to_be_apart and {"dataset", each.key} <= self._batches.keys():
+                with self._part():
+                    evaluation.require_apart_from(training)
 
     def _most_samples(self) -> int:
         """Return of how many samples a batch is made: for a step, enough to tell the loss of a part from the whole's."""
@@ -97,7 +98,7 @@ class Probe:
         at_once = table.micro_batch_size or table.global_batch_size
         return max(_BATCH, min(at_once, _BATCH_OF_STEP)) if self._request.takes_step else _BATCH
 
-    def _is_known_broken(self, evaluation: EvaluationTable) -> bool:
+    def _is_known_broken(self, evaluation: EvaluationSet) -> bool:
         return evaluation.entry == self._job.dataset.entry and "dataset" not in self._batches
 
     @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +11,7 @@ import torch
 from torch import nn
 
 from elasticflow.protocol.deep_messages import Facts
-from elasticflow.runtime.deep import hooks, restart
-from elasticflow.runtime.deep.report import BrokenError
+from elasticflow.runtime.deep import evaluation, hooks, restart
 from elasticflow.runtime.deep.state import moves_optimizers
 from elasticflow.runtime.metrics.scalars import require_name, scalars_in
 from elasticflow.runtime.training import loss_weights
@@ -46,7 +44,7 @@ def train(
         code: The job's train.py as a module.
         job: The job.
         trained: What the step changes.
-        batches: By table: `dataset`, and `evaluation` if the job has one.
+        batches: By table: `dataset`, and those of the evaluation sets: `evaluation`, `evaluation.val`.
         num_samples: Of the batch of `dataset`.
 
     Raises:
@@ -80,8 +78,9 @@ def train(
     restart.check(report, code, job, trained, again)
     if not moves:
         _look_at_weights(report, code, job, model, batch, num_samples)
-    if "evaluation" in batches:
-        _measure(report, code, job, model, batches["evaluation"])
+    for number, each in enumerate(job.evaluations):
+        if each.key in batches:
+            evaluation.measure(report, code, job, model, (number, each), batches[each.key])
     hooks.try_out(report, code, job, trained, result, loss)
 
 
@@ -158,20 +157,3 @@ def _look_for_unused(report: Report, job: DeepJob, model: nn.Module) -> None:
             what,
             "set ddp.find_unused_parameters = true, or freeze what is not trained",
         )
-
-
-def _measure(report: Report, code: ModuleType, job: DeepJob, model: nn.Module, batch: Any) -> None:
-    model.eval()
-    assert job.evaluation is not None, "there is a batch of it"
-    for name in job.evaluation.metrics:
-        fn = getattr(code, f"measure_{name}")
-
-        def measure(fn: Any = fn) -> float:
-            with torch.no_grad():
-                if job.model.loss:
-                    return float(fn(model(batch[0]), batch[1]))
-                return float(fn(model, batch))
-
-        with suppress(BrokenError):
-            report.call("step", f"evaluation.metrics.{name}", f"measuring {name}", measure)
-    model.train()

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # Characters.
 _LONGEST_REASON = 1000
+# What a ballot begins with: the job's own code, or the job file, ends training.
+_OWN, _RULE = "!", "="
 
 
 class Stopped(NamedTuple):
@@ -29,11 +31,11 @@ class Stopped(NamedTuple):
 
     Attributes:
         reason: Why training has ended; None: it has not, a rank was asked to leave.
-        by_rank: The first rank that requested it.
+        by_rank: The first rank that requested it; None: all ranks, since the job file says so (`train.stop_when`).
     """
 
     reason: str | None
-    by_rank: int
+    by_rank: int | None
 
     @property
     def is_end(self) -> bool:
@@ -76,15 +78,17 @@ def request_stop(vote: Vote, stop: StopTraining) -> None:
 
 def ballot(vote: Vote) -> str:
     """Return this rank's text for `decide`; empty if it wants to go on."""
-    return "" if vote.stop_wanted is None else f"!{vote.stop_wanted}"
+    if vote.stop_wanted is None:
+        return ""
+    return f"{_RULE if vote.stop_is_by_rule else _OWN}{vote.stop_wanted}"
 
 
 def decide(ballots: list[str]) -> Stopped | None:
     """Return why no further step is taken, if any rank requested that; *ballots* are all ranks', by rank."""
     leaving = None
     for rank, text in enumerate(ballots):
-        if text not in ("", f"!{LEAVE}"):
-            return Stopped(text[1:], rank)
+        if text not in ("", f"{_OWN}{LEAVE}"):
+            return Stopped(text[1:], None if text[0] == _RULE else rank)
         if text and leaving is None:
             leaving = Stopped(None, rank)
     return leaving

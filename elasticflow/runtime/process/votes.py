@@ -19,6 +19,7 @@ class Vote:
         leave_wanted: Set by the signal handler, and by nothing else.
         stop_wanted: Why this rank wants no further step: the reason of the job's own code to end training, or `LEAVE`;
             see `stopping`.
+        stop_is_by_rule: The reason is that of the job file: `train.stop_when`.
         snapshot_wanted: Whether a snapshot is due by rank 0's clock; called once per step.
         evaluation_wanted: The same for evaluations.
         memory_wanted: The same for the memory tier.
@@ -42,6 +43,7 @@ class Vote:
     def __init__(self) -> None:
         self.leave_wanted = False
         self.stop_wanted: str | None = None
+        self.stop_is_by_rule = False
         self.may_skip = self.may_leave_untrained = True
         self.snapshot_wanted: Callable[[], bool] = bool
         self.evaluation_wanted: Callable[[], bool] = bool

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import ast
-import hashlib
-import inspect
 import math
-import operator
-import textwrap
 import time
-from importlib import import_module
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from elasticflow import events
 from elasticflow.runtime.data import index_loader
 from elasticflow.runtime.data.dataset import opened
+from elasticflow.runtime.data.order.permutation import Permutation
 from elasticflow.runtime.data.sample_reader import EVALUATION, SampleReader
+from elasticflow.runtime.evaluation import several
+from elasticflow.runtime.evaluation.metric import OverSet, metric_of, number, of_loss
+from elasticflow.runtime.evaluation.recorder import Listener, Recorder
+from elasticflow.runtime.evaluation.source import source_of
+from elasticflow.runtime.evaluation.whole_set import OfBatch, WholeSet
 from elasticflow.runtime.model import model_buffers
 from elasticflow.runtime.process import random_streams
-from elasticflow.runtime.process.position import even_split
-from elasticflow.runtime.process.votes import LEAVE
 from elasticflow.runtime.training import loss_weights
 from elasticflow.runtime.training.loss import parse_loss
 from elasticflow.runtime.training.precision import AUTOCAST, autocast
@@ -31,21 +30,24 @@ from elasticflow.snapshots.format.manifest import measure_of
 from elasticflow.snapshots.format.policy import Due
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch.optim.swa_utils import AveragedModel
 
+    from elasticflow.runtime.evaluation.metric import Metric
+    from elasticflow.runtime.evaluation.stop_when import StopWhen
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.process.position import Position, Schedule
 
 _LOSS = "loss"
+_SHUFFLE = 0  # the seed by which a part of a set is chosen
 
 Weights = Literal["ema", "raw"]
 """Which weights were measured: their average, or those that are trained."""
 
 
 class Evaluation:
-    """Measures a model when it is due and remembers the best value.
+    """Measures a model on one set when it is due, and remembers the best value.
 
     Args:
         worker: This worker.
@@ -55,7 +57,8 @@ class Evaluation:
         schedule: Its end is always due.
         precision: fp32, bf16 or fp16 (autocast).
         every: Intervals, any of which makes an evaluation due.
-        metrics: Name to callable: (outputs, targets) -> mean over the batch, or (model, batch) without uses_loss.
+        metrics: By name: (outputs, targets) -> mean over the batch, or (model, batch) without uses_loss; a class whose
+            objects have update(outputs, targets) and compute(); or a `Metric`.
         best: "max accuracy" or "min loss"; None remembers nothing. A value equal to the best one so far is a best one, too.
         best_of: What measures the value that *best* names, as the job file has it: "metrics:accuracy".
         batch_size: Samples per forward.
@@ -63,9 +66,12 @@ class Evaluation:
         uses_loss: training_step calls the model once on the inputs of (inputs, targets).
         average: The average of the model's weights, which is measured then, and which `best` is of.
         also_raw: The model's own weights are measured beside the average's.
+        samples: Most that are measured: always the same ones, drawn from the whole set by its length alone; None: all.
+        stop_when: What ends training by the metrics.
 
     Attributes:
         fingerprint: Of the dataset, if it has one.
+        weights: Whose metrics stand first.
         best: Best value so far of the metric that *best* names.
         is_owed: The one after the step gone on from was cut short, since all ranks left: it is to be made now.
     """
@@ -80,7 +86,7 @@ class Evaluation:
         *,
         precision: str = "fp32",
         every: tuple[str, ...] = ("1 epoch",),
-        metrics: Mapping[str, Callable[..., Any]] | None = None,
+        metrics: Mapping[str, Callable[..., Any] | Metric] | None = None,
         best: str | None = None,
         best_of: str | None = None,
         batch_size: int = 256,
@@ -88,15 +94,22 @@ class Evaluation:
         uses_loss: bool = True,
         average: AveragedModel | None = None,
         also_raw: bool = False,
+        samples: int | None = None,
+        stop_when: StopWhen | None = None,
     ) -> None:
         self._worker, self._training_step = worker, training_step
         self._model = model if average is None else average.module
-        self._weights: Weights = "raw" if average is None else "ema"
+        self.weights: Weights = "raw" if average is None else "ema"
         self._raw = model if also_raw and average is not None else None
         data = opened(dataset)
         self._content, self.fingerprint = data.content, data.fingerprint
+        self._indices = _chosen(len(data.content), samples)
         self._schedule, self._due, self._precision = schedule, Due(every), precision
-        self._metrics = dict(metrics or {})
+        self._metrics = {name: metric_of(entry) for name, entry in (metrics or {}).items()}
+        rest = {name: metric for name, metric in self._metrics.items() if not metric.is_of_loss}
+        self._of_set = {name: metric for name, metric in rest.items() if metric.is_of_set}
+        self._of_batches = {name: metric for name, metric in rest.items() if not metric.is_of_set}
+        self._takes_outputs = any(metric.takes_outputs for metric in rest.values())
         mode, _, self._best_name = (best or "").partition(" ")
         self.best_mode: Literal["max", "min"] | None = {"max": "max", "min": "min"}.get(mode)  # type: ignore[assignment]
         self._batch_size, self._uses_loss = batch_size, uses_loss
@@ -106,17 +119,18 @@ class Evaluation:
         # What a best value is the best of. Values of another metric, on other data or of other weights cannot be
         # compared with it.
         of_average = "" if average is None else " of ema"
-        self.ranked_by = None if best is None else f"{best} by {best_of}{of_average}"
-        self._source = None if best is None else _source_of(best_of)
+        of_part = "" if samples is None else f" of {samples} samples"
+        self.ranked_by = None if best is None else f"{best} by {best_of}{of_average}{of_part}"
+        # After a blank come arguments: they are data, no code.
+        self._source = None if best is None else source_of((best_of or "").partition(" ")[0])
+        self._stop_when = stop_when
         self.best: float | None = None
         self._last: Position | None = None
         self._measured: tuple[int, float] | None = None  # step and value of the metric that `best` names
         self._last_time = time.monotonic()
         self.is_owed = self._has_looked = False
         if worker.rank == 0 and self._due.seconds is not None:
-            worker.vote.evaluation_wanted = lambda: self._due.is_due_by_time(
-                time.monotonic() - self._last_time
-            )
+            worker.vote.evaluation_wanted = self.is_due_by_time
 
     @property
     def measure(self) -> str | None:
@@ -130,10 +144,19 @@ class Evaluation:
         if by_time or self._due.is_due(previous, position) or self._schedule.is_end(position):
             self.run(position)
 
+    def is_due(self, previous: Position, position: Position) -> bool:
+        """Whether an evaluation is due by what was done between two positions."""
+        return self._due.is_due(previous, position)
+
+    def is_due_by_time(self) -> bool:
+        """Whether an evaluation is due by this rank's clock."""
+        return self._due.is_due_by_time(time.monotonic() - self._last_time)
+
     def run_if_owed(self, position: Position) -> None:
         """Make the evaluation after the step gone on from, if it was cut short because all ranks left. Collective."""
         if self.is_owed:
             self.run(position)
+        several.recall_stop(self._worker, self._stop_when)
 
     def run(self, position: Position) -> dict[str, float]:
         """Return and log the metrics over the whole set. Collective: every rank.
@@ -141,165 +164,22 @@ class Evaluation:
         Nothing is measured, and `worker.stopped` set, if the job's own code raised StopTraining on some rank. So it is if
         some rank was asked to leave; then the evaluation is owed.
         """
-        worker, began, since = self._worker, time.time(), time.monotonic()
-        phase = worker.heartbeat.phase("evaluate")
-        worker.generators.look()  # before this evaluation draws from them
+        metrics = several.run_sets(self._worker, {"": self}, position, ranked=self, stop_when=self._stop_when)
+        stopped = self._worker.stopped
+        self.is_owed = metrics is None and stopped is not None and not stopped.is_end
+        return metrics or {}
+
+    def measured(self) -> several.Measured | None:
+        """Return the metrics over the whole set; None if all ranks are to leave, or to stop. Collective: every rank."""
         metrics = self._measured_of(self._model)
         raw = None if metrics is None or self._raw is None else self._measured_of(self._raw)
-        if metrics is None or (self._raw is not None and raw is None):
-            worker.agree_to_stop()
-            assert worker.stopped is not None
-            self.is_owed = not worker.stopped.is_end
-            metrics = {}
-        else:
-            self.is_owed = False
-            self._remember(position, metrics)
-            if worker.rank == 0:
-                beside: dict[str, dict[str, float]] = {} if raw is None else {"eval_raw": raw}
-                worker.event(
-                    events.EVALUATION,
-                    epoch=position.epoch,
-                    in_epoch=position.in_epoch,
-                    eval=metrics,
-                    weights=self._weights,
-                    **beside,
-                    best=self.best,
-                    time=round(began, 3),
-                    seconds=round(time.monotonic() - since, 6),
-                )
         self._last_time = time.monotonic()
-        worker.generators.rest()  # what an evaluation draws is no step's business
-        worker.heartbeat.phase(phase)
-        for action in worker.after_evaluation if metrics else ():
-            action(position, metrics)
-        worker.progress.go_on()
-        return metrics
-
-    def metric_at(self, position: Position) -> float | None:
-        """Return the value of the metric that `best` names, if it was measured after exactly this step."""
-        if self._measured is None or self._measured[0] != position.step:
+        if metrics is None or (self._raw is not None and raw is None):
             return None
-        return self._measured[1]
+        return several.Measured(metrics, raw)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a snapshot keeps."""
-        return {
-            "best": self.best,
-            "measured": self._measured,
-            "owed": self.is_owed,
-            "ranked_by": self.ranked_by,
-            "source": self._source,
-            "data": self.fingerprint,
-            "weights": self._weights,
-            "looked": self._has_looked,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what a snapshot kept; not the best value if another evaluation measured it (event)."""
-        self.is_owed = state.get("owed", False)  # older snapshots do not say it
-        self._has_looked = state.get("looked", True)
-        # Older snapshots do not say what ranked them: it is taken to be what ranks now. They never measured an average.
-        ranked_by, data = state.get("ranked_by") or self.ranked_by, state.get("data") or self.fingerprint
-        weights, source = state.get("weights", "raw"), state.get("source")
-        is_the_same = (ranked_by, data, weights) == (self.ranked_by, self.fingerprint, self._weights)
-        is_the_same = is_the_same and (None in (source, self._source) or source == self._source)
-        best, measured = (state["best"], state["measured"]) if is_the_same else (None, None)
-        self.best = best
-        self._measured = None if measured is None else (int(measured[0]), float(measured[1]))
-        is_lost = not is_the_same and state["best"] is not None
-        if is_lost and self.best_mode is not None and self._worker.rank == 0:
-            now = {"ranked_by": self.ranked_by, "source": self._source, "data": self.fingerprint}
-            before = {"ranked_by": ranked_by, "source": source, "data": data}
-            now, before = {**now, "weights": self._weights}, {**before, "weights": weights}
-            self._worker.event(events.BEST_RESET, best=state["best"], measured_by=before, now=now)
-
-    def _measured_of(self, model: nn.Module) -> dict[str, float] | None:
-        """Return the metrics of *model* over the whole set; None as `_sums`. Collective."""
-        model_buffers.make_equal(self._worker, model)  # rank 0's, as in a snapshot
-        was_training = model.training
-        model.eval()
-        try:
-            with torch.no_grad():
-                sums = self._sums(model)
-        finally:
-            model.train(was_training)
-        if sums is None:
-            return None
-        loss, weight, *measured = sums.tolist()
-        means = [value / len(self._content) for value in measured]
-        metrics = dict(zip(self._metrics, means, strict=True))
-        if self._training_step is None:
-            return metrics
-        return {_LOSS: loss / weight if weight else math.nan} | metrics
-
-    def _sums(self, model: nn.Module) -> Tensor | None:
-        """Return *model*'s sums over the set, added batch by batch: the same bits at every world size. Collective.
-
-        They are the loss's, of what it is a mean over, and the metrics'.
-        None, on every rank, if StopTraining was raised on some rank, or it was asked to leave.
-        """
-        worker = self._worker
-        batches = -(-len(self._content) // self._batch_size)
-        # The last row is not of a batch: it says whether this rank's part was cut short.
-        rows = torch.zeros(batches + 1, 2 + len(self._metrics), dtype=torch.float64)
-        rows[-1] = 1.0
-        looks, self._has_looked = not self._has_looked, True
-        with autocast(self._precision, worker.device), worker.stoppable:
-            for number in range(*even_split(batches, worker.world_size, worker.rank)):
-                if worker.vote.leave_wanted:
-                    worker.vote.stop_wanted = worker.vote.stop_wanted or LEAVE
-                    break
-                batch, count = self._batch(number)
-                if looks:
-                    self._look(model, batch, count)
-                    looks = False
-                worker.generators.seed_model(random_streams.model_key(worker.seed, 0, 0, number))
-                rows[number] = torch.tensor(self._measure(model, batch, count), dtype=torch.float64)
-                worker.heartbeat.beat()
-            else:
-                rows[-1] = 0.0
-        if worker.world_size > 1:
-            dist.all_reduce(rows)  # each row is one rank's, and zeros of the others
-        *of_batches, cut_short = rows
-        if cut_short.any():
-            return None
-        total = torch.zeros_like(cut_short)
-        for row in of_batches:
-            total += row
-        return total
-
-    def _batch(self, number: int) -> tuple[Any, int]:
-        begin = number * self._batch_size
-        end = min(begin + self._batch_size, len(self._content))
-        batch = self._reader.read(begin, list(range(begin, end)))
-        return index_loader.to_device(batch, self._worker.device), end - begin
-
-    def _look(self, model: nn.Module, batch: Any, count: int) -> None:
-        """Warn once in a run if the loss depends on how a batch is cut; every rank that has a batch."""
-        worker = self._worker
-        # The job's step may be a collective of its own: all ranks call it as often, or none does.
-        is_fair = len(self._content) // self._batch_size >= worker.world_size or worker.world_size == 1
-        if is_fair and self._training_step is not None:
-            difference = loss_weights.difference(
-                worker, model, self._training_step, batch, count, AUTOCAST.get(self._precision)
-            )
-            if difference is not None:
-                loss_weights.warn(worker, difference)
-
-    def _measure(self, model: nn.Module, batch: Any, count: int) -> list[float]:
-        given: tuple[Any, Any] = model, batch  # to each metric
-        if self._training_step is None:
-            loss: Any = torch.zeros(())
-        elif self._uses_loss:
-            recorder = _Recorder(model)
-            loss = self._training_step(recorder, batch)  # type: ignore[arg-type]  # called like a model
-            given = recorder.outputs, batch[1]
-        else:
-            loss = self._training_step(model, batch)
-        measured = [float(metric(*given)) * count for metric in self._metrics.values()]
-        return [*_loss_and_weight(loss, count), *measured]
-
-    def _remember(self, position: Position, metrics: dict[str, float]) -> None:
+    def remember(self, position: Position, metrics: Mapping[str, float]) -> None:
+        """Remember the value of the metric that `best` names, measured after this step."""
         if self.best_mode is None:
             return
         value = metrics[self._best_name]
@@ -309,33 +189,142 @@ class Evaluation:
             value = better(self.best, value)
         self.best = value
 
-
-def _source_of(entry: str | None) -> str | None:
-    """Return a digest of the code of a function of the job, without comments and layout; None if it cannot be read.
-
-    What it calls is not looked at, and a package that is installed has a version.
-    """
-    module, _, attribute = (entry or "").partition(":")
-    try:
-        measure = inspect.unwrap(operator.attrgetter(attribute)(import_module(module)))
-        if "site-packages" in inspect.getfile(measure):
+    def metric_at(self, position: Position) -> float | None:
+        """Return the value of the metric that `best` names, if it was measured after exactly this step."""
+        if self._measured is None or self._measured[0] != position.step:
             return None
-        code = ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(measure))))
-    except Exception:  # noqa: BLE001  # importing the job's code may raise anything; measuring raises it again
-        return None
-    return hashlib.sha256(code.encode()).hexdigest()[:16]
+        return self._measured[1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a snapshot keeps."""
+        rule = {} if self._stop_when is None else {"stop_when": self._stop_when.state_dict()}
+        return {
+            "best": self.best,
+            "measured": self._measured,
+            "owed": self.is_owed,
+            "ranked_by": self.ranked_by,
+            "source": self._source,
+            "data": self.fingerprint,
+            "weights": self.weights,
+            "looked": self._has_looked,
+            **rule,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what a snapshot kept; not the best value if another evaluation measured it (event)."""
+        state = several.of_one(state)
+        if self._stop_when is not None:
+            self._stop_when.load_state_dict(state.get("stop_when", {}))
+        self.is_owed = state.get("owed", False)  # older snapshots do not say it
+        self._has_looked = state.get("looked", True)
+        # Older snapshots do not say what ranked them: it is taken to be what ranks now. They never measured an average.
+        ranked_by, data = state.get("ranked_by") or self.ranked_by, state.get("data") or self.fingerprint
+        weights, source = state.get("weights", "raw"), state.get("source")
+        is_the_same = (ranked_by, data, weights) == (self.ranked_by, self.fingerprint, self.weights)
+        is_the_same = is_the_same and (None in (source, self._source) or source == self._source)
+        best, measured = (state["best"], state["measured"]) if is_the_same else (None, None)
+        self.best = best
+        self._measured = None if measured is None else (int(measured[0]), float(measured[1]))
+        is_lost = not is_the_same and state["best"] is not None
+        if is_lost and self.best_mode is not None and self._worker.rank == 0:
+            now = {"ranked_by": self.ranked_by, "source": self._source, "data": self.fingerprint}
+            before = {"ranked_by": ranked_by, "source": source, "data": data}
+            now, before = {**now, "weights": self.weights}, {**before, "weights": weights}
+            self._worker.event(events.BEST_RESET, best=state["best"], measured_by=before, now=now)
+
+    def _measured_of(self, model: nn.Module) -> dict[str, float] | None:
+        """Return the metrics of *model* over the whole set; None as `WholeSet.run`. Collective."""
+        model_buffers.make_equal(self._worker, model)  # rank 0's, as in a snapshot
+        was_training = model.training
+        model.eval()
+        try:
+            with torch.no_grad():
+                return self._over_set(model)
+        finally:
+            model.train(was_training)
+
+    def _over_set(self, model: nn.Module) -> dict[str, float] | None:
+        samples = len(self._indices)
+        batches = -(-samples // self._batch_size)
+        of_set = [OverSet(n, m, samples, is_first=self._worker.rank == 0) for n, m in self._of_set.items()]
+        hears = self._training_step is not None and not self._uses_loss and self._takes_outputs
+        looks, self._has_looked = not self._has_looked, True
+        with Listener(model) if hears else nullcontext() as listener:
+
+            def measure(number: int) -> OfBatch:
+                nonlocal looks
+                with autocast(self._precision, self._worker.device):
+                    batch, count = self._batch(number)
+                    if looks:
+                        self._look(model, batch, count)
+                        looks = False
+                    self._worker.generators.seed_model(
+                        random_streams.model_key(self._worker.seed, 0, 0, number)
+                    )
+                    return self._of_batch(model, batch, count, listener)
+
+            result = WholeSet(self._worker, batches, 2 + len(self._of_batches), of_set).run(measure)
+        if result is None:
+            return None
+        (loss, weight, *sums), over_set = result[0].tolist(), result[1]
+        loss = loss / weight if weight else math.nan
+        metrics = {} if self._training_step is None else {_LOSS: loss}
+        values = {
+            **dict(zip(self._of_batches, (each / samples for each in sums), strict=True)),
+            **dict(zip(self._of_set, over_set, strict=True)),
+        }
+        return metrics | {
+            name: of_loss(name, metric, loss) if metric.is_of_loss else values[name]
+            for name, metric in self._metrics.items()
+        }
+
+    def _batch(self, number: int) -> tuple[Any, int]:
+        begin = number * self._batch_size
+        end = min(begin + self._batch_size, len(self._indices))
+        batch = self._reader.read(begin, list(self._indices[begin:end]))
+        return index_loader.to_device(batch, self._worker.device), end - begin
+
+    def _look(self, model: nn.Module, batch: Any, count: int) -> None:
+        """Warn once in a run if the loss depends on how a batch is cut; every rank that has a batch."""
+        worker = self._worker
+        # The job's step may be a collective of its own: all ranks call it as often, or none does.
+        is_fair = len(self._indices) // self._batch_size >= worker.world_size or worker.world_size == 1
+        if is_fair and self._training_step is not None:
+            difference = loss_weights.difference(
+                worker, model, self._training_step, batch, count, AUTOCAST.get(self._precision)
+            )
+            if difference is not None:
+                loss_weights.warn(worker, difference)
+
+    def _of_batch(self, model: nn.Module, batch: Any, count: int, listener: Listener | None) -> OfBatch:
+        """Return what one batch gives, of one forward where metrics are called with its outputs."""
+        given: tuple[Any, Any] = model, batch  # to each metric that is not called with outputs
+        forward = given
+        if self._training_step is None:
+            loss: Any = torch.zeros(())
+        elif self._uses_loss:
+            recorder = Recorder(model)
+            loss = self._training_step(recorder, batch)  # type: ignore[arg-type]  # called like a model
+            given = forward = recorder.outputs, batch[1]
+        else:
+            loss = self._training_step(model, batch)
+            forward = given if listener is None else (listener.outputs(), batch)
+        measured = []
+        for name, metric in self._of_batches.items():
+            arguments = metric.chosen(*forward) if metric.takes_outputs else given
+            measured.append(number(name, metric.called()(*arguments)) * count)
+        handed_over = [metric.chosen(*forward) for metric in self._of_set.values()]
+        return OfBatch([*_loss_and_weight(loss, count), *measured], handed_over, count)
 
 
-class _Recorder:
-    """The model, remembering its last outputs: metrics need no second forward."""
+def _chosen(length: int, samples: int | None) -> Sequence[int]:
+    """Return the indices of the samples that are measured, in ascending order.
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self.outputs: Any = None
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.outputs = self._model(*args, **kwargs)
-        return self.outputs
+    Of a part it is the beginning of a fixed shuffle: the same whatever the job's seed is, and of a larger part another part.
+    """
+    if samples is None or samples >= length:
+        return range(length)
+    return sorted(Permutation(length, _SHUFFLE, 0)(np.arange(samples)).tolist())
 
 
 def _loss_and_weight(result: Any, count: int) -> tuple[float, float]:

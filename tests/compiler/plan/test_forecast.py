@@ -50,7 +50,7 @@ def test_evaluations_are_as_many_as_a_run_has(every: str, samples: int, epochs: 
     ahead = _ahead(None, samples, train__epochs=epochs, dataset__tail=tail, evaluation__every=every)
 
     assert len(places) - 1 == ahead.steps
-    assert ahead.evaluations is not None
+    assert isinstance(ahead.evaluations, int)
     # Two multiples of samples within one step are one evaluation.
     assert number <= ahead.evaluations if every.endswith("samples") else number == ahead.evaluations
 

@@ -19,6 +19,7 @@ from jsonschema import Draft202012Validator, ValidationError, validators
 from pydantic import ValidationError as ModelError
 
 from elasticflow.jobfile.load import load_job
+from elasticflow.jobfile.tables.evaluation import sets_beside_keys
 from elasticflow.jobfile.tables.job import Job
 from elasticflow.jobfile.tables.json_schema import BEYOND, SCHEMA_FILE, job_schema, schema_text
 
@@ -52,9 +53,10 @@ def test_tables_are_closed_and_nothing_is_null() -> None:
     """Every table refuses unknown keys; TOML has no null."""
     schema = job_schema()
     assert set(schema["properties"]) == {"extends", *Job.model_fields}
-    assert [schema, *schema["$defs"].values()] == [
-        each for each in (schema, *schema["$defs"].values()) if each["additionalProperties"] is False
-    ]
+    tables = {"": schema, **schema["$defs"]}
+    is_closed = {name: table["additionalProperties"] is False for name, table in tables.items()}
+    assert [name for name, closed in is_closed.items() if not closed] == ["EvaluationTable"]
+    assert tables["EvaluationTable"]["additionalProperties"] == {"$ref": "#/$defs/EvaluationSet"}
     assert "null" not in schema_text()
 
 
@@ -231,7 +233,14 @@ def _tables(draw: st.DrawFn, schema: dict[str, Any], wanted: dict[str, Any]) -> 
     if "properties" not in schema:
         return draw(st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=2))
     keys = list(schema["properties"])
-    chosen = {name for name in keys if draw(st.booleans())} | set(wanted.get("required", ()))
+    if "propertyNames" in schema:  # [evaluation]: one set, or several
+        if draw(st.booleans()):
+            of_set = generated(the_schema()["$defs"]["EvaluationSet"], wanted["else"]["additionalProperties"])
+            return {draw(st.sampled_from(["val", "held_back_2"])): draw(of_set)}
+        schema, wanted = the_schema()["$defs"]["EvaluationSet"], wanted["then"]
+    chosen = {name for name in keys if draw(st.booleans())} | set(
+        wanted.get("required", schema.get("required", ()))
+    )
     if pair := [each["required"][0] for each in wanted.get("anyOf", ())]:
         chosen = (chosen - set(pair)) | {draw(st.sampled_from(pair))}
     if "oneOf" in schema:
@@ -336,7 +345,12 @@ def _errors(raw: dict[str, Any]) -> Iterator[Any]:
     try:
         Job.model_validate(raw)
     except ModelError as error:
-        yield from error.errors(include_url=False)
+        for each in error.errors(include_url=False):
+            if each["loc"][0] == "evaluation" and len(each["loc"]) > 1:  # as one set, and as several
+                is_of_several = str(each["loc"][1]).startswith("dict[")
+                if is_of_several is not (sets_beside_keys(raw["evaluation"]) is not None):
+                    continue
+            yield each
 
 
 _BEYOND_WORDS = (
@@ -349,7 +363,8 @@ _BEYOND_WORDS = (
 
 def is_beyond(raw: dict[str, Any]) -> bool:
     """Return whether the models refuse the job for nothing but what no schema can say."""
-    messages = [each["msg"] for each in _errors({key: raw[key] for key in raw if key != "extends"})]
+    found = list(_errors({key: raw[key] for key in raw if key != "extends"}))
+    messages = [each["msg"] for each in found if each["type"] != "missing" or "extends" not in raw]
     if "hooks" in raw and "Field required" in messages:
         return True
     return all(any(words in text for words in _BEYOND_WORDS) for text in messages)

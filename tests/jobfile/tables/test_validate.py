@@ -14,9 +14,9 @@ KEYS = {
     "optimizer": "entry args clip_grad_norm groups",
     "lr_scheduler": "entry args interval",
     "dataset": "entry args shards prepare collate samples sampler global_batch_size micro_batch_size num_workers tail",
-    "evaluation": "entry args every batch_size metrics best weights overlap",
+    "evaluation": "entry args samples every batch_size metrics best weights overlap",
     "hooks": "on_start on_step on_evaluation on_snapshot on_finish",
-    "train": "epochs steps precision compile gradient_checkpointing ema threads on_nonfinite consistency virtual_shards compare_replicas time_limit",
+    "train": "epochs steps precision compile gradient_checkpointing ema threads on_nonfinite consistency virtual_shards compare_replicas time_limit stop_when",
     "ddp": "find_unused_parameters sync_batchnorm bucket_cap_mb gradient_as_bucket_view",
     "env": "",  # names of the job's own
     "nodes": "min max nproc_per_node endpoint interface",
@@ -32,6 +32,8 @@ def test_keys_of_the_job_file_are_frozen() -> None:
     """A key that is added or renamed changes this test and the changelog."""
     assert {name: " ".join(keys_at((name,))) for name in Job.model_fields} == KEYS
     assert keys_at(("snapshots", "keep")) == ["last", "best", "every", "within"]
+    assert keys_at(("evaluation", "metrics", "f1")) == ["entry", "args", "over", "outputs", "targets"]
+    assert keys_at(("evaluation", "val")) == keys_at(("evaluation",))
     assert keys_at(("optimizer", "groups", 0)) == ["match", "ndim", "module", "args", "name"]
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from elasticflow.runtime.evaluation.metric import Metric  # = import.metric
 from elasticflow.runtime.hooks.hooks import Hook  # = import.hooks
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.training.loss import with_count  # = import.count
@@ -103,7 +104,7 @@ def collate(samples: list[Any]) -> Any:
 
 
 # end
-# if: evaluation
+# if: evaluation_of_one
 def build_evaluation_dataset() -> Any:
     """Return the evaluation data."""
     from examples.mnist import digits  # = evaluation.import
@@ -113,12 +114,22 @@ def build_evaluation_dataset() -> Any:
 
 
 # end
+# each: sets
+def build_evaluation_dataset_val() -> Any:  # = set.def
+    """Return the data of one of several evaluation sets."""
+    from examples.mnist import digits  # = set.import
+
+    random_streams.begin(SEED, "data")
+    return digits(split="test")  # = set
+
+
+# end
 # each: metrics
-def measure_accuracy(outputs: Any, targets: Any) -> Any:  # = metric.def
-    """Return a metric as a mean over one batch."""
+def metric_0_accuracy() -> Any:  # = metric.def
+    """Return what measures a metric."""
     from examples.mnist import accuracy  # = metric.import
 
-    return accuracy(outputs, targets)  # = metric
+    return accuracy  # = metric
 
 
 # end

@@ -18,6 +18,9 @@ from elasticflow.runtime.data.index_loader import IndexLoader, open_dataset, pre
 from elasticflow.runtime.data.index_schedule import IndexSchedule  # = import.schedule
 from elasticflow.runtime.data.shard_loader import ShardLoader, open_shards  # = import.shards
 from elasticflow.runtime.data.shard_schedule import ShardSchedule  # = import.shard_schedule
+from elasticflow.runtime.evaluation.metric import Metric  # = import.metric
+from elasticflow.runtime.evaluation.several import Evaluations  # = import.several
+from elasticflow.runtime.evaluation.stop_when import StopWhen  # = import.stop_when
 from elasticflow.runtime.hooks.hooks import Hook, Hooks  # = import.hooks
 from elasticflow.runtime.metrics.speed import Measures  # = import.measures
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy, Snapshots, load_weights  # = import.snapshots
@@ -135,11 +138,14 @@ def main() -> None:
     average = AveragedModel(model, multi_avg_fn=decay)
     # end
     step = DDPStep(worker, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE)  # = step
-    # if: evaluation
+    # if: evaluation_of_one
     test_set = open_dataset(worker, lambda: digits(split="test"), "evaluation")  # = test_set
     evaluation = Evaluation(  # = evaluation
         worker, model, training_step, test_set, schedule, every=("1 epoch",), metrics={}, best="max accuracy"
     )
+    # end
+    # if: evaluation_of_several
+    evaluation = Evaluations(worker, schedule, {}, stop_when=StopWhen("loss", "min"))  # type: ignore[assignment]  # = evaluations
     # end
     # if: hooks
     hooks = Hooks(worker, model, on_step=Hook(sample, "mine:sample", every=100))  # = hooks

@@ -1,0 +1,45 @@
+"""Whether the evaluations measure what `train.stop_when` goes by."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.diagnostics.suggestions import nearest
+from elasticflow.jobfile.tables.evaluation import better_of, evaluation_sets, metric_names, parse_stop_when
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.jobfile.tables.job import ValidTables
+    from elasticflow.jobfile.text.source import Source
+
+_PATH = ("train", "stop_when")
+
+
+def check_stop_when(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
+    """Yield what is wrong with the metric that ends training, at its place within the text."""
+    train = tables.get("train")
+    if train is None or train.stop_when is None or "evaluation" not in tables:
+        return
+    evaluation, rule = tables["evaluation"], parse_stop_when(train.stop_when)
+    names = metric_names(evaluation)
+    remedy: str | None
+    if evaluation is None:
+        message = f"train.stop_when goes by {rule.metric}, and there is no [evaluation] that measures it"
+        remedy = f"add [evaluation] or, for a set with a name, [evaluation.{rule.metric.partition('.')[0]}]"
+        remedy = remedy if "." in rule.metric else "add [evaluation] with the data that is held back"
+        yield source.problem(codes.STOP_WHEN, message, _PATH, remedy=remedy, part=rule.metric)
+    elif rule.metric not in names:
+        message = f"train.stop_when goes by {rule.metric}, which no evaluation measures: there are {', '.join(names)}"
+        last = rule.metric.rpartition(".")[2]
+        near = [name for name in names if name.rpartition(".")[2] == last] or nearest(rule.metric, names)
+        remedy = f'did you mean "{train.stop_when.replace(rule.metric, near[0], 1)}"?' if near else None
+        if not near and "." not in rule.metric and list(evaluation_sets(evaluation)) != [""]:
+            remedy = "name the set, too: val.loss"
+        yield source.problem(codes.STOP_WHEN, message, _PATH, remedy=remedy, part=rule.metric)
+    elif better_of(rule, evaluation) is None:
+        message = f"train.stop_when does not say which values of {rule.metric} are better"
+        remedy = f'write "max {train.stop_when}", or "min ..." where smaller is better'
+        yield source.problem(codes.STOP_WHEN, message, _PATH, remedy=remedy, part=rule.metric)

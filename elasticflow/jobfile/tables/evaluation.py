@@ -1,0 +1,277 @@
+"""[evaluation]: one set, or several with a name each, what is measured on them, and what ends training by it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field, model_validator
+
+from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.diagnostics.suggestions import nearest
+from elasticflow.jobfile.tables.types import (
+    MOST_SAMPLES,
+    Args,
+    Description,
+    Entry,
+    IntervalText,
+    MayRefer,
+    Table,
+    bad_key,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from elasticflow.jobfile.diagnostics.positions import KeyPath
+    from elasticflow.jobfile.text.read import TomlTable
+
+MetricName = Annotated[
+    str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"), Description("a name of letters, digits and _")
+]
+SET_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,49}$"
+SetName = Annotated[
+    str, Field(pattern=SET_NAME), Description("a name of at most 50 letters, digits and _, like val")
+]
+Best = Annotated[
+    str,
+    Field(pattern=r"^(max|min) [A-Za-z_][A-Za-z0-9_]*$", examples=["max accuracy", "min loss"]),
+    Description('"max" or "min" and a metric, like "max accuracy"'),
+]
+Part = Annotated[
+    str | int,
+    Description('a key or an attribute, like "logits", or a place in a list, like 1'),
+]
+
+
+OF_LOSS = "elasticflow.metrics:"
+"""Entries that begin so are functions of the mean loss over the whole set."""
+
+
+class MetricTable(Table):
+    """A metric with arguments, or over the whole set."""
+
+    entry: Entry = Field(
+        description="A function, or a class whose objects have update(outputs, targets) and compute(): torchmetrics as they are."
+    )
+    args: Args = Field(
+        default={}, description="Keyword arguments; a table { entry, args } among them makes an object."
+    )
+    over: Literal["batch", "set", "loss"] | None = Field(
+        default=None,
+        description="What a function is called with: (outputs, targets) of a batch (default: its value is a mean over the "
+        "batch), of the whole set in the order of its samples, or the mean loss over the whole set.",
+    )
+    outputs: Part | None = Field(
+        default=None,
+        description="The part of what the model returns that is meant: a key, an attribute or a place; default: all.",
+    )
+    targets: Part | None = Field(
+        default=None,
+        description="The part of the targets that is meant or, with model.step, of the batch; default: all.",
+    )
+
+
+class EvaluationTable(Table):
+    """Metrics over a second dataset, every sample once; or a table for each of several: [evaluation.val]."""
+
+    entry: Entry = Field(description="Any callable that returns a map-style dataset.")
+    args: Annotated[Args, MayRefer()] = Field(
+        default={},
+        description="Keyword arguments of the callable; a table { entry, args } among them makes an object; "
+        "texts may hold ${env:NAME}.",
+    )
+    samples: int | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_SAMPLES,
+        description="Measure at most so many of its samples: always the same ones, spread over the whole set by chance, "
+        "which depends on its length alone; default: all.",
+    )
+    every: IntervalText | list[IntervalText] = Field(
+        default="1 epoch", description="When to evaluate; always at the end."
+    )
+    batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**9,
+        description="Samples per forward; default: dataset.micro_batch_size, else 256.",
+    )
+    metrics: dict[MetricName, Entry | MetricTable] = Field(
+        default={},
+        description="Name to callable(outputs, targets) -> mean over the batch; with model.step: callable(model, batch). "
+        "Or a class of whole-set metrics such as torchmetrics', or a table { entry, args, over, outputs, targets }.",
+    )
+    best: Best | None = Field(
+        default=None,
+        description='What keep.best means: "max accuracy", "min loss"; a value equal to the best is a best one, too.',
+    )
+    weights: Literal["ema", "raw", "both"] | None = Field(
+        default=None,
+        description="Whose metrics: ema (the average; default with train.ema), raw, or both; best goes by the average's.",
+    )
+    overlap: Literal["reported", "allowed"] = Field(
+        default="reported",
+        description="Samples that are in the training data too: reported, by `validate --deep` as an error; allowed: meant.",
+    )
+
+    @model_validator(mode="after")
+    def _best_names_a_metric(self) -> EvaluationTable:
+        if self.best is not None and self.best.split()[1] not in {*self.metrics, "loss"}:
+            names = sorted({*self.metrics, "loss"})
+            side, metric = self.best.split()
+            near = nearest(metric, names)
+            message = f'evaluation.best = "{self.best}" names no metric: there are {", ".join(names)}'
+            raise bad_key(
+                "best", codes.NO_METRIC, message, f'did you mean "{side} {near[0]}"?' if near else None
+            )
+        return self
+
+
+Evaluation = EvaluationTable | dict[SetName, EvaluationTable]
+"""One set, or several by name."""
+
+
+def metric_entry(metric: str | MetricTable) -> str:
+    """Return what a metric names."""
+    return metric if isinstance(metric, str) else metric.entry
+
+
+def evaluation_sets(evaluation: Evaluation | None) -> dict[str, EvaluationTable]:
+    """Return every set by its name, which is empty where there is one without a name."""
+    if evaluation is None:
+        return {}
+    return {"": evaluation} if isinstance(evaluation, EvaluationTable) else dict(evaluation)
+
+
+def path_of_set(name: str) -> KeyPath:
+    """Return the key of a set's table."""
+    return ("evaluation", name) if name else ("evaluation",)
+
+
+def without_set(path: KeyPath) -> KeyPath:
+    """Return the key of what stands in a set's table as if that were the only one: `evaluation.entry`."""
+    if path[:1] == ("evaluation",) and len(path) > 2 and path[1] not in EvaluationTable.model_fields:
+        return (path[0], *path[2:])
+    return path
+
+
+def names_sets(table: Mapping[str, Any]) -> bool:
+    """Return whether a merged [evaluation] holds tables of sets, and no keys of its own."""
+    return (
+        bool(table)
+        and not any(key in EvaluationTable.model_fields for key in table)
+        and all(isinstance(value, dict) for value in table.values())
+    )
+
+
+def sets_beside_keys(table: object) -> list[str] | None:
+    """Return the keys of [evaluation] itself that stand beside tables of sets, where none may; None: it has no such tables."""
+    if not isinstance(table, dict):
+        return None
+    keys = EvaluationTable.model_fields.keys()
+    own = [key for key in table if key in keys]
+    sets = [value for key, value in table.items() if key not in keys and isinstance(value, dict)]
+    if not sets or (
+        own and not any(keys & value.keys() for value in sets)
+    ):  # as of a misspelt [evaluation.metrics]
+        return None
+    return own
+
+
+def set_tables(raw: TomlTable) -> Iterator[tuple[KeyPath, TomlTable]]:
+    """Yield the table of each set of a merged job with its key, whatever else is wrong with it."""
+    table = raw.get("evaluation")
+    if not isinstance(table, dict):
+        return
+    if names_sets(table):
+        for name, inner in table.items():
+            yield ("evaluation", name), inner
+    else:
+        yield ("evaluation",), table
+
+
+def ranking_set(evaluation: Evaluation | None) -> tuple[str, EvaluationTable] | None:
+    """Return the set whose `best` ranks snapshots, with its name; None: there is none."""
+    sets = evaluation_sets(evaluation)
+    return next(((name, table) for name, table in sets.items() if table.best is not None), None)
+
+
+Better = Literal["min", "max"]
+
+_METRIC = r"(?P<metric>[A-Za-z_]\w*(\.[A-Za-z_]\w*)?)"
+_NUMBER = r"[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?"
+_NOT_BETTER = re.compile(
+    rf"((?P<better>min|max) )?{_METRIC} not better( by (?P<by>{_NUMBER}))? for (?P<times>[1-9][0-9]{{0,5}}) evaluations?",
+    re.ASCII,
+)
+_BEYOND = re.compile(rf"{_METRIC} (?P<side>above|below) (?P<bound>-?{_NUMBER})", re.ASCII)
+EXAMPLES = ("val.loss not better for 5 evaluations", "accuracy above 0.99")
+# For editors: both forms, without the names of groups that other languages write otherwise.
+PATTERN = "^({})$".format(
+    "|".join(re.sub(r"\(\?P<\w+>", "(", each.pattern) for each in (_NOT_BETTER, _BEYOND))
+)
+
+
+class StopRule(NamedTuple):
+    """What ends training.
+
+    Attributes:
+        metric: As it is written: `loss`, or `val.loss` where sets have names.
+        better: Which value of it is better, if that is said; of a bound, on which side of it training ends.
+        evaluations: After so many in a row that were not better; None: a bound ends training.
+        by: Better means by more than this.
+        bound: What the metric is to be beyond.
+    """
+
+    metric: str
+    better: Better | None
+    evaluations: int | None = None
+    by: float = 0.0
+    bound: float | None = None
+
+
+def parse_stop_when(text: str) -> StopRule:
+    """Return what a text says.
+
+    Raises:
+        ValueError: it is of neither form.
+    """
+    if (found := _NOT_BETTER.fullmatch(text)) is not None:
+        better: Better | None = found["better"]  # type: ignore[assignment]  # the pattern has both words
+        return StopRule(found["metric"], better, int(found["times"]), float(found["by"] or 0))
+    if (found := _BEYOND.fullmatch(text)) is not None:
+        return StopRule(
+            found["metric"], "max" if found["side"] == "above" else "min", bound=float(found["bound"])
+        )
+    raise ValueError(f'must be like "{EXAMPLES[0]}" or "{EXAMPLES[1]}"')
+
+
+def stop_when(text: str) -> str:
+    """Return the text, which is of one of the forms.
+
+    Raises:
+        ValueError: it is not.
+    """
+    parse_stop_when(text)
+    return text
+
+
+def metric_names(evaluation: Evaluation | None) -> Mapping[str, tuple[EvaluationTable, str]]:
+    """Return every metric as lines have it, `val.loss`, with its set and its own name."""
+    return {
+        f"{name}.{metric}" if name else metric: (table, metric)
+        for name, table in evaluation_sets(evaluation).items()
+        for metric in ("loss", *table.metrics)
+    }
+
+
+def better_of(rule: StopRule, evaluation: Evaluation | None) -> Better | None:
+    """Return which value of the metric is better; None: nobody says so."""
+    if rule.better is not None:
+        return rule.better
+    table, metric = metric_names(evaluation)[rule.metric]
+    if table.best is not None and table.best.split()[1] == metric:
+        return "max" if table.best.startswith("max ") else "min"
+    follows = metric in table.metrics and metric_entry(table.metrics[metric]).startswith(OF_LOSS)
+    return "min" if metric == "loss" or follows else None

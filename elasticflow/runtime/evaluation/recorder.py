@@ -1,0 +1,71 @@
+"""A model that remembers its last outputs: metrics need no second forward."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from elasticflow.errors import MetricError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from torch import nn
+
+
+class Recorder:
+    """Called like the model; remembers the last outputs.
+
+    Attributes:
+        outputs: What the last call returned.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.outputs: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the model returns."""
+        self.outputs = self._model(*args, **kwargs)
+        return self.outputs
+
+
+class Listener:
+    """`with` it, remembers what the model returns wherever the job's own step calls it: the last time within one step.
+
+    Args:
+        model: The bare model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._has_called = False
+        self._outputs: Any = None
+
+    def __enter__(self) -> Self:
+        self._handle = self._model.register_forward_hook(self._listen)
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._handle.remove()
+
+    def outputs(self) -> Any:
+        """Return what the model returned last, and forget it.
+
+        Raises:
+            MetricError: the model was not called since.
+        """
+        if not self._has_called:
+            raise MetricError(
+                "a metric is called with the model's outputs, and the training step does not call the model itself",
+                "let the step call model(...), or name a function of (model, batch)",
+            )
+        outputs, self._outputs, self._has_called = self._outputs, None, False
+        return outputs
+
+    def _listen(self, _model: nn.Module, _args: Any, outputs: Any) -> None:
+        self._outputs, self._has_called = outputs, True
