@@ -88,7 +88,16 @@ PROMISED_OF_SNAPSHOTS = {
         "--yes",
         *_PRINTS,
     },
-    "export": {"[RUN] [SNAPSHOT]", "--format", "--output", "--part", "--force", "--json", "--option"},
+    "export": {
+        "[RUN] [SNAPSHOT]",
+        "--format",
+        "--output",
+        "--part",
+        "--tokenizer",
+        "--force",
+        "--json",
+        "--option",
+    },
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from elasticflow.cli.snapshots.selection import (
     store_errors,
     words_argument,
 )
-from elasticflow.errors import SnapshotNotFoundError
+from elasticflow.errors import ExportError, SnapshotNotFoundError
 from elasticflow.observe.terminal.formats import plural, size
 from elasticflow.snapshots.tools.export import write
 from elasticflow.snapshots.tools.exported import Export, measured_part
@@ -25,10 +26,15 @@ from elasticflow.snapshots.tools.exported import Export, measured_part
 if TYPE_CHECKING:
     from elasticflow.observe.snapshots.locate import SnapshotSource
     from elasticflow.observe.snapshots.rows import SnapshotRow
-    from elasticflow.snapshots.tools.export import Format
+    from elasticflow.snapshots.tools.export import Format, SaveModel
     from elasticflow.snapshots.tools.exported import Part
 
-_ENDINGS: dict[Format, str] = {"safetensors": ".safetensors", "torch": ".pt", "dcp": ".dcp"}
+_ENDINGS: dict[Format, str] = {
+    "safetensors": ".safetensors",
+    "torch": ".pt",
+    "dcp": ".dcp",
+    "transformers": "",
+}
 
 
 @click.command("export")
@@ -42,6 +48,11 @@ _ENDINGS: dict[Format, str] = {"safetensors": ".safetensors", "torch": ".pt", "d
     type=click.Choice(["model", "ema", "optimizer", "all"]),
     help="What of it; default: the weights that evaluations measured, ema or model.",
 )
+@click.option(
+    "--tokenizer",
+    metavar="FOLDER",
+    help="With transformers: save this tokenizer beside the model; a folder, or a name that AutoTokenizer takes.",
+)
 @click.option("--force", is_flag=True, help="Replace what is there, in one act, once the new one is whole.")
 @click.option("--json", "as_json", is_flag=True, help="Say what was written as JSON.")
 @option_option
@@ -51,6 +62,7 @@ def command(
     form: Format,
     output: Path | None,
     part: Part | None,
+    tokenizer: str | None,
     *,
     force: bool,
     as_json: bool,
@@ -61,6 +73,7 @@ def command(
     safetensors  one file, all names of model.state_dict(); tied weights under each of their names
     torch        what torch.load(PATH, weights_only=True) returns as model.state_dict()
     dcp          a folder for torch.distributed.checkpoint.load, in one process or many
+    transformers a folder for from_pretrained; of a peft model the adapter
 
     Without --part it is what the run's metrics are of, so that the best snapshot gives the best weights: the averaged
     ones (`ema`) where evaluations measured those, as they do with train.ema, else the model's. `ema` is written under
@@ -81,10 +94,14 @@ def command(
     if part is None:
         with store_errors():
             part = measured_part(source.catalog, row.manifest)
+    if tokenizer is not None and form != "transformers":
+        raise click.UsageError("--tokenizer goes with --format transformers")
     path = output or _default(source, row, form, part)
     total = sum(entry.size for entry in row.manifest.locations().values())
     with store_errors(), ProgressMeter(f"exporting {row.name}", total) as meter:
-        count = write(Export(source.catalog, row.manifest, part, meter), form, path, replaces=force)
+        save_model = None if form != "transformers" else _save_model(source, tokenizer)
+        export = Export(source.catalog, row.manifest, part, meter)
+        count = write(export, form, path, replaces=force, save_model=save_model)
     if as_json:
         facts = {"snapshot": row.name, "path": str(path), "format": form, "part": part}
         print_json({**facts, "tensors": count, "bytes": _bytes(path)})
@@ -95,6 +112,17 @@ def command(
     )
     if part in {"model", "ema"}:
         click.echo(f"load it with: {_recipe(form, path)}")
+
+
+def _save_model(source: SnapshotSource, tokenizer: str | None) -> SaveModel:
+    if source.job is None or source.folder is None:
+        raise ExportError(
+            "--format transformers builds the model, and what job took this snapshot is not known here",
+            "name the run, in its project, or export with --format safetensors",
+        )
+    from elasticflow.cli.snapshots.saved_model import save
+
+    return partial(save, source.job, source.folder.path.parents[2], tokenizer=tokenizer)
 
 
 def _default(source: SnapshotSource, row: SnapshotRow, form: Format, part: Part) -> Path:
@@ -112,4 +140,8 @@ def _recipe(form: Format, path: Path) -> str:
         return f'model.load_state_dict(safetensors.torch.load_file("{path}"))'
     if form == "torch":
         return f'model.load_state_dict(torch.load("{path}", weights_only=True))'
+    if form == "transformers" and (path / "adapter_config.json").is_file():
+        return f'peft.PeftModel.from_pretrained(model, "{path}")'
+    if form == "transformers":
+        return f'transformers.AutoModel...from_pretrained("{path}"), or model.weights = "{path}"'
     return f'torch.distributed.checkpoint.load(state := model.state_dict(), checkpoint_id="{path}")'

@@ -7,6 +7,8 @@ was asked for; then old and new change places in one act.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from elasticflow.errors import ExportError
@@ -14,20 +16,22 @@ from elasticflow.snapshots.store import durable
 from elasticflow.system.atomic_files import temporary_beside
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from elasticflow.snapshots.tools.exported import Export
 
-Format = Literal["safetensors", "torch", "dcp"]
+Format = Literal["safetensors", "torch", "dcp", "transformers"]
+SaveModel = Callable[[Path, Path], None]
+"""Writes a model with the weights of a safetensors file into a folder that does not exist yet."""
 
-# The file that torch.distributed.checkpoint writes last.
-_DCP_MARK = ".metadata"
+# Files by which a folder is known: what torch.distributed.checkpoint writes last, what `save_pretrained` writes.
+_MARKS = {"dcp": (".metadata",), "transformers": ("config.json", "adapter_config.json")}
 
 
-def write(export: Export, form: Format, path: Path, *, replaces: bool = False) -> int:
+def write(
+    export: Export, form: Format, path: Path, *, replaces: bool = False, save_model: SaveModel | None = None
+) -> int:
     """Write what is exported to *path* and return its tensors' number.
 
-    `safetensors` needs no torch; the others do.
+    `safetensors` needs no torch; the others do. `transformers` needs *save_model*, which builds the model.
 
     Raises:
         ExportError: something is at *path*, the part is not in the snapshot or not of that format's kind, or
@@ -38,7 +42,7 @@ def write(export: Export, form: Format, path: Path, *, replaces: bool = False) -
     _check_target(path, form, replaces=replaces)
     temporary = temporary_beside(path)
     try:
-        count = _write(export, form, temporary)
+        count = _write(export, form, temporary, save_model)
         durable.put(temporary, path, replaces=replaces)
     except FileExistsError:
         raise _taken(path, "give another place (-o PATH), or replace it: --force") from None
@@ -51,7 +55,9 @@ def write(export: Export, form: Format, path: Path, *, replaces: bool = False) -
     return count
 
 
-def _write(export: Export, form: Format, temporary: Path) -> int:
+def _write(export: Export, form: Format, temporary: Path, save_model: SaveModel | None) -> int:
+    if form == "transformers":
+        return _write_model(export, temporary, save_model)
     if form == "safetensors":
         from elasticflow.snapshots.tools.export_safetensors import write
 
@@ -65,15 +71,35 @@ def _write(export: Export, form: Format, temporary: Path) -> int:
     )
 
 
+def _write_model(export: Export, temporary: Path, save_model: SaveModel | None) -> int:
+    if export.part not in {"model", "ema"}:
+        raise ExportError(
+            f"--format transformers holds a model, not {export.part}",
+            "leave --part out, or use another format",
+        )
+    assert save_model is not None, "the command gives it"
+    from elasticflow.snapshots.tools.export_safetensors import write
+
+    weights = temporary.with_name(f"{temporary.name}.weights")
+    try:
+        count = write(export, weights)
+        save_model(weights, temporary)
+    finally:
+        durable.remove(weights)
+    durable.sync_tree(temporary)
+    return count
+
+
 def _check_target(path: Path, form: Format, *, replaces: bool) -> None:
     if not os.path.lexists(path):
         return
     if not replaces:
         raise _taken(path, "give another place (-o PATH), or replace it: --force")
     # Replaced is only what an export could have made: never a folder of the user's own.
-    is_ours = (path / _DCP_MARK).is_file() if form == "dcp" else path.is_file()
+    marks = _MARKS.get(form)
+    is_ours = path.is_file() if marks is None else any((path / mark).is_file() for mark in marks)
     if not is_ours:
-        kind = "DCP folder" if form == "dcp" else "file"
+        kind = {"dcp": "DCP folder", "transformers": "folder of a saved model"}.get(form, "file")
         raise _taken(path, f"it is no {kind}, so it is not replaced; give another place: -o PATH")
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 ROOT = Path(__file__).resolve().parents[3]
+SAVED = "model.safetensors"
 FORMATS = ("safetensors", "torch", "dcp")
 alone = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")  # what is meant
 
@@ -445,3 +446,40 @@ def test_every_type_that_a_snapshot_can_hold_is_exported(name: str) -> None:
         str(tensor.dtype).removeprefix("torch."),
         tensor.element_size(),
     )
+
+
+def test_saved_model_is_whole_or_absent(run_of_two: Path, tmp_path: Path) -> None:
+    """Its library gets all weights, and nothing is left of a folder that it could not finish."""
+    taken = Taken(run_of_two)
+    manifest = taken.catalog.manifest(taken.second)
+    export = Export(taken.catalog, manifest, "model")
+    path = tmp_path / "saved"
+
+    def save_model(weights: Path, folder: Path) -> None:
+        folder.mkdir()
+        shutil.copy(weights, folder / SAVED)
+        (folder / "config.json").touch()
+
+    def fails(weights: Path, folder: Path) -> None:
+        save_model(weights, folder)
+        raise ExportError("the model cannot be saved")
+
+    with pytest.raises(ExportError, match="cannot be saved"):
+        write(export, "transformers", path, save_model=fails)
+    assert [] == list(tmp_path.iterdir())
+    assert write(export, "transformers", path, save_model=save_model) == len(load_file(path / SAVED))
+    with pytest.raises(ExportError, match="exists"):
+        write(export, "transformers", path, save_model=save_model)
+    write(export, "transformers", path, save_model=save_model, replaces=True)
+    assert [path] == list(tmp_path.iterdir())
+    (path / "config.json").unlink()
+    with pytest.raises(ExportError) as caught:
+        write(export, "transformers", path, save_model=save_model, replaces=True)
+    assert "no folder of a saved model" in str(caught.value.remedy)
+    with pytest.raises(ExportError, match="holds a model, not optimizer"):
+        write(
+            Export(taken.catalog, manifest, "optimizer"),
+            "transformers",
+            tmp_path / "o",
+            save_model=save_model,
+        )

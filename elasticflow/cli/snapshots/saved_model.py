@@ -1,0 +1,77 @@
+"""A job's model saved as its library saves it, in a child process: the job's own code builds it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from importlib import util
+from typing import TYPE_CHECKING
+
+from elasticflow.compiler.entry_point.factories import values_of_data
+from elasticflow.compiler.entry_point.factory_calls import call_forms
+from elasticflow.compiler.entry_point.render import render_factories
+from elasticflow.compiler.plan.torchrun import variables
+from elasticflow.errors import ExportError
+from elasticflow.protocol.json_codec import to_json
+from elasticflow.protocol.save_request import SaveRequest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from elasticflow.jobfile.tables.job import Job
+
+_LAST_LINES = 12
+
+
+def save(job: Job, project_root: Path, weights: Path, folder: Path, tokenizer: str | None) -> None:
+    """Have the job's model, with these weights, written into *folder* by its own `save_pretrained`.
+
+    Args:
+        job: The job, as the run has recorded it.
+        project_root: Where its code is found.
+        weights: A safetensors file with all of the model's `state_dict()`.
+        folder: Does not exist yet.
+        tokenizer: What transformers' AutoTokenizer takes, saved beside it; None: none is.
+
+    Raises:
+        ExportError: the model cannot be built, is not the snapshot's, or has no `save_pretrained`.
+    """
+    if util.find_spec("torch") is None:
+        raise ExportError("--format transformers needs torch", "pip install 'elasticflow[torch]'")
+    of_model = [key for key in values_of_data(job).values() if key.startswith("model.")]
+    if of_model:
+        raise ExportError(
+            f"{of_model[0]} comes from the training data, which an export does not open",
+            "export it with --format safetensors",
+        )
+    root = str(project_root.resolve())
+    request = SaveRequest(
+        entry_point=render_factories(job, root=root, forms=call_forms(job, project_root)),
+        own=[str((project_root / part).resolve()) for part in job.job.path],
+        weights=str(weights.resolve()),
+        folder=str(folder.resolve()),
+        tokenizer=tokenizer,
+    )
+    env = {} if job.env is None else job.env.values()
+    ended = subprocess.run(
+        [sys.executable, "-m", "elasticflow.runtime.state.save_pretrained"],
+        input=to_json(request),
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=root,
+        env={**os.environ, **env, **{each.name: each.value for each in variables(job)}},
+    )
+    if ended.returncode != 0:
+        raise _error(ended)
+
+
+def _error(ended: subprocess.CompletedProcess[str]) -> ExportError:
+    with suppress(ValueError, KeyError, IndexError, TypeError):
+        told = json.loads(ended.stdout.splitlines()[-1])
+        return ExportError(f"the model cannot be saved: {told['error']}", told["help"])
+    last = "\n".join(ended.stderr.splitlines()[-_LAST_LINES:])
+    return ExportError(f"the model cannot be saved: its process ended with {ended.returncode}\n{last}")

@@ -1,0 +1,87 @@
+"""A model saved by its own `save_pretrained`, built by the job's code in another process."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from elasticflow.cli.snapshots.saved_model import save
+from elasticflow.errors import ExportError
+from elasticflow.jobfile.tables.job import Job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("real_processes")
+
+MODEL = """
+import json
+import os
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+
+class Net(torch.nn.Linear):
+    def __init__(self, width):
+        super().__init__(width, 2)
+
+    def save_pretrained(self, folder):
+        folder = Path(folder)
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({"width": self.in_features, "flag": os.environ["FLAG"]}))
+        save_file(self.state_dict(), folder / "model.safetensors")
+
+
+class Plain(torch.nn.Linear):
+    def __init__(self, width):
+        super().__init__(width, 2)
+"""
+
+
+def job(entry: str = "named:Net", width: int = 3) -> Job:
+    """Return a job whose model is *entry*."""
+    return Job.model_validate(
+        {
+            "job": {"name": "small"},
+            "model": {"entry": entry, "args": {"width": width}, "loss": "torch.nn.functional:cross_entropy"},
+            "optimizer": {"entry": "torch.optim:SGD"},
+            "dataset": {"entry": "named:data", "global_batch_size": 8},
+            "train": {"epochs": 1},
+            "env": {"FLAG": "set"},
+        }
+    )
+
+
+def test_model_is_saved_with_the_snapshots_weights(tmp_path: Path) -> None:
+    """With its own files; the job's variables are there."""
+    (tmp_path / "named.py").write_text(MODEL)
+    weights = {"weight": torch.randn(2, 3), "bias": torch.randn(2)}
+    save_file(weights, tmp_path / "weights")
+    save(job(), tmp_path, tmp_path / "weights", tmp_path / "out", None)
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == {"width": 3, "flag": "set"}
+    saved = load_file(tmp_path / "out" / "model.safetensors")
+    assert all(torch.equal(saved[key], weights[key]) for key in weights)
+
+
+@pytest.mark.parametrize(
+    ("entry", "width", "said"),
+    [
+        ("named:Plain", 3, "model.entry returns a Plain, which has no save_pretrained()"),
+        ("named:Net", 4, "weight has shape (2, 3) in the snapshot, (2, 4) in the job"),
+        ("named:Gone", 3, "ImportError: cannot import name 'Gone'"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused(entry: str, width: int, said: str, tmp_path: Path) -> None:
+    """A model without a way of its own, another model than the snapshot's, code that is gone."""
+    (tmp_path / "named.py").write_text(MODEL)
+    save_file({"weight": torch.randn(2, 3), "bias": torch.randn(2)}, tmp_path / "weights")
+    with pytest.raises(ExportError) as caught:
+        save(job(entry, width), tmp_path, tmp_path / "weights", tmp_path / "out", None)
+    assert said in caught.value.message
+    assert not (tmp_path / "out").exists()
