@@ -74,3 +74,8 @@ class Table(Dataset[tuple[dict[str, Tensor], Tensor]]):
 def mae(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the mean absolute error."""
     return (outputs - targets).abs().mean()
+
+
+def r2(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the share of the targets' variance that is told; of a whole set, not of a batch."""
+    return 1 - (targets - outputs).square().sum() / (targets - targets.mean()).square().sum()

@@ -139,3 +139,10 @@ def test_hooks_log_what_was_made() -> None:
     assert len(logged["verse"]) == 6
     assert logged["digits"].shape == (32, 32)
     assert 0 <= logged["digits"].min() <= logged["digits"].max() <= 1
+
+
+def test_r2_is_the_share_of_the_variance_that_is_told() -> None:
+    """All of it, or none by the mean."""
+    targets = torch.tensor([1.0, 2.0, 6.0])
+    assert tabular.r2(targets, targets).item() == 1.0
+    assert tabular.r2(targets.mean().expand(3), targets).item() == 0.0
