@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from elasticflow import events, fault_injection
+from elasticflow.protocol import metrics_fields
 
 PACKAGE = Path(events.__file__).parent
 # Dotted literals of other kinds: files, a call in train.py. `dataset.` begins keys of the job file and is left out.
@@ -179,3 +180,9 @@ def test_every_literal_that_names_an_event_is_in_the_schema() -> None:
         and not node.value.endswith(NOT_EVENTS)
     ]
     assert found == []
+
+
+def test_no_scalar_of_a_job_can_hide_a_field_of_a_metrics_line() -> None:
+    """Its name is refused: metrics.jsonl would have two things under one name."""
+    fields = {*events.COMMON_FIELDS, *events.WORKER_FIELDS, *events.STEP.fields, *events.EVALUATION.fields}
+    assert [] == [name for name in sorted(fields) if not metrics_fields.is_ours(name)]

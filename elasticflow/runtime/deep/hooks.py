@@ -12,6 +12,7 @@ import torch
 from elasticflow.errors import HookError
 from elasticflow.protocol.points import read_points
 from elasticflow.runtime.deep.report import BrokenError
+from elasticflow.runtime.deep.state import moves_optimizers
 from elasticflow.runtime.hooks import hooks
 from elasticflow.runtime.hooks.context import HookContext
 from elasticflow.runtime.hooks.point_writer import PointWriter
@@ -48,10 +49,17 @@ def try_out(
     metrics: dict[str, Any] = {"loss": loss}
     if isinstance(result, dict):
         metrics |= {name: float(value) for name, value in scalars_in(result).items()}
+    # By the names that a run has for them; of what they come to, nothing is promised here.
+    always = () if moves_optimizers(code) else ("loss",)
+    measured = {
+        f"{each.name}.{metric}" if each.name else metric: loss
+        for each in job.evaluations
+        for metric in (*always, *each.metrics)
+    }
     for name in hooks.NAMES:
         make = getattr(code, f"make_{name}", None)
         if make is not None:
-            given = metrics if name != hooks.ON_EVALUATION else {**metrics, "eval": {"loss": loss}}
+            given = metrics if name != hooks.ON_EVALUATION else {**metrics, "eval": measured}
             with suppress(BrokenError), tempfile.TemporaryDirectory() as folder:
                 _try(report, job, trained, name, make(), given, Path(folder))
 
