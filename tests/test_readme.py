@@ -198,7 +198,9 @@ def check_toml(block: Block, project: Path) -> None:
         block = block._replace(text=f'extends = "base.toml"\n{block.text}')
     path = project / "jobs" / "block.toml"
     path.write_text(block.text)
-    done = run(["-m", "elasticflow", "validate", "jobs/block.toml"], project)
+    # Several sets stand in place of the one that the main job has.
+    without = ["--set=dataset.entry=", "--set=dataset.args="] if "[[dataset.mix]]" in block.text else []
+    done = run(["-m", "elasticflow", "validate", "jobs/block.toml", *without], project)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

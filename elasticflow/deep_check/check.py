@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elasticflow.deep_check.child_process import ChildEnd
+    from elasticflow.jobfile.tables.job import DatasetTable as JobDatasetTable
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.protocol.deep_messages import DeepMessage
 
@@ -148,7 +149,7 @@ def _job_of(job: Job) -> DeepJob:
             global_batch_size=dataset.global_batch_size,
             micro_batch_size=dataset.micro_batch_size,
             tail=dataset.tail,
-            sampler=None if dataset.sampler is None else dataset.sampler.kind,
+            **_sampling_of(dataset),
         ),
         evaluations=tuple(
             EvaluationSet(
@@ -170,6 +171,15 @@ def _job_of(job: Job) -> DeepJob:
         if isinstance(globs := job.train.gradient_checkpointing, list)
         else globs,
     )
+
+
+def _sampling_of(table: JobDatasetTable) -> dict[str, Any]:
+    """Return how samples are drawn, as the child is told."""
+    sampler, weights = table.sampler, tuple(each.weight for each in table.mix if each.weight is not None)
+    temperature = None if sampler is None else sampler.temperature
+    if temperature is not None:
+        return {"temperature": temperature}
+    return {"sampler": None if sampler is None else sampler.kind, "weights": weights or None}
 
 
 def _entry_point(job: Job, project_root: Path) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
 
 # What a run measured of data, of state, of speed no longer holds once one of these keys has changed.
-_OF_DATA = ("dataset.entry", "dataset.args", "dataset.shards")
+_OF_DATA = ("dataset.entry", "dataset.args", "dataset.mix", "dataset.shards")
 _OF_STATE = (
     "model",
     "optimizer.entry",

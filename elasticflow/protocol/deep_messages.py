@@ -39,9 +39,9 @@ class SchedulerTable:
 
 @dataclass(frozen=True)
 class DatasetTable:
-    """What the child has to know of `[dataset]`; of its sampler which key says how samples are drawn."""
+    """What the child has to know of `[dataset]`; of its sampler which key says how samples are drawn; of a mixture the shares."""
 
-    entry: str
+    entry: str | None
     has_args: bool
     shards: int | None
     prepare: str | None
@@ -51,6 +51,8 @@ class DatasetTable:
     micro_batch_size: int | None
     tail: str
     sampler: str | None = None
+    weights: tuple[float, ...] | None = None
+    temperature: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,8 @@ class Facts:
         model_bytes: Of the model in it.
         optimizer_bytes: Of the optimizers in it.
         loss: Of the first step, as Python writes it.
+        sets: Samples of each set of the mixture.
+        shares: Of these sets among all samples drawn.
         groups: Of parameters, each as the event `parameters.grouped` has it, if the job declares some.
     """
 
@@ -191,6 +195,8 @@ class Facts:
     model_bytes: int | None = None
     optimizer_bytes: int | None = None
     loss: str | None = None
+    sets: tuple[int, ...] | None = None
+    shares: tuple[float, ...] | None = None
     groups: tuple[dict[str, Any], ...] | None = None
 
     def known(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elasticflow import events
 from tests.campaign.disturbed import Outcome, Series
 from tests.end_to_end.trajectory_jobs import Act, count, disturb, write_jobs
 
@@ -45,3 +46,18 @@ def test_every_sample_once_whatever_a_launch_changes(project: Project) -> None:
     series.finish(None, outcome)
     assert 600 == count(series, "spill", [16, 10, 21], outcome)
     assert [] == outcome.problems
+
+
+def test_a_mixture_has_the_bits_of_one_undisturbed_worker(project: Project) -> None:
+    """Two sets, the smaller one gone through more often: three workers, one killed; drained; two to the end."""
+    write_jobs(project)
+    sets = "dataset.mix=[{ entry = 'trajectory_models:Images', weight = 0.7 }, { entry = 'trajectory_models:Few', weight = 0.3 }]"
+    options, outcome = ("dataset.entry=", sets), Outcome("", "")
+    alone = Series(project, "alone", "nodes.nproc_per_node=1", *options, job="mlp")
+    expected = alone.finish(None, outcome)
+    series = Series(project, "disturbed", "nodes.nproc_per_node=3", *options, job="mlp", **SLOW)
+    again = ("nodes.nproc_per_node=2", *options)
+    disturb(series, [Act(7, "worker 2"), Act(14, "drain", again)], outcome)
+    series.finish(expected, outcome)
+    assert [] == outcome.problems
+    assert ["mixed"] == list({event["kind"] for event in series.named(events.ORDER_DECLARED)})

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from elasticflow.cli.write.plan_view import Answer, PlanView
     from elasticflow.compiler.drift.compare import Difference
-    from elasticflow.compiler.plan.forecast import Knowledge
+    from elasticflow.compiler.plan.forecast import Knowledge, KnownSets
     from elasticflow.deep_check.check import DeepReport
     from elasticflow.jobfile.load import LoadedJob
     from elasticflow.observe.estimates import RunFacts
@@ -112,7 +112,9 @@ def show(
         run_facts = read_run_facts(against, job, plan, loaded.project_root)
     known = _knowledge(loaded, run_facts, report)
     answer = _answer((run_facts and run_facts.drift) or ())
-    view = PlanView(plan.public(), job, known, forecast(job, known), run_facts, answer, asides or {})
+    view = PlanView(
+        plan.public(), job, known, forecast(job, known), run_facts, answer, asides or {}, _sets(report)
+    )
     if form == "json":
         print_json(_facts(view))
         return
@@ -201,12 +203,23 @@ def _knowledge(loaded: LoadedJob, run_facts: RunFacts | None, report: DeepReport
     return Knowledge(**facts)
 
 
+def _sets(report: DeepReport | None) -> KnownSets | None:
+    """Return what `--deep` saw of the sets of a mixture."""
+    from elasticflow.compiler.plan.forecast import KnownSets
+
+    if report is None or report.facts.sets is None or report.facts.shares is None:
+        return None
+    return KnownSets(report.facts.sets, report.facts.shares, "--deep")
+
+
 def _answer(drift: Sequence[Difference]) -> Answer:
     weights = {difference.weight for difference in drift}
     return "refuses" if "corrupting" in weights else "asks" if "trajectory" in weights else "goes on"
 
 
 def _facts(view: PlanView) -> dict[str, object]:
+    from elasticflow.cli.write.plan_data import drawn_in_words
+
     run_facts, known, ahead = view.run_facts, view.known, view.ahead
     samples = known.samples
     drift = None
@@ -221,4 +234,6 @@ def _facts(view: PlanView) -> dict[str, object]:
         "known": {name: None if fact is None else fact._asdict() for name, fact in known._asdict().items()},
         "forecast": ahead._asdict(),
         "drift": drift,
+        "drawn": drawn_in_words(view.job, view.sets),
+        "sets": None if view.sets is None else view.sets._asdict(),
     }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from elasticflow.observe.terminal.formats import plural
 
 if TYPE_CHECKING:
-    from elasticflow.compiler.plan.forecast import Knowledge, Known
+    from elasticflow.compiler.plan.forecast import Knowledge, Known, KnownSets
     from elasticflow.jobfile.tables.job import Job
 
 
@@ -25,9 +25,11 @@ def batch_in_words(job: Job, knowledge: Knowledge) -> str:
     return f"{text}; more than the whole dataset, which has {plural(int(known.value), 'sample')}{by(known)}"
 
 
-def drawn_in_words(job: Job) -> str | None:
+def drawn_in_words(job: Job, sets: KnownSets | None) -> str | None:
     """Return how samples are drawn; None where each comes once per epoch, in a shuffled order."""
     sampler = job.dataset.sampler
+    if job.dataset.mix:
+        return _mixture_in_words(job, sets)
     if sampler is None:
         return None
     if sampler.kind == "bucket_by":
@@ -38,3 +40,23 @@ def drawn_in_words(job: Job) -> str | None:
     }
     epoch = "as many draws as there are samples" if sampler.draws is None else plural(sampler.draws, "draw")
     return f"with replacement, {words[sampler.kind]}; an epoch is {epoch}"
+
+
+def _mixture_in_words(job: Job, known: KnownSets | None) -> str:
+    """Return each set's share, and how often its samples come in an epoch, as far as that is known."""
+    names = [each.entry for each in job.dataset.mix]
+    weights = [each.weight for each in job.dataset.mix if each.weight is not None]
+    epoch = "an epoch is as many samples as all sets have"
+    if known is not None:
+        places = sum(known.samples)
+        parts = [
+            f"{share:.1%} {name} ({size:,} samples, each {places * share / size:.3g} times an epoch)"
+            for name, size, share in zip(names, known.samples, known.shares, strict=True)
+        ]
+        return f"{', '.join(parts)} ({known.source}); {epoch}"
+    if weights:
+        parts = [f"{weight / sum(weights):.1%} {name}" for name, weight in zip(names, weights, strict=True)]
+        return f"{', '.join(parts)}; {epoch}"
+    sampler = job.dataset.sampler
+    how = "by their sizes" if sampler is None else f"by their sizes at temperature {sampler.temperature:g}"
+    return f"{', '.join(names)}, {how}: shares are known with --deep; {epoch}"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from elasticflow.compiler.drift.compare import Difference, Weight
     from elasticflow.compiler.plan.batch_split import WorldRow
-    from elasticflow.compiler.plan.forecast import Forecast, Knowledge
+    from elasticflow.compiler.plan.forecast import Forecast, Knowledge, KnownSets
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.jobfile.tables.job import EvaluationTable, Job
     from elasticflow.observe.estimates import RunFacts
@@ -63,6 +63,7 @@ class PlanView(NamedTuple):
         run_facts: What was learnt from the run that the job is compared with; None: there is no such run.
         answer: Whether that run could go on as this job.
         asides: Further facts to show, by name.
+        sets: Of a mixture, if they are known.
     """
 
     plan: LaunchPlan
@@ -72,6 +73,7 @@ class PlanView(NamedTuple):
     run_facts: RunFacts | None
     answer: Answer
     asides: Mapping[str, str]
+    sets: KnownSets | None = None
 
 
 def lines_of(view: PlanView, width: int) -> Iterator[str]:
@@ -108,7 +110,7 @@ def _facts(view: PlanView) -> Iterator[tuple[str, str]]:
     yield "job", f"{plan.job_name} ({', '.join(plan.job_files)}; digest {plan.job_digest[:16]})"
     yield "nodes", _nodes(view)
     yield "batch", batch_in_words(job, view.known)
-    if drawn := drawn_in_words(job):
+    if drawn := drawn_in_words(job, view.sets):
         yield "samples", drawn
     if view.known.parameters is not None:
         yield "model", plural(int(view.known.parameters.value), "parameter") + by(view.known.parameters)

@@ -50,6 +50,8 @@ _WEIGHTS: dict[str, tuple[Weight, str]] = {
     "dataset.samples": ("harmless", "compared with the data when the run starts"),
     "dataset.shards": ("corrupting", "positions are cursors in so many shards, which mean nothing in others"),
     "dataset.sampler": ("corrupting", "a position in one order of samples means other samples in another"),
+    "dataset.mix": ("corrupting", "a position in one mixture means other samples in another"),
+    "dataset.mix.args": ("trajectory", "other data is refused when the run starts, by its fingerprint"),
     "dataset.micro_batch_size": ("harmless", "the global batch stays the same"),
     "dataset.num_workers": ("harmless", "who loads a sample does not change it"),
     "evaluation": ("harmless", "the weights do not depend on it"),
@@ -108,7 +110,7 @@ _BUCKETED_WEIGHTS: dict[str, tuple[Weight, str]] = {
 }
 
 # Keys whose coming or going gives the snapshot other parts.
-_GROUPS = "optimizer.groups"
+_LISTS = ("optimizer.groups", "dataset.mix")  # of tables, compared one by one
 _PARTS = frozenset({"lr_scheduler.entry", "train.ema"})
 
 
@@ -160,7 +162,7 @@ def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):  # an empty one has no keys to differ in
         for name, item in value.items():
             yield from _leaves(item, f"{key}.{name}" if key else name)
-    elif key == _GROUPS:
+    elif key in _LISTS:
         for number, group in enumerate(value):
             yield from _leaves(group, f"{key}.{number}")
     else:
@@ -173,7 +175,7 @@ def _weigh(key: str, was: Any, now: Any) -> tuple[Weight, str]:
     if key == "train.precision" and "fp16" in (was, now):
         return "corrupting", f"{_OTHER_STATE}: fp16 has a gradient scaler"
     parts = [str(part) for part in without_set(tuple(key.split(".")))]
-    if key.startswith(f"{_GROUPS}."):
-        del parts[2]  # the number of the group
+    if ".".join(parts[:2]) in _LISTS and len(parts) > 2:
+        del parts[2]  # the number of the table
     prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
     return next((_WEIGHTS[prefix] for prefix in prefixes if prefix in _WEIGHTS), ("trajectory", _OTHER_CURVE))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from elasticflow.compiler.entry_point.imports import Imports
     from elasticflow.jobfile.tables.job import Args, EvaluationTable, Job, MetricTable
     from elasticflow.jobfile.tables.sampling import SamplerTable
-    from elasticflow.jobfile.tables.training import GroupTable
+    from elasticflow.jobfile.tables.training import DatasetTable, GroupTable
 
 
 def factories(
@@ -35,7 +35,7 @@ def factories(
         "model": factory(scope("model"), job.model.entry, args=job.model.args, where="model.args"),
         "step.call": _training_step(job, forms, scope("step")),
         "optimizer": _optimizer(job, forms, scope("optimizer"), groups),
-        "dataset": factory(scope("dataset"), job.dataset.entry, args=job.dataset.args, where="dataset.args"),
+        "dataset": training_data(job.dataset, scope("dataset"), job.dataset.args),
     }
     if job.lr_scheduler is not None:
         entry, args = job.lr_scheduler.entry, job.lr_scheduler.args
@@ -126,6 +126,17 @@ def factory(
     name = _on_model(name) if is_method else name
     values = {key: argument(value, imports, f"{where}.{key}") for key, value in (args or {}).items()}
     return Call(name, (*(("", text) for text in positional), *keywords(values, where)))
+
+
+def training_data(table: DatasetTable, imports: Imports, args: Args) -> Call:
+    """Return the call that makes the training data, given *args*; of a mixture, the calls that make its sets."""
+    if table.entry is not None:
+        return factory(imports, table.entry, args=args, where="dataset.args")
+    sets = [
+        factory(imports, each.entry, args=each.args, where=f"dataset.mix[{number}].args")
+        for number, each in enumerate(table.mix)
+    ]
+    return Call("MixedDataset", tuple(("", each) for each in sets))
 
 
 def sampler_values(sampler: SamplerTable, imports: Imports) -> str:

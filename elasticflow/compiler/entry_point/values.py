@@ -13,6 +13,7 @@ from elasticflow.compiler.entry_point.factories import (
     parameter_groups,
     partial_of,
     sampler_values,
+    training_data,
     values_of_data,
 )
 from elasticflow.compiler.entry_point.hook_calls import hook_rows, hooks
@@ -122,7 +123,7 @@ def values_of_factories(job: Job, *, root: str, forms: CallForms, taken: Iterabl
     code: dict[str, Line] = {
         **factories(job, forms, scope, "parameter_groups_of_job()"),
         **_step_definition(job, forms),
-        "dataset": factory(scope("dataset"), job.dataset.entry, args=args, where="dataset.args"),
+        "dataset": training_data(job.dataset, scope("dataset"), args),
         "dataset.def": "def build_dataset(shard: int, shards: int) -> Any:",
         "root": call("Path", quoted(root)),
         "path": _path(job),
@@ -132,7 +133,7 @@ def values_of_factories(job: Job, *, root: str, forms: CallForms, taken: Iterabl
     }
     if job.optimizer.groups:
         code["groups"] = parameter_groups(job.optimizer.groups, scope("groups"))
-    if job.dataset.sampler is not None:
+    if job.dataset.sampler is not None and _has_values(job):
         code["sampler"] = sampler_values(job.dataset.sampler, scope("sampler"))
     if job.dataset.collate is not None:
         code["collate"] = factory(scope("collate"), job.dataset.collate, "samples")
@@ -164,6 +165,11 @@ def _rows_of_sets(
     return {"sets": sets, "metrics": rows}
 
 
+def _has_values(job: Job) -> bool:
+    """Return whether the job's sampler goes by a number or a class of each sample."""
+    return job.dataset.sampler is not None and job.dataset.sampler.temperature is None
+
+
 def _flags(job: Job, forms: CallForms) -> dict[str, bool]:
     scheduler, moves = job.lr_scheduler, forms.step_moves_optimizers
     return {
@@ -182,7 +188,7 @@ def _flags(job: Job, forms: CallForms) -> dict[str, bool]:
         "ema": job.train.ema is not None,
         "shards": job.dataset.shards is not None,
         "prepare": job.dataset.prepare is not None,
-        "sampler": job.dataset.sampler is not None,
+        "sampler": _has_values(job),
         "collate": job.dataset.collate is not None,
         "evaluation": job.evaluation is not None,
         "hooks": job.hooks is not None and bool(job.hooks.named()),
@@ -353,7 +359,13 @@ def _data(job: Job, dataset: Call, imports: Imports) -> dict[str, Line]:
 
 def _order(job: Job, imports: Imports) -> Call | None:
     """Return what makes the order of samples; None for that of every job that does not say otherwise."""
-    sampler = job.dataset.sampler
+    sampler, sets = job.dataset.sampler, job.dataset.mix
+    if sets:
+        weights = [each.weight for each in sets if each.weight is not None]
+        shares: dict[str, Any] = {"weights": weights} if weights else {}
+        if sampler is not None:
+            shares = {"temperature": sampler.temperature}
+        return call("samplers.mix", "worker", "dataset", **shares)
     if sampler is None:
         return None
     values = sampler_values(sampler, imports)

@@ -25,6 +25,7 @@ _LATER: tuple[tuple[str, str, Any], ...] = (
     ("dataset", "sampler", None),
     ("train", "gradient_checkpointing", False),
     ("train", "stop_when", None),
+    ("dataset", "mix", []),
 )
 _OF_DATA = "$dataset"  # a value of the training data: {"$dataset": "vocab_size"}
 _FLOAT = "$float"  # JSON has no infinity and no NaN: {"$float": "inf"}

@@ -23,6 +23,14 @@ class Known(NamedTuple):
     source: str
 
 
+class KnownSets(NamedTuple):
+    """The sets of a mixture: their samples, their shares of all samples drawn, and what told them."""
+
+    samples: tuple[int, ...]
+    shares: tuple[float, ...]
+    source: str
+
+
 class Knowledge(NamedTuple):
     """Facts of the data, the model and the machine; None: nobody told.
 

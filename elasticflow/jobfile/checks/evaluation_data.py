@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
-    from elasticflow.jobfile.tables.job import DatasetTable, EvaluationTable, ValidTables
+    from elasticflow.jobfile.tables.job import Args, DatasetTable, EvaluationTable, ValidTables
     from elasticflow.jobfile.text.source import Source
 
 
@@ -26,7 +26,8 @@ def check_evaluation_data(source: Source, tables: ValidTables) -> Iterator[Diagn
             continue
         key = dotted(path_of_set(name))
         with_arguments = " with the same arguments" if dataset.args else ""
-        message = f"{key}.entry is dataset.entry{with_arguments}: metrics are of the training data"
+        what = "a set of dataset.mix" if dataset.mix else f"dataset.entry{with_arguments}"
+        message = f"{key}.entry is {what}: metrics are of the training data"
         remedy = f"name the data that is held back, or give {key}.args; {allow(name)}"
         where = (*path_of_set(name), "entry")
         yield source.problem(codes.EVALUATES_TRAINING, message, where, severity="warning", remedy=remedy)
@@ -39,7 +40,10 @@ def allow(name: str) -> str:
 
 def is_training_data(dataset: DatasetTable, evaluation: EvaluationTable) -> bool:
     """Return whether both tables make the same call, which returns the same data."""
-    return dataset.shards is None and (dataset.entry, dataset.args) == (evaluation.entry, evaluation.args)
+    made: list[tuple[str | None, Args]] = [(each.entry, each.args) for each in dataset.mix] or [
+        (dataset.entry, dataset.args)
+    ]
+    return dataset.shards is None and (evaluation.entry, evaluation.args) in made
 
 
 def is_to_be_apart(dataset: DatasetTable, evaluation: EvaluationTable | None) -> bool:

@@ -133,7 +133,7 @@ class References:
         if name is None:
             return None
         where, why = dotted(path), ""
-        if path[:2] == ("dataset", "args"):
+        if path[:2] in {("dataset", "args"), ("dataset", "mix")}:
             why = f"{where} is what the data is opened with: it cannot come from the data"
         elif not _may_come_from_data(path):
             why = f"{where} takes no values of the data"
@@ -250,6 +250,8 @@ def _marker(path: KeyPath) -> MayRefer | None:
     """Return the mark of the key that *path* is, or lies in; None where no references may stand."""
     if len(path) < 2 or path[0] not in Job.model_fields:
         return None
+    if path[:2] == ("dataset", "mix") and path[3:4] not in {(), ("args",)}:
+        return None  # of a set of the mixture, its arguments alone
     if path[0] == "env":
         return MayRefer() if len(path) == _LEAST_OF_VARIABLE or path[2:] == ("value",) else None
     key = model_of(str(path[0])).model_fields.get(str(without_set(path)[1]))

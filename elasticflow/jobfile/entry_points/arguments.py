@@ -128,7 +128,8 @@ class ArgumentCheck:
     def _how_to_give(self, name: str) -> str:
         """Return how an argument that is needed gets a value."""
         if self._entry.call.args is not None:
-            if self._entry.call.is_argument or self._entry.call.is_metric:
+            call = self._entry.call
+            if call.is_argument or call.is_metric or call.path[:2] == ("dataset", "mix"):
                 return f"add to {dotted(self._entry.call.args)}: {name} = ..."
             return f"add to [{self._entry.call.path[0]}]: args = {{ {name} = ... }}"
         if name == self._third_of_step:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.entry_points.object_arguments import (
+    mixed_sets,
     objects_of,
     parameter_groups,
     with_objects_marked,
@@ -60,6 +61,11 @@ class EntryCall(NamedTuple):
     as_method: tuple[str, ...] | None = None
 
 
+def table_entry(path: KeyPath) -> KeyPath:
+    """Return the key whose kind of entry point stands at *path*: of a set of the mixture, that of a dataset."""
+    return ("dataset", "entry") if path[:2] == ("dataset", "mix") and path[3:] == ("entry",) else path
+
+
 def entry_calls(raw: TomlTable) -> Iterator[EntryCall]:
     """Yield every entry point of a merged job, whatever else is wrong with its table."""
     batch = ("model", "batch") if "step" in table_at(raw, "model") else ("outputs", "targets")
@@ -82,9 +88,7 @@ def entry_calls(raw: TomlTable) -> Iterator[EntryCall]:
             as_method = _AS_METHODS.get((table, key))
             named = ("shard", "shards") if is_sharded else ()
             yield EntryCall(text, (table, key), given, args, named, as_method=as_method)
-    for key, text in table_at(raw, "dataset", "sampler").items():
-        if isinstance(text, str) and ":" in text:  # else a column of the data
-            yield EntryCall(text, ("dataset", "sampler", key), ("the dataset",))
+    yield from _of_data(raw)
     for path, of_set in set_tables(raw):
         if isinstance(text := of_set.get("entry"), str):
             yield EntryCall(text, (*path, "entry"), (), (*path, "args"))
@@ -99,6 +103,16 @@ def entry_calls(raw: TomlTable) -> Iterator[EntryCall]:
     for name, text in table_at(raw, "snapshots", "include").items():
         if isinstance(text, str):
             yield EntryCall(text, ("snapshots", "include", name), is_object=True)
+
+
+def _of_data(raw: TomlTable) -> Iterator[EntryCall]:
+    """Yield the sets of a mixture, and the functions that say how samples are drawn."""
+    for path, table in mixed_sets(raw):
+        if isinstance(text := table.get("entry"), str):
+            yield EntryCall(text, (*path, "entry"), (), (*path, "args"))
+    for key, text in table_at(raw, "dataset", "sampler").items():
+        if isinstance(text, str) and ":" in text:  # else a column of the data
+            yield EntryCall(text, ("dataset", "sampler", key), ("the dataset",))
 
 
 def _of_metrics(table: TomlTable, path: KeyPath, batch: tuple[str, ...]) -> Iterator[EntryCall]:

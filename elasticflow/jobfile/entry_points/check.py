@@ -14,7 +14,7 @@ from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.suggestions import SHORT_MODULES, listing, nearest
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
 from elasticflow.jobfile.entry_points.arguments import ArgumentCheck, makes_its_own_groups
-from elasticflow.jobfile.entry_points.calls import EntryPoint, EntryPointCache, entry_calls
+from elasticflow.jobfile.entry_points.calls import EntryPoint, EntryPointCache, entry_calls, table_entry
 from elasticflow.jobfile.entry_points.object_arguments import dataset_values
 from elasticflow.jobfile.entry_points.required_methods import (
     attributes_of,
@@ -315,7 +315,7 @@ class _EntryPointCheck:
         return problems
 
     def _wrong_kind(self, definition: Definition) -> list[Diagnostic]:
-        key = without_set(self.call.path)
+        key = table_entry(without_set(self.call.path))
         wrong = self._entry.once("kind", lambda: wrong_kind(key, definition, self.resolver), *key)
         if wrong is None:
             return []
@@ -332,10 +332,8 @@ class _EntryPointCheck:
         return [self._entry.problem(codes.WRONG_KIND, message, f"{remedy}\ndefined at {definition.where}")]
 
     def _missing_methods(self, definition: Definition) -> list[Diagnostic]:
-        if (
-            without_set(self.call.path) not in {("dataset", "entry"), ("evaluation", "entry")}
-            or self.call.named
-        ):
+        path = table_entry(without_set(self.call.path))
+        if path not in {("dataset", "entry"), ("evaluation", "entry")} or self.call.named:
             return []
         try:
             reason = self._entry.once("length", lambda: why_not_map_style(definition, self.resolver))
@@ -344,7 +342,7 @@ class _EntryPointCheck:
         if reason is None:
             return []
         remedy = "a dataset needs __len__ and __getitem__, so that every sample is seen once at any number of workers"
-        if self.call.path == ("dataset", "entry"):
+        if path == ("dataset", "entry"):
             remedy += ";\ndata that can only be read in order is read in shards: set dataset.shards (elasticflow explain EF309)"
         message = f"{self.call.text} {reason}"
         return [self._entry.problem(codes.NO_LENGTH, message, f"{remedy}\ndefined at {definition.where}")]

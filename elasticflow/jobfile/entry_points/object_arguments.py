@@ -59,8 +59,8 @@ def argument_tables(raw: TomlTable) -> Iterator[tuple[KeyPath, TomlTable]]:
                 yield (*path, "metrics", name, "args"), table_at(metric, "args")
     for name in table_at(raw, "hooks"):
         yield ("hooks", name, "args"), table_at(raw, "hooks", name, "args")
-    for path, group in parameter_groups(raw):
-        yield (*path, "args"), table_at(group, "args")
+    for path, table in (*parameter_groups(raw), *mixed_sets(raw)):
+        yield (*path, "args"), table_at(table, "args")
 
 
 def dataset_values(raw: TomlTable) -> Iterator[tuple[KeyPath, DatasetValue]]:
@@ -83,6 +83,14 @@ def parameter_groups(raw: TomlTable) -> Iterator[tuple[KeyPath, TomlTable]]:
     for number, group in enumerate(groups if isinstance(groups, list) else []):
         if isinstance(group, dict):
             yield ("optimizer", "groups", number), group
+
+
+def mixed_sets(raw: TomlTable) -> Iterator[tuple[KeyPath, TomlTable]]:
+    """Yield the tables of `[[dataset.mix]]`."""
+    sets = table_at(raw, "dataset").get("mix")
+    for number, table in enumerate(sets if isinstance(sets, list) else []):
+        if isinstance(table, dict):
+            yield ("dataset", "mix", number), table
 
 
 def object_of(value: object, path: KeyPath = ()) -> ObjectArgument | None:

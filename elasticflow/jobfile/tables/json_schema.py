@@ -194,6 +194,7 @@ EXAMPLES: dict[str, dict[str, list[Any]]] = {
         "prepare": ["examples.mnist:download"],
         "collate": ["examples.mnist:collate"],
         "samples": [60_000],
+        "mix": [[{"entry": "texts:Books", "weight": 0.7}, {"entry": "texts:Code", "weight": 0.3}]],
         "sampler": [{"balance_by": "label"}, {"bucket_by": "texts:lengths"}],
         "global_batch_size": [256],
         "micro_batch_size": [64],
@@ -203,7 +204,13 @@ EXAMPLES: dict[str, dict[str, list[Any]]] = {
         "weights": ["weight", "examples.mnist:weights"],
         "balance_by": ["label", "targets"],
         "bucket_by": ["length", "texts:lengths"],
+        "temperature": [2.0],
         "draws": [100_000],
+    },
+    "MixTable": {
+        "entry": ["texts:Books"],
+        "args": [{"split": "train"}],
+        "weight": [0.7],
     },
     "EvaluationTable": {
         "entry": ["examples.mnist:digits"],

@@ -1,4 +1,4 @@
-"""How samples are drawn, where not each once per epoch in a shuffled order: `[dataset.sampler]`."""
+"""How samples are drawn, where not each once per epoch in a shuffled order: `[dataset.sampler]` and `[[dataset.mix]]`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import ConfigDict, Field, model_validator
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.jobfile.tables.types import MOST_SAMPLES, Description, Table, bad_key
+from elasticflow.jobfile.tables.types import MOST_SAMPLES, Args, Description, Entry, Table, bad_key
 
 if TYPE_CHECKING:
     from pydantic.config import JsonDict
 
-_KINDS = ("weights", "balance_by", "bucket_by")
+_KINDS = ("weights", "balance_by", "bucket_by", "temperature")
+_WITH_DRAWS = ("weights", "balance_by")
 _COLUMN = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
 SampleValues = Annotated[
     str,
@@ -24,7 +25,9 @@ SampleValues = Annotated[
 def _exactly_one() -> JsonDict:
     """Return what an editor is told of keys that exclude each other."""
     choices: list[JsonDict] = [{"required": [key], "additionalProperties": True} for key in _KINDS]
-    choices[_KINDS.index("bucket_by")]["properties"] = {"draws": False}
+    for key, choice in zip(_KINDS, choices, strict=True):
+        if key not in _WITH_DRAWS:
+            choice["properties"] = {"draws": False}
     return {"oneOf": [*choices]}
 
 
@@ -48,6 +51,13 @@ class SamplerTable(Table):
         description="The length of each sample: batches of like length, in a shuffled order, each sample once per epoch. "
         "A column or an attribute of the dataset, or a function called once with it.",
     )
+    temperature: float | None = Field(
+        default=None,
+        gt=0,
+        le=1000,
+        description="Of [[dataset.mix]]: each set's share is its size to the power of 1 / temperature: 1 draws by size, "
+        "more raises small sets' shares.",
+    )
     draws: int | None = Field(
         default=None,
         ge=1,
@@ -69,7 +79,9 @@ class SamplerTable(Table):
     def _one_kind(self) -> SamplerTable:
         given = [key for key in _KINDS if getattr(self, key) is not None]
         if not given:
-            message = "a sampler needs `weights`, `balance_by` or `bucket_by`"
+            message = (
+                "a sampler needs `weights`, `balance_by`, `bucket_by` or, with [[dataset.mix]], `temperature`"
+            )
             remedy = 'such as { balance_by = "label" }; without a sampler, each sample comes once per epoch, shuffled'
             raise bad_key("", codes.MISSING, message, remedy)
         if len(given) > 1:
@@ -78,7 +90,26 @@ class SamplerTable(Table):
             if set(given) == {"weights", "balance_by"}:
                 remedy = "keep one of them: weights of your own can balance classes, too"
             raise bad_key(given[1], codes.SAMPLER, message, remedy)
-        if self.draws is not None and self.bucket_by is not None:
-            message = "`draws` is for samples that are drawn with replacement; with `bucket_by` each comes once per epoch"
+        if self.draws is not None and self.kind not in _WITH_DRAWS:
+            what = "with `bucket_by` each comes once per epoch"
+            if self.kind == "temperature":
+                what = "an epoch of a mixture is as many samples as its sets have"
+            message = f"`draws` is for samples that are drawn with replacement; {what}"
             raise bad_key("draws", codes.SAMPLER, message, "leave it out")
         return self
+
+
+class MixTable(Table):
+    """One of several sets that are trained on together."""
+
+    entry: Entry = Field(description="Any callable that returns a map-style dataset.")
+    args: Args = Field(
+        default={},
+        description="Keyword arguments of the callable; a table { entry, args } among them makes an object; texts may hold ${env:NAME}.",
+    )
+    weight: float | None = Field(
+        default=None,
+        gt=0,
+        le=10**9,
+        description="The set's share of all samples drawn, relative to the other sets' weights; default: by size.",
+    )

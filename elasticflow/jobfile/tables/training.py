@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.tables.evaluation import EXAMPLES, PATTERN, stop_when
-from elasticflow.jobfile.tables.sampling import SamplerTable  # noqa: TC001  # pydantic reads the fields' types
+from elasticflow.jobfile.tables.sampling import MixTable, SamplerTable  # noqa: TC001  # pydantic reads the fields' types
 from elasticflow.jobfile.tables.types import (
     MOST_NODES,
     MOST_SAMPLES,
@@ -171,10 +171,15 @@ class LrSchedulerTable(Table):
 class DatasetTable(Table):
     """The training data and how it is cut into batches."""
 
-    entry: Entry = Field(
-        description="Any callable that returns a map-style dataset; with `shards`, the samples of one shard in order."
+    entry: Entry | None = Field(
+        default=None,
+        description="Any callable that returns a map-style dataset; with `shards`, the samples of one shard in order.",
     )
     args: Annotated[Args, MayRefer()] = Field(default={}, description=_ARGS_AND_REFERENCES)
+    mix: Annotated[list[MixTable], MayRefer()] = Field(
+        default=[],
+        description="Several sets instead of one, each drawn as often as its weight says, in epochs of its own.",
+    )
     shards: int | None = Field(
         default=None,
         ge=1,
@@ -208,6 +213,12 @@ class DatasetTable(Table):
     tail: Literal["spill", "short", "drop"] = Field(
         default="spill", description="What becomes of the samples at an epoch's end that fill no batch."
     )
+
+    @model_validator(mode="after")
+    def _one_of_entry_and_mix(self) -> DatasetTable:
+        if (self.entry is None) == (not self.mix):
+            raise one_of("entry", "mix")
+        return self
 
 
 class TrainTable(Table):

@@ -171,7 +171,11 @@ def _one_of(name: str, raw: object) -> list[TableProblem]:
         )
         return [TableProblem(codes.EXCLUSIVE, message, (name, second), True, remedy)]
     message = f"[{name}] needs {first} or {second}"
-    examples = {"loss": 'loss = "torch.nn.functional:cross_entropy"', "epochs": "epochs = 5"}
+    examples = {
+        "loss": 'loss = "torch.nn.functional:cross_entropy"',
+        "epochs": "epochs = 5",
+        "entry": 'entry = "examples.mnist:digits"',
+    }
     return [TableProblem(codes.EXCLUSIVE, message, (name,), True, f"add a line such as: {examples[first]}")]
 
 

@@ -85,7 +85,11 @@ def groups_in_words(groups: object) -> str:
 def order_in_words(record: Mapping[str, object]) -> str:
     """Return `drawn by weights, 1,797 samples an epoch` of what `order.declared` tells."""
     words = {"weighted": "drawn by weights, with replacement", "bucketed": "batches of like length"}
-    samples = record.get("samples")
+    samples, facts = record.get("samples"), record.get("facts")
+    if isinstance(facts, dict) and record.get("kind") == "mixed":
+        sets, shares = facts.get("sets", []), facts.get("shares", [])
+        parts = [f"{share / sum(shares):.1%} of {size:,}" for size, share in zip(sets, shares, strict=False)]
+        words["mixed"] = f"mixture of {' / '.join(parts)} samples"
     epoch = f", {plural(samples, 'sample')} an epoch" if isinstance(samples, int) else ""
     return f"{words.get(str(record.get('kind')), str(record.get('kind')))}{epoch}"
 

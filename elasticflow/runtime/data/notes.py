@@ -21,7 +21,11 @@ def name_of(dataset: Any) -> str:
 
 def of_sample(error: Exception, dataset: Any, index: int) -> None:
     """Note on *error* which sample was being read."""
-    error.add_note(f"while reading sample {index} of {name_of(dataset)}")
+    where = ""
+    if hasattr(type(dataset), "origin_in_mixture"):
+        number, index = dataset.origin_in_mixture(index)
+        dataset, where = dataset.sets[number], f" (dataset.mix[{number}])"
+    error.add_note(f"while reading sample {index} of {name_of(dataset)}{where}")
 
 
 def of_samples(error: Exception, dataset: Any, indices: Sequence[int]) -> None:

@@ -9,20 +9,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from elasticflow import events
 from elasticflow.errors import DatasetError
 from elasticflow.runtime.data.dataset import opened
+from elasticflow.runtime.data.mixture import shares_of
 from elasticflow.runtime.data.order.bucketed import BucketedOrder
+from elasticflow.runtime.data.order.mixed import MixedOrder
 from elasticflow.runtime.data.order.weighted import WeightedOrder
 from elasticflow.runtime.data.sample_values import class_weights_of, lengths_of, weights_of
 from elasticflow.runtime.process import random_streams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from elasticflow.runtime.data.order.order import Order
     from elasticflow.runtime.data.sample_values import ValuesSource
     from elasticflow.runtime.process.context import Worker
 
 _FACTORY = "sampler"
-Declared = TypeVar("Declared", WeightedOrder, BucketedOrder)
+Declared = TypeVar("Declared", WeightedOrder, BucketedOrder, MixedOrder)
 
 
 def draw_by_weight(
@@ -82,6 +84,24 @@ def bucket_by_length(
         return BucketedOrder(lengths_of(opened(dataset).content, lengths), batch, tail=tail, seed=worker.seed)
 
     return _agreed(worker, order)
+
+
+def mix(
+    worker: Worker, dataset: Any, *, weights: Sequence[float] | None = None, temperature: float = 1.0
+) -> MixedOrder:
+    """Return the samples of several sets in fixed shares, each set in its own epochs. Collective: every rank.
+
+    Args:
+        worker: This worker.
+        dataset: A `MixedDataset`, as `open_dataset` returned it.
+        weights: The sets' shares; None: by *temperature*.
+        temperature: Each set's share is its size to the power of 1 / temperature.
+
+    Raises:
+        DatasetError: ranks have different sets.
+    """
+    sizes = opened(dataset).content.sizes
+    return _agreed(worker, lambda: MixedOrder(sizes, shares_of(sizes, weights, temperature), worker.seed))
 
 
 def _agreed(worker: Worker, make: Callable[[], Declared]) -> Declared:

@@ -13,6 +13,7 @@ from elasticflow.errors import DatasetError
 from elasticflow.protocol.deep_messages import Facts
 from elasticflow.runtime.data import notes, overlap
 from elasticflow.runtime.data.dataset import OpenedDataset, checked_length, fingerprint_of
+from elasticflow.runtime.data.mixture import MixedDataset, in_words, shares_of
 from elasticflow.runtime.data.order.bucketed import BucketedOrder
 from elasticflow.runtime.data.order.weighted import WeightedOrder
 from elasticflow.runtime.data.sample_values import class_weights_of, lengths_of, weights_of
@@ -63,6 +64,8 @@ class Data:
         self._report, self._code, self._job, self._table = report, code, job, table
         self._is_training, self._set = of_set is None, of_set
         self._entry = f"{table}.entry"
+        if self._is_training and job.dataset.entry is None:
+            self._entry = "dataset.mix"
         of_table = of_set or job.dataset
         self._args = f"{table}.args" if of_table.has_args else self._entry
         self._dataset: Any = None
@@ -89,6 +92,8 @@ class Data:
         if self._is_training and self._job.dataset.sampler is not None:
             self._look_at_order(dataset, self._job.dataset.sampler)
         indices = sorted({n * (length - 1) // (self._most - 1) for n in range(self._most)})
+        if isinstance(dataset, MixedDataset):
+            indices = self._of_every_set(dataset, indices)
         batch = self._collated(dataset, indices, [self._sample(dataset, index) for index in indices])
         if is_quick:
             self._require_the_same_again(build)
@@ -125,6 +130,17 @@ class Data:
         elif both.doubt:
             text = "whether evaluation samples are in the training data cannot be told for sure: "
             self._report.note(f"{text}{both.doubt}")
+
+    def _of_every_set(self, dataset: MixedDataset, indices: list[int]) -> list[int]:
+        """Return *indices* with some in place of others, so that all sets are seen; tell the sets' shares."""
+        table, sizes = self._job.dataset, dataset.sizes
+        shares = shares_of(sizes, table.weights, table.temperature)
+        total = sum(shares)
+        self._report.facts(Facts(sets=tuple(sizes), shares=tuple(share / total for share in shares)))
+        self._report.note(in_words(sizes, shares))
+        firsts = [sum(sizes[:number]) for number in range(len(sizes))]
+        chosen = dict.fromkeys([*firsts, *indices])
+        return sorted(list(chosen)[: max(len(sizes), len(indices))])
 
     def _look_at_order(self, dataset: Any, kind: str) -> None:
         """Have the job's sampler give each sample its number or class, and tell what follows from these."""

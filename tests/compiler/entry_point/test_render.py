@@ -93,6 +93,19 @@ FEATURES: dict[str, dict[str, Any]] = {
         },
     },
     "drawn": {"dataset__sampler": {"weights": "pieces:weights", "draws": 500}},
+    "mixed": {
+        "dataset__entry": None,
+        "dataset__args": None,
+        "dataset__mix": [
+            {"entry": "pieces:books", "args": {"split": "train"}, "weight": 0.7},
+            {"entry": "other.pieces:books", "weight": 0.3},
+        ],
+    },
+    "by_temperature": {
+        "dataset__entry": None,
+        "dataset__mix": [{"entry": "pieces:books"}, {"entry": "pieces:code"}],
+        "dataset__sampler": {"temperature": 2.0},
+    },
     "balanced": {"dataset__sampler": {"balance_by": "targets"}},
     "bucketed": {"dataset__sampler": {"bucket_by": "pieces:lengths"}, "dataset__tail": "drop"},
     "numbers": {

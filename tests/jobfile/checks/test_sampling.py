@@ -40,6 +40,10 @@ class Data:
     def __getitem__(self, index):
         return index
 
+class Other(Data):
+    def __init__(self, sizes=None):
+        pass
+
 def weights(dataset):
     return [1.0] * len(dataset)
 
@@ -53,7 +57,7 @@ NUMBERS = [1, 2]
 """
 WRONG = [
     ("sampler = { weight = 1 }", "EF101", 'unknown key "weight" in [dataset.sampler]', 'did you mean "weights"?'),
-    ("sampler = { }", "EF102", "a sampler needs `weights`, `balance_by` or `bucket_by`", 'balance_by = "label"'),
+    ("sampler = { }", "EF102", "a sampler needs `weights`, `balance_by`, `bucket_by`", 'balance_by = "label"'),
     (
         'sampler = { weights = "a", balance_by = "b" }',
         "EF323",
@@ -74,6 +78,7 @@ WRONG = [
     ('sampler = "WeightedRandomSampler"', "EF103", "dataset.sampler must be a table", None),
     ("group_by_length = true", "EF101", "group_by_length", 'sampler = { bucket_by = "length" }'),
     ("balanced_sampler = true", "EF101", "balanced_sampler", 'sampler = { balance_by = "label" }'),
+    ("sampler = { temperature = 2.0 }", "EF323", "there is one set", "[[dataset.mix]] with an entry each"),
     (
         'shards = 4\nsampler = { weights = "mine:weights" }',
         "EF323",
@@ -81,6 +86,80 @@ WRONG = [
         "without dataset.shards",
     ),
 ]  # fmt: skip
+
+MIX = """
+[[dataset.mix]]
+entry = "mine:Data"
+{first}
+[[dataset.mix]]
+entry = "mine:Other"
+{second}
+"""
+WRONG_MIXTURES = [
+    ("", "weight = 1", "EF323", "dataset.mix[0] has no weight, and other sets have one", "or none"),
+    ("weight = 0", "weight = 1", "EF104", "dataset.mix[0].weight", None),
+    ("", "args = { size = 3 }", "EF204", 'mine:Other takes no argument "size"', 'did you mean "sizes"?'),
+    ("", "[dataset.sampler]\ntemperature = 2.0\ndraws = 4", "EF323", "an epoch of a mixture is as many", "leave it out"),
+    (
+        "weight = 2",
+        "weight = 3\n[dataset.sampler]\ntemperature = 2.0",
+        "EF323",
+        "makes the sets' shares of their sizes, and a set has a weight of its own",
+        "keep the weights, or the temperature",
+    ),
+    (
+        "",
+        '[dataset.sampler]\nweights = "mine:weights"',
+        "EF323",
+        "dataset.sampler.weights goes by the samples of one set, and dataset.mix names several",
+        "ConcatDataset",
+    ),
+    ("", 'entry2 = "mine:Other"', "EF101", "entry2", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("first", "second", "code", "message", "remedy"), WRONG_MIXTURES)
+def test_mixtures_that_cannot_be_are_refused(
+    project: Path, first: str, second: str, code: str, message: str, remedy: str | None
+) -> None:
+    """With the place inside the array of tables."""
+    text = JOB.replace('entry = "mine:Data"\n', "").format(dataset=MIX.format(first=first, second=second))
+    (project / "job.toml").write_text(text)
+    told = load_job(project / "job.toml").diagnostics
+    found = [each for each in told if each.code == code and message in each.message]
+    assert found, told
+    assert (found[0].line or 0) >= 12
+    assert remedy is None or remedy in (found[0].help or ""), found[0].help
+
+
+@pytest.mark.parametrize(
+    ("dataset", "code", "message"),
+    [
+        ('entry = "mine:Data"', "EF106", "dataset.entry and dataset.mix exclude each other"),
+        ("args = { a = 1 }", "EF323", "each set of dataset.mix has args of its own"),
+        ("shards = 4", "EF323", "dataset.mix draws samples by their numbers"),
+    ],
+)
+def test_keys_of_one_set_do_not_go_with_several(project: Path, dataset: str, code: str, message: str) -> None:
+    """Its entry, its arguments, its shards."""
+    mix = MIX.format(first="", second="")
+    text = JOB.replace('entry = "mine:Data"\n', "").format(dataset=f"{dataset}\n{mix}")
+    (project / "job.toml").write_text(text)
+    told = load_job(project / "job.toml").diagnostics
+    assert [each for each in told if each.code == code and message in each.message], told
+
+
+def test_mixtures_that_can_be(project: Path) -> None:
+    """By weight, by size, by temperature, with arguments from outside."""
+    for first, second in (
+        ("weight = 0.7", "weight = 0.3\nargs = { sizes = 3 }"),
+        ("", "args = { sizes = '${env:SIZES:-3}' }"),
+        ("", "[dataset.sampler]\ntemperature = 5"),
+    ):
+        text = JOB.replace('entry = "mine:Data"\n', "").format(dataset=MIX.format(first=first, second=second))
+        (project / "job.toml").write_text(text)
+        errors = [each for each in load_job(project / "job.toml").diagnostics if each.severity == "error"]
+        assert errors == []
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ KEYS = {
     "model": "entry args loss step loss_count flops_per_sample weights",
     "optimizer": "entry args clip_grad_norm groups",
     "lr_scheduler": "entry args interval",
-    "dataset": "entry args shards prepare collate samples sampler global_batch_size micro_batch_size num_workers tail",
+    "dataset": "entry args mix shards prepare collate samples sampler global_batch_size micro_batch_size num_workers tail",
     "evaluation": "entry args samples every batch_size metrics best weights overlap",
     "hooks": "on_start on_step on_evaluation on_snapshot on_finish",
     "train": "epochs steps precision compile gradient_checkpointing ema threads on_nonfinite consistency virtual_shards compare_replicas time_limit stop_when",

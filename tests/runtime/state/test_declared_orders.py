@@ -1,9 +1,10 @@
-"""Samples drawn exactly as the job declares, through kills, drains and resizes: by weights and in batches of like length."""
+"""Samples drawn exactly as the job declares, through kills, drains and resizes: by weights, in batches of like length, of several sets."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.data.order.bucketed import BucketedOrder
+from elasticflow.runtime.data.order.mixed import MixedOrder
 from elasticflow.runtime.data.order.order import VERSION, ShuffledOrder, require_same_order
 from elasticflow.runtime.data.order.weighted import WeightedOrder
 from tests.runtime.state.test_schedules import SEED, Run, draw_launch
@@ -39,6 +41,10 @@ def trained(
     return [step.samples for step in steps], run, steps[0].batch_size
 
 
+def _always(order: Order, _: int) -> Order:
+    return order
+
+
 def test_weights_are_drawn_as_declared_through_random_schedules() -> None:
     """The draw at each place is what the declared weights give there: none is lost, made twice, or made otherwise."""
     for number in range(RUNS):
@@ -48,7 +54,7 @@ def test_weights_are_drawn_as_declared_through_random_schedules() -> None:
         weights = np.array([draw.choice([0.0, 1.0, draw.random()]) for _ in range(samples)])
         weights[draw.randrange(samples)] = 1.0
         order = WeightedOrder(weights, SEED, draws)
-        steps, run, _ = trained(draw, draws, "spill", lambda _, order=order: order, may_change_batch=True)  # type: ignore[misc]
+        steps, run, _ = trained(draw, draws, "spill", partial(_always, order), may_change_batch=True)
         flat = [sample for step in steps for sample in step]
         assert len(flat) % draws == 0
         assert order.indices(np.arange(len(flat))).tolist() == flat
@@ -76,8 +82,28 @@ def test_buckets_hold_each_sample_once_through_random_schedules(tail: str) -> No
         assert np.bincount(flat, minlength=samples).tolist() == run.counts.tolist()
 
 
+def test_mixtures_are_drawn_as_declared_through_random_schedules() -> None:
+    """Each set in its own epochs, in exact shares, in the order that is worked out at once."""
+    for number in range(RUNS):
+        draw = random.Random(f"{SEED} mixed {number}")
+        sizes = [draw.randint(8, 40) for _ in range(draw.randint(2, 4))]
+        order = MixedOrder(sizes, [draw.randint(1, 9) for _ in sizes], SEED)
+        steps, run, _ = trained(draw, len(order), "spill", partial(_always, order), may_change_batch=True)
+        flat = np.array([sample for step in steps for sample in step])
+        assert order.indices(np.arange(len(flat))).tolist() == flat.tolist()
+        assert np.bincount(flat, minlength=len(order)).tolist() == run.counts.tolist()
+        begin = 0
+        for size, count in zip(sizes, order.counts(len(flat)), strict=True):
+            drawn = flat[(flat >= begin) & (flat < begin + size)]
+            assert len(drawn) == count
+            times = np.bincount(drawn - begin, minlength=size)
+            assert times.max() - times.min() <= 1
+            begin += size
+
+
 WEIGHTED = WeightedOrder(np.ones(8), 1).record
 BUCKETED = BucketedOrder(np.arange(8.0), 4, tail="spill", seed=1).record
+MIXED = MixedOrder([4, 4], [1, 1], 1).record
 REFUSED = [
     (VERSION, WEIGHTED, "the snapshot's samples were drawn by weights, and the job's are shuffled"),
     (
@@ -101,6 +127,9 @@ REFUSED = [
         BUCKETED,
         "dataset.tail: short, not spill",
     ),
+    (MixedOrder([4, 4], [1, 2], 1).record, MIXED, "the shares of the sets: \\[1, 2\\], not \\[1, 1\\]"),
+    (MixedOrder([4, 5], [1, 1], 1).record, MIXED, "how many samples the sets of the mixture have"),
+    (VERSION, MIXED, "the snapshot's samples were drawn from a mixture, and the job's are shuffled"),
     (WEIGHTED, {**WEIGHTED, "version": 9}, "by rules 9, and this version of elasticflow knows rules 1 only"),  # type: ignore[dict-item]
     (VERSION, 7, "order 7 of the samples, and this version of elasticflow knows order 1 only"),
 ]

@@ -8,6 +8,7 @@ from typing import Any
 
 from elasticflow.runtime.evaluation.metric import Metric  # = import.metric
 from elasticflow.runtime.hooks.hooks import Hook  # = import.hooks
+from elasticflow.runtime.data.mixture import MixedDataset  # = import.mixture
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.training.loss import with_count  # = import.count
 from elasticflow.runtime.training.param_groups import Group, parameter_groups  # = import.groups
@@ -73,7 +74,7 @@ def build_dataset() -> Any:
     from examples.mnist import digits  # = dataset.import
 
     random_streams.begin(SEED, "data")
-    return digits(split="train")  # = dataset
+    return MixedDataset(digits(split="train"))  # = dataset
 
 
 # end

@@ -16,6 +16,7 @@ from typing import Any
 from elasticflow.runtime.data import samplers  # = import.samplers
 from elasticflow.runtime.data.index_loader import IndexLoader, open_dataset, prepare_data  # = import.index
 from elasticflow.runtime.data.index_schedule import IndexSchedule  # = import.schedule
+from elasticflow.runtime.data.mixture import MixedDataset  # = import.mixture
 from elasticflow.runtime.data.shard_loader import ShardLoader, open_shards  # = import.shards
 from elasticflow.runtime.data.shard_schedule import ShardSchedule  # = import.shard_schedule
 from elasticflow.runtime.evaluation.metric import Metric  # = import.metric
@@ -91,7 +92,7 @@ def main() -> None:
         inputs, targets = batch  # = step.unpack
         return cross_entropy(model(inputs), targets)  # = step.call
 
-    dataset = open_dataset(worker, lambda: digits(split="train"), "train")  # = dataset
+    dataset = open_dataset(worker, lambda: MixedDataset(digits(split="train")), "train")  # = dataset
     order = samplers.draw_by_weight(worker, dataset, "weights")  # = order
     schedule = IndexSchedule(  # = schedule
         len(dataset), GLOBAL_BATCH_SIZE, epochs=5, tail=TAIL, seed=SEED, order=order
