@@ -9,6 +9,15 @@ from elasticflow.jobfile.tables.job import Job
 from tests.compiler.jobs import make_job
 
 
+def mixed(**changes: Any) -> dict[str, Any]:
+    """Return a mixture of two sets, the second one with these keys."""
+    sets = [{"entry": "pieces:a", "weight": 1.0}, {"entry": "pieces:b", "weight": 1.0, **changes}]
+    return {"dataset__entry": None, "dataset__mix": sets}
+
+
+MIXED = mixed()
+
+
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
@@ -45,6 +54,18 @@ from tests.compiler.jobs import make_job
         ),
         ({}, {"dataset__global_batch_size": 32}, ("dataset.global_batch_size", 64, 32, "trajectory")),
         ({}, {"dataset__args": {"root": "b"}}, ("dataset.args.root", None, "b", "trajectory")),
+        (
+            {"dataset__sampler": {"balance_by": "a"}},
+            {"dataset__sampler": {"balance_by": "b"}},
+            ("dataset.sampler.balance_by", "a", "b", "corrupting"),
+        ),
+        (
+            {"dataset__sampler": {"bucket_by": "a"}},
+            {"dataset__sampler": {"bucket_by": "a"}, "dataset__global_batch_size": 32},
+            ("dataset.global_batch_size", 64, 32, "corrupting"),
+        ),
+        (MIXED, mixed(weight=2.0), ("dataset.mix.1.weight", 1.0, 2.0, "corrupting")),
+        (MIXED, mixed(args={"n": 1}), ("dataset.mix.1.args.n", None, 1, "trajectory")),
         ({"dataset__shards": 4}, {"dataset__shards": 8}, ("dataset.shards", 4, 8, "corrupting")),
         ({}, {"dataset__micro_batch_size": 8}, ("dataset.micro_batch_size", None, 8, "harmless")),
         ({}, {"train__epochs": 3}, ("train.epochs", 2, 3, "harmless")),
