@@ -181,3 +181,15 @@ def test_curves_take_the_last_of_steps_that_were_redone() -> None:
     found = compare_runs.compare_losses(curve([1.0, 1.0, 1.0]), first + again, 0.1)
 
     assert (None, 3, 1) == (found.difference, found.steps, found.redone)
+
+
+def test_what_evaluations_measured_is_compared_with_the_bits() -> None:
+    """The earlier difference is named; NaN is equal to NaN, and a step that only one run evaluated says nothing."""
+    same = compare_runs.RunComparison(9, 0, None)
+    reference: compare_runs.Evaluated = {5: {"val.loss": math.nan, "val.f1": 0.5}, 10: {"val.loss": 1.0}}
+    assert compare_runs.with_evaluations(same, reference, {5: dict(reference[5]), 7: {"x": 1.0}}) is same
+    other: compare_runs.Evaluated = {5: {"val.loss": math.nan, "val.f1": 0.25}, 10: {"val.loss": 2.0}}
+    found = compare_runs.with_evaluations(same, reference, other).difference
+    assert found == compare_runs.Divergence(5, "evaluation: val.f1", "0.5", "0.25")
+    earlier = replace(same, difference=compare_runs.Divergence(3, "model.weight", "a", "b"))
+    assert compare_runs.with_evaluations(earlier, reference, other).difference == earlier.difference
