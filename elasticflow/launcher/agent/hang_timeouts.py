@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 FLOOR_S = 60.0
 FACTOR = 10
 ENOUGH = 10
+# Another shape may take minutes where ten took milliseconds: what a compiler took says nothing of what it will take.
+UNPREDICTABLE = frozenset({"compile"})
 
 
 class HangTimeouts:
@@ -18,7 +20,7 @@ class HangTimeouts:
 
     It is *ceiling_s* (`restarts.hang_timeout`) until a phase was seen `ENOUGH` times; then `FACTOR` times the longest
     stall of a rank in that phase, but at least `FLOOR_S` and at most the ceiling, unless the run has stalled for longer
-    and gone on.
+    and gone on. Of phases that are `UNPREDICTABLE` no lower one is learned.
 
     Args:
         ceiling_s: Seconds.
@@ -43,7 +45,7 @@ class HangTimeouts:
         number, longest = self._seen.get(phase, (0, 0.0))
         if longest > self._ceiling_s:
             return 2 * longest
-        if number < ENOUGH:
+        if number < ENOUGH or phase in UNPREDICTABLE:
             return self._ceiling_s
         return min(self._ceiling_s, max(FLOOR_S, FACTOR * longest))
 

@@ -181,6 +181,16 @@ def test_slowing_down_raises_the_limit() -> None:
         assert seconds < limits.of("step")
 
 
+def test_nothing_is_learned_of_a_compiler() -> None:
+    """Ten graphs in an instant, then one that takes minutes: that is no hang."""
+    limits = HangTimeouts(600)
+    for _ in range(10 * ENOUGH):
+        limits.note("compile", 0.01)
+    assert 600 == limits.of("compile")
+    limits.note("compile", 700)
+    assert 1400 == limits.of("compile")
+
+
 def test_alarm_is_not_raised_twice_for_the_same_thing() -> None:
     """Quick steps, and at each epoch's end a pause beyond the limit: the next one may last as long, up to the ceiling."""
     limits = HangTimeouts(600)
