@@ -365,7 +365,8 @@ def is_beyond(raw: dict[str, Any]) -> bool:
     """Return whether the models refuse the job for nothing but what no schema can say."""
     found = list(_errors({key: raw[key] for key in raw if key != "extends"}))
     messages = [each["msg"] for each in found if each["type"] != "missing" or "extends" not in raw]
-    if "hooks" in raw and "Field required" in messages:
+    # Tables inside these may leave to a file that is extended what they need.
+    if raw.keys() & {"hooks", "env"} and "Field required" in messages:
         return True
     return all(any(words in text for words in _BEYOND_WORDS) for text in messages)
 
