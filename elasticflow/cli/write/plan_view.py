@@ -7,11 +7,12 @@ import shlex
 import textwrap
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from elasticflow.cli.output import paint, table
+from elasticflow.cli.output import paint
 from elasticflow.cli.write.plan_data import batch_in_words, by, drawn_in_words
 from elasticflow.cli.write.plan_logged import logged
+from elasticflow.cli.write.plan_worlds import either, worlds_notes, worlds_table
 from elasticflow.compiler.drift.table import lines_of as drift_lines
-from elasticflow.compiler.entry_point.values import measured_weights
+from elasticflow.compiler.entry_point.evaluation_calls import measured_weights
 from elasticflow.jobfile.checks.training_length import samples_per_epoch
 from elasticflow.jobfile.diagnostics.toml_literals import dotted
 from elasticflow.jobfile.entry_points.object_arguments import dataset_values
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from elasticflow.compiler.drift.compare import Difference, Weight
-    from elasticflow.compiler.plan.batch_split import WorldRow
     from elasticflow.compiler.plan.forecast import Forecast, Knowledge, KnownSets
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.jobfile.tables.job import EvaluationTable, Job
@@ -47,9 +47,6 @@ _WARM: dict[Warm, str] = {
     "off": "lost workers are started anew",
 }
 _COLOURS: dict[Weight, str] = {"corrupting": "red", "trajectory": "yellow", "harmless": "green"}
-
-_HEADER = (("", "nodes"), ("", "workers"), ("samples", "each"), ("forwards", "each"), ("samples", "in one"))
-_EXACT_HEADER = (("forwards", "of batch mode"), ("gradient", "sums"), ("", "traffic"))
 
 
 class PlanView(NamedTuple):
@@ -77,7 +74,12 @@ class PlanView(NamedTuple):
 
 
 def lines_of(view: PlanView, width: int) -> Iterator[str]:
-    """Yield the lines of the whole plan, at most *width* wide where words can be broken."""
+    """Yield the lines of the whole plan, at most *width* wide where words can be broken.
+
+    What people read comes last: that is what a terminal still shows.
+    """
+    yield from _command(view.plan, width)
+    yield ""
     for name, text in _facts(view):
         first, *more = _wrapped(text, width - _MARGIN)
         yield paint(f"{name:<{_MARGIN}}", bold=True) + first
@@ -85,17 +87,21 @@ def lines_of(view: PlanView, width: int) -> Iterator[str]:
     if view.run_facts is not None and view.run_facts.drift:
         yield from _differences(view.run_facts.drift, width)
     yield ""
-    yield from _worlds_table(view.plan.worlds)
-    for text in _worlds_notes(view.job, view.plan):
+    yield from worlds_table(view.plan.worlds)
+    for text in worlds_notes(view.job, view.plan):
         yield ""
         yield from textwrap.wrap(text, width, break_long_words=False)
-    yield ""
+
+
+def _command(plan: LaunchPlan, width: int) -> Iterator[str]:
+    """Yield torchrun's command, which the launch is equal to, and the variables that it needs."""
+    yield paint("# what follows in torchrun's words", dim=True)
     yield "python -m torch.distributed.run \\"
-    *options, entry_point = view.plan.torchrun_args
+    *options, entry_point = plan.torchrun_args
     yield from (f"    {shlex.quote(option)} \\" for option in options)
     yield f"    {entry_point}"
     yield ""
-    yield from _environment(view.plan, width)
+    yield from _environment(plan, width)
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -215,7 +221,7 @@ def _steps(view: PlanView) -> str:
             else f"{train.steps:,}; how many an epoch has: "
         )
         return known + later
-    per_epoch = _either(*ahead.steps_per_epoch)
+    per_epoch = either(*ahead.steps_per_epoch)
     of = f"{plural(samples, 'sample')} by {dataset.global_batch_size:,}"
     source = "" if view.known.samples is None or samples != known_samples else by(view.known.samples)
     if train.steps is None:
@@ -360,52 +366,3 @@ def _kept(view: PlanView) -> str:
         return f"{rules} stay; how many that are: known after the first run"
     held = "" if ahead.kept_bytes is None else f", {size(ahead.kept_bytes)}"
     return f"{rules} stay: at most {ahead.kept:,}{held}, and one more while it is written"
-
-
-def _worlds_table(worlds: Sequence[WorldRow]) -> Iterator[str]:
-    """Yield the header of two lines and a line for each world size."""
-    header = _HEADER if worlds[0].exact is None else _HEADER + _EXACT_HEADER
-    yield from table(["\n".join(lines) for lines in header], map(_row, worlds), justify="right")
-
-
-def _row(world: WorldRow) -> tuple[str, ...]:
-    nodes = f"{world.nodes:,}"
-    if world.world_size is None or world.samples_per_rank is None or world.micro_batch_size is None:
-        return nodes, *("as found" for _ in _HEADER[1:])
-    row = (
-        *(nodes, f"{world.world_size:,}", _either(*world.samples_per_rank)),
-        *(f"{world.micro_batches:,}", _either(*world.micro_batch_size)),
-    )
-    if world.exact is None:
-        return row
-    traffic = "none" if world.exact.traffic is None else f"{world.exact.traffic:g}"
-    return *row, f"{world.exact.batch_micro_batches:,}", f"{world.exact.gradient_copies:,}", traffic
-
-
-def _either(fewest: int, most: int) -> str:
-    """Return `4`, `4 or 5` or `4 to 6`."""
-    if fewest == most:
-        return f"{most:,}"
-    return f"{fewest:,} or {most:,}" if most == fewest + 1 else f"{fewest:,} to {most:,}"
-
-
-def _worlds_notes(job: Job, plan: LaunchPlan) -> Iterator[str]:
-    """Yield the notes under the table: formulas for the rows it leaves out, and what its columns mean."""
-    batch, micro, shards = (
-        job.dataset.global_batch_size,
-        job.dataset.micro_batch_size,
-        job.train.virtual_shards,
-    )
-    if len(plan.worlds) <= plan.nodes_max - plan.nodes_min or plan.worlds[0].world_size is None:
-        if shards is None:
-            size = "" if micro is None else f", in as few even forwards of at most {micro:,} as that takes"
-            yield f"with W workers: each takes {batch:,} / W samples, rounded down or up{size}"
-        else:
-            yield f"with W workers: each runs {shards:,} / W forwards of {plural(batch // shards, 'sample')}, rounded down or up"
-    if shards is not None:
-        yield (
-            f"exact: a batch is {plural(shards, 'virtual shard')} of {plural(batch // shards, 'sample')}, a forward and "
-            "backward each, instead of the forwards of batch mode; a worker holds at most so many sums of gradients, where "
-            "batch mode holds one, and sends so many times the bytes of a ring all-reduce (at most log2(shards / workers) "
-            "+ 1 sums, and 1 times, where shards and workers are powers of two)"
-        )

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from elasticflow.compiler.entry_point.data_calls import data
+from elasticflow.compiler.entry_point.evaluation_calls import evaluation
 from elasticflow.compiler.entry_point.factories import (
     factories,
     factory,
     metrics,
     parameter_groups,
-    partial_of,
     sampler_values,
     training_data,
     values_of_data,
@@ -22,18 +22,14 @@ from elasticflow.compiler.entry_point.measured import clip_gradient, measures, s
 from elasticflow.compiler.entry_point.source_code import (
     Call,
     Code,
-    Display,
     Name,
     call,
     flat,
-    keywords,
     literal,
     quoted,
 )
-from elasticflow.compiler.inputs.job_json import to_json
-from elasticflow.jobfile.checks.evaluation_data import is_to_be_apart
 from elasticflow.jobfile.diagnostics.toml_literals import dotted
-from elasticflow.jobfile.tables.evaluation import EvaluationTable, better_of, parse_stop_when, path_of_set
+from elasticflow.jobfile.tables.evaluation import EvaluationTable, path_of_set
 from elasticflow.jobfile.tables.units import intervals
 from elasticflow.run_folder import path_from_root
 
@@ -78,8 +74,8 @@ def values_of(job: Job, *, root: str, forms: CallForms, taken: Iterable[str]) ->
         **_constants(job, root, forms),
         **calls,
         **_step_definition(job, forms),
-        **_data(job, calls["dataset"], imports),
-        **_evaluation(job, calls, imports, forms),
+        **data(job, calls["dataset"], imports, is_exact=_is_exact(job)),
+        **evaluation(job, calls, imports, forms),
         **hooks(job, imports, moves_optimizers=forms.step_moves_optimizers),
         "join": _join(job),
         "prepare.import": first.lines(),
@@ -323,71 +319,6 @@ def _step_definition(job: Job, forms: CallForms) -> dict[str, Line]:
     }
 
 
-def _data(job: Job, dataset: Call, imports: Imports) -> dict[str, Line]:
-    """Return the calls that make dataset, schedule and loader."""
-    length = {"epochs": Name("EPOCHS")} if job.train.epochs is not None else {"steps": Name("STEPS")}
-    ordered = {**length, "tail": Name("TAIL")}
-    virtual_shards = {"virtual_shards": Name("VIRTUAL_SHARDS")} if _is_exact(job) else {}
-    read = {"num_workers": Name("NUM_WORKERS"), **_collate(job, imports), **virtual_shards}
-    arguments = ("worker", "dataset", "schedule", "MICRO_BATCH_SIZE")
-    if job.dataset.shards is not None:
-        build = partial_of(imports, dataset) if dataset.arguments else dataset.name
-        return {
-            "order": None,
-            "dataset": call("open_shards", "worker", build, quoted("train"), "SHARDS"),
-            "schedule": call("ShardSchedule", "SHARDS", "GLOBAL_BATCH_SIZE", **ordered, **virtual_shards),
-            "loader": call("ShardLoader", *arguments, **read),
-        }
-    order, of_epoch = _order(job, imports), {"seed": Name("SEED")}
-    if order is not None:
-        of_epoch = {"order": Name("order")}
-    options: dict[str, Any] = {} if job.dataset.samples is None else {"samples": job.dataset.samples}
-    options |= {"values": names} if (names := values_of_data(job)) else {}
-    return {
-        "dataset": _opened(dataset, "train", options),
-        "order": order,
-        "schedule": call(
-            "IndexSchedule",
-            "len(dataset)" if order is None else "len(order)",
-            "GLOBAL_BATCH_SIZE",
-            **ordered,
-            **of_epoch,
-        ),
-        "loader": call("IndexLoader", *arguments, **read),
-    }
-
-
-def _order(job: Job, imports: Imports) -> Call | None:
-    """Return what makes the order of samples; None for that of every job that does not say otherwise."""
-    sampler, sets = job.dataset.sampler, job.dataset.mix
-    if sets:
-        weights = [each.weight for each in sets if each.weight is not None]
-        shares: dict[str, Any] = {"weights": weights} if weights else {}
-        if sampler is not None:
-            shares = {"temperature": sampler.temperature}
-        return call("samplers.mix", "worker", "dataset", **shares)
-    if sampler is None:
-        return None
-    values = sampler_values(sampler, imports)
-    if sampler.kind == "bucket_by":
-        return call(
-            "samplers.bucket_by_length", "worker", "dataset", values, "GLOBAL_BATCH_SIZE", tail=Name("TAIL")
-        )
-    make = {"weights": "samplers.draw_by_weight", "balance_by": "samplers.draw_by_class"}[sampler.kind]
-    draws = {} if sampler.draws is None else {"draws": sampler.draws}
-    return call(make, "worker", "dataset", values, **draws)
-
-
-def _opened(dataset: Call, name: str, options: Mapping[str, Any]) -> Call:
-    arguments = (("", "worker"), ("lambda: ", dataset), ("", quoted(name)))
-    return Call("open_dataset", (*arguments, *keywords(options, name)))
-
-
-def _collate(job: Job, imports: Imports) -> dict[str, Name]:
-    entry = job.dataset.collate
-    return {} if entry is None else {"collate": Name(imports.name_of(entry))}
-
-
 def _join(job: Job) -> Code:
     arguments = ("JOB", "JOB_DIGEST", "HERE", "SNAPSHOTS")
     level = {} if job.logging.level == "info" else {"log_level": Name("LOG_LEVEL")}
@@ -407,83 +338,6 @@ def _step(job: Job, forms: CallForms) -> Code:
     scaler = {"scaler": Name("scaler")} if job.train.precision == "fp16" else {}
     named = {"precision": Name("PRECISION"), "on_nonfinite": Name("ON_NONFINITE")}
     return call(kind, *arguments, **named, **own, **scaler)
-
-
-def _evaluation(job: Job, calls: Mapping[str, Call], imports: Imports, forms: CallForms) -> dict[str, Line]:
-    """Return what makes the evaluation: of one set, or of several."""
-    step = "None" if forms.step_moves_optimizers else "training_step"
-    stop_when = {} if job.train.stop_when is None else {"stop_when": _stop_when(job, job.train.stop_when)}
-    if isinstance(job.evaluation, EvaluationTable):
-        table = job.evaluation
-        options = {**_evaluation_options(job, "", table, imports, forms), **stop_when}
-        return {
-            "test_set": _opened(calls["evaluation"], "evaluation", _apart(job, table)),
-            "evaluation": call("Evaluation", "worker", "model", step, "test_set", "schedule", **options),
-        }
-    made = []
-    for name, table in job.evaluations.items():
-        key = dotted(path_of_set(name))
-        opened = _opened(calls[key], key, _apart(job, table))
-        options = _evaluation_options(job, name, table, imports, forms)
-        given = (("", "worker"), ("", "model"), ("", step), ("", opened), ("", "schedule"))
-        made.append((f"{quoted(name)}: ", Call("Evaluation", (*given, *keywords(options, key)))))
-    sets = Display("{", tuple(made), "}")
-    rule = keywords(stop_when, "train.stop_when")
-    return {"evaluations": Call("Evaluations", (("", "worker"), ("", "schedule"), ("", sets), *rule))}
-
-
-def _apart(job: Job, table: EvaluationTable) -> dict[str, Name]:
-    return {"apart_from": Name("dataset")} if is_to_be_apart(job.dataset, table) else {}
-
-
-def _evaluation_options(
-    job: Job, name: str, table: EvaluationTable, imports: Imports, forms: CallForms
-) -> dict[str, Any]:
-    weights, best_of = measured_weights(job, table), _best_of(job, table)
-    batch_size = table.batch_size or job.dataset.micro_batch_size
-    measured = metrics(table, dotted(path_of_set(name)), lambda _: imports)
-    return {
-        **({} if forms.step_moves_optimizers else {"precision": Name("PRECISION")}),
-        "every": intervals(table.every),
-        **({"metrics": measured} if measured else {}),
-        **({} if best_of is None else {"best": table.best, "best_of": best_of}),
-        **({} if batch_size is None else {"batch_size": batch_size}),
-        **_collate(job, imports),
-        **({} if job.model.loss else {"uses_loss": False}),
-        **({} if weights == "raw" else {"average": Name("average")}),
-        **({"also_raw": True} if weights == "both" else {}),
-        **({} if table.samples is None else {"samples": table.samples}),
-    }
-
-
-def _stop_when(job: Job, text: str) -> Call:
-    rule = parse_stop_when(text)
-    options = {
-        "evaluations": rule.evaluations,
-        "by": rule.by or None,
-        "bound": rule.bound,
-    }
-    named = keywords({key: value for key, value in options.items() if value is not None}, "train.stop_when")
-    better = quoted(str(better_of(rule, job.evaluation)))
-    return Call("StopWhen", (("", quoted(rule.metric)), ("", better), *named))
-
-
-def _best_of(job: Job, table: EvaluationTable) -> str | None:
-    """Return the entry of what `best` names, with its arguments if it has some: a metric's, or that of the loss."""
-    if table.best is None:
-        return None
-    metric = table.metrics.get(table.best.partition(" ")[2])
-    if metric is None:
-        return job.model.loss or job.model.step
-    if isinstance(metric, str):
-        return metric
-    options = metric.model_dump(include={"args", "over", "outputs", "targets"}, exclude_defaults=True)
-    return f"{metric.entry} {json.dumps(to_json(options))}" if options else metric.entry
-
-
-def measured_weights(job: Job, table: EvaluationTable) -> Literal["ema", "raw", "both"]:
-    """Return which weights an evaluation set measures; of both, the average's metrics are what `best` goes by."""
-    return table.weights or ("raw" if job.train.ema is None else "ema")
 
 
 def _state(job: Job, forms: CallForms, imports: Imports) -> Code:

@@ -77,11 +77,16 @@ def _planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
+def _lines_of_facts(lines: Sequence[str]) -> Sequence[str]:
+    begin = next(number for number, line in enumerate(lines) if line.startswith("job  "))
+    return lines[begin : lines.index("", begin)]
+
+
 def _facts(lines: Sequence[str]) -> dict[str, str]:
-    """Return the facts above the table by name, each in one line."""
+    """Return the facts, between torchrun's command and the table, by name, each in one line."""
     found: dict[str, str] = {}
     name = ""
-    for line in lines[: lines.index("")]:
+    for line in _lines_of_facts(lines):
         if not line.startswith("  ") or line.startswith(" " * 13):
             name = line[:13].strip() or name
             found[name] = f"{found.get(name, '')} {line[13:]}".strip()
@@ -199,7 +204,7 @@ def test_what_changed_since_is_not_taken_from_the_run(
     assert f"since run {RUN}; it cannot go on as this job:" == facts["drift"]
     order = [line.strip() for line in lines if line.startswith("  ") and not line.startswith("   ")]
     assert ["would corrupt the run", "changes the trajectory", "harmless"] == order[:3]
-    assert 70 >= max(map(len, lines[: lines.index("")]))
+    assert 70 >= max(map(len, _lines_of_facts(lines)))
 
 
 def test_diff_compares_with_the_run_that_is_named(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

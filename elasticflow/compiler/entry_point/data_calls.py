@@ -1,0 +1,81 @@
+"""The calls that make a job's training data, the order of its samples, and its loader."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.compiler.entry_point.factories import partial_of, sampler_values, values_of_data
+from elasticflow.compiler.entry_point.source_code import Call, Code, Name, call, keywords, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elasticflow.compiler.entry_point.imports import Imports
+    from elasticflow.jobfile.tables.job import Job
+
+
+def data(job: Job, dataset: Call, imports: Imports, *, is_exact: bool) -> dict[str, Code | None]:
+    """Return the calls that make dataset, schedule and loader."""
+    length = {"epochs": Name("EPOCHS")} if job.train.epochs is not None else {"steps": Name("STEPS")}
+    ordered = {**length, "tail": Name("TAIL")}
+    virtual_shards = {"virtual_shards": Name("VIRTUAL_SHARDS")} if is_exact else {}
+    read = {"num_workers": Name("NUM_WORKERS"), **collate(job, imports), **virtual_shards}
+    arguments = ("worker", "dataset", "schedule", "MICRO_BATCH_SIZE")
+    if job.dataset.shards is not None:
+        build = partial_of(imports, dataset) if dataset.arguments else dataset.name
+        return {
+            "order": None,
+            "dataset": call("open_shards", "worker", build, quoted("train"), "SHARDS"),
+            "schedule": call("ShardSchedule", "SHARDS", "GLOBAL_BATCH_SIZE", **ordered, **virtual_shards),
+            "loader": call("ShardLoader", *arguments, **read),
+        }
+    order, of_epoch = _order(job, imports), {"seed": Name("SEED")}
+    if order is not None:
+        of_epoch = {"order": Name("order")}
+    options: dict[str, Any] = {} if job.dataset.samples is None else {"samples": job.dataset.samples}
+    options |= {"values": names} if (names := values_of_data(job)) else {}
+    return {
+        "dataset": opened(dataset, "train", options),
+        "order": order,
+        "schedule": call(
+            "IndexSchedule",
+            "len(dataset)" if order is None else "len(order)",
+            "GLOBAL_BATCH_SIZE",
+            **ordered,
+            **of_epoch,
+        ),
+        "loader": call("IndexLoader", *arguments, **read),
+    }
+
+
+def _order(job: Job, imports: Imports) -> Call | None:
+    """Return what makes the order of samples; None for that of every job that does not say otherwise."""
+    sampler, sets = job.dataset.sampler, job.dataset.mix
+    if sets:
+        weights = [each.weight for each in sets if each.weight is not None]
+        shares: dict[str, Any] = {"weights": weights} if weights else {}
+        if sampler is not None:
+            shares = {"temperature": sampler.temperature}
+        return call("samplers.mix", "worker", "dataset", **shares)
+    if sampler is None:
+        return None
+    values = sampler_values(sampler, imports)
+    if sampler.kind == "bucket_by":
+        return call(
+            "samplers.bucket_by_length", "worker", "dataset", values, "GLOBAL_BATCH_SIZE", tail=Name("TAIL")
+        )
+    make = {"weights": "samplers.draw_by_weight", "balance_by": "samplers.draw_by_class"}[sampler.kind]
+    draws = {} if sampler.draws is None else {"draws": sampler.draws}
+    return call(make, "worker", "dataset", values, **draws)
+
+
+def opened(dataset: Call, name: str, options: Mapping[str, Any]) -> Call:
+    """Return the call that opens the data set called *name*, made by *dataset*."""
+    arguments = (("", "worker"), ("lambda: ", dataset), ("", quoted(name)))
+    return Call("open_dataset", (*arguments, *keywords(options, name)))
+
+
+def collate(job: Job, imports: Imports) -> dict[str, Name]:
+    """Return the argument that says how samples become a batch; none where that is torch's way."""
+    entry = job.dataset.collate
+    return {} if entry is None else {"collate": Name(imports.name_of(entry))}

@@ -1,0 +1,101 @@
+"""The calls that make a job's evaluation: of one set, or of several, and the rule that ends training by it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Literal
+
+from elasticflow.compiler.entry_point.data_calls import collate, opened
+from elasticflow.compiler.entry_point.factories import metrics
+from elasticflow.compiler.entry_point.source_code import Call, Code, Display, Name, call, keywords, quoted
+from elasticflow.compiler.inputs.job_json import to_json
+from elasticflow.jobfile.checks.evaluation_data import is_to_be_apart
+from elasticflow.jobfile.diagnostics.toml_literals import dotted
+from elasticflow.jobfile.tables.evaluation import EvaluationTable, better_of, parse_stop_when, path_of_set
+from elasticflow.jobfile.tables.units import intervals
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elasticflow.compiler.entry_point.factory_calls import CallForms
+    from elasticflow.compiler.entry_point.imports import Imports
+    from elasticflow.jobfile.tables.job import Job
+
+
+def evaluation(
+    job: Job, calls: Mapping[str, Call], imports: Imports, forms: CallForms
+) -> dict[str, Code | None]:
+    """Return what makes the evaluation: of one set, or of several."""
+    step = "None" if forms.step_moves_optimizers else "training_step"
+    stop_when = {} if job.train.stop_when is None else {"stop_when": _stop_when(job, job.train.stop_when)}
+    if isinstance(job.evaluation, EvaluationTable):
+        table = job.evaluation
+        options = {**_evaluation_options(job, "", table, imports, forms), **stop_when}
+        return {
+            "test_set": opened(calls["evaluation"], "evaluation", _apart(job, table)),
+            "evaluation": call("Evaluation", "worker", "model", step, "test_set", "schedule", **options),
+        }
+    made = []
+    for name, table in job.evaluations.items():
+        key = dotted(path_of_set(name))
+        dataset = opened(calls[key], key, _apart(job, table))
+        options = _evaluation_options(job, name, table, imports, forms)
+        given = (("", "worker"), ("", "model"), ("", step), ("", dataset), ("", "schedule"))
+        made.append((f"{quoted(name)}: ", Call("Evaluation", (*given, *keywords(options, key)))))
+    sets = Display("{", tuple(made), "}")
+    rule = keywords(stop_when, "train.stop_when")
+    return {"evaluations": Call("Evaluations", (("", "worker"), ("", "schedule"), ("", sets), *rule))}
+
+
+def _apart(job: Job, table: EvaluationTable) -> dict[str, Name]:
+    return {"apart_from": Name("dataset")} if is_to_be_apart(job.dataset, table) else {}
+
+
+def _evaluation_options(
+    job: Job, name: str, table: EvaluationTable, imports: Imports, forms: CallForms
+) -> dict[str, Any]:
+    weights, best_of = measured_weights(job, table), _best_of(job, table)
+    batch_size = table.batch_size or job.dataset.micro_batch_size
+    measured = metrics(table, dotted(path_of_set(name)), lambda _: imports)
+    return {
+        **({} if forms.step_moves_optimizers else {"precision": Name("PRECISION")}),
+        "every": intervals(table.every),
+        **({"metrics": measured} if measured else {}),
+        **({} if best_of is None else {"best": table.best, "best_of": best_of}),
+        **({} if batch_size is None else {"batch_size": batch_size}),
+        **collate(job, imports),
+        **({} if job.model.loss else {"uses_loss": False}),
+        **({} if weights == "raw" else {"average": Name("average")}),
+        **({"also_raw": True} if weights == "both" else {}),
+        **({} if table.samples is None else {"samples": table.samples}),
+    }
+
+
+def _stop_when(job: Job, text: str) -> Call:
+    rule = parse_stop_when(text)
+    options = {
+        "evaluations": rule.evaluations,
+        "by": rule.by or None,
+        "bound": rule.bound,
+    }
+    named = keywords({key: value for key, value in options.items() if value is not None}, "train.stop_when")
+    better = quoted(str(better_of(rule, job.evaluation)))
+    return Call("StopWhen", (("", quoted(rule.metric)), ("", better), *named))
+
+
+def _best_of(job: Job, table: EvaluationTable) -> str | None:
+    """Return the entry of what `best` names, with its arguments if it has some: a metric's, or that of the loss."""
+    if table.best is None:
+        return None
+    metric = table.metrics.get(table.best.partition(" ")[2])
+    if metric is None:
+        return job.model.loss or job.model.step
+    if isinstance(metric, str):
+        return metric
+    options = metric.model_dump(include={"args", "over", "outputs", "targets"}, exclude_defaults=True)
+    return f"{metric.entry} {json.dumps(to_json(options))}" if options else metric.entry
+
+
+def measured_weights(job: Job, table: EvaluationTable) -> Literal["ema", "raw", "both"]:
+    """Return which weights an evaluation set measures; of both, the average's metrics are what `best` goes by."""
+    return table.weights or ("raw" if job.train.ema is None else "ema")
