@@ -43,6 +43,17 @@ class Cause:
     failure: Failure | None = None
     at: float | None = None
 
+    def age_s(self, now: float, heard_at: float | None) -> float | None:
+        """Return how long ago it failed: a worker ended then; of a lost node or a hang, since anything was heard.
+
+        Args:
+            now: Unix time.
+            heard_at: Unix time of the last line that a worker wrote, if any did.
+        """
+        is_seen = self.failure is not None and self.failure_class != "hang"
+        failed_at = self.at if is_seen else heard_at
+        return None if failed_at is None else round(max(0.0, now - failed_at), 3)
+
 
 @dataclass(frozen=True)
 class Drain:

@@ -321,7 +321,8 @@ class Lifecycle:
         cause = generation.cause()
         if cause.failure is not None:
             self._record(events.WORKER_FAILED, **cause.failure.fields())
-        self._record_end(cause.failure_class, cause.error, self._seconds_since(cause))
+        age_s = cause.age_s(self._now.unix, self._heard_at)
+        self._record_end(cause.failure_class, cause.error, age_s)
         if generation.drain is not None and generation.drain.ends:
             who = "the agent died" if cause.failure is None else "a worker failed"
             self._settle(outcomes.interrupted(self._step, f"{who} while draining: {cause.error}"))
@@ -329,12 +330,6 @@ class Lifecycle:
         if cause.failure is not None:
             self._commands += self._nodes.note_failure(cause.node, cause.error)
         self._failed(cause, generation)
-
-    def _seconds_since(self, cause: Cause) -> float | None:
-        """Return how long ago it failed: when a worker ended; for a lost node or a hang, since anything was heard."""
-        is_seen = cause.failure is not None and cause.failure_class != "hang"
-        failed_at = cause.at if is_seen else self._heard_at
-        return None if failed_at is None else round(max(0.0, self._now.unix - failed_at), 3)
 
     def _workers_left(self, generation: Generation) -> None:
         """All workers left with code 0: the end of training, or a drain."""
@@ -397,14 +392,9 @@ class Lifecycle:
         """End the launch with *verdict*, if it is the first."""
         self.verdict = self.verdict or verdict
 
-    def _record_end(self, outcome: str, reason: str, seconds_since_failure: float | None = None) -> None:
-        self._record(
-            events.GENERATION_ENDED,
-            **{"class": outcome},
-            reason=reason,
-            step=self._step,
-            seconds_since_failure=seconds_since_failure,
-        )
+    def _record_end(self, outcome: str, reason: str, age_s: float | None = None) -> None:
+        facts = {"class": outcome, "reason": reason, "step": self._step, "seconds_since_failure": age_s}
+        self._record(events.GENERATION_ENDED, **facts)
         self._do(UpdateState({"workers": []}))
 
     def _record(self, event: Event, /, **fields: Any) -> None:
