@@ -45,6 +45,8 @@ EXECUTED = {
     "status",
     "why",
     "logs",
+    "metrics",
+    "report",
     "schema",
     "explain",
     "diff",
@@ -216,7 +218,7 @@ def check_yaml(block: Block, project: Path) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.e2e
-@pytest.mark.parametrize("page", PAGES, ids=page_ids())
+@pytest.mark.parametrize("page", TYPED, ids=page_ids(TYPED))
 def test_commands_of_a_page_run(page: Path, project: Path) -> None:
     """The page's own commands end with 0 when typed one after the other."""
     for block in blocks():
