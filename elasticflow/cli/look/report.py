@@ -45,17 +45,16 @@ def command(runs: tuple[str, ...], sweep: str | None, output: Path | None) -> No
     elasticflow report first second third       what differs, and how they did
     elasticflow report --sweep jobs/sweep.toml  every case of a sweep
     """
+    if sweep is not None and runs:
+        raise click.UsageError("--sweep chooses the runs itself: give it, or runs")
     root = current_project_root()
     folders = (
         _of_sweep(root, sweep) if sweep is not None else [find_run(root, run) for run in runs or (None,)]
     )
-    if sweep is not None and runs:
-        raise click.UsageError("--sweep chooses the runs itself: give it, or runs")
     is_one = len(folders) == 1 and sweep is None
     target = output or (folders[0].path if is_one else root / "runs") / _NAME
-    text = _text(folders, target, sweep)
-    _write(target, text)
-    click.echo(f"wrote {shortest_path(target)} ({len(text.encode()) / 1000:,.0f} kB)")
+    size = _write(target, _text(folders, target, sweep))
+    click.echo(f"wrote {shortest_path(target)} ({size / 1000:,.0f} kB)")
 
 
 def _text(folders: list[RunFolder], target: Path, sweep: str | None) -> str:
@@ -99,12 +98,13 @@ def _of_sweep(root: Path, job: str) -> list[RunFolder]:
     return [newest[case] for case in sorted(newest)]
 
 
-def _write(target: Path, text: str) -> None:
+def _write(target: Path, text: str) -> int:
+    """Put the report at its place; return its bytes."""
     from elasticflow.errors import ElasticflowError
     from elasticflow.system import atomic_files
 
     try:
-        atomic_files.write(target, [text.encode("utf-8", "replace")])
+        return atomic_files.write(target, [text.encode("utf-8", "replace")])
     except OSError as error:
         raise ElasticflowError(
             f"{target} cannot be written: {error.strerror}", "choose a place: -o FILE"

@@ -83,3 +83,14 @@ def test_a_place_that_cannot_be_written_is_named(ran: Callable[..., Ran]) -> Non
     assert code == 2
     assert "error: file/x.html cannot be written" in err
     assert "help: choose a place: -o FILE" in err
+
+
+def test_half_a_character_does_not_cost_the_report(ran: Callable[..., Ran]) -> None:
+    """JSON may hold one, and UTF-8 has none: it becomes a question mark."""
+    launch = Path("runs/mnist", RUN_ID, "launches", "0001")
+    launch.mkdir(parents=True, exist_ok=True)
+    (launch / "job.json").write_text('{"job": {"job": {"name": "a"}}, "machine": {"host": "\\ud800"}}')
+    code, out, err = ran()
+    assert (code, err) == (0, "")
+    size = (Path("runs/mnist") / RUN_ID / "report.html").stat().st_size
+    assert f"({size / 1000:,.0f} kB)" in out
