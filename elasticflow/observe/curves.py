@@ -22,7 +22,7 @@ EVALUATED = "eval "
 _MOST_SERIES = 200
 _SHOWN_AS = {"eval_raw": "eval raw"}
 # What a line says of the step itself.
-_NOT_MEASURED = frozenset(
+NOT_MEASURED = frozenset(
     {
         "step",
         "epoch",
@@ -154,7 +154,7 @@ def _read(path: Path) -> tuple[dict[str, _Series], _Series]:
         if type(step) is not int or type(generation) is not int:
             continue
         for name, value in record.items():
-            if name in _NOT_MEASURED:
+            if name in NOT_MEASURED:
                 continue
             if type(value) is float and name in found:
                 found[name].add(step, generation, value)

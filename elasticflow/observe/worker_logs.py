@@ -134,7 +134,7 @@ def follow(
         new = [
             _line(number, of_rank, stream, line)
             for number, of_rank, stream, follower in followers.values()
-            for line in [*_new_lines(follower), *([] if alive else follower.unended())]
+            for line in [*follower.look(), *([] if alive else follower.unended())]
         ]
         new.sort(key=lambda line: (line.generation, line.stream != "jsonl", line.time))
         shown = [line for line in new if is_shown(line)]
@@ -143,16 +143,6 @@ def follow(
         if not alive:
             return
         pause(POLL_S)
-
-
-def _new_lines(follower: FollowedLines) -> list[bytes]:
-    """Return the lines since the last look; between two looks the files are closed: there may be many."""
-    try:
-        return follower.lines()
-    except OSError:  # damaged
-        return []
-    finally:
-        follower.close()
 
 
 def _files(folder: RunFolder, generation: int, rank: int | None) -> list[tuple[int, Stream, Path]]:

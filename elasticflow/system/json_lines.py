@@ -140,6 +140,15 @@ class FollowedLines:
             self._rest = b""
         return whole
 
+    def look(self) -> list[bytes]:
+        """Return what `lines` does and close the file: there may be many of them. None of a file that cannot be read."""
+        try:
+            return self.lines()
+        except OSError:  # damaged
+            return []
+        finally:
+            self.close()
+
     def unended(self) -> list[bytes]:
         """Return the line that has no end yet, if there is one, for use when nobody writes any more."""
         rest, self._rest = self._rest, b""

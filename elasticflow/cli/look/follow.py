@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from elasticflow import events
 from elasticflow.cli.output import shortest_path
 from elasticflow.observe.records import parse
-from elasticflow.observe.status import read_status
+from elasticflow.observe.status import is_locked
 from elasticflow.observe.terminal.live_view import LiveView
 from elasticflow.system.json_lines import FollowedLines
 
@@ -31,7 +31,7 @@ def follow(folder: RunFolder) -> None:
             view.show(record)
         while True:
             # First whether it lives: what a supervisor writes before it ends is read after that.
-            is_live = read_status(folder).status == "running"
+            is_live = is_locked(folder)
             for record in (*_records(measured), *_records(happened)):
                 view.show(record)
             if not is_live:
@@ -42,13 +42,8 @@ def follow(folder: RunFolder) -> None:
 
 
 def _records(lines: FollowedLines) -> list[Record]:
-    """Return what was written since the last look; between two looks the file is closed."""
-    try:
-        return [record for line in lines.lines() if (record := parse(line)) is not None]
-    except OSError:  # damaged
-        return []
-    finally:
-        lines.close()
+    """Return what was written since the last look."""
+    return [record for line in lines.look() if (record := parse(line)) is not None]
 
 
 def _of_newest_launch(records: list[Record]) -> list[Record]:

@@ -12,8 +12,10 @@ import click
 from elasticflow.cli.output import paint, print_json, show_damage, table, terminal_width
 from elasticflow.cli.parameters import RUN, format_option
 from elasticflow.jobfile.project import current_project_root
+from elasticflow.observe.curves import NOT_MEASURED, read_curves
 from elasticflow.observe.records import parse, read
 from elasticflow.observe.runs import find_run
+from elasticflow.observe.terminal.colours import speaks_utf8
 from elasticflow.observe.terminal.formats import number
 from elasticflow.system.json_lines import lines_from_end
 
@@ -28,9 +30,7 @@ _TAIL = 20
 _PLOT_HEIGHT, _PLOT_WIDTH = 12, 80
 # First, and as they are; what else a line has are quantities.
 _FIRST = ("step", "epoch")
-_HIDDEN = frozenset(
-    {"in_epoch", "samples", "time", "seconds", "generation", "world_size", "weights", "count"}
-)
+_HIDDEN = NOT_MEASURED - {*_FIRST, "best"}
 
 
 @click.command("metrics")
@@ -98,10 +98,9 @@ def _flat(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _plot(folder: RunFolder, only: Sequence[str]) -> None:
-    from elasticflow.observe.curves import read_curves
     from elasticflow.observe.terminal.plot import plot
 
-    pretty = (sys.stdout.encoding or "ascii").lower().replace("-", "") == "utf8"
+    pretty = speaks_utf8(sys.stdout)
     curves = [
         curve
         for curve in read_curves(folder.metrics, folder.metrics_redone)

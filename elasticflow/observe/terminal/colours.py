@@ -1,4 +1,4 @@
-"""Whether to write in colours: the one policy of all commands."""
+"""What a stream takes: colours, by the one policy of all commands, and signs beyond ASCII."""
 
 from __future__ import annotations
 
@@ -21,3 +21,8 @@ def wants_colour(stream: TextIO, environment: Mapping[str, str]) -> bool:
     """Return whether *stream* gets colours."""
     choice = colour_choice(environment)
     return stream.isatty() if choice is None else choice
+
+
+def speaks_utf8(stream: TextIO) -> bool:
+    """Return whether *stream* takes signs that ASCII does not have."""
+    return (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "") == "utf8"

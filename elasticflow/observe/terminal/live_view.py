@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from elasticflow import events
 from elasticflow.observe.records import Record, int_of
-from elasticflow.observe.terminal.colours import wants_colour
+from elasticflow.observe.terminal.colours import speaks_utf8, wants_colour
 from elasticflow.observe.terminal.event_lines import Line, Symbol, Tone, epoch_of, rates_of
 from elasticflow.observe.terminal.formats import elapsed, number
 from elasticflow.observe.terminal.measures import parts_of_speed, parts_of_step
@@ -92,7 +92,7 @@ class LiveView:
         self._colour = colour
         self._clock = clock
         self._narrator = RunNarrator(folder)
-        self._pretty = (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "") == "utf8"
+        self._pretty = speaks_utf8(stream)
         self._symbols = _PRETTY if self._pretty else _ASCII
         self._drawn_at = clock() if not tty else -DRAW_EVERY_S
         self._progress = ""
