@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SCHEDULE = IndexSchedule(10, 2, epochs=2)
+
+# A line's seconds are rounded to microseconds: of a step of four, an eighth.
+A_STEP_S = 0.002
 
 
 @pytest.fixture
@@ -142,6 +146,7 @@ def test_a_line_says_what_the_step_returned_and_how_fast_it_was(log: int) -> Non
         progress.note_step(10.0 * number, {"kl": 0.5 * number, "bad": math.inf})
         if progress.is_next_logged:
             progress.note_grad_norm(float(number))
+        time.sleep(A_STEP_S)
         progress.step(position, 1.0, optimizer)
     progress.flush()
     found = lines(log)
@@ -163,6 +168,7 @@ def test_what_lies_between_steps_is_in_no_rate(log: int) -> None:
     for number in range(4):
         position = SCHEDULE.batch(position)[2]
         progress.note_step(10.0, {})
+        time.sleep(A_STEP_S)
         progress.step(position, 1.0, optimizer)
         if number == 2:
             progress.go_on()
