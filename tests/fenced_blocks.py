@@ -7,8 +7,12 @@ import shlex
 from pathlib import Path
 from typing import NamedTuple
 
+from elasticflow.guide.pages import GUIDE, topics
+
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "examples").rglob("README.md"))]
+GUIDE_PAGES = [ROOT / "README.md", *(GUIDE / f"{topic}.md" for topic in topics())]
+"""README and what it leads to, in the order in which they are read: they share one project and its runs."""
+PAGES = [*GUIDE_PAGES, *sorted((ROOT / "examples").rglob("README.md"))]
 
 
 class Block(NamedTuple):

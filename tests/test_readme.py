@@ -28,11 +28,12 @@ import tomli
 
 from elasticflow.cli.main import COMMANDS, group
 from elasticflow.errors import EXIT_CODES
+from elasticflow.guide.pages import text_of
 from elasticflow.jobfile.tables.job import Job
-from tests.fenced_blocks import PAGES, ROOT, Block, blocks, commands, parts
+from tests.fenced_blocks import GUIDE_PAGES, PAGES, ROOT, Block, blocks, commands, parts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 PYPROJECT = tomli.loads((ROOT / "pyproject.toml").read_text())
 
@@ -51,6 +52,7 @@ EXECUTED = {
     "explain",
     "diff",
     "completion",
+    "guide",
     "snapshots",
 }
 DONE_ELSEWHERE = {("run", "jobs/mnist.toml")}
@@ -120,8 +122,12 @@ def check_elasticflow(arguments: list[str]) -> None:
         pass  # --help
 
 
-# Those of examples take minutes: tests/end_to_end/test_gallery.py trains them for some steps.
-TYPED = [page for page in PAGES if not (page.parent / "job.toml").exists()]
+# Pages whose commands are typed in one project, one page after the other. Those of examples take minutes:
+# tests/end_to_end/test_gallery.py trains them for some steps.
+TYPED = [
+    GUIDE_PAGES,
+    *([page] for page in PAGES if page not in GUIDE_PAGES and not (page.parent / "job.toml").exists()),
+]
 
 
 def page_ids(pages: Sequence[Path] = PAGES) -> list[str]:
@@ -218,30 +224,35 @@ def check_yaml(block: Block, project: Path) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.e2e
-@pytest.mark.parametrize("page", TYPED, ids=page_ids(TYPED))
-def test_commands_of_a_page_run(page: Path, project: Path) -> None:
-    """The page's own commands end with 0 when typed one after the other."""
-    for block in blocks():
-        if block.page != page or block.language not in {"bash", "console"}:
-            continue
-        for line in commands(block):
-            typed = line.partition(" #")[0]
-            for argv in parts(typed):
-                if (
-                    Path(argv[0]).name == "elasticflow"
-                    and argv[1] in EXECUTED
-                    and tuple(argv[1:]) not in DONE_ELSEWHERE
-                    and not PLACEHOLDER.search(typed)
-                ):
-                    done = run(["-m", "elasticflow", *argv[1:]], project)
-                    # Two that differ are an answer, too.
-                    good = {0, 1} if argv[1] == "diff" else {0}
-                    assert done.returncode in good, f"{shlex.join(argv)}\n{done.stdout}{done.stderr}"
+@pytest.mark.parametrize("pages", TYPED, ids=[page_ids(pages)[0] for pages in TYPED])
+def test_commands_of_pages_run(pages: list[Path], project: Path) -> None:
+    """The pages' own commands end with 0 when typed one after the other; what an earlier page had is not typed again."""
+    typed_before: set[tuple[str, ...]] = set(DONE_ELSEWHERE)
+    for page in pages:
+        on_this_page = [argv for block in blocks() if block.page == page for argv in typed_in(block)]
+        for argv in on_this_page:
+            if tuple(argv) not in typed_before:
+                done = run(["-m", "elasticflow", *argv], project)
+                # Two that differ are an answer, too.
+                good = {0, 1} if argv[0] == "diff" else {0}
+                assert done.returncode in good, f"{page}: {shlex.join(argv)}\n{done.stdout}{done.stderr}"
+        typed_before.update(map(tuple, on_this_page))
 
 
-def test_exit_codes_are_those_of_the_readme() -> None:
-    """README's table of exit codes is the one in errors.py."""
-    rows = re.findall(r"^\| *`?(\d+)`? *\|", (ROOT / "README.md").read_text(), re.MULTILINE)
+def typed_in(block: Block) -> Iterator[list[str]]:
+    """Yield the arguments of those commands of elasticflow in a block that can be run here."""
+    if block.language not in {"bash", "console"}:
+        return
+    for line in commands(block):
+        typed = line.partition(" #")[0]
+        for argv in parts(typed):
+            if Path(argv[0]).name == "elasticflow" and argv[1] in EXECUTED and not PLACEHOLDER.search(typed):
+                yield argv[1:]
+
+
+def test_exit_codes_are_those_of_the_guide() -> None:
+    """The guide's table of exit codes is the one in errors.py."""
+    rows = re.findall(r"^\| *`?(\d+)`? *\|", text_of("commands"), re.MULTILINE)
     assert [int(row) for row in rows] == sorted(EXIT_CODES)
 
 

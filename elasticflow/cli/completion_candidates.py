@@ -145,6 +145,13 @@ def examples(context: click.Context, word: str) -> Iterator[Candidate]:
     yield from gallery.examples().items()
 
 
+def topics(context: click.Context, word: str) -> Iterator[Candidate]:
+    """Yield the topics of the guide, and what each page is about."""
+    from elasticflow.guide import pages
+
+    yield from pages.topics().items()
+
+
 def assignments(context: click.Context, word: str) -> Iterator[Candidate]:
     """Yield what `--set` takes: `table.`, then `table.key=`, then the key's choices and examples."""
     key, equals, _ = word.partition("=")

@@ -43,6 +43,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "rendezvous": CommandEntry("more.rendezvous", "Serve a store in which the machines of runs meet."),
     "schema": CommandEntry("more.schema", "Print the JSON Schema of the job file, for editors."),
     "explain": CommandEntry("more.explain", "Explain a code such as EF101, with a bad and a good example."),
+    "guide": CommandEntry("more.guide", "Show the guide, a page for each topic."),
     "doctor": CommandEntry("more.doctor", "Check this machine, or all that a job needs of it."),
     "completion": CommandEntry("more.completion", "Have a shell complete commands, files, runs and keys."),
 }

@@ -117,6 +117,21 @@ def _console(file: TextIO, *, width: int | None = None) -> Console:
     )
 
 
+def as_laid_out(markdown: str, width: int) -> str:
+    """Return Markdown laid out for a terminal: wrapped at *width*, painted; links keep their targets in words."""
+    from rich.markdown import Markdown
+    from rich.theme import Theme
+
+    console = _console(io.StringIO(), width=width)
+    # No backgrounds of their own, which suit one kind of terminal only.
+    plain = Theme(
+        {"markdown.code": "cyan", "markdown.code_block": "none", "markdown.h1": "bold", "markdown.h2": "bold"}
+    )
+    with console.use_theme(plain), console.capture() as laid_out:
+        console.print(Markdown(markdown, code_theme="ansi_dark", hyperlinks=False))
+    return "".join(f"{line.rstrip()}\n" for line in laid_out.get().splitlines())
+
+
 class ProgressMeter:
     """One line on the terminal that says how much of a long piece of work is done, taken away at the end.
 

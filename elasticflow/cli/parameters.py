@@ -103,6 +103,7 @@ RUN_AND_SNAPSHOTS = Completed("one_run_and_snapshots")
 CODE = Completed("codes")
 OVERRIDE = Completed("assignments")
 CASE = Completed("cases")
+TOPIC = Completed("topics")
 EXAMPLE = Completed("examples")
 
 

@@ -68,6 +68,7 @@ PROMISED = {
     "doctor": {"[JOB]", "--set", "--case", "--format"},
     "schema": {"--output"},
     "explain": {"[CODE]"},
+    "guide": {"[TOPIC]", "--search"},
     "completion": {"{bash|zsh|fish}", "--install"},
 }
 

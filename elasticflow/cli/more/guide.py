@@ -1,0 +1,88 @@
+"""`elasticflow guide [TOPIC]`: the pages of the guide in the terminal."""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+import sys
+
+import click
+
+from elasticflow.cli.parameters import TOPIC
+from elasticflow.errors import ANSWER_IS_NO, FINISHED
+
+_WIDEST = 100
+
+
+@click.command("guide")
+@click.argument("topic", type=TOPIC, required=False)
+@click.option("--search", "word", metavar="WORD", help="List the lines of all pages with WORD in them.")
+def command(topic: str | None, word: str | None) -> int:
+    """Show the guide's page about TOPIC; without one, list the topics.
+
+    On a terminal the page is laid out, and goes through a pager where it is longer than the screen; elsewhere it is
+    the Markdown as it is.
+
+    \b
+    elasticflow guide
+    elasticflow guide restarts
+    elasticflow guide --search budget
+    """
+    from elasticflow.guide import pages
+
+    about = pages.topics()
+    if topic is not None and topic not in about:
+        near = difflib.get_close_matches(topic.lower(), about, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else "`elasticflow guide` lists the topics"
+        raise click.BadParameter(f'there is no topic "{topic}"; {hint}', param_hint="TOPIC")
+    if word is not None:
+        return _search(word, topic)
+    if topic is None:
+        _list(about)
+    elif sys.stdout.isatty():
+        _show(pages.for_terminal(pages.text_of(topic)))
+    else:
+        click.echo(pages.text_of(topic), nl=False)
+    return FINISHED
+
+
+def _list(about: dict[str, str]) -> None:
+    from elasticflow.cli.output import paint
+
+    width = max(map(len, about))
+    for topic, line in about.items():
+        click.echo(f"{paint(topic.ljust(width), bold=True)}  {line}")
+    click.echo(
+        "\n`elasticflow guide TOPIC` shows one, `elasticflow guide --search WORD` finds a word in all."
+    )
+
+
+def _search(word: str, topic: str | None) -> int:
+    """List the lines with *word*, of one topic or of all; exit code 1 if there is none."""
+    from elasticflow.cli.output import paint
+    from elasticflow.guide import pages
+
+    place = None
+    for hit in pages.search(word):
+        if topic is not None and hit.topic != topic:
+            continue
+        if place != (hit.topic, hit.section):
+            place = (hit.topic, hit.section)
+            click.echo(paint(f"{hit.topic}: {hit.section}", bold=True))
+        click.echo(f"  {hit.line}")
+    if place is None:
+        click.echo(f'"{word}" stands in no page', err=True)
+        return ANSWER_IS_NO
+    return FINISHED
+
+
+def _show(markdown: str) -> None:
+    """Lay a page out for the terminal; a pager shows it where it is longer than that."""
+    from elasticflow.cli.output import as_laid_out
+
+    columns, lines = shutil.get_terminal_size()
+    text = as_laid_out(markdown, min(columns, _WIDEST))
+    if text.count("\n") < lines:
+        click.echo(text, nl=False)
+    else:
+        click.echo_via_pager(text, color=click.get_current_context().color)
