@@ -66,19 +66,26 @@ class Request:
     case: str | None = None
 
 
-def launch(request: Request, show: Callable[[dict[str, Any]], None], warn: Callable[[str], None]) -> int:
+def launch(
+    request: Request,
+    show: Callable[[dict[str, Any]], None],
+    warn: Callable[[str], None],
+    tick: Callable[[], None] | None = None,
+) -> int:
     """Make the run's next launch, supervise it to its end and return its exit code.
 
     Args:
         request: What is to be launched.
-        show: Called with each event and metrics line as it is written.
+        show: Called with each event and metrics line as it is written, and with records that are only shown
+            (`protocol/display.py`).
         warn: Called with each sentence a person should read before the launch.
+        tick: Called four times a second, by the thread that calls *show*.
 
     Raises:
         ElasticflowError: it cannot begin (`prepare`), or its files cannot be written any more (`Supervisor.run`).
     """
     with prepare(request, warn) as prepared:
-        return Supervisor(prepared, show).run()
+        return Supervisor(prepared, show, tick).run()
 
 
 @contextlib.contextmanager

@@ -35,6 +35,9 @@ class RunState:
     Attributes:
         status: None if it is not known. A supervisor that was killed leaves `running`.
         workers: Of the newest group, whether it runs or not.
+        epochs: Passes over the data in all, if the job says them.
+        budget_left: Restarts left in the budget.
+        activities: What each node has been at for longer than a moment (`protocol/display.py`).
         held: 0 if nothing was held.
         started: Unix time at which the newest launch began.
     """
@@ -54,6 +57,9 @@ class RunState:
     updated: float | None = None
     pid: int | None = None
     verdict: Record | None = None
+    epochs: int | None = None
+    budget_left: int | None = None
+    activities: dict[str, Record] = field(default_factory=dict)
     durations: dict[str, float] = field(default_factory=dict)
     launch_durations: dict[str, float] = field(default_factory=dict)
 
@@ -61,6 +67,7 @@ class RunState:
     def from_json(cls, state: Record) -> RunState:
         """Return what these fields of state.json say."""
         workers, verdict, durations = (state.get(name) for name in ("workers", "verdict", "durations"))
+        activities = state.get("activities")
         durations = durations if isinstance(durations, dict) else {}
         loss = state.get("loss")
         return cls(
@@ -83,6 +90,13 @@ class RunState:
             updated=unix_time(state.get("updated")),
             pid=int_of(state, "pid") or None,
             verdict=verdict if isinstance(verdict, dict) else None,
+            epochs=int_of(state, "epochs") or None,
+            budget_left=None if float_of(state, "budget_left") is None else int_of(state, "budget_left"),
+            activities={
+                str(node): activity
+                for node, activity in (activities if isinstance(activities, dict) else {}).items()
+                if isinstance(activity, dict)
+            },
             durations=parts_of(durations.get("run")),
             launch_durations=parts_of(durations.get("launch")),
         )

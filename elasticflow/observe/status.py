@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from elasticflow.observe.history import History, began, state_of
 from elasticflow.observe.records import float_of, int_of, last_of, tail
+from elasticflow.observe.terminal.activities import awaited_of
 from elasticflow.observe.terminal.durations import goodput
 from elasticflow.observe.terminal.formats import number, rfc3339
 from elasticflow.observe.terminal.pace import Pace
@@ -39,6 +41,8 @@ class RunStatus:
         counted_per_s: Items per second in the last step, by what they are: `{"tokens": 51200.0}`.
         mfu: Share of the devices' peak that the last step made use of; None: not measured.
         restarts: In the newest launch.
+        budget_left: Restarts left in the budget; None where the run does not say.
+        doing: What it has been at for longer than a moment, while it runs: a word, and a sentence with the seconds.
         workers: Of the group that runs; empty when none does.
         evaluation: The newest metrics over the evaluation set.
         evaluated_step: The step of these metrics.
@@ -76,6 +80,8 @@ class RunStatus:
     counted_per_s: dict[str, float]
     mfu: float | None
     restarts: int
+    budget_left: int | None
+    doing: tuple[str, str] | None
     workers: tuple[RunningWorker, ...]
     evaluation: Record
     evaluated_step: int | None
@@ -169,6 +175,8 @@ def read_status(folder: RunFolder) -> RunStatus:
         counted_per_s=metrics_fields.rates_of(last_step),
         mfu=float_of(last_step, metrics_fields.MFU),
         restarts=state.restarts,
+        budget_left=state.budget_left,
+        doing=_doing(state) if is_running else None,
         workers=state.workers if is_running else (),
         evaluation=measured if isinstance(measured, dict) else {},
         evaluated_step=evaluation.get("step"),
@@ -191,6 +199,11 @@ def read_status(folder: RunFolder) -> RunStatus:
         verdict=state.verdict,
         lost=lost_of(folder) if status == "interrupted" else None,
     )
+
+
+def _doing(state: RunState) -> tuple[str, str] | None:
+    doing = awaited_of(state.activities, has_stepped=state.step > 0)
+    return None if doing is None else (doing.label, doing.lasting(time.time()))
 
 
 def lost_of(folder: RunFolder) -> Ending | None:

@@ -236,6 +236,41 @@ class ProcessLeftBehind:
 
 
 @dataclass(frozen=True)
+class Activity:
+    """What a node has been doing for longer than a moment; with an empty phase: nothing that takes long, any more.
+
+    Attributes:
+        node: The node.
+        phase: `import` before it has workers, then that of the worker for which its others seem to wait.
+        subject: The module that is imported, or `torch.compile` where the job compiles its model.
+        step: Steps that this worker has finished.
+        seconds: For how long.
+    """
+
+    node: str
+    phase: str
+    subject: str = ""
+    step: int = 0
+    seconds: float = 0.0
+
+
+class PrintedLine(NamedTuple):
+    """A line that a worker printed on `stdout` or `stderr`."""
+
+    stream: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What rank 0 printed: as many lines as a person can follow, and the number of those left out before them."""
+
+    generation: int
+    lines: tuple[PrintedLine, ...]
+    left_out: int
+
+
+@dataclass(frozen=True)
 class Standstill:
     """All workers of a node have made no progress for too long (*is_so*), or one makes progress again."""
 
@@ -270,6 +305,8 @@ Message = (
     | WorkersStarted
     | LogLines
     | WriterReports
+    | Activity
+    | Printed
     | ProcessLeftBehind
     | StandbysReady
     | StandbysOff
@@ -288,6 +325,8 @@ MESSAGES: MessageCodec[Message] = MessageCodec(
         "workers": WorkersStarted,
         "lines": LogLines,
         "writer": WriterReports,
+        "activity": Activity,
+        "printed": Printed,
         "left_behind": ProcessLeftBehind,
         "standbys": StandbysReady,
         "no_standbys": StandbysOff,

@@ -9,6 +9,7 @@ import pytest
 
 from elasticflow.protocol import messages
 from elasticflow.protocol.messages import (
+    Activity,
     AgentDied,
     CompilerCacheFailed,
     CompilerCacheMoved,
@@ -21,6 +22,8 @@ from elasticflow.protocol.messages import (
     NodeLeaving,
     NodeReady,
     Order,
+    Printed,
+    PrintedLine,
     ProcessLeftBehind,
     RefusedModule,
     Stacks,
@@ -56,6 +59,9 @@ MESSAGES: tuple[Message, ...] = (
     WorkersStarted(3, "n0", (StartedWorker(0, 100, "n0"), StartedWorker(1, 101, "n0"))),
     LogLines(({"event": "step", "step": 7, "loss": 0.5, "lr": {"head": 0.1}},), held=7),
     WriterReports(({"event": "snapshot.committed", "name": "step-7", "bytes": 10},)),
+    Activity("n0", "import", "datasets"),
+    Activity("n0", "evaluate", "", 400, 12.5),
+    Printed(3, (PrintedLine("stdout", "größer"), PrintedLine("stderr", "a warning")), 1_204),
     ProcessLeftBehind("n0", 4711, "tensorboard --logdir runs", was_killed=True),
     StandbysReady("n0", (4712, 4713), 5.125, 33_000_000),
     CompilerCacheMoved("n0", "saved", 30, 452_648, 0.641),

@@ -74,6 +74,9 @@ def _print(status: RunStatus, overlap: str | None) -> None:
 
 def _rows(status: RunStatus) -> list[tuple[str, str]]:
     rows = [("step", status.progress)]
+    if status.doing is not None:
+        label, text = status.doing
+        rows.append(("now", f"{label}: {text}"))
     stopped = (status.verdict or {}).get("stopped")
     if stopped is not None:
         rows.append(("stopped by", stopped))
@@ -85,11 +88,7 @@ def _rows(status: RunStatus) -> list[tuple[str, str]]:
         metrics = of_weights(status.evaluation, status.weights)
         raw = f"; raw: {values(status.evaluation_raw)}" if status.evaluation_raw else ""
         rows.append(("evaluation", f"{metrics} at step {status.evaluated_step}{best}{raw}"))
-    if status.status == "running" and status.samples_per_s is not None:
-        left = "" if status.seconds_left is None else f", {elapsed(status.seconds_left).split('.')[0]} left"
-        counted = [f"{per_s:,.0f} {name}/s" for name, per_s in status.counted_per_s.items()]
-        speed = [f"{status.samples_per_s:,.0f} samples/s", *counted, *percent_of_peak(status.mfu)]
-        rows.append(("speed", f"{', '.join(speed)}{left}"))
+    rows += _speed(status)
     if status.snapshot is not None:
         match = SNAPSHOT_NAME.fullmatch(status.snapshot)
         at = f"step {int(match['step'])}, " if match else ""
@@ -104,11 +103,23 @@ def _rows(status: RunStatus) -> list[tuple[str, str]]:
         rows.append(("standbys", in_words(status.standbys)))
     if status.compilation is not None:
         rows.append(("compiler", status.compilation.in_words()))
-    launch = f"launch {status.launch}, generation {status.generation}, {plural(status.restarts, 'restart')}"
+    left = "" if status.budget_left is None else f", {status.budget_left:,} left"
+    launch = (
+        f"launch {status.launch}, generation {status.generation}, {plural(status.restarts, 'restart')}{left}"
+    )
     rows.append(("launch", launch))
     rows += _times(status)
     rows.append(("folder", shortest_path(status.folder.path)))
     return rows
+
+
+def _speed(status: RunStatus) -> list[tuple[str, str]]:
+    if status.status != "running" or status.samples_per_s is None:
+        return []
+    left = "" if status.seconds_left is None else f", {elapsed(status.seconds_left).split('.')[0]} left"
+    counted = [f"{per_s:,.0f} {name}/s" for name, per_s in status.counted_per_s.items()]
+    speed = [f"{status.samples_per_s:,.0f} samples/s", *counted, *percent_of_peak(status.mfu)]
+    return [("speed", f"{', '.join(speed)}{left}")]
 
 
 def _times(status: RunStatus) -> list[tuple[str, str]]:

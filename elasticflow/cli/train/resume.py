@@ -34,8 +34,8 @@ def command(run: str | None, overrides: tuple[str, ...], accept_drift: bool, log
 
     request = _request(run, overrides, accept_drift=accept_drift)
     click.echo(f"resuming run {request.folder.run_id} of job {request.folder.job}", err=True)
-    with shown(log_format, request.folder.path) as show:
-        return launch(request, show, warn)
+    with shown(log_format, request.folder.path) as (show, tick):
+        return launch(request, show, warn, tick)
 
 
 def _request(run: str | None, overrides: tuple[str, ...], *, accept_drift: bool) -> Request:

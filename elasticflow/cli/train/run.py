@@ -132,5 +132,5 @@ def _launch(request: Request, log_format: str) -> int:
     """Launch what is asked for, show it, and return the exit code."""
     from elasticflow.launcher.launch import launch
 
-    with shown(log_format, request.folder.path) as show:
-        return launch(request, show, warn)
+    with shown(log_format, request.folder.path) as (show, tick):
+        return launch(request, show, warn, tick)

@@ -6,9 +6,11 @@ import json
 import os
 import sys
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
+
+from elasticflow.protocol.display import is_only_shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,28 +29,37 @@ log_format_option = click.option(
 )
 
 
+class Shown(NamedTuple):
+    """Shows a record on standard output (`show`), and what time changes (`tick`, to be called several times a second)."""
+
+    show: Callable[[EventRecord], None]
+    tick: Callable[[], None] | None = None
+
+
 @contextmanager
-def shown(log_format: str, folder: Path) -> Iterator[Callable[[EventRecord], None]]:
-    """Yield the function that shows one event or metrics record on standard output.
+def shown(log_format: str, folder: Path) -> Iterator[Shown]:
+    """Yield what shows a launch on standard output.
 
     Args:
         log_format: `console` or `json`.
         folder: The run folder, named at the end.
     """
     if log_format == "json":
-        yield _print_json
+        yield Shown(_print_json)
         return
     from elasticflow.cli.output import shortest_path
     from elasticflow.observe.terminal.live_view import LiveView
 
     view = LiveView.on(sys.stdout, os.environ, shortest_path(folder))
     try:
-        yield view.show
+        yield Shown(view.show, view.tick)
     finally:
         view.close()
 
 
 def _print_json(record: EventRecord) -> None:
+    if is_only_shown(record):
+        return
     # The run goes on even if nobody reads its records any more.
     with suppress(OSError, ValueError):
         sys.stdout.write(json.dumps(record) + "\n")

@@ -24,7 +24,7 @@ from elasticflow.launcher.rendezvous import network
 from elasticflow.launcher.rendezvous.store_keys import is_requested, join_store
 from elasticflow.launcher.rendezvous.supervisor_channel import Orders, Outbox
 from elasticflow.protocol import worker_environment
-from elasticflow.protocol.messages import NodeReady
+from elasticflow.protocol.messages import Activity, NodeReady
 from elasticflow.protocol.store_address import StoreAddress
 from elasticflow.run_folder import RunFolder
 
@@ -59,6 +59,7 @@ class Agent:
         writer: Writes the snapshots of the node.
         heartbeats: The heartbeats of the node's workers.
         compiler_cache: Keeps the compiler's cache; None: the job compiles nothing.
+        outbox: Of the node, in that store; None: a new one.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Agent:
         writer: WriterProcess,
         heartbeats: WorkerHeartbeats,
         compiler_cache: CompilerCacheKeeper | None = None,
+        outbox: Outbox | None = None,
     ) -> None:
         self._config, self._options = config, options
         self._store = store
@@ -77,9 +79,11 @@ class Agent:
         self._compiler_cache = compiler_cache
         self._folder = RunFolder(Path(config.run_folder))
         self._orders = Orders(store, config.node)
-        self._outbox = Outbox(store)
+        self._outbox = outbox or Outbox(store)
         self._node_heartbeat = NodeHeartbeat(config, self._outbox)
-        self._reporter = Reporter(self._outbox, config.node, self._folder, writer, heartbeats)
+        self._reporter = Reporter(
+            self._outbox, config.node, self._folder, writer, heartbeats, compiles=config.compiles
+        )
         self._orphans = Orphans(self._adopted, self._reporter.left_behind)
         self._store_address = StoreAddress.parse(config.rendezvous)
         self._interface = network.variables(self._store_address.host, self._store_address.port)
@@ -198,6 +202,7 @@ class Agent:
             if is_requested(self._store, "stop", generation):
                 return False, set()
             self._look_for_hang(workers, generation)
+            self._reporter.activity()
             self._standbys.look(time.monotonic())
             self._look_at_compiler_cache()
 
@@ -265,4 +270,9 @@ def build_agent(
         HelperLostError: the fork server has ended.
     """
     store = join_store(StoreAddress.parse(config.rendezvous))
-    return Agent(config, server.options(), store, server, writer, heartbeats, compiler_cache)
+    outbox = Outbox(store)
+
+    def tell(module: str) -> None:
+        outbox.post(Activity(config.node, "import", module))
+
+    return Agent(config, server.options(tell), store, server, writer, heartbeats, compiler_cache, outbox)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from elasticflow.launcher.agent import stack_dumps
+from elasticflow.launcher.agent.printed import RankPrints
 from elasticflow.launcher.agent.rank_logs import RankLog
 from elasticflow.protocol.messages import (
+    Activity,
     LogLines,
+    Printed,
     ProcessLeftBehind,
     Stacks,
     StalledWorker,
@@ -30,10 +34,13 @@ if TYPE_CHECKING:
 
 # Lines in one message, so that none is large.
 _MOST_LINES = 20
+# What takes no longer is not told.
+_MOMENT_S = 0.8
+_LOOK_S = 0.2
 
 
 class Reporter:
-    """Posts to *outbox* on behalf of *node*."""
+    """Posts to *outbox* on behalf of *node*; *compiles*: its workers compile their model."""
 
     def __init__(
         self,
@@ -42,17 +49,24 @@ class Reporter:
         folder: RunFolder,
         writer: WriterProcess,
         heartbeats: WorkerHeartbeats,
+        *,
+        compiles: bool = False,
     ) -> None:
+        self._compiles = compiles
         self._outbox, self._node, self._folder = outbox, node, folder
         self._writer, self._heartbeats = writer, heartbeats
         self._generation = 0
         self._ranks: Mapping[int, int] = {}
         self._logs: list[RankLog] = []
+        self._prints: RankPrints | None = None
+        self._told: tuple[str, int] | None = None  # phase and step of the last activity
+        self._looked = 0.0
 
     def started(self, generation: int, ranks: Mapping[int, int], pids: Mapping[int, int]) -> None:
         """Report that workers of *generation* have started, and follow their logs; *ranks* and *pids* are by local rank."""
         self._generation, self._ranks = generation, ranks
         self._logs = [RankLog(self._folder, generation, rank) for rank in ranks.values()]
+        self._prints = RankPrints(self._folder, generation, time.monotonic) if 0 in ranks.values() else None
         workers = tuple(StartedWorker(rank, pids[local], self._node) for local, rank in ranks.items())
         self._outbox.post(WorkersStarted(generation, self._node, workers))
 
@@ -64,6 +78,31 @@ class Reporter:
             self._outbox.post(LogLines(piece, self._heartbeats.held()))
         if reports := self._writer.reports():
             self._outbox.post(WriterReports(tuple(reports)))
+        if self._prints is not None:
+            self._post_printed(self._prints, has_failed=None)
+
+    def _post_printed(self, prints: RankPrints, *, has_failed: bool | None) -> None:
+        lines, left_out = prints.take() if has_failed is None else prints.end(has_failed=has_failed)
+        if lines or left_out:
+            self._outbox.post(Printed(self._generation, tuple(lines), left_out))
+
+    def activity(self) -> None:
+        """Report what the node has been doing for longer than a moment; and that it is over, once it is."""
+        now = time.monotonic()
+        if now < self._looked + _LOOK_S:
+            return
+        self._looked = now
+        awaited = self._heartbeats.awaited()
+        is_long = awaited is not None and awaited.seconds >= _MOMENT_S
+        told = (awaited.phase, awaited.step) if awaited is not None and is_long else None
+        if told == self._told:
+            return
+        self._told = told
+        activity = Activity(self._node, "")
+        if awaited is not None and is_long:
+            subject = "torch.compile" if self._compiles and awaited.phase == "compile" else ""
+            activity = Activity(self._node, awaited.phase, subject, awaited.step, round(awaited.seconds, 3))
+        self._outbox.post(activity)
 
     def left_behind(self, process: EndedOrphan) -> None:
         """Report that a process was ended which a worker had left behind."""
@@ -103,5 +142,9 @@ class Reporter:
         for log in self._logs:
             log.close()
         self._logs = []
+        if self._prints is not None:
+            self._post_printed(self._prints, has_failed=failed)
+            self._prints = None
+        self._told = None
         ends = workers.ends(self._ranks, alone)
         self._outbox.post(WorkersEnded(self._generation, self._node, failed=failed, workers=ends))

@@ -32,11 +32,21 @@ class WorkerProgress(NamedTuple):
     limit_s: float
 
 
+class WorkerActivity(NamedTuple):
+    """What a local rank is at: its phase, the steps it has finished, and for how many seconds, beats within it or not."""
+
+    phase: str
+    step: int
+    seconds: float
+
+
 @dataclass
 class _Slot:
     beats: int
     phase: str
     since: float
+    step: int = 0
+    entered: float = 0.0  # when this phase of this step began
 
 
 def heartbeat_memory() -> int:
@@ -74,7 +84,7 @@ class WorkerHeartbeats:
         """Begin the next generation, of *workers* local ranks; the timeouts that were learned stay."""
         self._memory[:] = bytes(len(self._memory))
         self._looked = time.monotonic()
-        self._slots = [_Slot(0, "start", self._looked) for _ in range(workers)]
+        self._slots = [_Slot(0, "start", self._looked, entered=self._looked) for _ in range(workers)]
 
     def held(self) -> int | None:
         """Return the newest step whose state all local ranks hold in memory; None if one of them holds none."""
@@ -93,9 +103,11 @@ class WorkerHeartbeats:
             # If the agent was paused, its workers may have been: a laptop that slept, a group that was frozen.
             if pause_s > _PAUSE_S:
                 slot.since += pause_s
-            beats, _, phase = HEARTBEAT.unpack_from(self._memory, rank * HEARTBEAT_SLOT)
+            beats, step, phase = HEARTBEAT.unpack_from(self._memory, rank * HEARTBEAT_SLOT)
             if beats != slot.beats:
                 self.hang_timeouts.note(slot.phase, now - slot.since)
+                if (step, _text(phase)) != (slot.step, slot.phase):
+                    slot.step, slot.entered = step, now
                 slot.beats, slot.phase, slot.since = beats, _text(phase), now
             if rank not in gone:
                 is_one_left = True
@@ -106,6 +118,15 @@ class WorkerHeartbeats:
         """Do not count as a hang again what lasts no longer than the present stall of each worker."""
         for progress in self.progress():
             self.hang_timeouts.allow_as_long(progress.phase, progress.seconds)
+
+    def awaited(self) -> WorkerActivity | None:
+        """Return what the worker is at for which the others seem to wait, as of the last look; None without workers.
+
+        Those that wait do so in a step: in a collective.
+        """
+        now = time.monotonic()
+        activities = [WorkerActivity(slot.phase, slot.step, now - slot.entered) for slot in self._slots]
+        return max(activities, key=lambda each: (each.phase != "step", each.seconds), default=None)
 
     def progress(self) -> list[WorkerProgress]:
         """Return how far each local rank is."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from elasticflow.launcher.fork_server.helpers import HelperLostError
 from elasticflow.launcher.fork_server.protocol import (
     Exited,
+    Importing,
     MessageChannel,
     Prepare,
     Ready,
@@ -22,7 +23,7 @@ from elasticflow.launcher.fork_server.server_process import start_server
 from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions, TorchrunRefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from elasticflow.launcher.fork_server.protocol import Message
     from elasticflow.launcher.fork_server.server_process import ServerProcess
@@ -38,6 +39,7 @@ class ForkServer:
     Attributes:
         process: The server.
         exits: Exit code (negative: signal) and Unix time of the end of each worker, by process id.
+        importing: The module that it last began to import.
     """
 
     def __init__(self, started: ServerProcess, setup: Setup) -> None:
@@ -48,6 +50,7 @@ class ForkServer:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._channel.send(setup)
         self._ready: Ready | None = None
+        self.importing = "torch"
         self.exits: dict[int, tuple[int, float]] = {}
         self._started: dict[int, int] = {}
         self.standbys: dict[int, StandbyReady] = {}
@@ -88,6 +91,8 @@ class ForkServer:
                 self._started[message.local_rank] = message.pid
                 # of a worker long gone that had the same id
                 self.exits.pop(message.pid, None)
+            case Importing():
+                self.importing = message.module
             case Ready():
                 self._ready = message
             case StandbyReady():
@@ -98,25 +103,35 @@ class ForkServer:
             case Setup() | Spawn() | Prepare():
                 raise AssertionError(f"{message} goes the other way")
 
-    def wait_ready(self) -> Ready:
+    def wait_ready(self, tell: Callable[[str], None] = lambda _: None) -> Ready:
         """Return the server's `Ready`, once it has imported all that it may.
+
+        Args:
+            tell: Called with each module that it begins to import meanwhile.
 
         Raises:
             HelperLostError: the server has ended; its own message is in the agent's log.
         """
+        told = None
         while self._ready is None:
+            if told != self.importing:
+                told = self.importing
+                tell(told)
             if not self.pump(1.0):
                 raise self.lost()
         return self._ready
 
-    def options(self) -> TorchrunOptions:
+    def options(self, tell: Callable[[str], None] = lambda _: None) -> TorchrunOptions:
         """Return what torchrun makes of the launch's arguments, once the server is ready.
+
+        Args:
+            tell: As for `wait_ready`.
 
         Raises:
             TorchrunRefusedError: torchrun refuses them.
             HelperLostError: the server has ended.
         """
-        ready = self.wait_ready()
+        ready = self.wait_ready(tell)
         if ready.options is None:
             raise TorchrunRefusedError(ready.refusal)
         return ready.options

@@ -14,7 +14,7 @@ from elasticflow.protocol.messages import RefusedModule
 from elasticflow.protocol.worker_environment import COMPILER_CACHE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 # What every worker needs, also what torch imports lazily at the worst moment: `torch._dynamo` would cost
 # 0.8 s in the first optimizer step of each generation.
@@ -58,7 +58,9 @@ def warm_up_compiler() -> None:
         importlib.import_module("elasticflow.runtime.process.compiler").warm_up()
 
 
-def preload(modules: Sequence[str], path: Sequence[str]) -> list[RefusedModule]:
+def preload(
+    modules: Sequence[str], path: Sequence[str], tell: Callable[[str], None] = lambda _: None
+) -> list[RefusedModule]:
     """Import the job's modules that workers share; return those that each worker has to import for itself.
 
     A module that fails here fails again in the worker, where its traceback belongs to a rank. After a module that makes
@@ -67,9 +69,11 @@ def preload(modules: Sequence[str], path: Sequence[str]) -> list[RefusedModule]:
     Args:
         modules: What the job names.
         path: Folders of the job's own code.
+        tell: Called with each name before it is imported.
     """
     refused = []
     for name in modules:
+        tell(name)
         known = set(sys.modules)
         reason = _import(name)
         if (unsafe := unsafe_to_fork()) is not None:

@@ -92,6 +92,13 @@ class StandbyEnded:
 
 
 @dataclass(frozen=True)
+class Importing:
+    """From the server, before `Ready`: it begins to import that module."""
+
+    module: str
+
+
+@dataclass(frozen=True)
 class Ready:
     """From the server, once: it has imported all that it may.
 
@@ -127,7 +134,7 @@ class Exited:
     at: float
 
 
-Message = Setup | Spawn | Prepare | Ready | Started | Exited | StandbyReady | StandbyEnded
+Message = Setup | Spawn | Prepare | Importing | Ready | Started | Exited | StandbyReady | StandbyEnded
 MESSAGES: MessageCodec[Message] = MessageCodec(
     "kind", {message_class.__name__: message_class for message_class in get_args(Message)}
 )

@@ -26,6 +26,7 @@ from elasticflow.launcher.fork_server.preload import (
 from elasticflow.launcher.fork_server.protocol import (
     MESSAGES,
     Exited,
+    Importing,
     MessageChannel,
     Prepare,
     Ready,
@@ -74,7 +75,7 @@ def main() -> NoReturn:
         warm_up_compiler()
         ready = _let_child_serve(channel, setup, arguments)
     else:
-        ready = _prepare(setup, arguments)
+        ready = _prepare(channel, setup, arguments)
     _serve(channel, setup, ready)
 
 
@@ -128,7 +129,7 @@ def _let_child_serve(channel: MessageChannel, setup: Setup, arguments: _Argument
     if child == 0:
         die_with_parent(parent)
         os.close(read)
-        ready = _prepare(setup, arguments)
+        ready = _prepare(channel, setup, arguments)
         if not ready.shares_imports:
             os.write(write, MESSAGES.encode(ready).encode())
             os._exit(0)
@@ -147,12 +148,12 @@ def _let_child_serve(channel: MessageChannel, setup: Setup, arguments: _Argument
     return told
 
 
-def _prepare(setup: Setup, arguments: _Arguments) -> Ready:
+def _prepare(channel: MessageChannel, setup: Setup, arguments: _Arguments) -> Ready:
     """Import what the start method allows; return what the agent is to know of it."""
     refused: tuple[RefusedModule, ...] = ()
     shares_imports = setup.start_method == "fork"
     if shares_imports:
-        refused = tuple(preload(setup.modules, setup.path))
+        refused = tuple(preload(setup.modules, setup.path, lambda name: channel.send(Importing(name))))
         shares_imports = unsafe_to_fork() is None
     return Ready(refused, shares_imports, _has_gpu(), *arguments)
 

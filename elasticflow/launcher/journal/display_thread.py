@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 _MOST_WAITING = 100_000
 _PATIENCE_S = 5.0
 _LOOK_S = 0.05
+_TICK_S = 0.25
 
 
 class DisplayThread:
-    """Has *show* called with each record, in order, without waiting for it."""
+    """Has *show* called with each record, in order, without waiting for it; and *tick* four times a second."""
 
-    def __init__(self, show: Callable[[EventRecord], None]) -> None:
-        self._show = show
+    def __init__(self, show: Callable[[EventRecord], None], tick: Callable[[], None] | None = None) -> None:
+        self._show, self._tick = show, tick
+        self._ticked = 0.0
         self._waiting: SimpleQueue[EventRecord | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True, name="show")
         self._thread.start()
@@ -48,5 +50,15 @@ class DisplayThread:
         return True
 
     def _run(self) -> None:
-        while (record := self._waiting.get()) is not None:
-            self._show(record)
+        while True:
+            try:
+                record = self._waiting.get(timeout=None if self._tick is None else _TICK_S)
+            except Empty:
+                pass
+            else:
+                if record is None:
+                    return
+                self._show(record)
+            if self._tick is not None and time.monotonic() >= self._ticked + _TICK_S:
+                self._tick()
+                self._ticked = time.monotonic()

@@ -8,9 +8,11 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from elasticflow import events
 from elasticflow.events import GENERATION_ENDED
 from elasticflow.launcher.journal.durations import Durations, read_parts
 from elasticflow.launcher.journal.post_mortem import MACHINE, Machine
+from elasticflow.protocol.display import known_record, printed_record
 from elasticflow.system import atomic_files
 from elasticflow.system.json_lines import AppendedLines
 from elasticflow.system.records import read as read_record
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from elasticflow.events import Event, EventRecord
     from elasticflow.launcher.journal.durations import Parts
+    from elasticflow.protocol.messages import Activity, Printed
     from elasticflow.run_folder import RunFolder
 
 _STATE_EVERY_S = 0.25
@@ -83,6 +86,9 @@ class Journal:
             "generation": 0,
             **_carried_over(folder),
             "held": None,
+            "epochs": None,
+            "budget_left": None,
+            "activities": {},
             "workers": [],
             "verdict": None,
             "pid": os.getpid(),
@@ -112,6 +118,43 @@ class Journal:
             record["durations"] = self.durations.end_group()
         self._lines.append([record])
         self._show(record)
+        self._follow(record)
+
+    def _follow(self, record: EventRecord) -> None:
+        """Keep what is known beside the events in step with them."""
+        activities = self.state["activities"]
+        match record["event"]:
+            case events.BUDGET_CHARGED:
+                self.know(budget_left=record["left"])
+            case events.BUDGET_REFILLED:
+                self.know(budget_left=record["budget"])
+            case events.GENERATION_ENDED if activities:
+                self.know(activities={})
+            case events.NODE_JOINED | events.NODE_LOST | events.NODE_LEFT if record.get("node") in activities:
+                self.know(activities={node: at for node, at in activities.items() if node != record["node"]})
+            case _:
+                pass
+
+    def know(self, **fields: Any) -> None:
+        """Take what is known beside the events into the state (`SHOWN_OF_STATE`), and show it."""
+        self.update(at_once=True, **fields)
+        self._show(known_record(self.state))
+
+    def activity(self, activity: Activity) -> None:
+        """Take in what a node has been at for longer than a moment, or that this is over."""
+        others = {node: at for node, at in self.state["activities"].items() if node != activity.node}
+        if activity.phase:
+            others[activity.node] = {
+                "phase": activity.phase,
+                "subject": activity.subject,
+                "step": activity.step,
+                "since": round(time.time() - activity.seconds, 3),
+            }
+        self.know(activities=others)
+
+    def printed(self, printed: Printed) -> None:
+        """Show what rank 0 printed; it is kept in the run's logs by those who print it."""
+        self._show(printed_record(printed.lines, printed.left_out))
 
     def show(self, record: EventRecord) -> None:
         """Show a record that belongs to another file."""

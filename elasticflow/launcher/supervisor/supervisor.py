@@ -27,6 +27,7 @@ from elasticflow.launcher.journal.journal import Journal
 from elasticflow.launcher.journal.metrics import Metrics
 from elasticflow.launcher.rendezvous.invitation import Invitation, versions
 from elasticflow.launcher.restarts.restart_ledger import RestartLedger
+from elasticflow.launcher.restarts.restart_policy import RestartPolicy
 from elasticflow.launcher.supervisor.agent_channel import AgentChannel
 from elasticflow.launcher.supervisor.command_runner import CommandRunner, claim_generation
 from elasticflow.launcher.supervisor.commands import (
@@ -43,9 +44,11 @@ from elasticflow.launcher.supervisor.lifecycle import UNTRAINED_S, Lifecycle, Ru
 from elasticflow.launcher.supervisor.local_agents import LocalAgents
 from elasticflow.launcher.supervisor.nodes import Nodes
 from elasticflow.protocol.messages import (
+    Activity,
     CompilerCacheFailed,
     CompilerCacheMoved,
     LogLines,
+    Printed,
     ProcessLeftBehind,
     StandbysOff,
     StandbysReady,
@@ -69,15 +72,25 @@ _POLL_S = 0.01
 _NOTICE_S = 2.0
 # Agents that have nothing to wait for have so long to leave.
 _LEAVE_S = 5.0
+# Messages that are events as they stand.
+_EVENTS = {
+    ProcessLeftBehind: events.PROCESS_LEFT_BEHIND,
+    StandbysReady: events.STANDBYS_READY,
+    StandbysOff: events.STANDBYS_OFF,
+    CompilerCacheMoved: events.COMPILER_CACHE,
+    CompilerCacheFailed: events.COMPILER_CACHE_FAILED,
+}
 _SECOND_SIGNAL = Interrupted("a second signal", errors.KILLED_BY_USER)
 
 
 class Supervisor:
     """Runs one launch to its verdict."""
 
-    def __init__(self, launch: Launch, show: Callable[[EventRecord], None]) -> None:
+    def __init__(
+        self, launch: Launch, show: Callable[[EventRecord], None], tick: Callable[[], None] | None = None
+    ) -> None:
         self._launch = launch
-        self._display = DisplayThread(show)
+        self._display = DisplayThread(show, tick)
         self._journal = Journal(launch.folder, launch.number, self._display)
         self._metrics = Metrics(launch.folder)
         self._environment = EnvironmentRecord(launch.folder.launch(launch.number))
@@ -195,7 +208,8 @@ class Supervisor:
         if launch.drift:
             differences = [difference.to_json() for difference in launch.drift]
             self._journal.event(events.DRIFT_FOUND, launch=launch.number, differences=differences)
-        self._journal.write_state()
+        left = RestartPolicy(launch.plan.restarts).left(self._ledger.entries, time.time())
+        self._journal.know(epochs=launch.job.train.epochs, budget_left=left)
 
     def _turn(self, channel: AgentChannel, tell: Callable[[LifecycleEvent], None]) -> None:
         for message in channel.take():
@@ -220,16 +234,18 @@ class Supervisor:
                 self._ingest.reports(message.reports)
                 for generation in fenced:
                     tell(SnapshotFenced(generation))
-            case ProcessLeftBehind():
-                self._journal.event(events.PROCESS_LEFT_BEHIND, **asdict(message))
-            case StandbysReady():
-                self._journal.event(events.STANDBYS_READY, **asdict(message))
-            case StandbysOff():
-                self._journal.event(events.STANDBYS_OFF, **asdict(message))
-            case CompilerCacheMoved():
-                self._journal.event(events.COMPILER_CACHE, **asdict(message))
-            case CompilerCacheFailed():
-                self._journal.event(events.COMPILER_CACHE_FAILED, **asdict(message))
+            case Activity():
+                self._journal.activity(message)
+            case Printed():
+                self._journal.printed(message)
+            case (
+                ProcessLeftBehind()
+                | StandbysReady()
+                | StandbysOff()
+                | CompilerCacheMoved()
+                | CompilerCacheFailed()
+            ):
+                self._journal.event(_EVENTS[type(message)], **asdict(message))
             case _:
                 tell(message)
 
@@ -277,7 +293,7 @@ class Supervisor:
         with contextlib.suppress(StoreLostError):
             channel.await_notice(self._agents.nodes, _NOTICE_S)
             for message in channel.take():
-                if isinstance(message, LogLines | WriterReports | ProcessLeftBehind):
+                if isinstance(message, LogLines | Printed | WriterReports | ProcessLeftBehind):
                     self._hear(message, tell)
         return self._conclude(verdict)
 

@@ -1,31 +1,32 @@
-"""A run on a person's screen: one line per event that matters, one progress line; no torch.
-
-Not by rich.live, which hides the cursor (a killed supervisor would leave it hidden), ends the process when nobody
-reads the pipe any more (the run must go on), and breaks or cuts long words (paths and commands are copied).
-"""
+"""A run on a person's screen: a line for each event that matters, and below them what is true now; no torch."""
 
 from __future__ import annotations
 
-import os
 import textwrap
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, TextIO
 
 from elasticflow import events
-from elasticflow.observe.records import Record, int_of
-from elasticflow.observe.terminal.colours import speaks_utf8, wants_colour
-from elasticflow.observe.terminal.event_lines import Line, Symbol, Tone, epoch_of, rates_of
-from elasticflow.observe.terminal.formats import elapsed, number
-from elasticflow.observe.terminal.measures import parts_of_speed, parts_of_step
+from elasticflow.observe.records import Record, int_of, text_of
+from elasticflow.observe.terminal.colours import wants_colour
+from elasticflow.observe.terminal.formats import elapsed, plural
 from elasticflow.observe.terminal.narrator import RunNarrator
-from elasticflow.observe.terminal.pace import Pace
+from elasticflow.observe.terminal.run_board import LABEL_WIDTH, TEXT_COLUMN, TIME_WIDTH, RunBoard
+from elasticflow.observe.terminal.screen import Screen
+from elasticflow.protocol import display
 from elasticflow.system.records import printable_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
+
+    from elasticflow.observe.terminal.event_lines import Line, Symbol, Tone
+    from elasticflow.observe.terminal.screen import Row
 
 DRAW_EVERY_S = 0.1
+# A file gets a line of progress so often, and one about what lasts; about the same thing ever more rarely.
 PLAIN_EVERY_S = 10.0
+PLAIN_MOST_S = 60.0
 
 _PRETTY: dict[Symbol, str] = {
     "start": "→",
@@ -61,10 +62,7 @@ _TEXT_COLOURS: dict[Tone, str] = {
     "plain": "",
     "quiet": "2",
 }
-_TIME_WIDTH = 8
-_LABEL_WIDTH = 13
-_TEXT_COLUMN = _TIME_WIDTH + 2 + 2 + _LABEL_WIDTH + 2
-_WIDE = 110
+_DIM = "2"
 
 
 class LiveView:
@@ -72,10 +70,11 @@ class LiveView:
 
     Args:
         stream: Where to write; not closed.
-        tty: The stream is a terminal: progress is one line, redrawn in place.
+        tty: The stream is a terminal: what is true now is drawn in place.
         colour: Use colours.
         folder: The run folder as it is to be shown at the end.
         clock: Seconds, for throttling only.
+        wall: Unix time.
     """
 
     def __init__(
@@ -86,17 +85,18 @@ class LiveView:
         colour: bool,
         folder: str | None = None,
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
-        self._stream: TextIO | None = stream
-        self._tty = tty
-        self._colour = colour
-        self._clock = clock
-        self._narrator = RunNarrator(folder)
-        self._pretty = speaks_utf8(stream)
-        self._symbols = _PRETTY if self._pretty else _ASCII
-        self._drawn_at = clock() if not tty else -DRAW_EVERY_S
-        self._progress = ""
-        self._pace = Pace()
+        self._screen = Screen(stream, tty=tty, colour=colour)
+        self._clock, self._wall = clock, wall
+        self._narrator, self._board = RunNarrator(folder), RunBoard()
+        self._symbols = _PRETTY if self._screen.pretty else _ASCII
+        self._drawn_at = clock() - DRAW_EVERY_S
+        # Of a stream that is no terminal: when it last got a line of progress, or any, and how long it may be silent.
+        self._told_at = self._wrote_at = clock()
+        self._silence_s, self._silent_about = PLAIN_EVERY_S, ""
+        self._run_id = ""
+        self._has_printed = False
 
     @classmethod
     def on(cls, stream: TextIO, environment: Mapping[str, str], folder: str | None = None) -> LiveView:
@@ -107,132 +107,130 @@ class LiveView:
         return cls(stream, tty=tty, colour=colour, folder=folder)
 
     def show(self, record: Record) -> None:
-        """Show one record of either file."""
-        is_metric = record.get("event") in {events.STEP, events.EVALUATION} or "event" not in record
-        (self.metrics if is_metric else self.event)(record)
+        """Show one record: of events.jsonl, of metrics.jsonl, or one that stands in neither (`protocol/display.py`)."""
+        known = record.get(display.KNOWN)
+        if isinstance(known, Mapping):
+            self._board.known(known)
+            self._draw()
+        elif display.PRINTED in record:
+            self._printed(record)
+        elif record.get("event") in {events.STEP, events.EVALUATION} or "event" not in record:
+            self.metrics(record)
+        else:
+            self.event(record)
 
     def event(self, record: Record) -> None:
         """Show one record of events.jsonl."""
-        line = self._narrator.event(printable_in(dict(record)))
-        if line is None:
-            return
-        if line.symbol in {"wrong", "again", "stop", "start"} or line.tone == "good":
-            # What the progress line says is no longer true.
-            self._progress = ""
-            self._pace.clear()
-        self._show(line)
-        if record.get("event") == events.RUN_STARTED and self._tty:
-            # Importing torch takes seconds in which nothing else happens.
-            self._progress = f"{' ' * (_TIME_WIDTH + 2)}{self._symbols['note']} {'starting':<{_LABEL_WIDTH}}"
-            self._write(self._progress)
+        record = printable_in(dict(record))
+        self._run_id = text_of(record, "run_id") or self._run_id
+        line = self._narrator.event(record)
+        self._board.event(record)
+        if line is not None:
+            self._show(line)
+        else:
+            self._draw()
 
     def metrics(self, record: Record) -> None:
         """Show one record of metrics.jsonl: an evaluation as a line, a step as progress."""
         line = self._narrator.metrics(record)
+        self._board.metrics(record)
         if line is not None:
-            self._pace.add(record)
             self._show(line)
-        elif record.get("loss") is not None:
-            self._pace.add(record)
-            now = self._clock()
-            if now - self._drawn_at >= (DRAW_EVERY_S if self._tty else PLAIN_EVERY_S):
-                self._drawn_at = now
-                self._draw(record)
+        elif self._screen.tty:
+            self._draw()
+        elif (now := self._clock()) - self._told_at >= PLAIN_EVERY_S and (parts := self._progress()):
+            self._told_at = now
+            seconds = self._narrator.seconds(record)
+            self._plain("" if seconds is None else elapsed(seconds), "training", "  ".join(parts))
+
+    def tick(self) -> None:
+        """Show what time has changed; to be called several times a second."""
+        if self._screen.tty:
+            self._draw()
+            return
+        now = self._wall()
+        doing = self._board.now(now)
+        about = "" if doing is None else f"{doing.label} {doing.text}"
+        if about != self._silent_about:
+            self._silent_about, self._silence_s = about, PLAIN_EVERY_S
+        if doing is None or self._clock() - self._wrote_at < self._silence_s:
+            return
+        self._silence_s = min(PLAIN_MOST_S, 2 * self._silence_s)
+        self._plain(self._now(), doing.label, doing.lasting(now))
 
     def close(self) -> None:
-        """Take the progress line away; the stream stays open."""
-        self._progress = ""
-        self._write("\r\x1b[K" if self._tty else "")
+        """Take away what is drawn in place; the stream stays open."""
+        self._screen.close()
 
     def _show(self, line: Line) -> None:
+        paint = self._screen.paint
         seconds = "" if line.seconds is None else elapsed(line.seconds)
-        clock = self._paint(f"{seconds:>{_TIME_WIDTH}}", "2")
-        label = self._paint(f"{self._symbols[line.symbol]} {line.label:<{_LABEL_WIDTH}}", _COLOURS[line.tone])
-        indent = " " * _TEXT_COLUMN
-        rows = [indent + self._paint(row, _TEXT_COLOURS[line.tone]) for row in self._wrap(line.text)]
+        clock = paint(f"{seconds:>{TIME_WIDTH}}", _DIM)
+        label = paint(f"{self._symbols[line.symbol]} {line.label:<{LABEL_WIDTH}}", _COLOURS[line.tone])
+        indent = " " * TEXT_COLUMN
+        rows = [indent + paint(row, _TEXT_COLOURS[line.tone]) for row in self._wrap(line.text)]
         rows[0] = f"{clock}  {label}  {rows[0].removeprefix(indent)}"
-        rows += [indent + self._paint(row, "2") for more in line.more for row in self._wrap(more)]
-        edge = self._paint("│" if self._pretty else "|", _COLOURS["bad"])
-        rows += [f"{' ' * (_TIME_WIDTH + 2)}{edge} {_clean(row)}".rstrip() for row in line.quote]
-        clear = "\r\x1b[K" if self._tty else ""
-        self._write(clear + "\n".join(rows) + "\n" + self._progress)
+        rows += [indent + paint(row, _DIM) for more in line.more for row in self._wrap(more)]
+        edge = paint("│" if self._screen.pretty else "|", _COLOURS["bad"])
+        rows += [f"{' ' * (TIME_WIDTH + 2)}{edge} {_clean(row)}".rstrip() for row in line.quote]
+        self._scroll(rows)
 
-    def _wrap(self, text: str) -> list[str]:
-        text = _clean(text)
-        if not self._tty:
-            return [text]
-        room = max(30, self._width() - _TEXT_COLUMN - 1)
-        # Paths and commands are copied with the mouse, so they are never broken.
-        return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
+    def _printed(self, record: Record) -> None:
+        """Show what rank 0 printed, dimmed; the first time with where all of it is."""
+        paint, lines = self._screen.paint, record[display.PRINTED]
+        edge = f"{' ' * (TIME_WIDTH + 2)}{paint('┊' if self._screen.pretty else ':', _DIM)} "
+        rows = []
+        logs = f"elasticflow logs {self._run_id}"
+        if not self._has_printed:
+            self._has_printed = True
+            label = paint(f"{self._symbols['note']} {'rank 0':<{LABEL_WIDTH}}", _DIM)
+            clock = paint(f"{self._now():>{TIME_WIDTH}}", _DIM)
+            rows.append(f"{clock}  {label}  {paint(f'prints; all that workers print: {logs}', _DIM)}")
+        if left_out := int_of(record, "left_out"):
+            text = f"{plural(left_out, 'line')} left out: {logs} --rank 0"
+            rows.append(edge + paint(text, f"{_DIM};3"))
+        rows += [
+            edge + paint(_clean(str(line.get("text"))), _DIM) for line in lines if isinstance(line, Mapping)
+        ]
+        self._scroll(rows)
 
-    def _draw(self, record: Record) -> None:
-        step, steps = int_of(record, "step"), self._narrator.steps
-        seconds = self._narrator.seconds(record)
-        clock = f"{'' if seconds is None else elapsed(seconds):>{_TIME_WIDTH}}  "
-        label = f"{self._symbols['note']} {'training':<{_LABEL_WIDTH}}  "
-        count = f"step {step}" if steps is None else f"step {step:>{len(str(steps))}}/{steps}"
-        parts = self._parts(record, step, steps)
-        if not self._tty:
-            share = "" if steps is None else f" ({100 * step // steps} %)"
-            self._write(f"{clock}{label}{count}{share}  {'  '.join(parts)}\n")
-            return
-        bar_width = 0 if steps is None else 20 if self._width() >= _WIDE else 10
-        room = self._width() - 1 - _TEXT_COLUMN - len(count) - (bar_width and bar_width + 2)
-        row = self._paint(clock, "2") + label + count
-        if bar_width and steps is not None:
-            row += "  " + self._bar(step / steps, bar_width)
-        for part in parts:
-            room -= 2 + len(part)
-            if room < 0:
-                break
-            row += "  " + part
-        self._progress = row
-        self._write("\r\x1b[K" + row)
+    def _plain(self, clock: str, label: str, text: str) -> None:
+        self._scroll([f"{clock:>{TIME_WIDTH}}  {self._symbols['note']} {label:<{LABEL_WIDTH}}  {text}"])
 
-    def _parts(self, record: Record, step: int, steps: int | None) -> list[str]:
-        # What matters most comes first: a narrow terminal leaves out the rest.
-        loss = f"loss {number(record.get('loss'))}"
-        parts = [loss, *self._speed(step, steps), *parts_of_speed(record), *parts_of_step(record)]
-        if (epoch := epoch_of(record)) is not None:
-            parts.append(f"epoch {epoch}")
-        if rates := rates_of(record):
-            parts.append(f"lr {rates}")
-        if self._narrator.snapshot:
+    def _scroll(self, rows: list[str]) -> None:
+        self._wrote_at = self._drawn_at = self._clock()
+        self._screen.scroll(rows, self._rows())
+
+    def _draw(self) -> None:
+        if self._screen.tty and (now := self._clock()) - self._drawn_at >= DRAW_EVERY_S:
+            self._drawn_at = now
+            self._screen.draw(self._rows())
+
+    def _rows(self) -> list[Row]:
+        if not self._screen.tty:
+            return []
+        now, note = self._wall(), self._symbols["note"]
+        clock = self._now().split(".", maxsplit=1)[0]
+        return self._board.rows(now, clock, note, self._screen.size, pretty=self._screen.pretty)
+
+    def _progress(self) -> list[str]:
+        parts = self._board.progress(share=True)
+        if parts and self._narrator.snapshot:
             parts.append(f"snapshot at {self._narrator.snapshot}")
         return parts
 
-    def _speed(self, step: int, steps: int | None) -> list[str]:
-        per_s = self._pace.samples_per_s
-        if per_s is None:
-            return []
-        left = None if steps is None else self._pace.seconds_left(step, steps)
-        parts = [] if left is None else [f"{elapsed(left).split('.')[0]} left"]
-        return [*parts, f"{per_s:,.0f} samples/s"]
+    def _now(self) -> str:
+        """Return how long the launch has lasted; nothing before it began."""
+        seconds = self._narrator.seconds({"time": self._wall()}) if self._run_id else None
+        return "" if seconds is None else elapsed(seconds)
 
-    def _bar(self, share: float, width: int) -> str:
-        full = max(0, min(width, round(share * width)))
-        done, rest = ("━", "─") if self._pretty else ("=", "-")
-        return self._paint(done * full, "36") + self._paint(rest * (width - full), "2")
-
-    def _width(self) -> int:
-        try:
-            return os.get_terminal_size(self._stream.fileno()).columns if self._stream else 80
-        except (OSError, ValueError):
-            return 80
-
-    def _paint(self, text: str, code: str) -> str:
-        return f"\x1b[{code}m{text}\x1b[0m" if self._colour and code and text else text
-
-    def _write(self, text: str) -> None:
-        if self._stream is None or not text:
-            return
-        encoding = getattr(self._stream, "encoding", None) or "utf-8"
-        try:
-            self._stream.write(text.encode(encoding, "replace").decode(encoding))
-            self._stream.flush()
-        except (OSError, ValueError):
-            # The pipe or terminal was closed; the run goes on.
-            self._stream = None
+    def _wrap(self, text: str) -> list[str]:
+        text = _clean(text)
+        if not self._screen.tty:
+            return [text]
+        room = max(30, self._screen.size.columns - TEXT_COLUMN - 1)
+        # Paths and commands are copied with the mouse, so they are never broken.
+        return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _clean(text: str) -> str:

@@ -90,6 +90,7 @@ def run_sets(
     """
     began, since = time.time(), time.monotonic()
     phase = worker.heartbeat.phase("evaluate")
+    worker.progress.flush()  # whoever looks on sees all steps before it, however long it takes
     worker.generators.look()  # before this evaluation draws from them
     measured = _measured(sets)
     metrics: dict[str, float] | None = None

@@ -127,6 +127,21 @@ def test_status_of_a_run_that_is_held_in_memory(ran: Callable[..., Ran], project
     assert lines[at + 1] == "  in memory   step 47"
 
 
+def test_status_of_a_run_that_is_at_something_long(ran: Callable[..., Ran], project: Path) -> None:
+    """An evaluation that lasts, and what failures may still cost, as the supervisor wrote them down."""
+    activities = {
+        "n0": {"phase": "step", "subject": "", "step": 47, "since": 1.0},
+        "n1": {"phase": "evaluate", "subject": "", "step": 47, "since": time.time() - 7200},
+    }
+    change(project, status="running", activities=activities, budget_left=3)
+    with (project / "runs" / "mnist" / RUN_ID / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        out = ran("status")[1]
+    assert "  now         evaluating: after step 47, 2 h 00 min\n" in out
+    assert "launch 1, generation 2, 1 restart, 3 left\n" in out
+    assert "  now " not in ran("status")[1], "nobody leads it"
+
+
 def test_a_run_began_with_its_first_launch_and_took_the_time_of_all(
     ran: Callable[..., Ran], project: Path
 ) -> None:
@@ -151,8 +166,10 @@ def test_status_as_json(ran: Callable[..., Ran], project: Path) -> None:
     assert code == 0
     assert sorted(facts) == [
         "best",
+        "budget_left",
         "compilation",
         "counted_per_s",
+        "doing",
         "durations",
         "epoch",
         "evaluated_step",

@@ -80,7 +80,7 @@ def test_json_lines_that_nobody_reads_do_not_end_the_run(
     os.close(reader)
     with os.fdopen(writer, "w") as closed:
         monkeypatch.setattr(sys, "stdout", closed)
-        with shown("json", tmp_path) as show:
+        with shown("json", tmp_path) as (show, _):
             for step in range(3):
                 show({"event": "step", "step": step})
         monkeypatch.undo()

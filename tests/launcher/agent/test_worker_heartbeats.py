@@ -209,3 +209,25 @@ def test_what_was_learned_can_be_handed_on() -> None:
         limits.note("step", 9.0)
 
     assert 90 == HangTimeouts(600, limits.learned()).of("step")
+
+
+def test_worker_that_the_others_wait_for(clock: Clock, watched: WorkerHeartbeats) -> None:
+    """Beats within a phase are progress, and do not begin it anew; who stands in a step waits for the others."""
+    first, second = (Heartbeat(os.dup(watched.fd), rank) for rank in range(2))
+    assert ("start", 0, 0.0) == watched.awaited()
+    first.phase("step")
+    second.phase("evaluate")
+    clock.look(watched, LOOK_S)
+    for _ in range(4):
+        second.beat()
+        clock.look(watched, 1.0)
+    assert ("evaluate", 0, 4.5) == watched.awaited()
+
+    second.phase("step")
+    second.beat(1)
+    clock.look(watched, LOOK_S)
+    assert ("step", 0, 5.0) == watched.awaited(), "the first worker has stood in its step for longer"
+    first.beat(1)
+    second.phase("data")
+    clock.look(watched, LOOK_S)
+    assert ("data", 1, 0.5) == watched.awaited()

@@ -45,3 +45,15 @@ def test_terminal_that_is_held_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) 
     released.set()
     show._thread.join(60)
     assert list(range(11)) == [record["step"] for record in seen]
+
+
+def test_clock_is_shown_while_nothing_happens_and_while_much_does() -> None:
+    """The first seconds tick; records that come without a pause do not keep them from it."""
+    ticked, seen = threading.Event(), threading.Event()
+    show = DisplayThread(lambda _: seen.set(), ticked.set)
+    assert ticked.wait(60)
+    ticked.clear()
+    while not ticked.is_set():
+        show({})
+    assert seen.is_set()
+    assert show.close()

@@ -15,6 +15,8 @@ from elasticflow.launcher.journal.environment_record import EnvironmentRecord
 from elasticflow.launcher.journal.journal import Journal
 from elasticflow.launcher.journal.metrics import Metrics
 from elasticflow.launcher.supervisor.ingest import Ingest
+from elasticflow.protocol.display import is_only_shown
+from elasticflow.protocol.messages import Activity, Printed, PrintedLine
 from elasticflow.run_folder import RunFolder
 from elasticflow.system.json_lines import AppendedLines
 
@@ -96,6 +98,35 @@ def test_event_says_who_when_and_how_bad(folder: RunFolder) -> None:
     assert ("job", "run", 3) == (lost["job"], lost["run_id"], lost["generation"])
     assert lost["timestamp"].endswith("Z")
     assert set(events.COMMON_FIELDS) <= lost.keys()
+
+
+def test_what_no_event_tells_is_in_the_state_and_shown(folder: RunFolder) -> None:
+    """What nodes are at and what failures may still cost; an end of the group, or of the node's way to it, is the end of it."""
+    shown: list[dict[str, Any]] = []
+    journal = Journal(folder, 1, shown.append)
+    journal.know(epochs=5, budget_left=3)
+    journal.activity(Activity("n0", "evaluate", "", 7, 60.0))
+    journal.activity(Activity("n1", "import", "datasets"))
+    assert ["n0", "n1"] == list(_state(folder)["activities"])
+    at = _state(folder)["activities"]["n0"]
+    assert ("evaluate", 7) == (at["phase"], at["step"])
+    assert at["since"] <= time.time() - 60
+    journal.event(events.NODE_JOINED, node="n1", host="h", nproc=2)
+    assert ["n0"] == list(_state(folder)["activities"])
+    journal.activity(Activity("n1", "data", "", 7, 1.0))
+    journal.activity(Activity("n1", ""))
+    assert ["n0"] == list(_state(folder)["activities"])
+    journal.event(events.BUDGET_CHARGED, left=2, **{"class": "crash"})
+    journal.event(events.GENERATION_ENDED, reason="x", step=7, **{"class": "crash"})
+    assert ({}, 2, 5) == tuple(_state(folder)[name] for name in ("activities", "budget_left", "epochs"))
+    journal.event(events.BUDGET_REFILLED, budget=3)
+    journal.printed(Printed(1, (PrintedLine("stdout", "hello"),), 4))
+    journal.close()
+
+    assert {"printed": [{"stream": "stdout", "text": "hello"}], "left_out": 4} == shown[-1]
+    assert {"known": {"epochs": 5, "budget_left": 3, "activities": {}}} == shown[-2]
+    written = [json.loads(line) for line in folder.events.read_text().splitlines()]
+    assert written == [record for record in shown if not is_only_shown(record)]
 
 
 def test_fields_may_be_called_as_the_event_is(folder: RunFolder) -> None:

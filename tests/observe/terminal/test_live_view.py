@@ -7,9 +7,13 @@ import re
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from elasticflow.observe.terminal.live_view import LiveView
-from tests.observe.hand_made import event, step, story_of_a_kill
+from elasticflow.observe.terminal.screen import Screen
+from elasticflow.protocol.display import known_record, printed_record
+from elasticflow.protocol.messages import PrintedLine
+from tests.observe.hand_made import START, event, step, story_of_a_kill
 
 COLOUR = re.compile(r"\x1b\[\d*m")
 
@@ -28,13 +32,23 @@ class Clock:
 def shown(
     records: list[dict[str, Any]], *, tty: bool, colour: bool, encoding: str = "utf-8", pause: float = 1.0
 ) -> str:
-    """Return what a console writes for *records*, *pause* seconds apart."""
+    """Return what a console writes for *records*, *pause* seconds apart; for `{}` it is told that time passes."""
     raw, clock = io.BytesIO(), Clock()
     stream = io.TextIOWrapper(raw, encoding=encoding)
-    view = LiveView(stream, tty=tty, colour=colour, folder="runs/mnist/x", clock=clock)
+    view = LiveView(
+        stream,
+        tty=tty,
+        colour=colour,
+        folder="runs/mnist/x",
+        clock=clock,
+        wall=lambda: START + clock.now,
+    )
     for record in records:
         clock.now += pause
-        view.show(record)
+        if record:
+            view.show(record)
+        else:
+            view.tick()
     view.close()
     return raw.getvalue().decode(encoding)
 
@@ -65,36 +79,98 @@ PLAIN = """\
 """
 
 
+BEGIN = [
+    event(0, "run.started"),
+    event(0, "training.started", step=0, steps=100),
+    event(0, "training.first_step"),
+]
+
+
 def test_a_file_gets_a_progress_line_every_ten_seconds() -> None:
     """Steps are many; a log file sees one of them per ten seconds, with speed and time left."""
-    start = [event(0, "run.started"), event(0, "training.started", step=0, steps=100)]
-    text = shown([*start, *[step(n, n) | {"seconds": 1.0} for n in range(1, 31)]], tty=False, colour=False)
+    text = shown([*BEGIN, *[step(n, n) | {"seconds": 1.0} for n in range(1, 31)]], tty=False, colour=False)
     progress = [line for line in text.splitlines() if "step " in line]
     assert progress == [
-        "  0:08.0  · training       step   8/100 (8 %)  loss 0.2500  1:32 left  64 samples/s  epoch 1  lr 3.0e-03",
-        "  0:18.0  · training       step  18/100 (18 %)  loss 0.1111  1:22 left  64 samples/s  epoch 1  lr 3.0e-03",
-        "  0:28.0  · training       step  28/100 (28 %)  loss 0.0714  1:12 left  64 samples/s  epoch 2  lr 3.0e-03",
+        "  0:07.0  · training       step   7/100 (7 %)  loss 0.2857  1:33 left  64 samples/s  epoch 1  lr 3.0e-03",
+        "  0:17.0  · training       step  17/100 (17 %)  loss 0.1176  1:23 left  64 samples/s  epoch 1  lr 3.0e-03",
+        "  0:27.0  · training       step  27/100 (27 %)  loss 0.0741  1:13 left  64 samples/s  epoch 2  lr 3.0e-03",
     ]
 
 
-def test_a_terminal_gets_one_progress_line_redrawn_in_place() -> None:
-    """Progress overwrites itself, events push it down, and at the end it is gone."""
-    start = [event(0, "run.started"), event(0, "training.started", step=0, steps=100)]
-    records = [*start, step(1, 1), step(2, 2), event(2, "loss.skipped", step=3, loss="nan"), step(4, 4)]
+def test_a_file_is_told_what_lasts_ever_more_rarely() -> None:
+    """A start of minutes is not silent, and does not fill a log; something else begins anew."""
+    at = {"phase": "import", "subject": "datasets", "step": 0, "since": START + 95}
+    passing: list[dict[str, Any]] = [{}]
+    known = known_record({"activities": {"n0": at}})
+    text = shown([event(0, "run.started"), *passing * 94, known, *passing * 200], tty=False, colour=False)
+    assert text.splitlines()[1:] == [
+        "  0:11.0  · starting       importing torch, 11 s",
+        "  0:31.0  · starting       importing torch, 31 s",
+        "  1:11.0  · starting       importing torch, 1 min 11 s",
+        "  1:37.0  · starting       importing datasets, 2 s",
+        "  1:57.0  · starting       importing datasets, 22 s",
+        "  2:37.0  · starting       importing datasets, 1 min 2 s",
+        "  3:37.0  · starting       importing datasets, 2 min 2 s",
+        "  4:37.0  · starting       importing datasets, 3 min 2 s",
+    ]
+
+
+def test_first_seconds_tick_on_a_terminal() -> None:
+    """What it is at, and for how long, on one line; nothing is written while nothing has changed."""
+    at = {"phase": "import", "subject": "datasets", "step": 0, "since": START + 3}
+    records = [event(0, "run.started"), {}, {}, known_record({"activities": {"n0": at}}), {}, {}]
     text = shown(records, tty=True, colour=False)
-    assert text.count("\n") == 3, "only events end a line"
-    assert text.endswith("\r\x1b[K")
+    drawn = [part for part in re.split(r"[\r\n]|\x1b\[[KJ]", text) if "· starting" in part]
+    assert drawn == [
+        "    0:01  · starting       importing torch, 1 s",
+        "    0:02  · starting       importing torch, 2 s",
+        "    0:03  · starting       importing torch, 3 s",
+        "    0:04  · starting       importing datasets, 1 s",
+        "    0:05  · starting       importing datasets, 2 s",
+        "    0:06  · starting       importing datasets, 3 s",
+    ]
+    assert text.count("\n") == 1
+    again = shown([event(0, "run.started"), *[{}] * 8], tty=True, colour=False, pause=0.125)
+    assert again.count("importing torch") == 2
+
+
+def test_progress_is_drawn_over_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events push it up, and at the end it is gone."""
+    monkeypatch.setattr(Screen, "size", os.terminal_size((150, 24)))
+    records = [*BEGIN, step(4, 1), step(5, 2), event(6, "loss.skipped", step=3, loss="nan"), step(7, 4)]
+    text = shown(records, tty=True, colour=False)
+    told = text[: text.index("loss nan")]
+    assert told.count("\n") == 2, "only events end a line"
+    assert text.endswith("\r\x1b[J")
     after_event = text[text.index("skipped") :].split("\n")[1]
-    assert "step   2/100" in after_event, "the progress line stays below the event"
+    assert "step   2/100" in after_event, "the progress stays below the event"
 
 
 def test_a_failure_takes_stale_progress_away() -> None:
     """After a worker died, the last speed and loss are not shown as if training went on."""
-    start = [event(0, "run.started"), event(0, "training.started", step=0, steps=100)]
     text = shown(
-        [*start, step(1, 1), event(2, "worker.failed", rank=0, error="exit code 3")], tty=True, colour=False
+        [*BEGIN, step(4, 1), event(5, "worker.failed", rank=0, error="exit code 3")], tty=True, colour=False
     )
-    assert text.endswith("rank 0: exit code 3, after step 1\n\r\x1b[K")
+    assert text.endswith(
+        "rank 0: exit code 3, after step 1\x1b[K\n"
+        "    0:05  · restarting     the next group is formed, 0 s\x1b[J\r\x1b[J"
+    )
+
+
+def test_what_rank_0_prints_stands_among_the_lines() -> None:
+    """Dimmed, the first time with where all of it is; what was left out is counted."""
+    lines = [PrintedLine("stdout", "hello \x1b[2J"), PrintedLine("stderr", "beware")]
+    records = [event(0, "run.started"), printed_record(lines, 0), printed_record(lines[1:], 1204)]
+    text = shown(records, tty=False, colour=False, pause=0.0)
+    run_id = event(0, "x")["run_id"]
+    assert text.splitlines()[1:] == [
+        f"  0:00.0  · rank 0         prints; all that workers print: elasticflow logs {run_id}",
+        "          ┊ hello  [2J",
+        "          ┊ beware",
+        f"          ┊ 1,204 lines left out: elasticflow logs {run_id} --rank 0",
+        "          ┊ beware",
+    ]
+    assert "\x1b[2mbeware\x1b[0m" in shown(records, tty=False, colour=True)
 
 
 def test_colours_only_add_colours() -> None:
@@ -159,16 +235,31 @@ def test_what_suits_a_terminal(environment: dict[str, str], *, tty: bool, colour
         view.close()
         text = os.read(ours, 10_000).decode()
     os.close(ours)
-    assert ("\x1b[K" in text) == tty
+    assert ("\x1b[J" in text) == tty
     assert (COLOUR.search(text) is not None) == colour
 
 
-@pytest.mark.parametrize("width", [40, 80, 120, 200])
-def test_progress_fits_any_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    """The progress line is never wider than the terminal: a wrapped line could not be redrawn."""
-    monkeypatch.setattr(LiveView, "_width", lambda _: width)
-    start = [event(0, "run.started"), event(0, "training.started", step=0, steps=100)]
-    text = shown([*start, *[step(n, n) for n in range(1, 31)]], tty=True, colour=False)
-    drawn = [part.split("\n")[0] for part in text.split("\r\x1b[K")]
-    assert max(map(len, drawn)) < max(width, 60)
-    assert any("loss" in part for part in drawn) == (width >= 80)
+@pytest.mark.parametrize("width", [20, 40, 80, 120, 200])
+@pytest.mark.parametrize("height", [2, 5, 24])
+def test_what_is_drawn_fits_any_terminal(monkeypatch: pytest.MonkeyPatch, width: int, height: int) -> None:
+    """A row that wraps could not be drawn over, nor could one that has scrolled away."""
+    monkeypatch.setattr(Screen, "size", os.terminal_size((width, height)))
+    nodes = [
+        event(0, "node.joined", node=f"n{i}", host="größe\N{CJK UNIFIED IDEOGRAPH-4E2D}" * 9, nproc=2)
+        for i in range(9)
+    ]
+    group = event(0, "generation.started", world_size=18, nodes=9, members=[f"n{i}" for i in range(9)])
+    committed = event(3, "snapshot.committed", step=1, bytes=10**9, trigger="steps", name="s")
+    known = known_record({"epochs": 5, "budget_left": 3, "activities": {}})
+    clock = Clock()
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    view = LiveView(stream, tty=True, colour=False, clock=clock, wall=lambda: START + clock.now)
+    for record in [*nodes, group, *BEGIN, committed, known, *[step(n, n) for n in range(1, 31)]]:
+        clock.now += 1
+        view.show(record)
+    rows = view._screen._text.split("\x1b[K\n")
+    assert len(rows) <= max(1, height - 2)
+    assert all(cell_len(row) < width for row in rows)
+    assert any("step  30/100" in row for row in rows) == (width >= 40)
+    assert any("epoch 2/5" in row for row in rows) == (width >= 120 or (width >= 80 and height > 3))
+    assert any("3 restarts left" in row for row in rows) == (width >= 80 and height > 3)

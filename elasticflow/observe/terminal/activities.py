@@ -1,0 +1,80 @@
+"""What a run is at, in words that a number of seconds can follow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from elasticflow.observe.records import float_of, int_of
+from elasticflow.observe.terminal.formats import span
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elasticflow.observe.records import Record
+
+_STARTING = "starting"
+_WORDS = {
+    "start": (_STARTING, "the workers come up"),
+    "build": (_STARTING, "building model and data"),
+    "restore": (_STARTING, "reading the snapshot"),
+    "evaluate": ("evaluating", "after step {step}"),
+    "snapshot": ("snapshot", "of step {step} is being taken"),
+    "data": ("waiting", "for the data of step {next}"),
+    "hook": ("hook", "of step {step} is running"),
+    "leave": ("leaving", "after step {step}"),
+    "step": ("training", "in step {next}"),
+}
+
+
+class Doing(NamedTuple):
+    """What a run is at.
+
+    Attributes:
+        label: One word.
+        text: The rest, in words.
+        since: Unix time at which that began.
+    """
+
+    label: str
+    text: str
+    since: float
+
+    def lasting(self, now: float) -> str:
+        """Return the words with how long it has lasted: `importing torch, 3 s`."""
+        return f"{self.text}, {whole_seconds(now - self.since)}"
+
+
+def whole_seconds(seconds: float) -> str:
+    """Return `3 s`, `1 min 5 s`, as it is read from a clock that ticks."""
+    return f"{max(0, int(seconds))} s" if seconds < 60 else span(int(seconds))
+
+
+def doing_of(activity: Record, *, has_stepped: bool) -> Doing | None:
+    """Return what one node is at (`protocol/display.py`); None if that cannot be told.
+
+    Args:
+        activity: As state.json has it.
+        has_stepped: The node's workers have done a step: what they compile now they compile anew.
+    """
+    since, step = float_of(activity, "since"), int_of(activity, "step")
+    if since is None:
+        return None
+    phase, subject = str(activity.get("phase")), str(activity.get("subject") or "")
+    if phase == "import":
+        return Doing(_STARTING, f"importing {subject}", since)
+    if phase == "compile":
+        is_first = not has_stepped and not subject
+        text = "the first step" if is_first else "compiling the model"
+        return Doing("training" if has_stepped else _STARTING, text, since)
+    label, text = _WORDS.get(phase, ("busy", phase))
+    return Doing(label, text.format(step=step, next=step + 1), since)
+
+
+def awaited_of(activities: Mapping[str, Record], *, has_stepped: bool) -> Doing | None:
+    """Return what the node is at for which the others seem to wait: they do so in a step."""
+    known = [
+        (activity.get("phase") != "step", doing)
+        for activity in activities.values()
+        if (doing := doing_of(activity, has_stepped=has_stepped)) is not None
+    ]
+    return max(known, key=lambda pair: (pair[0], -pair[1].since))[1] if known else None

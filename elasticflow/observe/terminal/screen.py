@@ -1,0 +1,138 @@
+"""A person's screen: lines that scroll, and below them, on a terminal, a few rows that are drawn anew in place.
+
+Not by rich.live, which hides the cursor (a killed supervisor would leave it hidden), ends the process when nobody
+reads the pipe any more (the run must go on), and breaks or cuts long words (paths and commands are copied).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING, NamedTuple, TextIO
+
+from elasticflow.observe.terminal.colours import speaks_utf8
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_USUAL = os.terminal_size((80, 24))
+
+
+class Part(NamedTuple):
+    """A piece of a row: text, and the terminal's code of its colour."""
+
+    text: str
+    colour: str = ""
+
+
+Row = list[Part]
+"""A row from left to right; it ends where the terminal does."""
+
+
+class Screen:
+    """Writes to *stream*, which is not closed; never fails: a closed stream makes it silent.
+
+    Args:
+        stream: Where to write.
+        tty: It is a terminal, whose last rows can be drawn anew.
+        colour: Use colours.
+
+    Attributes:
+        tty: As given.
+        pretty: The stream takes signs beyond ASCII.
+    """
+
+    def __init__(self, stream: TextIO, *, tty: bool, colour: bool) -> None:
+        self._stream: TextIO | None = stream
+        self._colour = colour
+        self.tty, self.pretty = tty, speaks_utf8(stream)
+        self._drawn: list[int] = []  # cells of each row that is drawn
+        self._text = ""
+
+    @property
+    def size(self) -> os.terminal_size:
+        """Columns and lines, as they are now."""
+        try:
+            size = _USUAL if self._stream is None else os.get_terminal_size(self._stream.fileno())
+        except (OSError, ValueError):
+            return _USUAL
+        return size if size.columns and size.lines else _USUAL  # a terminal that does not say has 0
+
+    def paint(self, text: str, colour: str) -> str:
+        """Return *text* in a colour, where there are colours."""
+        return f"\x1b[{colour}m{text}\x1b[0m" if self._colour and colour and text else text
+
+    def scroll(self, rows: Sequence[str], below: Sequence[Row] = ()) -> None:
+        """Write *rows*, painted as they are to be, and have *below* as the rows that are drawn in place."""
+        self._write(self._start() + "".join(f"{row}{self._end}\n" for row in rows) + self._draw(below))
+
+    def draw(self, rows: Sequence[Row]) -> None:
+        """Have *rows* as those that are drawn in place; nothing is written if they are there already, or on no terminal."""
+        if not self.tty:
+            return
+        begin, before = self._start(), self._text
+        text = self._draw(rows)
+        if self._text != before:
+            self._write(begin + text)
+
+    def close(self) -> None:
+        """Take away what is drawn in place."""
+        if self.tty:
+            self.scroll(())
+
+    @property
+    def _end(self) -> str:
+        return "\x1b[K" if self._drawn else ""
+
+    def _start(self) -> str:
+        """Return what takes the cursor to where the rows begin; a terminal that got narrower has wrapped them."""
+        if not self.tty:
+            return ""
+        columns = self.size.columns
+        lines = sum(max(1, math.ceil(cells / columns)) for cells in self._drawn)
+        return "\r" + (f"\x1b[{lines - 1}A" if lines > 1 else "")
+
+    def _draw(self, rows: Sequence[Row]) -> str:
+        if not self.tty:
+            return ""
+        size = self.size
+        # A row as wide as the terminal would wrap, and then could not be drawn over.
+        cut = [_cut(row, size.columns - 1) for row in rows[: max(1, size.lines - 2)]]
+        self._drawn = [sum(_cells(part.text) for part in row) for row in cut]
+        self._text = "\x1b[K\n".join("".join(self.paint(*part) for part in row) for row in cut)
+        return self._text + "\x1b[J"
+
+    def _write(self, text: str) -> None:
+        if self._stream is None or not text:
+            return
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        try:
+            self._stream.write(text.encode(encoding, "replace").decode(encoding))
+            self._stream.flush()
+        except (OSError, ValueError):
+            # The pipe or terminal was closed; the run goes on.
+            self._stream = None
+
+
+def _cells(text: str) -> int:
+    """Return how many columns *text* takes."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _cut(row: Row, columns: int) -> Row:
+    """Return as much of *row* as *columns* hold."""
+    kept: Row = []
+    for part in row:
+        cells = _cells(part.text)
+        if cells > columns:
+            text = part.text[:columns]
+            while _cells(text) > columns:
+                text = text[:-1]
+            return [*kept, part._replace(text=text)]
+        kept.append(part)
+        columns -= cells
+    return kept
