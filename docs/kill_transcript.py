@@ -199,7 +199,9 @@ def last_weights(project: Path, run_id: str | None) -> tuple[dict[str, object], 
     assert folder is not None
     path = project / f"{folder.name}.safetensors"
     export = ["snapshots", "export", str(folder), "latest", "--format", "safetensors", "-o", str(path)]
-    subprocess.run([*elasticflow(), *export], cwd=project, env=environment(), check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [*elasticflow(), *export], cwd=project, env=environment(), check=True, stdout=subprocess.DEVNULL
+    )
     content = path.read_bytes()
     # The file's format: the length of a header, the header, the tensors. Its metadata name the run.
     end = 8 + int.from_bytes(content[:8], "little")
