@@ -6,10 +6,10 @@ Every line has `timestamp, level, event, job, run_id, generation`; lines written
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any
 
-Level = Literal["debug", "info", "warning", "error"]
-Emitter = Literal["supervisor", "worker"]
+from elasticflow.telemetry.event import Event
+
 EventRecord = dict[str, Any]
 """One line of a log or of events.jsonl, as JSON has it: the fields of every line and those of its event."""
 
@@ -19,46 +19,9 @@ COMMON_FIELDS = ("timestamp", "level", "event", "job", "run_id", "generation")
 WORKER_FIELDS = ("node", "rank", "world_size", "step")
 
 
-class Event(str):
-    """An event's name, with all that is known of it: the one record of an event, used wherever its name is.
-
-    Attributes:
-        meaning: What it says, as a sentence.
-        fields: Its own fields, beside those of every line.
-        level: The level of its lines.
-        emitter: Who writes it. What workers write the supervisor reads in their logs.
-        is_kept: It stands in events.jsonl; of several workers one writes it, by convention.
-    """
-
-    __slots__ = ("emitter", "fields", "is_kept", "level", "meaning")
-    meaning: str
-    fields: tuple[str, ...]
-    level: Level
-    emitter: Emitter
-    is_kept: bool
-
-    def __new__(
-        cls,
-        name: str,
-        meaning: str,
-        fields: tuple[str, ...],
-        *,
-        level: Level = "info",
-        emitter: Emitter = "supervisor",
-        is_kept: bool = True,
-    ) -> Self:
-        """Return the event called *name*."""
-        event = super().__new__(cls, name)
-        event.meaning, event.fields, event.level = meaning, fields, level
-        event.emitter, event.is_kept = emitter, is_kept
-        return event
-
-    def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        """Have copies, and what other processes get, be the plain name."""
-        return str, (str(self),)
-
-
-RUN_STARTED = Event("run.started", "a launch began", ("launch", "resumed", "pid", "torch", "uri", "endpoint"))
+RUN_STARTED = Event(
+    "run.started", "a launch began", ("launch", "resumed", "pid", "torch", "uri", "endpoint", "schema")
+)
 RUN_FINISHED = Event(
     "run.finished",
     "training reached its end, or the job's code stopped it, and the last snapshot is committed",
@@ -181,7 +144,11 @@ STAGING_SINGLE = Event(
     emitter="worker",
 )
 SNAPSHOT_COMMITTED = Event(
-    "snapshot.committed", "the snapshot exists", ("name", "bytes", "seconds", "trigger"), emitter="worker"
+    "snapshot.committed",
+    "the snapshot exists",
+    ("name", "bytes", "seconds", "trigger"),
+    emitter="worker",
+    may_be_supervisors=True,
 )
 SNAPSHOT_CHOSEN = Event(
     "snapshot.chosen",
@@ -195,12 +162,21 @@ OPTIONS_CHANGED = Event(
     ("options",),
     emitter="worker",
 )
+JOB_CHANGED = Event(
+    "job.changed",
+    "the snapshot that a generation goes on from was taken under another job: digests of both",
+    ("snapshot", "was", "now"),
+    level="warning",
+    emitter="worker",
+    is_kept=False,
+)
 SNAPSHOT_REJECTED = Event(
     "snapshot.rejected",
     "a snapshot was not loaded, or starts from it failed: it is set aside",
     ("name", "reason"),
     level="warning",
     emitter="worker",
+    may_be_supervisors=True,
 )
 SNAPSHOT_CLEARED = Event(
     "snapshot.cleared",
@@ -213,14 +189,18 @@ SNAPSHOT_FAILED = Event(
     ("name", "reason"),
     level="warning",
     emitter="worker",
+    may_be_supervisors=True,
 )
-SNAPSHOT_REMOVED = Event("snapshot.removed", "retention removed a snapshot", ("name",), emitter="worker")
+SNAPSHOT_REMOVED = Event(
+    "snapshot.removed", "retention removed a snapshot", ("name",), emitter="worker", may_be_supervisors=True
+)
 STORE_TROUBLE = Event(
     "store.trouble",
     "a snapshot store failed for a reason that may pass and is asked again; told at most every 10 s",
     ("operation", "class", "error", "attempt", "pause_s"),
     level="warning",
     emitter="worker",
+    may_be_supervisors=True,
 )
 DRAIN_REQUESTED = Event("drain.requested", "workers are asked to leave after a step", ("reason", "grace_s"))
 DRAIN_COMPLETED = Event("drain.completed", "all workers left after the same step", ("step", "seconds"))
@@ -230,7 +210,7 @@ BUDGET_REFILLED = Event("budget.refilled", "the budget is full again", ("budget"
 DATASET_OPENED = Event(
     "dataset.opened",
     "which data is trained or evaluated on",
-    ("name", "samples", "shards", "values", "fingerprint", "source"),
+    ("name", "samples?", "shards?", "values?", "fingerprint", "source"),
     emitter="worker",
 )
 ORDER_DECLARED = Event(
@@ -368,7 +348,7 @@ OVERLAP_FOUND = Event(
 EVALUATION = Event(
     "evaluation",
     "metrics over the evaluation set, of the weights named (ema, raw), and of the raw ones beside the average's",
-    ("epoch", "in_epoch", "eval", "weights", "eval_raw", "best", "time", "seconds"),
+    ("epoch", "in_epoch", "eval", "weights", "eval_raw?", "best", "time", "seconds"),
     emitter="worker",
     is_kept=False,
 )

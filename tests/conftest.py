@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import servers
+from tests import run_folders, servers
 from tests.forked import ForkedPrograms
 from tests.guards import Guard, temporary_folders
 from tests.places import make_place
@@ -58,10 +58,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Keep unit tests from starting processes and from writing outside their temporary folders."""
+    """Keep unit tests from starting processes and from writing outside their temporary folders; check what others' runs wrote."""
     asked = "real_processes" in getattr(item, "fixturenames", ())
     if asked or tier_of(item) != "unit":
-        return (yield)
+        result = yield
+        if (wrong := run_folders.violations_of_test(item)) and not item.get_closest_marker("lines_of_others"):
+            pytest.fail(
+                "lines in run folders are not as `elasticflow schema --events` has them:\n"
+                + "\n".join(wrong[:20])
+            )
+        return result
     with GUARD.watch(*temporary_folders(item.config)):
         return (yield)
 

@@ -66,7 +66,7 @@ PROMISED = {
     },
     "rendezvous": set(),
     "doctor": {"[JOB]", "--set", "--case", "--format"},
-    "schema": {"--output"},
+    "schema": {"--events", "--output"},
     "explain": {"[CODE]"},
     "guide": {"[TOPIC]", "--search"},
     "completion": {"{bash|zsh|fish}", "--install"},

@@ -1,4 +1,4 @@
-"""`elasticflow schema`: the JSON Schema of the job file."""
+"""`elasticflow schema`: the JSON Schema of the job file, or of the lines that a run writes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,14 @@ if TYPE_CHECKING:
 
 @click.command("schema")
 @click.option("-o", "--output", type=FILE_ONLY, help="Write to a file instead.")
-def command(output: Path | None) -> int:
-    """Print the JSON Schema (2020-12) of the job file.
+@click.option(
+    "--events",
+    "is_of_events",
+    is_flag=True,
+    help="That of events.jsonl, metrics.jsonl and logs, not of the job file.",
+)
+def command(output: Path | None, *, is_of_events: bool) -> int:
+    """Print the JSON Schema (2020-12) of the job file, or with --events of the lines that a run writes.
 
     Editors that know TOML complete, explain and check the keys of a job file whose first line names it:
 
@@ -24,9 +30,10 @@ def command(output: Path | None) -> int:
     elasticflow schema -o jobs/job.schema.json
     #:schema job.schema.json
     """
-    from elasticflow.jobfile.tables.json_schema import SCHEMA_FILE
+    from elasticflow.jobfile.tables.json_schema import SCHEMA_FILE as OF_JOB_FILE
+    from elasticflow.telemetry.schema import SCHEMA_FILE as OF_EVENTS
 
-    text = SCHEMA_FILE.read_text("utf-8")
+    text = (OF_EVENTS if is_of_events else OF_JOB_FILE).read_text("utf-8")
     if output is None:
         click.echo(text, nl=False)
     else:

@@ -20,10 +20,11 @@ from elasticflow.system.records import read as read_record
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.events import Event, EventRecord
+    from elasticflow.events import EventRecord
     from elasticflow.launcher.journal.durations import Parts
     from elasticflow.protocol.messages import Activity, Printed
     from elasticflow.run_folder import RunFolder
+    from elasticflow.telemetry.event import Event
 
 _STATE_EVERY_S = 0.25
 

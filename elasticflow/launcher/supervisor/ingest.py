@@ -44,10 +44,9 @@ class Ingest:
 
     def _said(self, line: EventRecord) -> None:
         name = line["event"]
-        if name == events.WORKER_RAISED:
-            return  # told as the failure that it leads to
         if name == events.ENVIRONMENT_FOUND:
             self._environment.found(line)
+        if not events.EVENTS[name].is_kept:  # `worker.raised`, too: told as the failure that it leads to
             return
         if name == events.DATASET_OPENED:
             self._environment.data(line)

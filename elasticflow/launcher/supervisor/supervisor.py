@@ -57,6 +57,7 @@ from elasticflow.protocol.messages import (
 from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.run_folder import step_of
 from elasticflow.snapshots.writer.committer import FENCED
+from elasticflow.telemetry.fields import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -190,6 +191,7 @@ class Supervisor:
             torch=version("torch"),
             uri=launch.catalog.storage.uri,
             endpoint=launch.store.endpoint,
+            schema=SCHEMA_VERSION,
         )
         if launch.lost is not None:
             self._journal.event(

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.learning_rates import AnyOptimizers
     from elasticflow.runtime.process.position import Position, Schedule
     from elasticflow.runtime.torch_private import Store
+    from elasticflow.telemetry.event import Event
 
 
 class Restored(NamedTuple):
@@ -119,7 +120,7 @@ class Worker:
         self.progress = self._open_log(log_level)
         self.log = logs.get_logger(events.OURS)  # bound to the log opened before
         self._compilation = Compilation()
-        self._logged_once: set[events.Event] = set()
+        self._logged_once: set[Event] = set()
 
     @property
     def should_leave(self) -> bool:
@@ -148,11 +149,11 @@ class Worker:
         if not self.all_true(not self.leaves_untrained):
             raise stopping.Leaving
 
-    def event(self, event: events.Event, **fields: Any) -> None:
+    def event(self, event: Event, **fields: Any) -> None:
         """Log *event* at its own level."""
         getattr(self.log, event.level)(event, **fields)
 
-    def event_once(self, event: events.Event, **fields: Any) -> None:
+    def event_once(self, event: Event, **fields: Any) -> None:
         """Log *event* if this process has not logged it in this way before."""
         if event not in self._logged_once:
             self._logged_once.add(event)

@@ -273,9 +273,8 @@ class Snapshots:
         if changes and worker.rank == 0:
             worker.event(events.OPTIONS_CHANGED, options=[vars(change) for change in changes])
         if record.job_digest != worker.job_digest and worker.rank == 0:
-            worker.log.warning(
-                "job.changed", snapshot=manifest.name, was=record.job_digest, now=worker.job_digest
-            )
+            facts = {"snapshot": manifest.name, "was": record.job_digest, "now": worker.job_digest}
+            worker.event(events.JOB_CHANGED, **facts)
         worker.generators.are_used |= record.draws_random
         self._metadata.parent = self._staged = manifest.name
         return record.position

@@ -13,7 +13,7 @@ from elasticflow.runtime.process.context import Worker
 from elasticflow.runtime.process.votes import Vote
 
 if TYPE_CHECKING:
-    from elasticflow.events import Event
+    from elasticflow.telemetry.event import Event
 
 
 def told_at_the_start(schedule: IndexSchedule, rank: int = 0) -> list[dict[str, Any]]:

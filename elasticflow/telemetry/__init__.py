@@ -1,0 +1,1 @@
+"""What events and their fields are to other programs: types, names elsewhere, a JSON Schema."""

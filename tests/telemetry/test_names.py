@@ -1,0 +1,105 @@
+"""Events under the names of OpenTelemetry and of the Elastic Common Schema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elasticflow.telemetry.fields import FIELDS
+from elasticflow.telemetry.names import SEVERITY_NUMBERS, ecs_name, otel_name, to_ecs, to_otel
+
+FAILED: dict[str, Any] = {
+    "timestamp": "2026-11-23T03:00:00.250001Z",
+    "level": "error",
+    "event": "worker.failed",
+    "job": "mnist",
+    "run_id": "a1",
+    "generation": 2,
+    "rank": 1,
+    "node": "n0",
+    "pid": 77,
+    "exit_code": -9,
+    "class": "crash",
+    "error": "killed by SIGKILL",
+    "traceback": None,
+    "others": None,
+    "stderr": ["a", "b"],
+}
+
+
+def test_an_event_as_a_log_record_of_opentelemetry() -> None:
+    """Name and severity are parts of the record, the run is the resource, the rest attributes; null is left out."""
+    record = to_otel(FAILED)
+
+    assert record.event_name == "worker.failed"
+    assert record.body is None
+    assert record.unix_nanoseconds == 1795402800250001000
+    assert (record.severity_number, record.severity_text) == (17, "ERROR")
+    assert record.resource == {
+        "service.name": "elasticflow",
+        "elasticflow.job.name": "mnist",
+        "elasticflow.run.id": "a1",
+    }
+    assert record.attributes == {
+        "elasticflow.generation": 2,
+        "elasticflow.rank": 1,
+        "elasticflow.node": "n0",
+        "process.pid": 77,
+        "process.exit.code": -9,
+        "error.type": "crash",
+        "exception.message": "killed by SIGKILL",
+        "elasticflow.stderr": ["a", "b"],
+    }
+
+
+def test_an_event_as_a_document_of_elastic() -> None:
+    """Same facts, names of ECS."""
+    document = to_ecs(FAILED)
+
+    assert document["@timestamp"] == FAILED["timestamp"]
+    assert document["event.action"] == "worker.failed"
+    assert document["error.message"] == "killed by SIGKILL"
+    assert document["process.exit_code"] == -9
+    assert "error.stack_trace" not in document
+
+
+def test_a_log_line_has_a_body_and_its_exception_a_stack() -> None:
+    """No event name: its message is no name of low cardinality."""
+    frame = {"path": "a.py", "line": 3, "function": "step", "code": "x", "is_own": True}
+    line = {
+        "timestamp": "2026-11-23T03:00:00Z",
+        "level": "warning",
+        "event": "disk nearly full",
+        "logger": "my.data",
+        "exception": {"type": "OSError", "message": "no space", "frames": [frame]},
+    }
+    record = to_otel(line, is_event=False)
+
+    assert (record.event_name, record.body) == ("", "disk nearly full")
+    assert record.attributes["exception.type"] == "OSError"
+    assert record.attributes["exception.stacktrace"].splitlines() == [
+        '  File "a.py", line 3, in step',
+        "OSError: no space",
+    ]
+    assert to_ecs(line, is_event=False)["message"] == "disk nearly full"
+
+
+def test_nested_values_are_json() -> None:
+    """Attributes are flat."""
+    durations = {**FAILED, "event": "run.finished", "durations": {"training": 1.5}}
+    assert to_otel(durations).attributes["elasticflow.durations"] == '{"training": 1.5}'
+
+
+def test_no_two_fields_of_an_event_have_one_name_elsewhere() -> None:
+    """Else one would hide the other."""
+    from elasticflow import events
+
+    for event in events.EVENTS.values():
+        fields = {*events.COMMON_FIELDS, *events.WORKER_FIELDS, *event.fields}
+        for name in (otel_name, ecs_name):
+            assert len({name(field) for field in fields}) == len(fields), event
+
+
+def test_every_level_has_a_severity() -> None:
+    """The levels that lines have."""
+    assert FIELDS["level"].type == "level"
+    assert SEVERITY_NUMBERS["info"] == 9
