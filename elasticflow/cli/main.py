@@ -75,7 +75,7 @@ def group() -> None:
 
     \b
     elasticflow init model.py                write a job file for your model
-    elasticflow validate jobs/mnist.toml     check it, in a tenth of a second
+    elasticflow validate jobs/mnist.toml     check it, in a fifth of a second
     elasticflow run jobs/mnist.toml          train it
     elasticflow resume mnist                 go on after an interruption
     """
