@@ -17,11 +17,19 @@ _ONE_SECTION: Mapping[str, str] = MappingProxyType({})
 
 
 class CommandEntry(NamedTuple):
-    """A command of a group: its module below `elasticflow.cli`, its line in `--help`, and its name in the module."""
+    """A command of a group.
+
+    Attributes:
+        module: Where it is, below `elasticflow.cli`.
+        line: Its line in `--help` of the group.
+        name: Its name in the module.
+        guide: The page of the guide that its own `--help` ends with; empty: none.
+    """
 
     module: str
     line: str
     name: str = "command"
+    guide: str = ""
 
 
 class LazyGroup(click.Group):
@@ -53,6 +61,8 @@ class LazyGroup(click.Group):
         entry = self._table[cmd_name]
         module = importlib.import_module(f"elasticflow.cli.{entry.module}")
         command: click.Command = getattr(module, entry.name)
+        if entry.guide:
+            command.epilog = f"More about it: elasticflow guide {entry.guide}"
         return command
 
     def resolve_command(
@@ -69,7 +79,7 @@ class LazyGroup(click.Group):
         titles = {first: title for title, first in self._sections.items()}
         rows: dict[str, list[tuple[str, str]]] = {}
         title = "Commands"
-        for name, (_, line, _) in self._table.items():
+        for name, (_, line, *_) in self._table.items():
             title = titles.get(name, title)
             rows.setdefault(title, []).append((name.ljust(max(map(len, self._table))), line))
         for title, commands in rows.items():
@@ -82,7 +92,7 @@ class LazyGroup(click.Group):
 
         names = [
             CompletionItem(name, help=line)
-            for name, (_, line, _) in self._table.items()
+            for name, (_, line, *_) in self._table.items()
             if name.startswith(incomplete)
         ]
         return names or click.Command.shell_complete(self, ctx, incomplete)

@@ -21,30 +21,52 @@ if TYPE_CHECKING:
 
 # Name to the line shown in --help: known without importing the command's module.
 COMMANDS: dict[str, CommandEntry] = {
-    "init": CommandEntry("write.init", "Write a job file that runs at once."),
-    "validate": CommandEntry("write.validate", "Check job files; nothing is run and torch is not needed."),
-    "plan": CommandEntry("write.plan", "Show what a run of a job file would do."),
-    "compile": CommandEntry("write.compile", "Write a job's launch folder: train.py, torchrun.sh, plan."),
-    "run": CommandEntry("train.run", "Train a job, or go on with its run."),
-    "resume": CommandEntry("train.resume", "Go on with a run from its newest good snapshot."),
+    "init": CommandEntry("write.init", "Write a job file that runs at once.", guide="adopting"),
+    "validate": CommandEntry(
+        "write.validate", "Check job files; nothing is run and torch is not needed.", guide="job-files"
+    ),
+    "plan": CommandEntry("write.plan", "Show what a run of a job file would do.", guide="job-files"),
+    "compile": CommandEntry(
+        "write.compile", "Write a job's launch folder: train.py, torchrun.sh, plan.", guide="adopting"
+    ),
+    "run": CommandEntry("train.run", "Train a job, or go on with its run.", guide="restarts"),
+    "resume": CommandEntry(
+        "train.resume", "Go on with a run from its newest good snapshot.", guide="restarts"
+    ),
     "runs": CommandEntry("runs.group", "List runs; remove them."),
-    "status": CommandEntry("look.status", "Show how a run is doing."),
-    "why": CommandEntry("look.why", "Say what went wrong in a run, root cause first."),
-    "metrics": CommandEntry("look.metrics", "Show what a run has measured, as a table or curves."),
-    "report": CommandEntry("look.report", "Write a run, or several side by side, as one HTML file."),
+    "status": CommandEntry("look.status", "Show how a run is doing.", guide="observability"),
+    "why": CommandEntry(
+        "look.why", "Say what went wrong in a run, root cause first.", guide="troubleshooting"
+    ),
+    "metrics": CommandEntry(
+        "look.metrics", "Show what a run has measured, as a table or curves.", guide="observability"
+    ),
+    "report": CommandEntry(
+        "look.report", "Write a run, or several side by side, as one HTML file.", guide="observability"
+    ),
     "diff": CommandEntry("look.diff", "Compare a run with another one, or with a job file."),
     "cancel": CommandEntry("train.cancel", "Have a run leave after its step, with a snapshot."),
-    "logs": CommandEntry("look.logs", "Show a run's logs by rank and generation."),
-    "snapshots": CommandEntry("snapshots.group", "List, check, keep, prune and export a run's snapshots."),
-    "verify-elastic": CommandEntry(
-        "prove.verify_elastic", "Train a job briefly at several world sizes, and compare."
+    "logs": CommandEntry("look.logs", "Show a run's logs by rank and generation.", guide="observability"),
+    "snapshots": CommandEntry(
+        "snapshots.group", "List, check, keep, prune and export a run's snapshots.", guide="snapshots"
     ),
-    "chaos": CommandEntry("prove.chaos", "Train a job briefly with faults on cue, and compare."),
-    "rendezvous": CommandEntry("more.rendezvous", "Serve a store in which the machines of runs meet."),
-    "schema": CommandEntry("more.schema", "Print the JSON Schema of the job file, for editors."),
+    "verify-elastic": CommandEntry(
+        "prove.verify_elastic", "Train a job briefly at several world sizes, and compare.", guide="exactness"
+    ),
+    "chaos": CommandEntry(
+        "prove.chaos", "Train a job briefly with faults on cue, and compare.", guide="exactness"
+    ),
+    "rendezvous": CommandEntry(
+        "more.rendezvous", "Serve a store in which the machines of runs meet.", guide="machines"
+    ),
+    "schema": CommandEntry(
+        "more.schema", "Print the JSON Schema of the job file, for editors.", guide="job-reference"
+    ),
     "explain": CommandEntry("more.explain", "Explain a code such as EF101, with a bad and a good example."),
     "guide": CommandEntry("more.guide", "Show the guide, a page for each topic."),
-    "doctor": CommandEntry("more.doctor", "Check this machine, or all that a job needs of it."),
+    "doctor": CommandEntry(
+        "more.doctor", "Check this machine, or all that a job needs of it.", guide="troubleshooting"
+    ),
     "completion": CommandEntry("more.completion", "Have a shell complete commands, files, runs and keys."),
 }
 
@@ -78,6 +100,7 @@ def group() -> None:
     elasticflow validate jobs/mnist.toml     check it, in a fifth of a second
     elasticflow run jobs/mnist.toml          train it
     elasticflow resume mnist                 go on after an interruption
+    elasticflow guide                        read about all of it
     """
     from elasticflow.observe.terminal.colours import colour_choice
 

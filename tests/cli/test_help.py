@@ -17,6 +17,7 @@ from elasticflow.cli.lazy_group import CommandEntry, LazyGroup
 from elasticflow.cli.main import call, group
 from elasticflow.cli.more import rendezvous as of_rendezvous
 from elasticflow.cli.snapshots import group as of_snapshots
+from elasticflow.guide.pages import topics
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,6 +53,16 @@ def test_every_command_shows_examples_of_itself(words: tuple[str, ...], command:
     line = re.escape(" ".join(("elasticflow", *words)))
     assert re.search(rf"^  (.*: +)?{line}\b", text, re.MULTILINE), text
     assert [] == [each for each in text.splitlines() if len(each) > 100]
+
+
+def test_help_leads_to_pages_of_the_guide_that_exist() -> None:
+    """The last line of a command's help, for those that the guide has a page about."""
+    led = {name: entry.guide for name, entry in main.COMMANDS.items() if entry.guide}
+    assert set(led.values()) <= set(topics())
+    assert "restarts" == led["run"]
+    for (name, *inner), command in [(words, command) for words, command in COMMANDS if words]:
+        if name in led and not inner:
+            assert _help((name,), command).endswith(f"elasticflow guide {led[name]}")
 
 
 def test_examples_are_of_commands_and_options_that_exist() -> None:
