@@ -15,6 +15,7 @@ from elasticflow.compiler.plan.launch_plan import entries
 from elasticflow.compiler.plan.torchrun import variables
 from elasticflow.deep_check import child_process
 from elasticflow.jobfile.checks.evaluation_data import is_to_be_apart
+from elasticflow.jobfile.tables.types import CollateTable, collate_entry
 from elasticflow.launcher.agent.stack_dumps import parse
 from elasticflow.protocol.deep_messages import (
     MESSAGES,
@@ -144,7 +145,8 @@ def _job_of(job: Job) -> DeepJob:
             has_args=bool(dataset.args),
             shards=dataset.shards,
             prepare=dataset.prepare,
-            collate=dataset.collate,
+            collate=None if dataset.collate is None else collate_entry(dataset.collate),
+            collate_is_made=isinstance(dataset.collate, CollateTable),
             samples=dataset.samples,
             global_batch_size=dataset.global_batch_size,
             micro_batch_size=dataset.micro_batch_size,
@@ -158,6 +160,7 @@ def _job_of(job: Job) -> DeepJob:
                 bool(table.args),
                 tuple(table.metrics),
                 is_to_be_apart(dataset, table),
+                own_collate=table.collate is not None,
             )
             for name, table in job.evaluations.items()
         ),

@@ -39,7 +39,12 @@ class SchedulerTable:
 
 @dataclass(frozen=True)
 class DatasetTable:
-    """What the child has to know of `[dataset]`; of its sampler which key says how samples are drawn; of a mixture the shares."""
+    """What the child has to know of `[dataset]`; of its sampler which key says how samples are drawn; of a mixture the shares.
+
+    Attributes:
+        collate: What makes batches, or what it is made by.
+        collate_is_made: It is made, with arguments.
+    """
 
     entry: str | None
     has_args: bool
@@ -53,6 +58,7 @@ class DatasetTable:
     sampler: str | None = None
     weights: tuple[float, ...] | None = None
     temperature: float = 1.0
+    collate_is_made: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,7 @@ class EvaluationSet:
         name: Its name; empty where there is one without a name.
         metrics: Their names.
         is_to_be_apart: Its samples are to be looked up in the training data.
+        own_collate: Its batches are not made by `dataset.collate`.
     """
 
     name: str
@@ -70,6 +77,7 @@ class EvaluationSet:
     has_args: bool
     metrics: tuple[str, ...]
     is_to_be_apart: bool
+    own_collate: bool = False
 
     @property
     def key(self) -> str:

@@ -129,6 +129,26 @@ class Project(NamedTuple):
     more: str = ""
 
 
+COLLATORS = """\
+class Joined:
+    def __init__(self, dim):
+        self.dim = dim
+
+    def __call__(self, samples):
+        return torch.stack([cells for cells, _ in samples], self.dim), torch.tensor([label for _, label in samples])
+
+
+def joined(samples, dim):
+    return Joined(dim)(samples)
+
+
+def accuracy("""
+
+JOINED = (
+    "global_batch_size = 8",
+    'collate = { entry = "shop:Joined", args = { dim = 0 } }\nglobal_batch_size = 8',
+)
+
 HALF = """\
 def half():
     return [Digits()[index] for index in range(25, 50)]
@@ -228,6 +248,12 @@ PROJECTS = {
     "no_items": Project("    return Digits()", "    return iter([1])", ("EF503", 'entry = "shop:digits"', "cannot be read by index")),
     "length_is_a_lie": Project("        return 50\n", "        return 51\n", ("EF504", 'entry = "shop:digits"', "reading sample 50 of dataset raises IndexError: 50")),
     "no_batch": Project("torch.ones(4) * index", "torch.ones(4 + index % 2)", ("EF505", 'entry = "shop:digits"', "making a batch of dataset raises RuntimeError: stack expects each tensor to be equal size")),
+    "collate_made_with_arguments": Project("def accuracy(", COLLATORS, None, deep_step=True, job=JOINED),
+    "collate_raises": Project("def accuracy(", COLLATORS.replace("self.dim)", "self.dim + 7)"), ("EF505", "collate = {", "making a batch of dataset raises IndexError"), job=JOINED),
+    "collate_cannot_be_made": Project("def accuracy(", COLLATORS.replace("self.dim =", "self.dim = {}[dim]; self.dim ="), ("EF502", "collate = {", "making dataset.collate raises KeyError: 0"), job=JOINED),
+    "collate_is_no_callable": Project("def accuracy(", COLLATORS.replace("__call__", "call"), ("EF503", "collate = {", "collate is made as shop.Joined, which cannot be called with a list of samples"), job=JOINED),
+    "collate_with_a_generator": Project("def accuracy(", COLLATORS.replace("self.dim =", "self.rng = torch.Generator()\n        self.dim ="), ("EF507", "collate = {", "dataset.collate.rng is a random generator of its own"), job=JOINED),
+    "collate_of_a_set": Project("def accuracy(", COLLATORS, ("EF505", "collate = {", "making a batch of evaluation raises IndexError"), job=('overlap = "allowed"', 'collate = { entry = "shop:joined", args = { dim = 5 }, partial = true }\noverlap = "allowed"')),
     "no_pair": Project("torch.ones(4) * index, index % 3", "torch.ones(4) * index", ("EF505", 'entry = "shop:digits"', "model.loss is called on batches of (inputs, targets)")),
     "other_length": Project("global_batch_size = 8", "samples = 60\nglobal_batch_size = 8", ("EF506", "samples = 60", "dataset.samples = 60, but the Digits has 50")),
     "no_step": Project("global_batch_size = 8", 'tail = "drop"\nglobal_batch_size = 80', ("EF506", "global_batch_size = 80", "no step is ever made: an epoch has 50 samples")),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elasticflow.jobfile.diagnostics.toml_literals import dotted
+from elasticflow.jobfile.tables.evaluation import path_of_set
 from elasticflow.observe.terminal.formats import plural
 
 if TYPE_CHECKING:
     from elasticflow.compiler.plan.forecast import Knowledge, Known, KnownSets
     from elasticflow.jobfile.tables.job import Job
+    from elasticflow.jobfile.tables.types import Collate
 
 
 def by(known: Known) -> str:
@@ -60,3 +63,23 @@ def _mixture_in_words(job: Job, known: KnownSets | None) -> str:
     sampler = job.dataset.sampler
     how = "by their sizes" if sampler is None else f"by their sizes at temperature {sampler.temperature:g}"
     return f"{', '.join(names)}, {how}: shares are known with --deep; {epoch}"
+
+
+def batches_in_words(job: Job) -> str | None:
+    """Return what makes batches; None where torch's own way does."""
+    makers = [("dataset", job.dataset.collate)]
+    makers += [(dotted(path_of_set(name)), each.collate) for name, each in job.evaluations.items()]
+    parts = [
+        _collate_in_words(each) + ("" if key == "dataset" else f" of {key}'s")
+        for key, each in makers
+        if each is not None
+    ]
+    return "; ".join(parts) or None
+
+
+def _collate_in_words(collate: Collate) -> str:
+    if isinstance(collate, str):
+        return f"made by {collate}"
+    if collate.partial:
+        return f"made by {collate.entry} with {', '.join(collate.args) or 'no arguments'}"
+    return f"made by an object of {collate.entry}" + (f" ({', '.join(collate.args)})" if collate.args else "")

@@ -8,7 +8,7 @@ import textwrap
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from elasticflow.cli.output import paint
-from elasticflow.cli.write.plan_data import batch_in_words, by, drawn_in_words
+from elasticflow.cli.write.plan_data import batch_in_words, batches_in_words, by, drawn_in_words
 from elasticflow.cli.write.plan_logged import logged
 from elasticflow.cli.write.plan_worlds import either, worlds_notes, worlds_table
 from elasticflow.compiler.drift.table import lines_of as drift_lines
@@ -118,6 +118,8 @@ def _facts(view: PlanView) -> Iterator[tuple[str, str]]:
     yield "batch", batch_in_words(job, view.known)
     if drawn := drawn_in_words(job, view.sets):
         yield "samples", drawn
+    if made := batches_in_words(job):
+        yield "batches", made
     if view.known.parameters is not None:
         yield "model", plural(int(view.known.parameters.value), "parameter") + by(view.known.parameters)
     if job.optimizer.groups:

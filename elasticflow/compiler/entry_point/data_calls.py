@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.compiler.entry_point.factories import partial_of, sampler_values, values_of_data
+from elasticflow.compiler.entry_point.factories import collator, partial_of, sampler_values, values_of_data
 from elasticflow.compiler.entry_point.source_code import Call, Code, Name, call, keywords, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from elasticflow.compiler.entry_point.imports import Imports
-    from elasticflow.jobfile.tables.job import Job
+    from elasticflow.jobfile.tables.job import EvaluationTable, Job
 
 
 def data(job: Job, dataset: Call, imports: Imports, *, is_exact: bool) -> dict[str, Code | None]:
@@ -76,6 +76,22 @@ def opened(dataset: Call, name: str, options: Mapping[str, Any]) -> Call:
 
 
 def collate(job: Job, imports: Imports) -> dict[str, Name]:
-    """Return the argument that says how samples become a batch; none where that is torch's way."""
-    entry = job.dataset.collate
-    return {} if entry is None else {"collate": Name(imports.name_of(entry))}
+    """Return the argument that says how training samples become a batch; none where that is torch's way."""
+    match job.dataset.collate:
+        case None:
+            return {}
+        case str(entry):
+            return {"collate": Name(imports.name_of(entry))}
+        case _:
+            return {"collate": Name("collator")}
+
+
+def collate_of_set(job: Job, table: EvaluationTable, imports: Imports, where: str) -> dict[str, Any]:
+    """Return the argument that says how samples of an evaluation set, whose table is *where*, become a batch."""
+    match table.collate:
+        case None:
+            return collate(job, imports)
+        case str(entry):
+            return {"collate": Name(imports.name_of(entry))}
+        case own:
+            return {"collate": collator(own, imports, f"{where}.collate")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Literal
 
-from elasticflow.compiler.entry_point.data_calls import collate, opened
+from elasticflow.compiler.entry_point.data_calls import collate_of_set, opened
 from elasticflow.compiler.entry_point.factories import metrics
 from elasticflow.compiler.entry_point.source_code import Call, Code, Display, Name, call, keywords, quoted
 from elasticflow.compiler.inputs.job_json import to_json
@@ -63,7 +63,7 @@ def _evaluation_options(
         **({"metrics": measured} if measured else {}),
         **({} if best_of is None else {"best": table.best, "best_of": best_of}),
         **({} if batch_size is None else {"batch_size": batch_size}),
-        **collate(job, imports),
+        **collate_of_set(job, table, imports, dotted(path_of_set(name))),
         **({} if job.model.loss else {"uses_loss": False}),
         **({} if weights == "raw" else {"average": Name("average")}),
         **({"also_raw": True} if weights == "both" else {}),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.tables.job import Args, EvaluationTable, Job, MetricTable
     from elasticflow.jobfile.tables.sampling import SamplerTable
     from elasticflow.jobfile.tables.training import DatasetTable, GroupTable
+    from elasticflow.jobfile.tables.types import CollateTable
 
 
 def factories(
@@ -137,6 +138,16 @@ def training_data(table: DatasetTable, imports: Imports, args: Args) -> Call:
         for number, each in enumerate(table.mix)
     ]
     return Call("MixedDataset", tuple(("", each) for each in sets))
+
+
+def collator(table: CollateTable, imports: Imports, where: str) -> Call:
+    """Return the code of what makes batches with arguments, whose key is *where*.
+
+    Raises:
+        JobRefusedError: an argument has no Python literal.
+    """
+    made = factory(imports, table.entry, args=table.args, where=f"{where}.args")
+    return partial_of(imports, made) if table.partial else made
 
 
 def sampler_values(sampler: SamplerTable, imports: Imports) -> str:

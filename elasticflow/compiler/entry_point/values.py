@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.compiler.entry_point.data_calls import data
+from elasticflow.compiler.entry_point.data_calls import collate_of_set, data
 from elasticflow.compiler.entry_point.evaluation_calls import evaluation
 from elasticflow.compiler.entry_point.factories import (
+    collator,
     factories,
     factory,
     metrics,
@@ -30,6 +31,7 @@ from elasticflow.compiler.entry_point.source_code import (
 )
 from elasticflow.jobfile.diagnostics.toml_literals import dotted
 from elasticflow.jobfile.tables.evaluation import EvaluationTable, path_of_set
+from elasticflow.jobfile.tables.types import CollateTable
 from elasticflow.jobfile.tables.units import intervals
 from elasticflow.run_folder import path_from_root
 
@@ -66,6 +68,8 @@ def values_of(job: Job, *, root: str, forms: CallForms, taken: Iterable[str]) ->
     Raises:
         JobRefusedError: an argument that has no Python literal.
     """
+    if not isinstance(job.dataset.collate, CollateTable):
+        taken = {*taken} - {"collator"}  # which is no name of such a train.py
     first = Imports(taken)  # before the data is prepared, nothing else is imported
     prepare = None if job.dataset.prepare is None else first.name_of(job.dataset.prepare)
     imports = Imports({*taken, *first.names()})
@@ -90,6 +94,8 @@ def values_of(job: Job, *, root: str, forms: CallForms, taken: Iterable[str]) ->
         code["checkpointing"] = call("checkpoint_activations", "model")
     if job.optimizer.groups:
         code["groups"] = parameter_groups(job.optimizer.groups, imports)
+    if isinstance(made := job.dataset.collate, CollateTable):
+        code["collator"] = collator(made, imports, "dataset.collate")
     if forms.step_moves_optimizers and job.lr_scheduler is not None:
         code["scheduler"] = call("Schedules", calls["scheduler"])
     optimizer = "optimizers" if forms.step_moves_optimizers else "optimizer"
@@ -131,8 +137,10 @@ def values_of_factories(job: Job, *, root: str, forms: CallForms, taken: Iterabl
         code["groups"] = parameter_groups(job.optimizer.groups, scope("groups"))
     if job.dataset.sampler is not None and _has_values(job):
         code["sampler"] = sampler_values(job.dataset.sampler, scope("sampler"))
-    if job.dataset.collate is not None:
-        code["collate"] = factory(scope("collate"), job.dataset.collate, "samples")
+    if isinstance(made := job.dataset.collate, CollateTable):
+        code["collator"] = collator(made, scope("collator"), "dataset.collate")
+    elif made is not None:
+        code["collate"] = factory(scope("collate"), made, "samples")
     code |= {f"{key}.import": imports.lines() for key, imports in scopes.items()}
     return Values(
         code=code,
@@ -144,8 +152,9 @@ def values_of_factories(job: Job, *, root: str, forms: CallForms, taken: Iterabl
 def _rows_of_sets(
     job: Job, code: Mapping[str, Line], scopes: Mapping[str, Imports], taken: Iterable[str]
 ) -> dict[str, list[dict[str, Line]]]:
-    """Return the functions that open each of several evaluation sets, and those that return a metric."""
+    """Return the functions that open each of several evaluation sets, make its batches, and return a metric."""
     sets: list[dict[str, Line]] = []
+    collates: list[dict[str, Line]] = []
     rows: list[dict[str, Line]] = []
     for number, (name, table) in enumerate(job.evaluations.items()):
         key = dotted(path_of_set(name))
@@ -153,12 +162,18 @@ def _rows_of_sets(
             imports = scopes[key].lines()
             signature = f"def build_evaluation_dataset_{name}() -> Any:"
             sets.append({"set.def": signature, "set.import": imports, "set": code[key]})
+        if table.collate is not None:
+            own_scope = Imports(taken)
+            made = collate_of_set(job, table, own_scope, key)["collate"]
+            made = made.text if isinstance(made, Name) else made
+            signature = f"def collate_of_set_{number}() -> Any:"
+            collates.append({"own.def": signature, "own": made, "own.import": own_scope.lines()})
         own = {metric: Imports(taken) for metric in table.metrics}
         for metric, measure in metrics(table, key, own.__getitem__).items():
             signature = f"def metric_{number}_{metric}() -> Any:"
-            made = measure.text if isinstance(measure, Name) else measure
-            rows.append({"metric.def": signature, "metric": made, "metric.import": own[metric].lines()})
-    return {"sets": sets, "metrics": rows}
+            measured = measure.text if isinstance(measure, Name) else measure
+            rows.append({"metric.def": signature, "metric": measured, "metric.import": own[metric].lines()})
+    return {"sets": sets, "collates": collates, "metrics": rows}
 
 
 def _has_values(job: Job) -> bool:
@@ -185,7 +200,8 @@ def _flags(job: Job, forms: CallForms) -> dict[str, bool]:
         "shards": job.dataset.shards is not None,
         "prepare": job.dataset.prepare is not None,
         "sampler": _has_values(job),
-        "collate": job.dataset.collate is not None,
+        "collate": isinstance(job.dataset.collate, str),
+        "collator": isinstance(job.dataset.collate, CollateTable),
         "evaluation": job.evaluation is not None,
         "hooks": job.hooks is not None and bool(job.hooks.named()),
         "evaluation_of_one": isinstance(job.evaluation, EvaluationTable),

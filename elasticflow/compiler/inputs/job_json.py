@@ -56,8 +56,9 @@ def public_tables(job: Job) -> dict[str, Any]:
         tables["env"] = {name: value for name, value in job.env.values().items() if name not in secrets}
     for path, _ in set_tables(tables):
         table = tables["evaluation"][path[1]] if len(path) > 1 else tables["evaluation"]
-        if table["samples"] is None:
-            del table["samples"]
+        for key in ("samples", "collate"):
+            if table[key] is None:
+                del table[key]
     return {**tables, "snapshots": without_secrets(tables["snapshots"])}
 
 

@@ -39,8 +39,8 @@ _LEAST = 4  # shorter values stand in too many words
 _FACTS = ("job.name", "job.seed", "matrix.case")
 _FORMS = "${env:NAME}, ${env:NAME:-default}, ${job.name}, ${job.seed} and, in a case, ${matrix.case}"
 _HOW_FROM_DATA = (
-    "an attribute of the training data may be the whole text of an argument of the model, the optimizer, the schedule or "
-    'the evaluation: vocab_size = "${dataset.vocab_size}"'
+    "an attribute of the training data may be the whole text of an argument of the model, the optimizer, the schedule, "
+    'collate or the evaluation: vocab_size = "${dataset.vocab_size}"'
 )
 
 
@@ -243,7 +243,8 @@ def _may_come_from_data(path: KeyPath) -> bool:
     path = without_set(path)
     in_group = path[:2] == ("optimizer", "groups") and path[3:4] == ("args",)
     of_metric = path[:2] == ("evaluation", "metrics") and path[3:4] == ("args",)
-    return in_group or of_metric or (path[0] in _ARGS_FROM_DATA and path[1:2] == ("args",))
+    of_collate = path[:3] in {("dataset", "collate", "args"), ("evaluation", "collate", "args")}
+    return in_group or of_metric or of_collate or (path[0] in _ARGS_FROM_DATA and path[1:2] == ("args",))
 
 
 def _marker(path: KeyPath) -> MayRefer | None:

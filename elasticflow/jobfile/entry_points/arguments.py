@@ -127,10 +127,14 @@ class ArgumentCheck:
 
     def _how_to_give(self, name: str) -> str:
         """Return how an argument that is needed gets a value."""
-        if self._entry.call.args is not None:
-            call = self._entry.call
+        call = self._entry.call
+        if call.args is not None:
+            add = f"add to {dotted(call.args)}: {name} = ..."
+            is_class = isinstance(self._definition.node, ast.ClassDef)
+            if call.path[-2:] == ("collate", "entry") and not call.given and not is_class:
+                return f"{add}; or, if it is itself what is called with samples: partial = true"
             if call.is_argument or call.is_metric or call.path[:2] == ("dataset", "mix"):
-                return f"add to {dotted(self._entry.call.args)}: {name} = ..."
+                return add
             return f"add to [{self._entry.call.path[0]}]: args = {{ {name} = ... }}"
         if name == self._third_of_step:
             return 'call it "optimizers" to be given what optimizer.entry returns'

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.entry_points.object_arguments import (
+    collate_tables,
     mixed_sets,
     objects_of,
     parameter_groups,
@@ -92,6 +93,8 @@ def entry_calls(raw: TomlTable) -> Iterator[EntryCall]:
     for path, of_set in set_tables(raw):
         if isinstance(text := of_set.get("entry"), str):
             yield EntryCall(text, (*path, "entry"), (), (*path, "args"))
+        if isinstance(text := of_set.get("collate"), str):
+            yield EntryCall(text, (*path, "collate"), ("samples",))
         yield from _of_metrics(of_set, (*path, "metrics"), batch)
     yield from _of_groups(raw)
     yield from _of_hooks(raw)
@@ -106,10 +109,15 @@ def entry_calls(raw: TomlTable) -> Iterator[EntryCall]:
 
 
 def _of_data(raw: TomlTable) -> Iterator[EntryCall]:
-    """Yield the sets of a mixture, and the functions that say how samples are drawn."""
+    """Yield the sets of a mixture, what makes batches with arguments, and the functions that say how samples are drawn."""
     for path, table in mixed_sets(raw):
         if isinstance(text := table.get("entry"), str):
             yield EntryCall(text, (*path, "entry"), (), (*path, "args"))
+    for path, table in collate_tables(raw):
+        if isinstance(text := table.get("entry"), str):
+            is_called = table.get("partial") is True  # with samples; else what it returns is
+            given = ("samples",) if is_called else ()
+            yield EntryCall(text, (*path, "entry"), given, (*path, "args"), is_argument=True)
     for key, text in table_at(raw, "dataset", "sampler").items():
         if isinstance(text, str) and ":" in text:  # else a column of the data
             yield EntryCall(text, ("dataset", "sampler", key), ("the dataset",))

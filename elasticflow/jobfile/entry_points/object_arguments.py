@@ -59,7 +59,7 @@ def argument_tables(raw: TomlTable) -> Iterator[tuple[KeyPath, TomlTable]]:
                 yield (*path, "metrics", name, "args"), table_at(metric, "args")
     for name in table_at(raw, "hooks"):
         yield ("hooks", name, "args"), table_at(raw, "hooks", name, "args")
-    for path, table in (*parameter_groups(raw), *mixed_sets(raw)):
+    for path, table in (*parameter_groups(raw), *mixed_sets(raw), *collate_tables(raw)):
         yield (*path, "args"), table_at(table, "args")
 
 
@@ -91,6 +91,13 @@ def mixed_sets(raw: TomlTable) -> Iterator[tuple[KeyPath, TomlTable]]:
     for number, table in enumerate(sets if isinstance(sets, list) else []):
         if isinstance(table, dict):
             yield ("dataset", "mix", number), table
+
+
+def collate_tables(raw: TomlTable) -> Iterator[tuple[KeyPath, TomlTable]]:
+    """Yield what makes batches where it has arguments: `collate` of the training data, and of evaluation sets."""
+    for path, table in ((("dataset",), table_at(raw, "dataset")), *set_tables(raw)):
+        if isinstance(collate := table.get("collate"), dict):
+            yield (*path, "collate"), collate
 
 
 def object_of(value: object, path: KeyPath = ()) -> ObjectArgument | None:
@@ -145,6 +152,9 @@ def _of_another_tool(source: Source, path: KeyPath, value: TomlTable) -> Diagnos
     word = next(word for word in _TARGETS if isinstance(value.get(word), str))
     target = str(value[word])
     module, _, name = target.rpartition("." if ":" not in target else ":")
+    owner, _, kind = module.rpartition(".")
+    if owner and kind[:1].isupper() and ":" not in target:  # a method of a class, such as from_pretrained
+        module, name = owner, f"{kind}.{name}"
     args = {key: each for key, each in value.items() if key not in (word, "_partial_")}
     args = args.get("init_args", {}) if word == "class_path" else args
     written = {"entry": f"{module}:{name}" if module else target, "args": args}

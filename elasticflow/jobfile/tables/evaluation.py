@@ -12,6 +12,7 @@ from elasticflow.jobfile.diagnostics.suggestions import nearest
 from elasticflow.jobfile.tables.types import (
     MOST_SAMPLES,
     Args,
+    Collate,
     Description,
     Entry,
     IntervalText,
@@ -96,6 +97,9 @@ class EvaluationTable(Table):
         ge=1,
         le=10**9,
         description="Samples per forward; default: dataset.micro_batch_size, else 256.",
+    )
+    collate: Collate | None = Field(
+        default=None, description="Turns a list of samples into a batch; default: dataset.collate."
     )
     metrics: dict[MetricName, Entry | MetricTable] = Field(
         default={},

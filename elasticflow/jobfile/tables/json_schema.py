@@ -32,7 +32,7 @@ BEYOND = (
     "nodes.min <= nodes.max: one value against another",
     "evaluation.best names a key of evaluation.metrics: one value against another's keys",
     "a group of parameters has match, ndim or module, and none is empty: any of several keys",
-    "`entry` of a hook's table: a file may leave it to the file that it extends",
+    "`entry` of a hook's or a collate's table: a file may leave it to the file that it extends",
     "5.0 where a whole number is asked for: one number to JSON, two types to TOML; tombi tells them apart, taplo not",
     "variables that env cannot set: a list of names, told with what to write instead",
     "nan and inf: no numbers to JSON; what an editor says of them is its own",
@@ -192,13 +192,28 @@ EXAMPLES: dict[str, dict[str, list[Any]]] = {
         "args": [{"split": "train"}],
         "shards": [16],
         "prepare": ["examples.mnist:download"],
-        "collate": ["examples.mnist:collate"],
+        "collate": [
+            "examples.mnist:collate",
+            {"entry": "examples.texts:padded", "args": {"padding": 0}, "partial": True},
+        ],
         "samples": [60_000],
         "mix": [[{"entry": "texts:Books", "weight": 0.7}, {"entry": "texts:Code", "weight": 0.3}]],
         "sampler": [{"balance_by": "label"}, {"bucket_by": "texts:lengths"}],
         "global_batch_size": [256],
         "micro_batch_size": [64],
         "num_workers": [2],
+    },
+    "CollateTable": {
+        "entry": ["transformers:DataCollatorWithPadding", "examples.texts:padded"],
+        "args": [
+            {
+                "tokenizer": {
+                    "entry": "transformers:AutoTokenizer.from_pretrained",
+                    "args": {"pretrained_model_name_or_path": "models/bert"},
+                }
+            },
+            {"padding": 0},
+        ],
     },
     "SamplerTable": {
         "weights": ["weight", "examples.mnist:weights"],
@@ -217,6 +232,7 @@ EXAMPLES: dict[str, dict[str, list[Any]]] = {
         "args": [{"split": "test"}],
         "every": ["1 epoch", ["500 steps", "10 min"]],
         "batch_size": [256],
+        "collate": ["examples.mnist:collate"],
         "samples": [2000],
         "metrics": [
             {"accuracy": "examples.mnist:accuracy"},

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.suggestions import is_table, nearest
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show, to_toml
-from elasticflow.jobfile.tables.evaluation import SET_NAME
+from elasticflow.jobfile.tables.evaluation import SET_NAME, without_set
 from elasticflow.jobfile.tables.misplaced_keys import (
     KeySuggestion,
     has_header,
@@ -49,6 +49,8 @@ _EXAMPLES = {
     "lr_scheduler.entry": '"elasticflow.schedules:warmup_cosine"',
     "dataset.entry": '"examples.mnist:digits"',
     "evaluation.entry": '"examples.mnist:digits"',
+    "dataset.collate.entry": '"transformers:DataCollatorWithPadding"',
+    "evaluation.collate.entry": '"transformers:DataCollatorWithPadding"',
     **{
         f"hooks.on_{name}.entry": '"mine:sample"'
         for name in ("start", "step", "evaluation", "snapshot", "finish")
@@ -129,7 +131,7 @@ def unknown_key(path: KeyPath, value: object) -> TableProblem:
 def _missing(path: KeyPath) -> TableProblem:
     *around, key = path
     message = f'missing key "{key}" in [{dotted(tuple(around))}]'
-    example = f"{key} = {_EXAMPLES.get(dotted(path), 256)}"
+    example = f"{key} = {_EXAMPLES.get(dotted(without_set(path)), 256)}"
     return TableProblem(codes.MISSING, message, tuple(path), True, f"add a line such as: {example}")
 
 

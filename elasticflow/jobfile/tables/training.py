@@ -17,6 +17,7 @@ from elasticflow.jobfile.tables.types import (
     MOST_NODES,
     MOST_SAMPLES,
     Args,
+    Collate,
     Description,
     DurationText,
     Entry,
@@ -189,8 +190,10 @@ class DatasetTable(Table):
     prepare: Entry | None = Field(
         default=None, description="Called without arguments once per node before the dataset is opened."
     )
-    collate: Entry | None = Field(
-        default=None, description="Turns a list of samples into a batch; default: torch's."
+    collate: Collate | None = Field(
+        default=None,
+        description="Turns a list of samples into a batch: a function, or { entry, args } makes an object that does, as "
+        "transformers' collators; default: torch's.",
     )
     samples: int | None = Field(
         default=None,

@@ -177,3 +177,29 @@ class Table(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
+
+
+class CollateTable(Table):
+    """What makes batches, with arguments: an object that is called with a list of samples, or a function."""
+
+    entry: Entry = Field(
+        description="Called with args: what it returns makes a batch of a list of samples, as transformers' collators do."
+    )
+    args: Args = Field(
+        default={},
+        description="Keyword arguments; a table { entry, args } among them makes an object, such as a tokenizer; "
+        '"${dataset.NAME}" is an attribute of the training data.',
+    )
+    partial: bool = Field(
+        default=False,
+        description="The entry itself is called with a list of samples and, besides, these args, as functools.partial does.",
+    )
+
+
+Collate = Entry | CollateTable
+"""A function called with a list of samples, or what is made with arguments."""
+
+
+def collate_entry(collate: str | CollateTable) -> str:
+    """Return what makes batches, or makes what does."""
+    return collate if isinstance(collate, str) else collate.entry

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import default_collate
 
+from elasticflow.errors import DatasetError
 from elasticflow.runtime.data import notes
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.process.random_streams import Draws, Generators
@@ -22,6 +23,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 EVALUATION = 1  # what a dataset is used for, in the keys of its streams; 0: training
+
+
+def checked_collate(collate: Callable[[list[Any]], Any] | None) -> Callable[[list[Any]], Any]:
+    """Return what makes batches, torch's own if that is None.
+
+    Raises:
+        DatasetError: it cannot be called.
+    """
+    if collate is None:
+        return default_collate
+    if not callable(collate):
+        message = f"collate is made as {notes.form(collate)}, which cannot be called with a list of samples"
+        raise DatasetError(message, "return a function, or an object whose class has __call__(self, samples)")
+    return collate
 
 
 class SampleReader:
@@ -38,6 +53,9 @@ class SampleReader:
         use: What the dataset is used for.
         generators: This process's; None: the process that reads first makes its own.
         has_repeats: A sample may come several times in an epoch, and is to be read differently each time.
+
+    Raises:
+        DatasetError: *collate* cannot be called.
     """
 
     def __init__(
@@ -50,7 +68,7 @@ class SampleReader:
         generators: Generators | None = None,
         has_repeats: bool = False,
     ) -> None:
-        self._dataset, self._collate, self._seed, self._use = dataset, collate or default_collate, seed, use
+        self._dataset, self._collate, self._seed, self._use = dataset, checked_collate(collate), seed, use
         # Of the stretch of places in which a sample comes once: what it draws is keyed by that and its index.
         self._length = 1 if has_repeats else len(dataset)
         self._many = getattr(dataset, "__getitems__", None)

@@ -11,12 +11,11 @@ from collections import deque
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch.utils.data import default_collate
-
 from elasticflow import events
 from elasticflow.errors import DatasetError
 from elasticflow.runtime.data.dataset import OpenedDataset, confirm, opened
 from elasticflow.runtime.data.index_loader import Batch, LeaveWhileWaiting, to_device
+from elasticflow.runtime.data.sample_reader import checked_collate
 from elasticflow.runtime.data.shard_reader import Chunk, ShardReader, read_ahead, require_iterable
 from elasticflow.runtime.data.step_plan import micro_batches
 from elasticflow.runtime.process import random_streams
@@ -93,6 +92,9 @@ class ShardLoader:
         num_workers: Loader processes, each of which reads whole shards; 0 reads in this process.
         collate: Makes a batch of a list of samples; None for torch's.
         virtual_shards: Of each batch, with exact consistency: each is a micro-batch, of its own data shards.
+
+    Raises:
+        DatasetError: *collate* cannot be called.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class ShardLoader:
         self._worker, self._schedule = worker, schedule
         self._shards: DataShards = opened(dataset).content
         self._micro_batch_size, self._num_workers = micro_batch_size, num_workers
-        self._collate = collate or default_collate
+        self._collate = checked_collate(collate)
         number = self._shards.number
         self._per_part = number // (virtual_shards or number)
         self._parts = range(*even_split(number // self._per_part, worker.world_size, worker.rank))

@@ -16,11 +16,13 @@ from elasticflow.runtime.data.dataset import OpenedDataset, checked_length, fing
 from elasticflow.runtime.data.mixture import MixedDataset, in_words, shares_of
 from elasticflow.runtime.data.order.bucketed import BucketedOrder
 from elasticflow.runtime.data.order.weighted import WeightedOrder
+from elasticflow.runtime.data.sample_reader import checked_collate
 from elasticflow.runtime.data.sample_values import class_weights_of, lengths_of, weights_of
 from elasticflow.runtime.data.shard_reader import require_iterable
 from elasticflow.runtime.data.values import values_of
 from elasticflow.runtime.deep.report import BrokenError
 from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.snapshot.reachable import GENERATORS, leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -248,11 +250,39 @@ class Data:
             raise BrokenError
         return shard, list(range(len(samples))), samples
 
+    def _collate(self) -> tuple[Callable[[list[Any]], Any], str]:
+        """Return what makes batches, and its key.
+
+        Raises:
+            BrokenError: it cannot be made, or cannot be called; reported.
+        """
+        table, of_set = self._job.dataset, self._set
+        if of_set is not None and of_set.own_collate:
+            number, key = self._job.evaluations.index(of_set), f"{of_set.key}.collate"
+            make = getattr(self._code, f"collate_of_set_{number}")
+        elif table.collate is None:
+            return default_collate, self._entry
+        elif table.collate_is_made:
+            make, key = self._code.build_collator, "dataset.collate"
+        else:
+            return self._code.collate, "dataset.collate"
+        made = self._report.call("factory", key, f"making {key}", make)
+        return self._report.call("result", key, f"making {key}", lambda: checked_collate(made)), key
+
+    def _look_for_generators(self, collate: Callable[[list[Any]], Any], key: str) -> None:
+        """Warn of a random generator that *collate*, which has made a batch, keeps for itself."""
+        held = next((each for each in leaves({key: collate}, {}) if isinstance(each.value, GENERATORS)), None)
+        if held is not None:
+            message = (
+                f"{held.path} is a random generator of its own: what it draws depends on the batches before"
+            )
+            remedy = "leave its seed out: what the global generators draw follows from job.seed and the batch, after a restart, too"
+            self._report.warn("state", key, message, remedy)
+
     def _collated(self, dataset: Any, indices: list[int], samples: list[Any]) -> Any:
         self.num_samples = len(samples)
-        report, own, loss = self._report, self._job.dataset.collate, self._job.model.loss
-        collate = self._code.collate if own else default_collate
-        key = "dataset.collate" if own else self._entry
+        report, loss = self._report, self._job.model.loss
+        collate, key = self._collate()
 
         def make() -> Any:
             try:
@@ -264,6 +294,7 @@ class Data:
         if self._is_training:
             report.facts(Facts(sample=notes.form(samples[0])))
         batch = report.call("collate", key, f"making a batch of {self._table}", make)
+        self._look_for_generators(collate, key)
         if loss is not None and not (isinstance(batch, list | tuple) and len(batch) == 2):
             message = f"model.loss is called on batches of (inputs, targets), and a batch of {self._table} is {notes.form(batch)}"
             remedy = "let samples be (input, target), or use model.step instead of model.loss"

@@ -64,6 +64,16 @@ MIXED = mixed()
             {"dataset__sampler": {"bucket_by": "a"}, "dataset__global_batch_size": 32},
             ("dataset.global_batch_size", 64, 32, "corrupting"),
         ),
+        (
+            {"dataset__collate": {"entry": "pieces:Padded", "args": {"padding": 0}}},
+            {"dataset__collate": {"entry": "pieces:Padded", "args": {"padding": 1}}},
+            ("dataset.collate.args.padding", 0, 1, "trajectory"),
+        ),
+        (
+            {"evaluation__entry": "pieces:digits"},
+            {"evaluation__entry": "pieces:digits", "evaluation__collate": "pieces:padded"},
+            ("evaluation.collate", None, "pieces:padded", "harmless"),
+        ),
         (MIXED, mixed(weight=2.0), ("dataset.mix.1.weight", 1.0, 2.0, "corrupting")),
         (MIXED, mixed(args={"n": 1}), ("dataset.mix.1.args.n", None, 1, "trajectory")),
         ({"dataset__shards": 4}, {"dataset__shards": 8}, ("dataset.shards", 4, 8, "corrupting")),

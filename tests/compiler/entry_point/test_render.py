@@ -92,6 +92,16 @@ FEATURES: dict[str, dict[str, Any]] = {
             "deep": {"a-b": {"c": [1.5, True]}},
         },
     },
+    "collator": {
+        "dataset__collate": {"entry": "pieces:Padded", "args": {"padding": 0}},
+        "evaluation__entry": "pieces:digits",
+        "optimizer__entry": "pieces:collator",
+    },
+    "collator_of_a_set": {
+        "dataset__collate": "pieces:collator",
+        "evaluation__entry": "pieces:digits",
+        "evaluation__collate": {"entry": "pieces:padded", "args": {"padding": 0}, "partial": True},
+    },
     "drawn": {"dataset__sampler": {"weights": "pieces:weights", "draws": 500}},
     "mixed": {
         "dataset__entry": None,
@@ -285,6 +295,19 @@ def test_a_factory_named_like_what_sets_its_random_state_is_renamed(name: str) -
     text = _rendered(make_job(optimizer__entry=f"pieces:{name}"))
     assert f"    from pieces import {name} as job_{name}\n" in text
     assert f"    optimizer = job_{name}(model.parameters(), lr=0.1)\n" in text
+
+
+def test_batches_are_made_by_one_object() -> None:
+    """Made once, in a random state of its own, and called for training and evaluation alike; a set's own wins."""
+    text = _rendered(make_job(**FEATURES["collator"]))
+    made = '    worker.seed_for("collate")\n    collator = Padded(padding=0)\n'
+    assert (1, 1, 2) == (text.count(made), text.count("Padded("), text.count("collate=collator"))
+    assert "from pieces import collator as job_collator\n" in text  # the optimizer's
+    text = _rendered(make_job(**FEATURES["collator_of_a_set"]))
+    assert (
+        "from pieces import Net, collator, digits, padded\n" in text
+    )  # as before collate could have arguments
+    assert (1, 1) == (text.count("collate=collator"), text.count("collate=partial(padded, padding=0)"))
 
 
 def test_every_factory_begins_in_a_random_state_of_its_own() -> None:

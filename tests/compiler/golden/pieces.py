@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, AdamW, Optimizer
@@ -57,6 +58,29 @@ def lengths(dataset: Sequence[Any]) -> list[int]:
 def collate(samples: list[Any]) -> Any:
     """Return torch's batch."""
     return default_collate(samples)
+
+
+def batches_of(size: int) -> Callable[[list[Any]], Any]:
+    """Return what makes batches of images, whose sides are so long."""
+
+    def made(samples: list[Any]) -> Any:
+        batch = default_collate(samples)
+        assert batch[0].shape[-1] == size
+        return batch
+
+    return made
+
+
+class Padded:
+    """Makes a batch of lists of unlike lengths."""
+
+    def __init__(self, padding: int) -> None:
+        self._padding = padding
+
+    def __call__(self, samples: list[list[int]]) -> Tensor:
+        """Return the lists as rows, filled up to the longest one."""
+        longest = max(map(len, samples))
+        return torch.tensor([[*row, *[self._padding] * (longest - len(row))] for row in samples])
 
 
 @dataclass

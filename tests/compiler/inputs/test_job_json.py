@@ -54,5 +54,7 @@ def test_a_key_that_came_later_is_left_out_where_it_says_nothing() -> None:
     tables = job_to_json(make_job())
     assert "groups" not in tables["optimizer"]
     assert job_from_json(tables) == make_job()
+    of_set = job_to_json(make_job(evaluation__entry="pieces:digits"))["evaluation"]
+    assert not {"samples", "collate"} & of_set.keys()
     grouped = make_job(optimizer__groups=[{"ndim": [0, 1], "args": {"lr": 1.0}}])
     assert job_from_json(job_to_json(grouped)) == grouped

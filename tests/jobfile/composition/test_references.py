@@ -16,6 +16,7 @@ from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.render_text import FORMATS, render
 from elasticflow.jobfile.load import load_job, require_cases, require_job
 from elasticflow.jobfile.python_source.annotations import DatasetValue
+from elasticflow.jobfile.tables.types import CollateTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -255,6 +256,9 @@ def test_values_of_the_data_are_told_from_texts(written: Callable[[str], Path]) 
         config = { entry = "builtins:dict", args = { sizes = ["${dataset.tokenizer.size}", "$${dataset.width}"] } }
         [optimizer]
         groups = [{ ndim = 1, args = { lr = "${dataset.rate}" } }]
+        [dataset.collate]
+        entry = "shop:padded"
+        args = { padding = "${dataset.padding}" }
         """
     )
     job = load_job(path, environment={}).job or require_job(path).job
@@ -262,6 +266,8 @@ def test_values_of_the_data_are_told_from_texts(written: Callable[[str], Path]) 
     assert job.model.args["width"] == DatasetValue("width")
     assert job.model.args["config"]["args"]["sizes"] == [DatasetValue("tokenizer.size"), "${dataset.width}"]
     assert job.optimizer.groups[0].args == {"lr": DatasetValue("rate")}
+    assert isinstance(job.dataset.collate, CollateTable)
+    assert job.dataset.collate.args == {"padding": DatasetValue("padding")}
 
 
 REFUSED = [

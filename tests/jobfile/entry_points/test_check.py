@@ -756,6 +756,7 @@ def test_values_of_the_data_are_looked_up_in_its_class(
 OF_OTHER_TOOLS = {
     '{ _target_ = "pkg.m.Config", n_layer = 3 }': 'write { entry = "pkg.m:Config", args = { n_layer = 3 } }',
     '{ _target_ = "pkg.m.act", _partial_ = true }': 'write { entry = "pkg.m:act", partial = true }',
+    '{ _target_ = "pkg.m.Config.of" }': 'write { entry = "pkg.m:Config.of" }',
     '{ class_path = "pkg.m.Config", init_args = { n_layer = 3 } }': 'write { entry = "pkg.m:Config", args = { n_layer = 3 } }',
     '[{ of = { _target_ = "pkg.m.Config" } }]': 'write { entry = "pkg.m:Config" }',
     '{ entry = "pkg.m:Config", args = { n_layer = 3 } }': None,

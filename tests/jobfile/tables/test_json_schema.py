@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, ValidationError, validators
 from pydantic import ValidationError as ModelError
 
+from elasticflow.jobfile.entry_points.object_arguments import collate_tables
 from elasticflow.jobfile.load import load_job
 from elasticflow.jobfile.tables.evaluation import sets_beside_keys
 from elasticflow.jobfile.tables.job import Job
@@ -127,7 +128,7 @@ def test_schema_and_models_agree_on_the_gallery() -> None:
         assert schema or not models, path.stem
         if schema and not models:
             alone.add(path.stem)
-    assert {"best_no_metric", "range_empty"} == alone
+    assert {"best_no_metric", "collate_no_entry", "range_empty"} == alone
     assert len(BEYOND) == 7
 
 
@@ -366,7 +367,7 @@ def is_beyond(raw: dict[str, Any]) -> bool:
     found = list(_errors({key: raw[key] for key in raw if key != "extends"}))
     messages = [each["msg"] for each in found if each["type"] != "missing" or "extends" not in raw]
     # Tables inside these may leave to a file that is extended what they need.
-    if raw.keys() & {"hooks", "env"} and "Field required" in messages:
+    if (raw.keys() & {"hooks", "env"} or any(collate_tables(raw))) and "Field required" in messages:
         return True
     return all(any(words in text for words in _BEYOND_WORDS) for text in messages)
 

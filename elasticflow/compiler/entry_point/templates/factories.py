@@ -105,6 +105,16 @@ def collate(samples: list[Any]) -> Any:
 
 
 # end
+# if: collator
+def build_collator() -> Any:
+    """Return what makes a batch of a list of samples."""
+    from tests.compiler.golden.pieces import Padded  # = collator.import
+
+    random_streams.begin(SEED, "collate")
+    return Padded(padding=0)  # = collator
+
+
+# end
 # if: evaluation_of_one
 def build_evaluation_dataset() -> Any:
     """Return the evaluation data."""
@@ -122,6 +132,16 @@ def build_evaluation_dataset_val() -> Any:  # = set.def
 
     random_streams.begin(SEED, "data")
     return digits(split="test")  # = set
+
+
+# end
+# each: collates
+def collate_of_set_0() -> Any:  # = own.def
+    """Return what makes a batch of an evaluation set's samples."""
+    from tests.compiler.golden.pieces import Padded  # = own.import
+
+    random_streams.begin(SEED, "collate")
+    return Padded(padding=0)  # = own
 
 
 # end

@@ -79,7 +79,7 @@ def main() -> None:
     # end
 
     # if: sample
-    from tests.compiler.golden.pieces import curriculum, rates, sample, two_optimizers
+    from tests.compiler.golden.pieces import Padded, curriculum, rates, sample, two_optimizers
     from torch.nn.functional import cross_entropy
     from torch.optim import AdamW
     from torch.optim.lr_scheduler import CosineAnnealingLR
@@ -97,6 +97,10 @@ def main() -> None:
     schedule = IndexSchedule(  # = schedule
         len(dataset), GLOBAL_BATCH_SIZE, epochs=5, tail=TAIL, seed=SEED, order=order
     )
+    # if: collator
+    worker.seed_for("collate")
+    collator = Padded(padding=0)  # = collator
+    # end
     worker.seed_for("model")  # what is drawn at random follows from the seed and this name alone
     model = Net(width=16)  # = model
     model.to(worker.device)
@@ -163,7 +167,7 @@ def main() -> None:
     # if: evaluation
     evaluation.run_if_owed(position)  # one that was cut short, when the workers were asked to leave
     # end
-    loader = IndexLoader(worker, dataset, schedule, MICRO_BATCH_SIZE, num_workers=NUM_WORKERS)  # = loader
+    loader = IndexLoader(worker, dataset, schedule, MICRO_BATCH_SIZE, collate=collator)  # = loader
 
     for batch in loader.batches(position):
         # if: optimizer

@@ -132,3 +132,7 @@ def batches():
 
 def sgd(params, lr: float | Tensor = 1e-3, momentum=0.0, nesterov=False, betas: tuple[float, float] = (0.9, 0.99)):
     """Take numbers."""
+
+
+def padded(samples, padding):
+    """Make a batch."""
