@@ -32,6 +32,7 @@ BEYOND = (
     "nodes.min <= nodes.max: one value against another",
     "evaluation.best names a key of evaluation.metrics: one value against another's keys",
     "a group of parameters has match, ndim or module, and none is empty: any of several keys",
+    "`every` of a hook is on_step's: one table's key by the name of the table",
     "`entry` of a hook's or a collate's table: a file may leave it to the file that it extends",
     "5.0 where a whole number is asked for: one number to JSON, two types to TOML; tombi tells them apart, taplo not",
     "variables that env cannot set: a list of names, told with what to write instead",
@@ -129,6 +130,9 @@ def _tidied(schema: _Schema) -> _Schema:
         for key in table["properties"].values():
             if "$ref" in key:  # a hover text of its own, for editors that do not follow it
                 key.setdefault("description", tidied["$defs"][_name_of(key)]["description"])
+    mix = tidied["$defs"]["DatasetTable"]["properties"]["mix"]
+    mix["minItems"] = 1  # none is as good as no key
+    del mix["default"]
     for name, keys in EXAMPLES.items():
         for key, values in keys.items():
             tidied["$defs"][name]["properties"][key]["examples"] = values

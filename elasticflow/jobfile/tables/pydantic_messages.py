@@ -21,6 +21,7 @@ from elasticflow.jobfile.tables.type_descriptions import (
     choices,
     describe,
     is_off_without,
+    keys_at,
     kind_of_key,
 )
 from elasticflow.jobfile.tables.types import ONE_OF
@@ -316,7 +317,8 @@ def _at_key_below(source: Source, problem: TableProblem) -> TableProblem:
         if len(wanted) != 2 or not isinstance(table, dict):
             continue
         for path in _below(table, (wanted[0],)):
-            if path[-1] == wanted[-1] and len(path) > 2:
+            is_at_home = path[-1] in keys_at(path[:-1])  # as the entry of an evaluation's collate
+            if path[-1] == wanted[-1] and len(path) > 2 and not is_at_home:
                 message = f"{problem.message}: {path[-1]} stands in [{dotted(path[:-1])}]"
                 return problem._replace(
                     message=message, path=path, at_key=True, remedy=None, suggestion=KeySuggestion((wanted,))

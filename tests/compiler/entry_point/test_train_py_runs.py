@@ -35,7 +35,7 @@ interval = "epoch"
 entry = "examples.mnist:digits"
 args = {{ split = "test" }}
 prepare = "tests.compiler.golden.pieces:download"
-collate = {{ entry = "tests.compiler.golden.pieces:batches_of", args = {{ size = 28 }} }}
+collate = {{ entry = "tests.compiler.golden.pieces:batches_of", args = {{ size = 8 }} }}
 global_batch_size = 100
 micro_batch_size = 40
 [evaluation]

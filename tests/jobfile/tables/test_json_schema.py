@@ -23,6 +23,7 @@ from elasticflow.jobfile.load import load_job
 from elasticflow.jobfile.tables.evaluation import sets_beside_keys
 from elasticflow.jobfile.tables.job import Job
 from elasticflow.jobfile.tables.json_schema import BEYOND, SCHEMA_FILE, job_schema, schema_text
+from elasticflow.jobfile.tables.types import ONE_OF
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -129,7 +130,7 @@ def test_schema_and_models_agree_on_the_gallery() -> None:
         if schema and not models:
             alone.add(path.stem)
     assert {"best_no_metric", "collate_no_entry", "range_empty"} == alone
-    assert len(BEYOND) == 7
+    assert len(BEYOND) == 8
 
 
 def test_corpus_is_large_enough() -> None:
@@ -333,10 +334,10 @@ def models_accept(raw: dict[str, Any]) -> bool:
     bases = bases if isinstance(bases, list) else [bases]
     if not all(isinstance(base, str) and base for base in bases):
         return False
-    pairs = {"model": ("loss", "step"), "train": ("epochs", "steps")}
     for each in _errors(raw):
         table = each["loc"][0]
-        is_neither = "exactly one" in each["msg"] and not set(pairs[table]) & set(raw[table])
+        is_neither = "exactly one" in each["msg"] and not set(ONE_OF[table]) & set(raw[table])
+        is_neither |= each["loc"] == ("evaluation",) and raw["evaluation"] == {}
         if each["type"] != "missing" and not is_neither:
             return False
     return True
@@ -359,6 +360,7 @@ _BEYOND_WORDS = (
     "names no metric",
     "a group of parameters needs",
     "of a group must not be empty",
+    "has `every`, which is on_step's",
 )
 
 
@@ -366,8 +368,9 @@ def is_beyond(raw: dict[str, Any]) -> bool:
     """Return whether the models refuse the job for nothing but what no schema can say."""
     found = list(_errors({key: raw[key] for key in raw if key != "extends"}))
     messages = [each["msg"] for each in found if each["type"] != "missing" or "extends" not in raw]
-    # Tables inside these may leave to a file that is extended what they need.
-    if (raw.keys() & {"hooks", "env"} or any(collate_tables(raw))) and "Field required" in messages:
+    # Tables inside these may leave to a file that is extended what they need; a text in their place is told besides.
+    lacks = any(each["type"] == "missing" and len(each["loc"]) > 2 for each in found)
+    if lacks and (raw.keys() & {"hooks", "env"} or any(collate_tables(raw))):
         return True
     return all(any(words in text for words in _BEYOND_WORDS) for text in messages)
 
