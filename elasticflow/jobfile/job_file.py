@@ -34,6 +34,7 @@ class JobFile:
         root: The project's root.
         environment: Variables that references name; None: they are not looked up.
         cache: What validating other files has found out; added to.
+        texts: By real path, what is read instead of what files hold.
 
     Attributes:
         files: The job file and every file it extends.
@@ -48,10 +49,11 @@ class JobFile:
         root: Path,
         environment: Mapping[str, str] | None,
         cache: ValidationCache | None = None,
+        texts: Mapping[str, bytes] | None = None,
     ) -> None:
         self.path = path
         self.root = root
-        self._source = load_source(path, overrides)
+        self._source = load_source(path, overrides, texts)
         self._environment = environment
         self._cache = cache or ValidationCache.empty()
         self.files = self._source.files

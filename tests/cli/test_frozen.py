@@ -20,6 +20,8 @@ PROMISED = {
         "--set",
         "--strict",
         "--output-format",
+        "--fix",
+        "--diff",
         "--deep",
         "--deep-step",
         "--deep-timeout",

@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.diagnostics.suggestions import only_near
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
 from elasticflow.jobfile.entry_points.calls import takes_optimizers
 from elasticflow.jobfile.entry_points.free_tables import not_passable
@@ -104,17 +105,20 @@ class ArgumentCheck:
             case "unknown":
                 message = f'{self._entry.call.text} takes no argument "{misfit.name}"'
                 remedy = f"{self._instead(misfit, at_key)}\n{defined}"
-                return self._entry.problem(codes.BAD_ARGUMENT, message, remedy, path=at_key)
+                found = self._entry.problem(codes.BAD_ARGUMENT, message, remedy, path=at_key)
+                return self._entry.fixed(found, at_key, name=_meant(misfit, arguments))
             case "twice":
                 message = f'{self._entry.call.text} gets "{misfit.name}" from elasticflow already'
                 return self._entry.problem(codes.BAD_ARGUMENT, message, "leave it out", path=at_key)
             case "type":
                 message = f'{self._entry.call.text} takes {misfit.wanted} as "{misfit.name}", not {show(arguments[misfit.name])}'
-                value = arguments[misfit.name]
+                value, unquoted_text = arguments[misfit.name], ""
                 remedy = f"did you mean {misfit.near}?\n{defined}" if misfit.near else defined
                 if misfit.near and isinstance(value, str) and misfit.near[0] not in "\"'[":
+                    unquoted_text = misfit.near
                     remedy = f"without quotes: {misfit.name} = {misfit.near}\n{defined}"
-                return self._entry.source.problem(codes.BAD_ARGUMENT_TYPE, message, at_key, remedy=remedy)
+                found = self._entry.source.problem(codes.BAD_ARGUMENT_TYPE, message, at_key, remedy=remedy)
+                return self._entry.fixed(found, at_key, value=unquoted_text)
             case "missing":
                 message = f'{self._entry.call.text} needs the argument "{misfit.name}"'
                 remedy = self._how_to_give(misfit.name)
@@ -164,6 +168,12 @@ class ArgumentCheck:
             )
             return f"it is a key of [{dotted(table)}]: move it up, {where}"
         return f"it takes: {misfit.wanted}"
+
+
+def _meant(misfit: Misfit, arguments: dict[str, object]) -> str:
+    """Return the argument that alone can be meant by one that is not taken; empty if there is none, or it is given, too."""
+    near = only_near(misfit.name, misfit.wanted.split(", "))
+    return "" if near is None or near in arguments else near
 
 
 def makes_its_own_groups(entry: EntryPoint) -> Diagnostic | None:

@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow import redaction
-from elasticflow.jobfile.diagnostics.suggestions import nearest
+from elasticflow.jobfile.diagnostics.suggestions import nearest, only_near
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, to_toml
 from elasticflow.jobfile.tables.evaluation import without_set
 from elasticflow.jobfile.tables.foreign_names import (
@@ -21,13 +21,15 @@ from elasticflow.jobfile.tables.foreign_names import (
 from elasticflow.jobfile.tables.job import Job
 from elasticflow.jobfile.tables.repairs import accepts, repaired
 from elasticflow.jobfile.tables.type_descriptions import annotation_at, describe, keys_at
+from elasticflow.jobfile.text.edits import move, rename
 from elasticflow.jobfile.text.layers import flag_layer, value_at
 from elasticflow.jobfile.text.read import UnreadableError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elasticflow.jobfile.diagnostics.positions import KeyPath
+    from elasticflow.jobfile.diagnostics.positions import Edit, KeyPath
+    from elasticflow.jobfile.text.layers import Layer
     from elasticflow.jobfile.text.read import TomlTable
     from elasticflow.jobfile.text.source import Source
 
@@ -74,6 +76,29 @@ class KeySuggestion(NamedTuple):
             where = f"above [{dotted(around)}]" if has_header else f"out of {dotted(around)}"
             return f"it belongs in [{dotted(key[:-1])}]: move it up, {where}"
         return f"{self._line(key, around, raw)}{self._noted()}"
+
+    def fix(self, layer: Layer, path: KeyPath, raw: TomlTable) -> tuple[Edit, ...]:
+        """Return what puts the key at *path* of a file right; nothing where that takes a decision.
+
+        What is different there (`note`) is a decision, and so is a key that is given already.
+        """
+        if len(self.keys) != 1 or self.note or value_at(self.keys[0], raw) is not None:
+            return ()
+        key, name = self.keys[0], str(path[-1])
+        if self.is_slip:
+            names = keys_at(path[:-1]) if len(path) > 1 else Job.model_fields
+            return rename(layer, path, str(key[-1])) if only_near(name, names) == key[-1] else ()
+        is_table = isinstance(value_at(path, raw), dict)
+        if len(key) == 1:
+            return (
+                rename(layer, path, str(key[0]))
+                if is_table and len(path) == 1 and key != ("extends",)
+                else ()
+            )
+        if is_table or not self.value:
+            return ()
+        exact = meaning_of(name) is not None or name == key[-1] or key[:-1] == path[:-1]
+        return move(layer, path, key, self.value) if exact else ()
 
     def in_flag(self, value: object) -> str:
         """Return what to write instead of a `--set` that gives what stands at the key this value."""

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.jobfile.diagnostics.suggestions import is_table, nearest
+from elasticflow.jobfile.diagnostics.suggestions import is_table, nearest, only_near
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show, to_toml
 from elasticflow.jobfile.tables.evaluation import SET_NAME, without_set
 from elasticflow.jobfile.tables.misplaced_keys import (
@@ -15,7 +15,7 @@ from elasticflow.jobfile.tables.misplaced_keys import (
     set_flag,
     suggest_key,
 )
-from elasticflow.jobfile.tables.repairs import key_repaired, repaired, with_units
+from elasticflow.jobfile.tables.repairs import certain, key_repaired, repaired, with_units
 from elasticflow.jobfile.tables.type_descriptions import (
     annotation_at,
     choices,
@@ -25,7 +25,8 @@ from elasticflow.jobfile.tables.type_descriptions import (
     kind_of_key,
 )
 from elasticflow.jobfile.tables.types import ONE_OF
-from elasticflow.jobfile.text.layers import MovedLayer, value_at
+from elasticflow.jobfile.text.edits import rewrite
+from elasticflow.jobfile.text.layers import MovedLayer, table_at, value_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
-    from elasticflow.jobfile.diagnostics.positions import KeyPath
+    from elasticflow.jobfile.diagnostics.positions import Edit, KeyPath
     from elasticflow.jobfile.text.read import TomlTable
     from elasticflow.jobfile.text.source import Source
 
@@ -338,13 +339,32 @@ def _diagnostic(source: Source, problem: TableProblem) -> Diagnostic:
     diagnostic = source.problem(problem.code, problem.message, path, at_key=problem.at_key, remedy=remedy)
     if diagnostic.is_flag:
         return diagnostic._replace(help=_for_flag(source, problem) or remedy)
+    is_moved = any(isinstance(layer, MovedLayer) and layer.look(path) for layer in source.layers)
+    fix = () if is_moved else _fix(source, problem)
     if suggestion is None:
-        return diagnostic
-    if any(isinstance(layer, MovedLayer) and layer.look(path) for layer in source.layers):
+        return diagnostic._replace(fix=fix)
+    if is_moved:
         return diagnostic._replace(help=suggestion.in_axis())
-    return diagnostic._replace(
-        help=suggestion.in_file(path, source.raw, has_header=has_header(source, path[:-1]))
-    )
+    has_own = has_header(source, path[:-1])
+    return diagnostic._replace(help=suggestion.in_file(path, source.raw, has_header=has_own), fix=fix)
+
+
+def _fix(source: Source, problem: TableProblem) -> tuple[Edit, ...]:
+    """Return the edits, of the file that has the last word on the key, that put right what has one answer."""
+    path, place = problem.path, source.look(problem.path)
+    if place is None or not place[0].is_file:
+        return ()
+    if problem.suggestion is not None:
+        return problem.suggestion.fix(place[0], path, source.raw)
+    value = value_at(path, source.raw)
+    if problem.at_key or problem.code == codes.EVALUATION_SETS or isinstance(path[-1], int):
+        return ()
+    if problem.code == codes.NO_METRIC and isinstance(value, str):
+        side, _, metric = value.partition(" ")
+        near = only_near(metric, {*table_at(source.raw, *map(str, path[:-1]), "metrics"), "loss"})
+        return () if near is None else rewrite(place[0], path, to_toml(f"{side} {near}"))
+    meant = None if isinstance(value, dict | list) else certain(path, value)
+    return () if meant is None else rewrite(place[0], path, to_toml(meant))
 
 
 def _for_flag(source: Source, problem: TableProblem) -> str | None:

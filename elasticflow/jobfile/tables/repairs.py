@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 import tomli
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from elasticflow.jobfile.diagnostics.suggestions import SHORT_MODULES, nearest
+from elasticflow.jobfile.diagnostics.suggestions import SHORT_MODULES, nearest, only_near
 from elasticflow.jobfile.python_source.annotations import as_numbers
 from elasticflow.jobfile.tables.foreign_names import SAME_VALUES
 from elasticflow.jobfile.tables.type_descriptions import annotation_at, choices, model_at
@@ -86,6 +86,42 @@ def repaired(path: KeyPath, value: object) -> object | None:
         if is_good(each):
             return each
     return _with_module(path, value) if isinstance(value, str) and is_good("module:name") else None
+
+
+def certain(path: KeyPath, value: object) -> object | None:
+    """Return what alone can have been meant by the value of a key that the models know; None where something else can."""
+    is_good = accepts(path)
+    if isinstance(value, str) and len(value) > _MOST:
+        return None
+    meant: dict[str, object] = {}
+    for each in _same_in_other_words(value, annotation_at(path)):
+        if is_good(each):
+            meant.setdefault(repr(each), each)
+    return next(iter(meant.values())) if len(meant) == 1 else None
+
+
+def _same_in_other_words(value: object, annotation: Any) -> Iterator[object]:
+    """Yield what says the same as a value: another spelling, other units, and words that are misspelt."""
+    if isinstance(value, bool):
+        return
+    if isinstance(value, float) and value.is_integer():
+        yield int(value)
+    if value in (0, 1):
+        yield value == 1
+    if not isinstance(value, str):
+        return
+    text = value.strip().strip(_QUOTES).strip()
+    lower = text.lower()
+    words = [str(each) for each in choices(annotation)]
+    if words and (same := SAME_VALUES.get(lower)) in words:
+        yield same
+    elif words and (near := only_near(lower, words)) is not None:
+        yield near
+    yield from as_numbers(text) if not words else ()
+    if lower in {"true", "yes", "on"} | {"false", "no", "off"}:
+        yield lower in _YES
+    yield from _amounts(text)
+    yield from _entries(text)
 
 
 def key_repaired(path: KeyPath) -> str | None:

@@ -27,8 +27,8 @@ class UnreadableError(Exception):
         self.diagnostic = diagnostic
 
 
-def read_text(path: Path, name: str) -> str:
-    """Return a file's text: UTF-8, a byte order mark dropped, newlines as in TOML.
+def read_text(path: Path, name: str, instead: bytes | None = None) -> str:
+    """Return a file's text: UTF-8, a byte order mark dropped, newlines as in TOML; that of *instead*, if it is given.
 
     Raises:
         UnreadableError: no such file, not a regular file, not readable, too large, not UTF-8.
@@ -38,6 +38,7 @@ def read_text(path: Path, name: str) -> str:
             raise UnreadableError(_missing(path, name))
         data = path.read_bytes() if path.stat().st_size <= MOST_BYTES else b""
         too_large = not data and path.stat().st_size > MOST_BYTES
+        data = data if instead is None else instead
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not a name a file can have"
         raise UnreadableError(
@@ -131,8 +132,10 @@ def _not_toml(reason: str, text: str, start: int, name: str) -> Diagnostic:
     if (other := other_format(text)) is not None:
         message, remedy = other
         return diagnostic_at(codes.NOT_TOML, message, file=name, text=text, span=Span(0, 1), remedy=remedy)
-    message, span, help_ = explain_syntax_error(reason, text, start)
-    return diagnostic_at(codes.NOT_TOML, message, file=name, text=text, span=span, remedy=help_)
+    message, span, help_, fix = explain_syntax_error(reason, text, start)
+    return diagnostic_at(codes.NOT_TOML, message, file=name, text=text, span=span, remedy=help_)._replace(
+        fix=fix
+    )
 
 
 def _too_deep(name: str) -> Diagnostic:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import tomli
 
-from elasticflow.jobfile.diagnostics.positions import Span
+from elasticflow.jobfile.diagnostics.positions import Edit, Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,8 +40,10 @@ _QUOTED = re.compile(r"\"(?:\\.|[^\"\\])*\"|'[^']*'")
 _PAIR = re.compile(r"^(\s*)([\w.\-\"' ]*?[\w\"'])(\s*)=(?!=)(\s*)(.*?)(\s*(?:#.*)?)$")
 
 
-def explain_syntax_error(reason: str, text: str, start: int) -> tuple[str, Span, str | None]:
-    """Return what is wrong with a text that is no TOML, where, and what to do.
+def explain_syntax_error(
+    reason: str, text: str, start: int
+) -> tuple[str, Span, str | None, tuple[Edit, ...]]:
+    """Return what is wrong with a text that is no TOML, where, what to do, and the edit that does it, if there is one answer.
 
     Args:
         reason: What tomli says.
@@ -51,7 +53,7 @@ def explain_syntax_error(reason: str, text: str, start: int) -> tuple[str, Span,
     line = text.rfind("\n", 0, start) + 1
     for beginning, (words, remedy) in _OF_WHOLE_LINES.items():
         if reason.startswith(beginning):
-            return f"not valid TOML: {words}", Span(line, max(start, line + 1)), remedy
+            return f"not valid TOML: {words}", Span(line, max(start, line + 1)), remedy, ()
     help_: str | None = None
     words, span = reason[:1].lower() + reason[1:], Span(start, start + 1)
     if reason == r"Illegal character '\n'":
@@ -61,11 +63,12 @@ def explain_syntax_error(reason: str, text: str, start: int) -> tuple[str, Span,
         end = -1 if begin is None else text.find("\n", begin)
         if begin is not None and 0 <= end < start:  # the later line, where it is noticed, may be right
             words, span = f"{words}, which begins here", Span(begin, end)
+    fix: tuple[Edit, ...] = ()
     if (meant := mended(text, span.start)) is not None:
-        help_ = meant.remedy
+        help_, fix = meant.remedy, meant.fix
     elif help_ is None and _has_no_value(text, span.start):
         help_ = "the value is missing"
-    return f"not valid TOML: {words}", span, help_
+    return f"not valid TOML: {words}", span, help_, fix
 
 
 def _has_no_value(text: str, start: int) -> bool:
@@ -88,10 +91,12 @@ class Mended(NamedTuple):
     Attributes:
         line: The line, or several; empty where it is best left out.
         why: What was wrong, as a sentence of its own without a full stop.
+        fix: The edit that puts it there, if it is the line in TOML's spelling; nothing where words were made up.
     """
 
     line: str
     why: str
+    fix: tuple[Edit, ...] = ()
 
     @property
     def remedy(self) -> str:
@@ -130,7 +135,10 @@ def mended(text: str, start: int) -> Mended | None:
                         return None
                     reason = why or change.why
                     if is_toml_up_to(whole, begin + len(other)):
-                        return Mended(other, reason)
+                        # What a comma in a number stands for depends on where one lives.
+                        is_certain = candidate == line and change.why in _CERTAIN
+                        is_certain &= change.made is not _numbers or line.count(",") == other.count(",")
+                        return Mended(other, reason, (Edit(begin, end, other),) if is_certain else ())
                     further.append((other, reason))
         tried = further
     return None
@@ -333,3 +341,18 @@ _CHANGES = (
     _Change("a comma stands between values", _commas),
     _Change("a key has no blanks", _key_blanks),
 )  # fmt: skip
+# Changes of spelling alone.
+_CERTAIN = frozenset(
+    {
+        "quotes and blanks as a word processor writes them",
+        "no letter stands before the quotes of a text",
+        "TOML writes true and false in small letters, without quotes",
+        "TOML writes key = value",
+        "nothing stands after a value but a comment",
+        "a number as TOML writes it",
+        "lists stand in [ ], inline tables in { }",
+        "an inline table is { key = value, ... }",
+        "a comment begins with #",
+        "text needs quotes",
+    }
+)

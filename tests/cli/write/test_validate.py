@@ -317,3 +317,56 @@ def test_a_closed_pipe_is_no_traceback() -> None:
         ["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.stdout, done.stderr) == ("{\n", "")
+
+
+@pytest.fixture
+def shop(tmp_path: Path, ran: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
+    """Return `ran`, in a project whose one job file has a key that is misspelt and one that takes a decision."""
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "shop").symlink_to(GALLERY / "shop")
+    good = (GALLERY / "jobs" / "good_base.toml").read_text()
+    assert "epochs = " in good
+    (tmp_path / "job.toml").write_text(good.replace("epochs = ", "epoch = ") + "\n[nodes]\nzzz = 1\n")
+    monkeypatch.chdir(tmp_path)
+    return ran
+
+
+def test_fix_writes_what_has_one_answer_and_shows_it(shop: Callable[..., Ran]) -> None:
+    """What is left is told as ever, with its exit code; another time there is nothing to write."""
+    code, out, _ = shop("validate", "job.toml")
+    assert code == 1
+    assert "1 of them has one answer: elasticflow validate --fix job.toml\n" in out
+    before = Path("job.toml").read_text()
+
+    code, out, _ = shop("validate", "--diff", "job.toml")
+    assert (code, before) == (1, Path("job.toml").read_text())
+    assert out.startswith("--- job.toml\n+++ job.toml\n@@ ")
+    assert "\n-epoch = " in out
+    assert "\n+epochs = " in out
+    assert 'unknown key "epoch"' not in out
+    assert "1 would be put right\n" in out
+
+    code, out, _ = shop("validate", "--fix", "job.toml")
+    assert code == 1
+    assert "1 was put right\n" in out
+    assert 'unknown key "zzz"' in out
+    assert before.replace("epoch = ", "epochs = ") == Path("job.toml").read_text()
+    assert "put right" not in shop("validate", "--fix", "job.toml")[1]
+
+
+def test_fix_leaves_standard_output_to_programs(shop: Callable[..., Ran]) -> None:
+    """JSON stays JSON: the difference goes to standard error."""
+    _, out, err = shop("validate", "--fix", "--output-format", "json", "job.toml")
+    assert ["EF101"] == [each["code"] for each in json.loads(out)]
+    assert "+epochs = " in err
+
+
+def test_diff_of_good_files_is_the_answer_yes(shop: Callable[..., Ran]) -> None:
+    """Exit code 0 where nothing would change and nothing is wrong; it goes together with no call of the job's code."""
+    Path("job.toml").write_text((GALLERY / "jobs" / "good_base.toml").read_text())
+    code, out, _ = shop("validate", "--diff", "job.toml")
+    assert code == 0
+    assert out.startswith("1 file checked: no problems")
+    code, _, err = shop("validate", "--diff", "--deep", "job.toml")
+    assert code == 2
+    assert "--diff changes nothing" in err

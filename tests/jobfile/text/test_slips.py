@@ -75,7 +75,7 @@ def test_the_line_that_was_meant_is_offered(line: str) -> None:
     text = f"[a]\nb = 1\n{line}\n[c]\nd = 2\n"
     with pytest.raises(tomli.TOMLDecodeError) as error:
         tomli.loads(text)
-    message, span, remedy = explain_syntax_error(error.value.msg, text, min(error.value.pos, len(text)))
+    message, span, remedy, _ = explain_syntax_error(error.value.msg, text, min(error.value.pos, len(text)))
     assert message.startswith("not valid TOML")
     assert text.count("\n", 0, span.start) == 2
     found = mended(text, span.start)
@@ -108,7 +108,7 @@ def test_where_nothing_small_makes_it_right_nothing_is_offered(line: str) -> Non
 def test_no_secret_is_offered() -> None:
     """The line that was meant is shown with stars where the line itself is."""
     text = "[a]\npassword = hunter2\n"
-    _, _, remedy = explain_syntax_error("Invalid value", text, 15)
+    _, _, remedy, _ = explain_syntax_error("Invalid value", text, 15)
     assert remedy == 'write password = "*******" (text needs quotes)'
 
 
@@ -119,7 +119,7 @@ def test_what_is_offered_is_toml(text: str) -> None:
         tomli.loads(text)
     except tomli.TOMLDecodeError as error:
         at = min(error.pos, len(text))
-        message, span, _ = explain_syntax_error(error.msg, text, at)
+        message, span, _, _ = explain_syntax_error(error.msg, text, at)
         assert message
         assert 0 <= span.start <= len(text)
         if (found := mended(text, at)) is not None:
