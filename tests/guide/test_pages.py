@@ -89,6 +89,13 @@ def test_pages_begin_with_their_title_and_are_not_long() -> None:
             assert pages.text_of(topic).count("\n") <= MOST_LINES, topic
 
 
+def test_code_fits_a_terminal_of_80_columns() -> None:
+    """Text is wrapped there, code must not be; the margin of a block takes two columns."""
+    for topic in pages.topics():
+        blocks = re.findall(r"^```\w*\n(.*?)^```$", pages.text_of(topic), re.MULTILINE | re.DOTALL)
+        assert [] == [line for block in blocks for line in block.splitlines() if len(line) > 78], topic
+
+
 def test_every_page_can_be_reached_from_the_readme() -> None:
     """README is the landing page: it leads to each page of the guide."""
     reached = links((ROOT / "README.md").read_text("utf-8"))
