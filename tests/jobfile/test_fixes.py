@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -230,9 +229,10 @@ def test_difference_shows_no_secret() -> None:
     assert "abcdef" not in "".join(lines)
 
 
-@cache
-def _project(folder: str) -> Path:
-    root = Path(folder)
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a project for all examples of a property."""
+    root = tmp_path_factory.mktemp("shop")
     (root / "pyproject.toml").touch()
     (root / "shop").symlink_to(GALLERY / "shop")
     return root
@@ -240,11 +240,8 @@ def _project(folder: str) -> Path:
 
 @settings(max_examples=int(os.environ.get("ANY_INPUT_EXAMPLES", "12")) * 4)
 @given(data=st.data())
-def test_misspelt_key_is_put_right_or_left_alone(
-    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_misspelt_key_is_put_right_or_left_alone(data: st.DataObject, project: Path) -> None:
     """After the fix the file parses, all but the key is the same byte for byte, and the finding is gone."""
-    root = _project(str(tmp_path_factory.getbasetemp()))
     spots = [
         (path, spot.key) for path, spot in spots_in(GOOD).items() if spot.key is not None and len(path) > 1
     ]
@@ -265,7 +262,7 @@ def test_misspelt_key_is_put_right_or_left_alone(
     text = f"{GOOD[: span.start]}{wrong}{GOOD[span.end :]}"
     if data.draw(st.booleans()):
         text = f"\ufeff{text}".replace("\n", "\r\n")
-    file = root / "misspelt.toml"
+    file = project / "misspelt.toml"
     file.write_bytes(text.encode())
     before, fixed = check(file, {}), fix([file], check)
     if not fixed.files:
