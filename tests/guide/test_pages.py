@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
+import tomli
 
 from elasticflow.guide import pages
 from elasticflow.jobfile.diagnostics.explanations import CODES_PAGE
@@ -73,10 +74,20 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
 
 
 def test_every_page_is_in_the_index() -> None:
-    """`elasticflow guide` lists what is there, and nothing else; the line says more than the topic's name."""
+    """`elasticflow guide` lists what is there, and nothing else; a line says more than the topic's name, and fits."""
     there = {path.stem for path in pages.GUIDE.glob("*.md")} - {"README"}
     assert there == set(pages.topics())
     assert [] == [topic for topic, about in pages.topics().items() if len(about.split()) < 4]
+    column = 2 + max(map(len, pages.topics()))
+    assert [] == [topic for topic, about in pages.topics().items() if column + len(about) > 80]
+
+
+def test_the_wheel_takes_the_pages_along() -> None:
+    """They lie in the package, which the wheel has as a whole."""
+    wheel = tomli.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert {"packages", "hooks"} == set(wheel)
+    assert pages.GUIDE.is_relative_to(ROOT / "elasticflow")
+    assert ["elasticflow"] == wheel["packages"]
 
 
 def test_pages_begin_with_their_title_and_are_not_long() -> None:
