@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 TRIED = ("2.13", "2.14", "2.15")
-"""Its minor versions; `pyproject.toml` allows the same range, and README says what was run on which."""
+"""Its minor versions; `pyproject.toml` allows the same range, and the guide (figures) says what was run on which."""
 
 
 def untried(version: str) -> str | None:

@@ -109,8 +109,8 @@ def refuse_pair(options: Sequence[Option]) -> None:
             f"{' and '.join([', '.join(names[:-1]), names[-1]])} seem to be trained against each other: "
             "which one a job is for cannot be told",
             "write a module that holds them, let optimizer.entry return a dict of their optimizers,\n"
-            '{"g": ..., "d": ...}, and let model.step take (model, batch, optimizers): see "Several optimizers"\n'
-            "in the README. To train one of them alone: --model NAME",
+            '{"g": ..., "d": ...}, and let model.step take (model, batch, optimizers): `elasticflow guide training`\n'
+            "tells how, and `elasticflow init --example dcgan` writes such a job. To train one of them alone: --model NAME",
         )
 
 
