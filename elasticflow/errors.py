@@ -73,6 +73,10 @@ class GpuMissingError(ElasticflowError):
     """A job asks for a worker per GPU on a machine where torch can use none."""
 
 
+class SinkMissingError(ElasticflowError):
+    """A sink that the job chooses needs what is not installed."""
+
+
 class RunLockedError(ElasticflowError):
     """Another process holds the run's lock: it is running."""
 

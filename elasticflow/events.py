@@ -315,6 +315,27 @@ DRIFT_FOUND = Event(
     "the run goes on with what changed since its last launch: job, own code, libraries, machine",
     ("launch", "differences"),
 )
+SINK_FAILED = Event(
+    "sink.failed",
+    "nothing gets through to a sink, which is tried again and again; training and other sinks go on",
+    ("sink", "error"),
+    level="warning",
+)
+SINK_RECOVERED = Event(
+    "sink.recovered", "a sink takes what is sent again, from where it had failed", ("sink", "seconds")
+)
+SINK_UNSENT = Event(
+    "sink.unsent",
+    "the launch has ended before a sink had everything; the next launch or `elasticflow sinks send` goes on there",
+    ("sink", "points", "error"),
+    level="warning",
+)
+FOLLOWER_LOST = Event(
+    "follower.lost",
+    "the process that sends metrics and events to sinks has ended; another one goes on where it was after a pause",
+    ("reason", "log", "pause_s"),
+    level="warning",
+)
 # Long, and for a program: hence its level.
 ENVIRONMENT_FOUND = Event(
     "environment.found",

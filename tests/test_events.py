@@ -91,6 +91,10 @@ FROZEN = {
     "drift.found": {"differences", "launch"},
     "overlap.found": {"compared", "found", "looked_up", "pair", "samples"},
     "record.damaged": {"path", "reason"},
+    "sink.failed": {"error", "sink"},
+    "sink.recovered": {"seconds", "sink"},
+    "sink.unsent": {"error", "points", "sink"},
+    "follower.lost": {"log", "pause_s", "reason"},
     "environment.found": {"device", "files", "modules"},
     "agent.restarted": {"error", "exit_code", "node"},
     "hang.detected": {

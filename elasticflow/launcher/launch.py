@@ -53,6 +53,7 @@ class Request:
         scale: How many nodes this machine plays from when on.
         node_rank: This machine's place among the nodes, where the rendezvous is static.
         case: The case of the job file's [matrix] that the job is.
+        follower: Command of the process that follows the run's files (`supervisor/follower.py`); empty: there is none.
     """
 
     job: Job
@@ -64,6 +65,7 @@ class Request:
     scale: tuple[ScaleChange, ...] = ALONE
     node_rank: int | None = None
     case: str | None = None
+    follower: tuple[str, ...] = ()
 
 
 def launch(
@@ -159,6 +161,7 @@ def _next_launch(
         drift=tuple(drift),
         sources=made.origins.code,
         lost=ending_of(folder),
+        follower=request.follower,
     )
 
 

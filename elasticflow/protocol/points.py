@@ -37,7 +37,7 @@ def read_points(run_folder: Path) -> list[dict[str, Any]]:
     """
     began: dict[int, int] = {}
     points: list[dict[str, Any]] = []
-    for generation, rank, path in sorted(_files(run_folder)):
+    for generation, rank, path in sorted(files_of(run_folder)):
         for record in _records(path):
             if "from" in record:
                 began[generation] = record["from"]
@@ -56,7 +56,8 @@ def _call_of(point: dict[str, Any]) -> tuple[Any, ...]:
     return point["step"], point.get("hook"), point["rank"]
 
 
-def _files(run_folder: Path) -> Iterator[tuple[int, int, Path]]:
+def files_of(run_folder: Path) -> Iterator[tuple[int, int, Path]]:
+    """Yield the files: generation, rank, path."""
     folder = run_folder / FOLDER
     for path in folder.iterdir() if folder.is_dir() else ():
         if match := _FILE.fullmatch(path.name):

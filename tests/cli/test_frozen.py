@@ -7,6 +7,7 @@ import click
 from elasticflow.cli.main import COMMANDS, group
 from elasticflow.cli.more.rendezvous import COMMANDS as OF_RENDEZVOUS
 from elasticflow.cli.runs.group import COMMANDS as OF_RUNS
+from elasticflow.cli.sinks.group import COMMANDS as OF_SINKS
 from elasticflow.cli.snapshots.group import COMMANDS as OF_SNAPSHOTS
 
 PROMISED = {
@@ -52,6 +53,7 @@ PROMISED = {
     "cancel": {"[RUN]", "--now"},
     "logs": {"[RUN]", "--rank", "--generation", "--follow", "--level", "--tail", "--steps", "--format"},
     "snapshots": set(),
+    "sinks": set(),
     "verify-elastic": {"JOB", "--worlds", "--steps", "--case", "--set", "--tolerance", "--keep", "--format"},
     "chaos": {
         "JOB",
@@ -143,6 +145,13 @@ def test_commands_of_snapshots_are_those_promised() -> None:
     """Every command of `elasticflow snapshots`, each with exactly these arguments and options."""
     assert PROMISED_OF_SNAPSHOTS == {
         name: _offered(_command(_group("snapshots"), name)) for name in OF_SNAPSHOTS
+    }
+
+
+def test_commands_of_sinks_are_those_promised() -> None:
+    """Every command of `elasticflow sinks`, each with exactly these arguments and options."""
+    assert {"send": {"[RUN]", "--timeout"}} == {
+        name: _offered(_command(_group("sinks"), name)) for name in OF_SINKS
     }
 
 

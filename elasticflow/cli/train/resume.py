@@ -30,9 +30,13 @@ def command(run: str | None, overrides: tuple[str, ...], accept_drift: bool, log
     elasticflow resume mnist
     elasticflow resume 20261120-104500-4f2a --set nodes.nproc_per_node=1
     """
+    from dataclasses import replace
+
     from elasticflow.launcher.launch import launch
+    from elasticflow.sinks.registry import serving_command
 
     request = _request(run, overrides, accept_drift=accept_drift)
+    request = replace(request, follower=serving_command(request.job))
     click.echo(f"resuming run {request.folder.run_id} of job {request.folder.job}", err=True)
     with shown(log_format, request.folder.path) as (show, tick):
         return launch(request, show, warn, tick)

@@ -130,7 +130,11 @@ def _join(loaded: LoadedJob, endpoint: str, options: RunOptions) -> int:
 
 def _launch(request: Request, log_format: str) -> int:
     """Launch what is asked for, show it, and return the exit code."""
-    from elasticflow.launcher.launch import launch
+    from dataclasses import replace
 
+    from elasticflow.launcher.launch import launch
+    from elasticflow.sinks.registry import serving_command
+
+    request = replace(request, follower=serving_command(request.job))
     with shown(log_format, request.folder.path) as (show, tick):
         return launch(request, show, warn, tick)

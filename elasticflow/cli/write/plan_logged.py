@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elasticflow.sinks.registry import missing_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elasticflow.jobfile.tables.hooks import HookTable
-    from elasticflow.jobfile.tables.job import Job
+    from elasticflow.jobfile.tables.job import Job, LoggingTable
 
 
 def logged(job: Job) -> Iterator[tuple[str, str]]:
@@ -24,8 +26,18 @@ def logged(job: Job) -> Iterator[tuple[str, str]]:
         parts.append("the gradient's norm")
     if parts:
         yield "logged", "; ".join(parts)
+    if job.logging.chosen_sinks():
+        yield "sinks", "; ".join(_sinks(job.logging))
     if job.hooks is not None and (hooks := job.hooks.named()):
         yield "hooks", "; ".join(f"{name} {_called(hook)}" for name, hook in hooks.items())
+
+
+def _sinks(logging: LoggingTable) -> Iterator[str]:
+    for name, options in logging.chosen_sinks().items():
+        given = ", ".join(f"{key} {value}" for key, value in options.items())
+        missing = missing_of(name)
+        remedy = f", not installed: pip install 'elasticflow[{missing}]'" if missing else ""
+        yield f"{name}{f' ({given})' if given and name not in logging.custom else ''}{remedy}"
 
 
 def _called(hook: HookTable) -> str:

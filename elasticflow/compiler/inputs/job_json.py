@@ -26,6 +26,9 @@ _LATER: tuple[tuple[str, str, Any], ...] = (
     ("train", "gradient_checkpointing", False),
     ("train", "stop_when", None),
     ("dataset", "mix", []),
+    ("logging", "tensorboard", None),
+    ("logging", "prometheus", None),
+    ("logging", "custom", {}),
 )
 _OF_DATA = "$dataset"  # a value of the training data: {"$dataset": "vocab_size"}
 _FLOAT = "$float"  # JSON has no infinity and no NaN: {"$float": "inf"}

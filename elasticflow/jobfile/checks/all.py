@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
-    from elasticflow.jobfile.diagnostics.positions import KeyPath
     from elasticflow.jobfile.tables.job import ValidTables
     from elasticflow.jobfile.text.source import Source
 
@@ -48,7 +47,6 @@ def check_tables(source: Source, tables: ValidTables) -> list[Diagnostic]:
         *check_evaluation_data(source, tables),
         *check_measures(source, tables),
         *check_stop_when(source, tables),
-        *_not_built(source, tables),
         *_schedule(source, tables),
         *check_lengths(source, tables),
         *check_failure_costs(source, tables),
@@ -148,18 +146,6 @@ def _measured(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
             )
         elif table.best is not None:
             best_of = dotted(path)
-
-
-def _not_built(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
-    logging = tables.get("logging")
-    asked: list[tuple[KeyPath, str]] = []
-    if logging is not None and logging.sinks:
-        asked.append(
-            (("logging", "sinks"), "leave it out; all metrics are in the run folder's metrics.jsonl")
-        )
-    for path, remedy in asked:
-        message = f"{dotted(path)} is not supported by this version"
-        yield source.problem(codes.NOT_BUILT, message, path, remedy=remedy)
 
 
 def _schedule(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:

@@ -11,12 +11,12 @@ from elasticflow.jobfile.tables.hooks import HooksTable, HookTable
 from elasticflow.jobfile.tables.launching import (
     EnvTable,
     KeepTable,
-    LoggingTable,
     NodesTable,
     RestartsTable,
     SnapshotsTable,
     TorchrunTable,
 )
+from elasticflow.jobfile.tables.observing.logging import LoggingTable
 from elasticflow.jobfile.tables.training import (
     DatasetTable,
     DdpTable,

@@ -1,4 +1,4 @@
-"""The tables that say how a job is launched and kept: nodes, restarts, snapshots, logs, torchrun."""
+"""The tables that say how a job is launched and kept: nodes, restarts, snapshots, torchrun."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from elasticflow.jobfile.tables.types import (
     ProgressText,
     SizeText,
     StatePath,
-    StepsText,
     Table,
     bad_key,
     or_reference,
@@ -231,39 +230,6 @@ class SnapshotsTable(Table):
     options: Annotated[Args, MayRefer()] = Field(
         default={},
         description='For the file system; secrets come from the environment: secret = "${env:NAME}".',
-    )
-
-
-CountName = Annotated[
-    str,
-    Field(pattern=r"^[a-z][a-z0-9_]{0,39}$", examples=["tokens"]),
-    Description('a name of small letters, digits and _, like "tokens"'),
-]
-
-
-class LoggingTable(Table):
-    """What is logged."""
-
-    level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Lines below it are dropped."
-    )
-    every: StepsText = Field(default="1 step", description="A metrics line at each of these.")
-    count_name: CountName | None = Field(
-        default=None,
-        description='What the `count` of a step counts, "tokens": their number per second is logged; default: items.',
-    )
-    grad_norm: bool | None = Field(
-        default=None,
-        description="Log the norm of the global batch's gradient; default: where clip_grad_norm computes it anyway.",
-    )
-    peak_flops: float | None = Field(
-        default=None,
-        gt=0,
-        allow_inf_nan=False,
-        description="FLOP/s that one device can do at most, for MFU; default: known GPUs' by their name.",
-    )
-    sinks: list[Literal["tensorboard", "mlflow", "wandb", "trackio"]] = Field(
-        default=[], description="Where metrics go besides the run folder."
     )
 
 

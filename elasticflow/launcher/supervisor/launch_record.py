@@ -43,6 +43,7 @@ class Launch:
         drift: What differs from the run's launch before.
         sources: Digests of the job's own code, by path from the project's root.
         lost: How the launch before ended, if its supervisor could not say so.
+        follower: Command of the process that follows the run's files (`follower.py`); empty: there is none.
     """
 
     plan: LaunchPlan
@@ -61,3 +62,4 @@ class Launch:
     drift: tuple[Difference, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     lost: Ending | None = None
+    follower: tuple[str, ...] = ()

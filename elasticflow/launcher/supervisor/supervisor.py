@@ -38,6 +38,7 @@ from elasticflow.launcher.supervisor.commands import (
     SnapshotFenced,
     TimePassed,
 )
+from elasticflow.launcher.supervisor.follower import Follower
 from elasticflow.launcher.supervisor.ingest import Ingest
 from elasticflow.launcher.supervisor.leave_requests import LeaveRequests
 from elasticflow.launcher.supervisor.lifecycle import UNTRAINED_S, Lifecycle, RunSoFar
@@ -97,6 +98,7 @@ class Supervisor:
         self._environment = EnvironmentRecord(launch.folder.launch(launch.number))
         self._ingest = Ingest(self._journal, self._metrics, self._environment)
         self._agents = LocalAgents(launch, self._journal)
+        self._follower = Follower(launch.follower, launch.folder, self._journal)
         self._nodes = Nodes(launch.plan.nodes_min, launch.plan.nodes_max)
         self._ledger = RestartLedger(launch.folder.ledger)
         self._lifecycle = self._first_lifecycle()
@@ -133,7 +135,8 @@ class Supervisor:
         with contextlib.ExitStack() as at_end:
             for number, handler in self._asked.listen().items():
                 at_end.callback(signal.signal, number, handler)
-            for end in (self._journal.close, self._environment.close, self._metrics.close, self._agents.end):
+            ends = (self._journal, self._environment, self._metrics)
+            for end in (*(each.close for each in ends), self._follower.end, self._agents.end):
                 at_end.callback(end)
             self._announce()
             for node in self._agents.begin():
@@ -218,6 +221,7 @@ class Supervisor:
             self._hear(message, tell)
         self._look_at_signals(tell)
         self._agents.turn(self._lifecycle, tell)
+        self._follower.turn(time.monotonic())
         for node in channel.silent_nodes():
             # An agent of this machine that hangs or was stopped: its end is seen at the next turn.
             if not self._agents.kill(node):
@@ -317,6 +321,8 @@ class Supervisor:
         figures = {"exit_code": verdict.exit_code, "event": verdict.event, **fields}
         self._journal.update(status=verdict.status, workers=[], verdict=figures)
         self._journal.event(verdict.event, **fields)
+        asked = len(self._asked.numbers)
+        self._follower.finish(lambda: len(self._asked.numbers) > asked)
         return verdict.exit_code
 
 

@@ -366,6 +366,29 @@ def _nodes_awaited(record: Record) -> Line:
     return Line("warning", "notice", "waiting", text)
 
 
+def _sink_failed(record: Record) -> Line:
+    more = ("training goes on; it is tried again and goes on where it was",)
+    return Line("warning", "notice", "sink", f"{record.get('sink')}: {record.get('error')}", more=more)
+
+
+def _sink_recovered(record: Record) -> Line:
+    seconds = span(float_of(record, "seconds") or 0)
+    return Line("done", "plain", "sink", f"{record.get('sink')} takes what is sent again, after {seconds}")
+
+
+def _sink_unsent(record: Record) -> Line:
+    text = (
+        f"{record.get('sink')} has not got {plural(int_of(record, 'points'), 'point')}: {record.get('error')}"
+    )
+    more = (f"elasticflow sinks send {record.get('run_id')}, or the next launch, goes on there",)
+    return Line("warning", "notice", "sink", text, more=more)
+
+
+def _follower_lost(record: Record) -> Line:
+    text = f"the process that serves sinks {record.get('reason')}; see {record.get('log')}"
+    return Line("warning", "notice", "sinks", text)
+
+
 CONTEXT_FREE: dict[str, Callable[[Record], Line]] = {
     events.SUPERVISOR_LOST: _supervisor_lost,
     events.PROCESS_LEFT_BEHIND: _process_left_behind,
@@ -400,5 +423,9 @@ CONTEXT_FREE: dict[str, Callable[[Record], Line]] = {
     events.KIND_CHANGED: _kind_changed,
     events.REPLICAS_NOT_COMPARED: _replicas_not_compared,
     events.RECORD_DAMAGED: _record_damaged,
+    events.SINK_FAILED: _sink_failed,
+    events.SINK_RECOVERED: _sink_recovered,
+    events.SINK_UNSENT: _sink_unsent,
+    events.FOLLOWER_LOST: _follower_lost,
 }
 """Events whose line needs nothing but the record."""

@@ -1,0 +1,1 @@
+"""`elasticflow sinks`: send."""

@@ -1,0 +1,123 @@
+"""The table of what is logged, and a table for each sink that takes it elsewhere."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, model_validator
+
+from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.tables.types import Args, Description, Entry, MayRefer, StepsText, Table, bad_key
+
+SinkName = Literal["tensorboard", "prometheus"]
+SINKS: tuple[SinkName, ...] = get_args(SinkName)
+
+CountName = Annotated[
+    str,
+    Field(pattern=r"^[a-z][a-z0-9_]{0,39}$", examples=["tokens"]),
+    Description('a name of small letters, digits and _, like "tokens"'),
+]
+CustomName = Annotated[
+    str, Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$"), Description("a name of small letters, digits, _ and -")
+]
+PathText = Annotated[
+    str,
+    Field(min_length=1, max_length=4000, pattern=r"^[^\x00\n]+$"),
+    Description("a path"),
+]
+
+
+class TensorBoardTable(Table):
+    """Event files for TensorBoard."""
+
+    folder: Annotated[PathText | None, MayRefer()] = Field(
+        default=None,
+        description="Where the run's event files go, each run in a folder <job>/<run id> of it; default: tensorboard in the "
+        "run folder. A relative path starts at the project root.",
+        examples=["tensorboard"],
+    )
+
+
+class PrometheusTable(Table):
+    """The newest value of each measure, for Prometheus."""
+
+    textfile: Annotated[PathText | None, MayRefer()] = Field(
+        default=None,
+        description="A file for node_exporter's textfile collector, replaced as a whole; default: prometheus.prom in the run "
+        "folder. A relative path starts at the project root.",
+        examples=["/var/lib/node_exporter/training.prom"],
+    )
+
+
+class CustomSinkTable(Table):
+    """A sink of your own."""
+
+    entry: Entry = Field(
+        description="A subclass of elasticflow.sinks.sink.Sink; it runs beside the supervisor, never in a worker.",
+        examples=["my_sinks:Table"],
+    )
+    args: Args = Field(
+        default={},
+        description="Its options: what the object has as `options`.",
+        examples=[{"path": "table.csv"}],
+    )
+
+
+class LoggingTable(Table):
+    """What is logged."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Lines below it are dropped."
+    )
+    every: StepsText = Field(default="1 step", description="A metrics line at each of these.")
+    count_name: CountName | None = Field(
+        default=None,
+        description='What the `count` of a step counts, "tokens": their number per second is logged; default: items.',
+    )
+    grad_norm: bool | None = Field(
+        default=None,
+        description="Log the norm of the global batch's gradient; default: where clip_grad_norm computes it anyway.",
+    )
+    peak_flops: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="FLOP/s that one device can do at most, for MFU; default: known GPUs' by their name.",
+    )
+    sinks: list[SinkName] = Field(
+        default=[],
+        description="Where metrics, events and what hooks log go besides the run folder; a process beside the supervisor "
+        "sends them.",
+    )
+    tensorboard: TensorBoardTable | None = Field(
+        default=None, description="Options of the sink tensorboard.", examples=[{"folder": "tensorboard"}]
+    )
+    prometheus: PrometheusTable | None = Field(
+        default=None,
+        description="Options of the sink prometheus.",
+        examples=[{"textfile": "/var/lib/node_exporter/training.prom"}],
+    )
+    custom: dict[CustomName, CustomSinkTable] = Field(
+        default={},
+        description="Sinks of your own, by a name for each: those given here are used.",
+        examples=[{"table": {"entry": "my_sinks:Table"}}],
+    )
+
+    @model_validator(mode="after")
+    def _names_are_free(self) -> LoggingTable:
+        if clash := next((name for name in self.custom if name in SINKS), None):
+            message = f"logging.custom.{clash} has the name of a sink that is there already"
+            raise bad_key("custom", codes.EXCLUSIVE, message, "take another name")
+        return self
+
+    def chosen_sinks(self) -> dict[str, dict[str, Any]]:
+        """Return the options of each sink that is used, by its name, those of one's own last; defaults left out."""
+        options = {name: getattr(self, name) for name in self.sinks}
+        return {
+            **{name: {} if table is None else _given(table) for name, table in options.items()},
+            **{name: dict(table.args) for name, table in self.custom.items()},
+        }
+
+
+def _given(table: Table) -> dict[str, Any]:
+    return {name: value for name, value in table.model_dump().items() if value is not None}

@@ -1,0 +1,183 @@
+"""One sink's thread: reads the run folder, delivers, records how far it got, and tries again after a failure."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+from elasticflow.sinks.reader import Reader
+from elasticflow.sinks.record import SinkRecord, read_record, write_record
+from elasticflow.sinks.sink import takes_events
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elasticflow.run_folder import RunFolder
+    from elasticflow.sinks.reader import Position
+    from elasticflow.sinks.sink import Options, RunFacts, Sink
+
+LOOK_EVERY_S = 1.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_PAUSE_AT_END_S = 0.5
+_LONGEST_TEXT = 500
+
+
+class Report(Protocol):
+    """Called with what is to be told of a sink: the name of an event, and its fields."""
+
+    def __call__(self, event: str, /, **fields: Any) -> None:
+        """Tell it."""
+
+
+class Delivery:
+    """Delivers one run to one sink, from where the run folder says that it has got to.
+
+    Args:
+        name: The sink's name, as in the job file.
+        make: Makes the sink; it may raise.
+        options: Its table.
+        run: The run.
+        folder: The run's folder.
+        report: Called once when deliveries begin to fail, and once when they work again.
+
+    Attributes:
+        is_done: Set once `finish` was called and all is delivered.
+        error: Why nothing gets through now; None while all is well.
+        busy_since: Monotonic time at which the call that goes on now began; None between calls.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Sink],
+        options: Options,
+        run: RunFacts,
+        folder: RunFolder,
+        report: Report,
+    ) -> None:
+        self.name = name
+        self._make, self._options, self._run, self._folder = make, options, run, folder
+        self._report = report
+        self._reader = Reader(folder)
+        self._record = read_record(folder, name, options)
+        self._ending = threading.Event()
+        self.is_done = threading.Event()
+        self.error: str | None = None
+        self.busy_since: float | None = None
+        self._failing_since: float | None = None
+        self._takes_events = False
+
+    def start(self) -> None:
+        """Begin, in a thread that does not keep the process alive."""
+        threading.Thread(target=self.run, daemon=True, name=f"sink {self.name}").start()
+
+    def finish(self) -> None:
+        """Have `run` return once all that is written is delivered."""
+        self._ending.set()
+
+    def unsent(self) -> int:
+        """Return how many points and events are not delivered.
+
+        Raises:
+            OSError: a file of the run cannot be read.
+        """
+        return self._reader.count(self._record.position, with_events=self._takes_events)
+
+    @property
+    def position(self) -> Position:
+        """All before it is delivered."""
+        return self._record.position
+
+    def why(self) -> str:
+        """Return why not all is delivered."""
+        return self.error or "it was too slow"
+
+    def run(self) -> None:
+        """Deliver until `finish` was called and nothing is left; after a failure again, with growing pauses."""
+        pause = _FIRST_PAUSE_S
+        while not self.is_done.is_set():
+            position = self._record.position
+            try:
+                self._deliver()
+                self.is_done.set()
+            except Exception as error:  # noqa: BLE001  # whatever a client library raises
+                self.busy_since = None
+                self._tell_failure(error)
+                pause = _FIRST_PAUSE_S if self._record.position != position else pause
+                if self._ending.wait(pause):
+                    time.sleep(_PAUSE_AT_END_S)
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _deliver(self) -> None:
+        """Open the sink and deliver until the end."""
+        self._call_begins()
+        sink = self._make()
+        self._takes_events = takes_events(sink)
+        sink.open(self._run, self._record.remembered)
+        self._delivered(sink, self._record.position)
+        try:
+            while True:
+                is_last = self._ending.is_set()
+                while self._deliver_batch(sink):
+                    pass
+                if is_last:
+                    break
+                self._ending.wait(LOOK_EVERY_S)
+        except BaseException:
+            with suppress(Exception):  # the first failure is the cause
+                sink.close()
+            raise
+        self._call_begins()
+        sink.close()
+        self.busy_since = None
+
+    def _deliver_batch(self, sink: Sink) -> bool:
+        """Deliver what is written and record that; return whether there was anything."""
+        position = self._record.position
+        batch = self._reader.after(position)
+        if batch.end != position:
+            self._call_begins()
+            if batch.points:
+                sink.points(batch.points)
+            self._delivered(sink, batch.end)
+        if takes_events(sink):
+            told = self._reader.events_after(self._record.position, sink.events_at_once)
+            if told.end != self._record.position:
+                self._call_begins()
+                sink.events(told.events)
+                self._delivered(sink, told.end)
+        return self._record.position != position
+
+    def _delivered(self, sink: Sink, position: Position) -> None:
+        """Keep that all before *position* is delivered."""
+        self.busy_since = None
+        record = SinkRecord(position, sink.remember())
+        if record != self._record:
+            write_record(self._folder, self.name, self._options, record)
+            self._record = record
+            self._tell_recovery()
+
+    def _call_begins(self) -> None:
+        self.busy_since = time.monotonic()
+
+    def _tell_failure(self, error: Exception) -> None:
+        self.error = words_of(error)
+        if self._failing_since is None:
+            self._failing_since = time.monotonic()
+            self._report("sink.failed", sink=self.name, error=self.error)
+
+    def _tell_recovery(self) -> None:
+        if self._failing_since is not None:
+            seconds = round(time.monotonic() - self._failing_since, 3)
+            self._failing_since = self.error = None
+            self._report("sink.recovered", sink=self.name, seconds=seconds)
+
+
+def words_of(error: BaseException) -> str:
+    """Return an error in one line."""
+    text = " ".join(str(error).split())
+    kind = type(error).__name__
+    whole = f"{kind}: {text}" if text and kind != "SinkError" else text or kind
+    return whole if len(whole) <= _LONGEST_TEXT else f"{whole[:_LONGEST_TEXT]} ..."

@@ -1,0 +1,140 @@
+"""A file of JSON lines that another process appends to and cuts, read from a bookmark on that survives both."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.system.json_lines import lines_from_end
+from elasticflow.system.records import BadJsonError, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+# Bytes that are read at once; a longer line is read whole.
+_CHUNK = 1 << 20
+Record = dict[str, Any]
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Bookmark:
+    """Up to where a file was read.
+
+    Attributes:
+        offset: Bytes.
+        length: Of the last line that was read, with its end.
+        crc: CRC-32 of that line: the file was cut if another one stands there now.
+        key: The highest key of a line that was read; empty before the first.
+    """
+
+    offset: int = 0
+    length: int = 0
+    crc: int = 0
+    key: Key = ()
+
+    def to_json(self) -> Record:
+        """Return it as JSON values."""
+        return {**asdict(self), "key": list(self.key)}
+
+    @classmethod
+    def from_json(cls, values: object) -> Bookmark:
+        """Return what `to_json` gave; the beginning for anything else."""
+        match values:
+            case {"offset": int(offset), "length": int(length), "crc": int(crc), "key": list(key)}:
+                return cls(offset, length, crc, tuple(key))
+            case _:
+                return cls()
+
+
+@dataclass(frozen=True)
+class OrderedLines:
+    """Reads the lines of a file whose keys go up, each key once, whatever is cut off its end and written again.
+
+    Attributes:
+        path: The file; it may be absent.
+        key_of: Returns a record's place in the order; None for a line that is no record.
+        is_strict: A line whose key is not higher than all before is left out: it was read before, or is damaged.
+            Otherwise keys only help to find the place again after the end of the file was replaced.
+    """
+
+    path: Path
+    key_of: Callable[[Record], Key | None]
+    is_strict: bool = True
+
+    def read(self, mark: Bookmark, most: int) -> tuple[list[Record], Bookmark]:
+        """Return at most *most* records after *mark*, and the mark behind them; none if there are none yet.
+
+        Raises:
+            OSError: the file is there and cannot be read.
+        """
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return [], mark
+        try:
+            if not _stands(descriptor, mark):
+                mark = self._found_again(mark)
+            return self._after(descriptor, mark, most)
+        finally:
+            os.close(descriptor)
+
+    def _after(self, descriptor: int, mark: Bookmark, most: int) -> tuple[list[Record], Bookmark]:
+        records: list[Record] = []
+        while len(records) < most and (lines := _whole_lines(descriptor, mark.offset)):
+            for line in lines:
+                record, key = self._parsed(line)
+                highest = mark.key
+                if record is not None and key is not None and (not self.is_strict or key > highest):
+                    records.append(record)
+                    highest = max(key, highest)
+                mark = Bookmark(mark.offset + len(line), len(line), zlib.crc32(line), highest)
+                if len(records) == most:
+                    break
+        return records, mark
+
+    def _found_again(self, mark: Bookmark) -> Bookmark:
+        """Return *mark* in a file whose end was cut and perhaps written again: behind the last line that was read."""
+        if not mark.key:
+            return Bookmark()
+        by_key: Bookmark | None = None
+        with suppress(OSError, ValueError):  # it may be cut just now: the next look finds the place
+            for end, line in lines_from_end(self.path):
+                if len(line) == mark.length and zlib.crc32(line) == mark.crc:
+                    return Bookmark(end, len(line), mark.crc, mark.key)
+                key = self._parsed(line)[1]
+                if by_key is None and key is not None and key <= mark.key:
+                    by_key = Bookmark(end, len(line), zlib.crc32(line), mark.key)
+                    if self.is_strict:
+                        break
+        return by_key or Bookmark(key=mark.key)
+
+    def _parsed(self, line: bytes) -> tuple[Record | None, Key | None]:
+        try:
+            record = parse(line)
+        except BadJsonError:
+            return None, None
+        return record, self.key_of(record)
+
+
+def _stands(descriptor: int, mark: Bookmark) -> bool:
+    """Return whether the last line that was read is still where it was."""
+    if mark.offset == 0:
+        return not mark.key
+    line = os.pread(descriptor, mark.length, mark.offset - mark.length)
+    return len(line) == mark.length and zlib.crc32(line) == mark.crc
+
+
+def _whole_lines(descriptor: int, offset: int) -> list[bytes]:
+    """Return the lines that begin at *offset*, as far as they have ends: a chunk of them, or one long one."""
+    size = _CHUNK
+    while True:
+        data = os.pread(descriptor, size, offset)
+        end = data.rfind(b"\n") + 1
+        if end or len(data) < size:
+            return [line + b"\n" for line in data[:end].split(b"\n")[:-1]]
+        size *= 4

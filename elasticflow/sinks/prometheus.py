@@ -1,0 +1,110 @@
+"""Prometheus: the newest value of each measure, as a text file for node_exporter's textfile collector.
+
+Guarantee: the file is whole at any moment and holds the newest values. Prometheus keeps no history of its own accord:
+what happens between two scrapes is not seen, and neither is a value of the past when a run catches up.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elasticflow import events
+from elasticflow.sinks.sink import Sink
+from elasticflow.system import atomic_files
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from elasticflow.events import EventRecord
+    from elasticflow.sinks.sink import Options, Point, Remembered, RunFacts
+
+PREFIX = "elasticflow_"
+_WRONG = re.compile(r"[^a-zA-Z0-9_]")
+_ENDS: dict[str, str] = {
+    events.RUN_FINISHED: "finished",
+    events.RUN_FAILED: "failed",
+    events.RUN_INTERRUPTED: "interrupted",
+}
+_STATES = ("running", *_ENDS.values())
+
+
+class Prometheus(Sink):
+    """Keeps the newest values in a file, which is replaced as a whole."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._values: dict[str, float] = {}
+        self._state = "running"
+
+    def open(self, run: RunFacts, remembered: Remembered) -> None:
+        """Begin with the values that the file before had."""
+        self._run = run
+        self._path = self._place(run)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._path.is_file():
+            self._values = read_values(self._path.read_text(encoding="utf-8"))
+
+    def points(self, batch: Sequence[Point]) -> None:
+        """Take over the newest values."""
+        for point in batch:
+            self._values["step"] = float(point.step)
+            self._values["last_point_timestamp_seconds"] = point.time
+            self._values.update(
+                {
+                    _WRONG.sub("_", name.removeprefix("elasticflow/")): value
+                    for name, value in point.values.items()
+                }
+            )
+        self._write()
+
+    def events(self, batch: Sequence[EventRecord]) -> None:
+        """Take over whether the run goes on."""
+        for record in batch:
+            name = record.get("event")
+            self._state = _ENDS.get(str(name), "running" if name == events.RUN_STARTED else self._state)
+        self._write()
+
+    def _place(self, run: RunFacts) -> Path:
+        given = self.options.get("textfile")
+        return (
+            run.folder / "prometheus.prom" if given is None else run.project_root / Path(given).expanduser()
+        )
+
+    def _write(self) -> None:
+        text = exposition(self._values, self._state, {"job_name": self._run.job, "run_id": self._run.run_id})
+        # A collector reads the folder all the time: it must never see a part.
+        atomic_files.replace(self._path, [text.encode()], mode=0o644, sync=False)
+
+
+def exposition(values: Mapping[str, float], state: str, labels: Mapping[str, str]) -> str:
+    """Return *values* as gauges in Prometheus' text format, and the run's state as one gauge per state."""
+    of_run = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+    lines = []
+    for name, value in values.items():
+        lines += [f"# TYPE {PREFIX}{name} gauge", f"{PREFIX}{name}{{{of_run}}} {_number(value)}"]
+    lines.append(f"# TYPE {PREFIX}run_state gauge")
+    lines += [f'{PREFIX}run_state{{{of_run},state="{each}"}} {int(each == state)}' for each in _STATES]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def read_values(text: str) -> dict[str, float]:
+    """Return the values that `exposition` wrote; what is something else is left out."""
+    found = {}
+    for line in text.splitlines():
+        match = re.fullmatch(rf"{PREFIX}(\w+)\{{(.*)\}} (\S+)", line)
+        if match and match[1] != "run_state":
+            found[match[1]] = float(match[3].replace("Inf", "inf"))
+    return found
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    return repr(value) if math.isfinite(value) else ("+Inf" if value > 0 else "-Inf")
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

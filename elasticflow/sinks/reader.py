@@ -1,0 +1,310 @@
+"""What a run has written since a position: metrics, events and what hooks logged, as points and events, each once."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from elasticflow import events
+from elasticflow.launcher.restarts.failure_classes import OUTCOMES
+from elasticflow.protocol import points as logged
+from elasticflow.sinks.ordered_lines import Bookmark, OrderedLines
+from elasticflow.sinks.sink import Point
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from elasticflow.events import EventRecord
+    from elasticflow.run_folder import RunFolder
+    from elasticflow.sinks.ordered_lines import Key, Record
+
+OWN = "elasticflow/"
+"""What names of figures that come from events begin with: `elasticflow/restarts`."""
+# Of a line of metrics.jsonl: these say which step it is.
+_PLACE = frozenset({"generation", "world_size", "step", "time", "in_epoch", "stop", "weights"})
+# Of a line of an evaluation.
+_EVALUATED = frozenset({"eval", "eval_raw"})
+_AT_ONCE = 500
+
+
+@dataclass(frozen=True)
+class Position:
+    """Up to where a run was read.
+
+    Attributes:
+        metrics: In metrics.jsonl.
+        events: In events.jsonl, as far as figures were made of them.
+        told: In events.jsonl, as far as events themselves were given.
+        logged: By rank, in what hooks logged: the newest file that was read, the bytes of it, and by name the last step
+            that older files (`before`) and this one (`here`) gave.
+        failures: How many generations had failed.
+        restarts: After how many failures training went on.
+    """
+
+    metrics: Bookmark = field(default_factory=Bookmark)
+    events: Bookmark = field(default_factory=Bookmark)
+    told: Bookmark = field(default_factory=Bookmark)
+    logged: Mapping[str, Any] = field(default_factory=dict)
+    failures: int = 0
+    restarts: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {
+            "metrics": self.metrics.to_json(),
+            "events": self.events.to_json(),
+            "told": self.told.to_json(),
+            "logged": dict(self.logged),
+            "failures": self.failures,
+            "restarts": self.restarts,
+        }
+
+    @classmethod
+    def from_json(cls, values: object) -> Position:
+        """Return what `to_json` gave; the beginning for anything else."""
+        if not isinstance(values, dict):
+            return cls()
+        files = values.get("logged")
+        return cls(
+            Bookmark.from_json(values.get("metrics")),
+            Bookmark.from_json(values.get("events")),
+            Bookmark.from_json(values.get("told")),
+            files if isinstance(files, dict) else {},
+            _count(values.get("failures")),
+            _count(values.get("restarts")),
+        )
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What stands behind a position.
+
+    Attributes:
+        points: In order of their steps.
+        events: In order.
+        end: The position behind them; the one that was asked for, if nothing stands there yet.
+    """
+
+    points: tuple[Point, ...]
+    events: tuple[EventRecord, ...]
+    end: Position
+
+
+class Reader:
+    """Reads a run folder while it is written; keeps no state but positions that it returns."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder.path
+        self._metrics = OrderedLines(folder.metrics, _key_of_metrics)
+        self._events = OrderedLines(folder.events, _key_of_event, is_strict=False)
+
+    def after(self, position: Position, most: int = _AT_ONCE) -> Batch:
+        """Return the points behind *position*: of at most *most* lines of each source.
+
+        A step that is done again after a restart gives no second point: the first one counts.
+
+        Raises:
+            OSError: a file is there and cannot be read.
+        """
+        happened, events_end = self._events.read(position.events, most)
+        figures, failures, restarts = _figures(happened, position)
+        measured, metrics_end = self._metrics.read(position.metrics, most)
+        hooks, files = self._logged(position.logged, most)
+        points = heapq.merge(
+            figures, [_measured(record) for record in measured], hooks, key=lambda point: point.step
+        )
+        end = Position(metrics_end, events_end, position.told, files, failures, restarts)
+        return Batch(tuple(points), (), end)
+
+    def events_after(self, position: Position, most: int) -> Batch:
+        """Return at most *most* of the events behind *position*.
+
+        Raises:
+            OSError: the file is there and cannot be read.
+        """
+        happened, end = self._events.read(position.told, most)
+        return Batch((), tuple(happened), replace(position, told=end))
+
+    def count(self, position: Position, *, with_events: bool) -> int:
+        """Return how many points stand behind *position*, and how many events if they are asked for.
+
+        Raises:
+            OSError: a file is there and cannot be read.
+        """
+        total = 0
+        while (batch := self.after(position)).end != position:
+            total += len(batch.points)
+            position = batch.end
+        while with_events and (batch := self.events_after(position, _AT_ONCE)).end != position:
+            total += len(batch.events)
+            position = batch.end
+        return total
+
+    def _logged(self, files: Mapping[str, Any], most: int) -> tuple[list[Point], dict[str, Any]]:
+        """Return what hooks logged after *files*, by step, and where that ends, by rank."""
+        found: list[Point] = []
+        ends = dict(files)
+        for generation, rank, path in sorted(logged.files_of(self._folder)):
+            place = _Place.from_json(ends.get(str(rank)))
+            if generation < place.generation:
+                continue
+            place = place.in_generation(generation)
+            lines = OrderedLines(path, lambda record: (0,) if "name" in record else None, is_strict=False)
+            records, mark = lines.read(Bookmark(place.offset), most)
+            taken = (place.take(record, self._folder) for record in records)
+            found += [point for point in taken if point is not None]
+            ends[str(rank)] = replace(place, offset=mark.offset).to_json()
+            most -= len(records)
+            if most <= 0:  # this file first: a newer one of its rank closes it
+                break
+        return sorted(found, key=lambda point: point.step), ends
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Up to where the files of a rank's hooks were read."""
+
+    generation: int = 0
+    offset: int = 0
+    before: Mapping[str, int] = field(default_factory=dict)
+    here: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, values: object) -> _Place:
+        match values:
+            case {
+                "generation": int(number),
+                "offset": int(offset),
+                "before": dict(before),
+                "here": dict(here),
+            }:
+                return cls(number, offset, before, dict(here))
+            case _:
+                return cls()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "generation": self.generation,
+            "offset": self.offset,
+            "before": dict(self.before),
+            "here": dict(self.here),
+        }
+
+    def in_generation(self, number: int) -> _Place:
+        """Return the place in the file of generation *number*, which is this one's or a later one."""
+        if number == self.generation:
+            return self
+        before = {
+            name: max(self.before.get(name, -1), self.here.get(name, -1))
+            for name in {**self.before, **self.here}
+        }
+        return _Place(number, 0, before, {})
+
+    def take(self, record: Record, folder: Path) -> Point | None:
+        """Return the point of a hook's line; None if an earlier generation gave it, or if it is damaged."""
+        step, name, value = record.get("step"), record.get("name"), record.get("value")
+        if type(step) is not int or not isinstance(name, str):
+            return None
+        call = f"{record.get('hook')}:{name}"
+        if step <= self.before.get(call, -1):
+            return None
+        self.here[call] = max(step, self.here.get(call, -1))
+        begin = Point(step, _seconds(record.get("time")), self.generation)
+        match record.get("kind"):
+            case "scalar" if value is None or _is_number(value):
+                return replace(begin, values={name: math.nan if value is None else float(value)})
+            case "text" if isinstance(value, str):
+                return replace(begin, texts={name: value})
+            case "image" if isinstance(value, str) and (folder / value).is_file():
+                return replace(begin, images={name: folder / value})
+            case _:
+                return None
+
+
+def _measured(record: Record) -> Point:
+    """Return the point of a line of metrics.jsonl."""
+    values: dict[str, float] = {}
+    for name, value in record.items():
+        is_wanted = name in _EVALUATED if "eval" in record else name not in _PLACE
+        if is_wanted:
+            values.update(_numbers(name, value))
+    generation = record.get("generation")
+    return Point(
+        record["step"],
+        _seconds(record.get("time")),
+        generation if isinstance(generation, int) else 0,
+        values,
+    )
+
+
+def _numbers(name: str, value: object) -> Iterator[tuple[str, float]]:
+    """Yield the numbers in a value of a line, by names like `eval/accuracy`; what is not finite stands there as text."""
+    match value:
+        case dict():
+            for inner, part in value.items():
+                yield from _numbers(f"{name}/{inner}", part)
+        case bool():
+            pass
+        case int() | float():
+            yield name, float(value)
+        case None:
+            yield name, math.nan
+        case "nan" | "inf" | "-inf" | "NaN" | "Infinity" | "-Infinity":
+            yield name, float(value)
+        case _:
+            pass
+
+
+def _figures(happened: list[EventRecord], position: Position) -> tuple[list[Point], int, int]:
+    """Return what these events say in numbers, and how many failures and restarts there were by then."""
+    found = []
+    failures, restarts = position.failures, position.restarts
+    for record in happened:
+        match record.get("event"):
+            case events.GENERATION_ENDED if record.get("class") not in OUTCOMES:
+                failures += 1
+            case events.TRAINING_STARTED if type(record.get("step")) is int:
+                restarts = failures
+                values = {
+                    f"{OWN}restarts": float(restarts),
+                    f"{OWN}generation": float(_count(record.get("generation"))),
+                    f"{OWN}world_size": float(_count(record.get("world_size"))),
+                }
+                at = _moment(record.get("timestamp"))
+                found.append(Point(record["step"], at, _count(record.get("generation")), values))
+            case _:
+                pass
+    return found, failures, restarts
+
+
+def _key_of_metrics(record: Record) -> Key | None:
+    step = record.get("step")
+    return (step, "eval" in record) if type(step) is int else None
+
+
+def _key_of_event(record: Record) -> Key | None:
+    at = record.get("timestamp")
+    return (at,) if isinstance(at, str) and isinstance(record.get("event"), str) else None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _count(value: object) -> int:
+    return value if type(value) is int else 0
+
+
+def _seconds(value: object) -> float:
+    return float(value) if _is_number(value) else 0.0  # type: ignore[arg-type]
+
+
+def _moment(value: object) -> float:
+    try:
+        return datetime.fromisoformat(str(value)).timestamp()
+    except ValueError:
+        return 0.0

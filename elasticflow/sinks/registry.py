@@ -1,0 +1,96 @@
+"""Which sinks there are, what each needs to be installed, and the command of the process that serves a run's."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from elasticflow.errors import SinkMissingError
+from elasticflow.sinks.sink import Sink
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from elasticflow.jobfile.tables.job import Job
+    from elasticflow.jobfile.tables.observing.logging import LoggingTable
+    from elasticflow.sinks.sink import Options
+
+
+class SinkKind(NamedTuple):
+    """A sink of ours.
+
+    Attributes:
+        entry: Its class.
+        extra: The extra of elasticflow that has what it needs; None: it needs nothing.
+        needs: Modules of that extra.
+    """
+
+    entry: str
+    extra: str | None = None
+    needs: tuple[str, ...] = ()
+
+
+KINDS: dict[str, SinkKind] = {
+    "tensorboard": SinkKind("elasticflow.sinks.tensorboard:TensorBoard", "tensorboard", ("tensorboard",)),
+    "prometheus": SinkKind("elasticflow.sinks.prometheus:Prometheus"),
+}
+
+
+def missing_of(name: str) -> str | None:
+    """Return the extra that has to be installed for the sink *name*; None if nothing is missing. Imports none of it."""
+    kind = KINDS.get(name)
+    if kind is None or all(find_spec(module) is not None for module in kind.needs):
+        return None
+    return kind.extra
+
+
+def check_installed(logging: LoggingTable) -> None:
+    """Check that what the chosen sinks need is installed.
+
+    Raises:
+        SinkMissingError: something is not; the error has the pip line.
+    """
+    missing = {name: extra for name in logging.sinks if (extra := missing_of(name)) is not None}
+    if missing:
+        names = ", ".join(missing)
+        raise SinkMissingError(
+            f"logging.sinks has {names}, and what that needs is not installed",
+            f"pip install 'elasticflow[{','.join(dict.fromkeys(missing.values()))}]'",
+        )
+
+
+def serving_command(job: Job) -> tuple[str, ...]:
+    """Return the command that serves the job's sinks while a supervisor runs; empty if it has none.
+
+    Raises:
+        SinkMissingError: what a sink needs is not installed.
+    """
+    check_installed(job.logging)
+    if not job.logging.chosen_sinks():
+        return ()
+    return (sys.executable, "-m", "elasticflow.sinks.main")
+
+
+def make_sink(logging: LoggingTable, name: str, options: Options) -> Sink:
+    """Return a sink of the job, which is not open yet.
+
+    Raises:
+        TypeError: an entry of the job's own is no sink.
+        Exception: whatever importing and making it raises.
+    """
+    entry = KINDS[name].entry if name in logging.sinks else logging.custom[name].entry
+    module, _, attribute = entry.partition(":")
+    made: Any = import_module(module)
+    for part in attribute.split("."):
+        made = getattr(made, part)
+    sink = made(options)
+    if not isinstance(sink, Sink):
+        raise TypeError(f"{entry} makes a {type(sink).__name__}, which is no elasticflow.sinks.sink.Sink")
+    return sink
+
+
+def add_to_path(job: Job, project_root: Path) -> None:
+    """Have the job's own modules found, for sinks of one's own."""
+    sys.path[:0] = [str((project_root / part).resolve()) for part in job.job.path]
