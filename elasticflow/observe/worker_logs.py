@@ -90,6 +90,8 @@ def read_logs(folder: RunFolder, generation: int | None = None, rank: int | None
             f"run {folder.run_id} has no logs of generation {number}", f"there are logs of: {known}"
         )
     files = _files(folder, number, rank)
+    if not files and rank is None:
+        raise LogsNotFoundError(f"generation {number} of run {folder.run_id} has no logs yet")
     if not files:
         ranks = ", ".join(map(str, sorted({r for r, _, _ in _files(folder, number, None)}))) or "none"
         raise LogsNotFoundError(

@@ -62,12 +62,17 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "runs": ("runs",),
     "why": ("why", RUN),
     "logs": ("logs", RUN),
+    "metrics": ("metrics", RUN),
+    "metrics --plot": ("metrics", RUN, "--plot"),
+    "report": ("report", RUN, "-o", "report.html"),
     "snapshots list": ("snapshots", "list", RUN),
     "snapshots show": ("snapshots", "show", RUN),
     "snapshots verify": ("snapshots", "verify", RUN, "--all"),
     "run --run-id": ("run", "jobs/tiny.toml", "--run-id", RUN),
     "resume": ("resume", RUN),
 }
+# Takes long: tried on what it opens, with damages that differ from each other.
+SLOW = {"report": ("deleted", "cut", "not UTF-8", "a directory", "unreadable")}
 LAUNCHING = ("run --run-id", "resume")
 _LOOKING_AT_SNAPSHOTS = ("snapshots list", "snapshots show", "snapshots verify")
 _ZEROED = 300

@@ -162,12 +162,17 @@ def cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ask(command: str) -> Answer:
     """Run the command in the project that is the working folder, in this process."""
+    return ask_with(*harm.COMMANDS[command])
+
+
+def ask_with(*words: str) -> Answer:
+    """Run the command line in the project that is the working folder, in this process."""
     said = io.StringIO()
     _Decision.decided = None
     code: int | None = None
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         try:
-            code = call(harm.COMMANDS[command])
+            code = call(words)
         except Exception as error:  # noqa: BLE001  # what a user would see as a traceback
             said.write(f"Traceback: {type(error).__name__}: {error}")
     return Answer(code, said.getvalue(), _Decision.decided)

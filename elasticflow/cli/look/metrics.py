@@ -68,10 +68,11 @@ def _newest(path: Path, count: int) -> Iterator[Record]:
     """Return the last *count* records, all if it is 0, the oldest first."""
     if count == 0:
         return read(path)
-    if not path.is_file():
+    try:
+        records = (record for _, line in lines_from_end(path) if (record := parse(line)) is not None)
+        return iter(list(islice(records, count))[::-1])
+    except OSError:  # absent; or damaged, which was said
         return iter(())
-    records = (record for _, line in lines_from_end(path) if (record := parse(line)) is not None)
-    return iter(list(islice(records, count))[::-1])
 
 
 def _table(records: Sequence[Record], only: Sequence[str]) -> Iterator[str]:

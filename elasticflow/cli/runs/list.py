@@ -25,6 +25,7 @@ _FIRST_TO_GO = ("STARTED", "LOSS", "GOODPUT", "TOOK", "EVALUATION")
 _LOST: dict[Kind, str] = {
     "killed": "killed?",
     "out_of_memory": "out of memory?",
+    "disk_full": "disk full",
     "machine_restarted": "machine restarted",
     "container_restarted": "container restarted",
     "elsewhere": "lost elsewhere",

@@ -25,10 +25,14 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
 
 MACHINE = "machine"  # in state.json
-Kind = Literal["killed", "out_of_memory", "machine_restarted", "container_restarted", "elsewhere"]
+Kind = Literal[
+    "killed", "out_of_memory", "machine_restarted", "container_restarted", "disk_full", "elsewhere"
+]
 # A machine comes up within this; if the supervisor was silent for longer, it may have ended before the machine did.
 _BOOT_S = 600.0
 _PROC = Path("/proc")
+# Bytes: with less a supervisor cannot write its state.
+_ROOM = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -110,11 +114,16 @@ def ending_of(folder: RunFolder) -> Ending | None:
     if not isinstance(state, dict) or state.get("status") != "running":
         return None
     then, pid = Machine.from_json(state.get(MACHINE)), _whole(state.get("pid"))
-    return explain(
+    ending = explain(
         then,
         Machine.here(),
         _moment(state.get("updated")),
         lambda since: pid is not None and is_in_log(pid, since),
+    )
+    if ending.kind != "killed" or not _is_full(folder.path):
+        return ending
+    return Ending(
+        "disk_full", f"{ending.known}; the disk of the run folder is full", "it could write no more"
     )
 
 
@@ -179,6 +188,15 @@ def _of_counts(then: Machine, now: Machine) -> Ending:
             "killed", f"{known}, and no process was killed for memory", "killed from outside (SIGKILL)"
         )
     return Ending("killed", known, "killed (SIGKILL); whether memory had run out is not to be seen here")
+
+
+def _is_full(path: Path) -> bool:
+    """Return whether there is no room where *path* is, as far as that can be asked."""
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < _ROOM
 
 
 def _local(at: float) -> str:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -143,6 +144,28 @@ def test_kill_and_forged_boot_id_are_told_apart(tmp_path: Path) -> None:
     endings = [ending_of(folder) for folder in (killed, rebooted)]
 
     assert ["killed", "machine_restarted"] == [ending and ending.kind for ending in endings]
+
+
+def test_disk_that_is_full_is_the_likelier_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor that cannot write its last word has not been killed; once there is room again nobody can tell."""
+    folder = RunFolder(tmp_path / "runs" / "job" / "full")
+    folder.path.mkdir(parents=True)
+    folder.state.write_text(json.dumps({"status": "running", "machine": Machine.here().to_json()}))
+    real = os.statvfs
+    room = {"bavail": 0}
+
+    def statvfs(path: Path) -> SimpleNamespace:
+        return SimpleNamespace(f_bavail=room["bavail"], f_frsize=real(path).f_frsize)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    ending = ending_of(folder)
+    assert ending is not None
+    assert ("disk_full", "it could write no more") == (ending.kind, ending.likely)
+    assert ending.known.endswith("the disk of the run folder is full")
+    room["bavail"] = 1 << 20
+    ending = ending_of(folder)
+    assert ending is not None
+    assert "killed" == ending.kind
 
 
 @pytest.mark.parametrize("state", [None, {"status": "finished"}, {"status": "interrupted"}])

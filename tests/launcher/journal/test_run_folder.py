@@ -39,6 +39,7 @@ def test_full_disk_interrupts_the_launch_and_says_so(tmp_path: Path) -> None:
         job=SimpleNamespace(train=SimpleNamespace(time_limit=None)),
         catalog=SimpleNamespace(storage=storage),
         store=SimpleNamespace(endpoint=None),
+        follower=(),
         is_resumed=False,
         scale=ALONE,
     )
