@@ -24,7 +24,7 @@ from tests.campaign.facts import head
 ROOT = Path(__file__).resolve().parents[2]
 NEEDS = {"lora": ("transformers", "peft")}
 WORLDS, STEPS = "1,2,3,4", 10
-SEEDS, SEED_STEPS = range(1, 6), 300
+SEEDS, SEED_STEPS = range(1, 6), 1000
 LENGTH = f"--set=train.steps={SEED_STEPS}", f"--set=lr_scheduler.args.total={SEED_STEPS}"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 

@@ -11,7 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from elasticflow.cli.snapshots.saved_model import save
 from elasticflow.errors import ExportError
+from elasticflow.jobfile.load import require_job
 from elasticflow.jobfile.tables.job import Job
+from tests.end_to_end.harness import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,6 +69,36 @@ def test_model_is_saved_with_the_snapshots_weights(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "config.json").read_text()) == {"width": 3, "flag": "set"}
     saved = load_file(tmp_path / "out" / "model.safetensors")
     assert all(torch.equal(saved[key], weights[key]) for key in weights)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft's, of transformers
+def test_an_adapter_is_loaded_again_onto_its_base_model(tmp_path: Path) -> None:
+    """The lora example's, as peft reads it: the same outputs, to the last bit, as the model that was trained."""
+    transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    lora = require_job(ROOT / "examples" / "lora" / "job.toml").job
+    assert lora is not None
+    torch.manual_seed(1)
+    base = lora.model.args["model"]["args"]["config"]["args"]
+    trained = peft.get_peft_model(
+        transformers.LlamaForCausalLM(transformers.LlamaConfig(**base)),
+        peft.LoraConfig(**lora.model.args["peft_config"]["args"]),
+    ).eval()
+    for parameter in trained.parameters():
+        if parameter.requires_grad:
+            parameter.data += torch.randn_like(parameter) / 10
+    weights = {name: tensor.clone() for name, tensor in trained.state_dict().items()}
+    save_file(weights, tmp_path / "weights")
+    save(lora, ROOT / "examples" / "lora", tmp_path / "weights", tmp_path / "adapter", None)
+
+    torch.manual_seed(1)
+    again = transformers.LlamaForCausalLM(transformers.LlamaConfig(**base))
+    ids = torch.arange(24).view(2, 12)
+    untrained = again(input_ids=ids).logits
+    loaded = peft.PeftModel.from_pretrained(again, tmp_path / "adapter").eval()
+    with torch.no_grad():
+        expected, found = trained(input_ids=ids).logits, loaded(input_ids=ids).logits
+    assert torch.equal(expected, found)
+    assert not torch.allclose(untrained, found)
 
 
 @pytest.mark.parametrize(
