@@ -83,6 +83,42 @@ def test_what_is_wrong_is_found_at_its_key(name: str, tmp_path: Path) -> None:
     _require_found(PROJECTS[name], _look_here(tmp_path, PROJECTS[name]))
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "deep_step", "remedy"),
+    [
+        (
+            "    def forward(self, inputs):\n",
+            "torch.distributed.barrier()",
+            True,
+            "leave collectives of its own",
+        ),
+        (
+            "        super().__init__()\n",
+            "torch.distributed.barrier()",
+            False,
+            "every worker has a whole replica",
+        ),
+        (
+            "        super().__init__()\n",
+            "raise ValueError('FSDP')",
+            False,
+            "every worker has a whole replica",
+        ),
+        (
+            "    def forward(self, inputs):\n",
+            "raise RuntimeError('Lit is not attached to a `Trainer`.')",
+            True,
+            "trained as a plain model, without a Trainer",
+        ),
+    ],
+)
+def test_a_limit_is_named(old: str, new: str, deep_step: bool, remedy: str, tmp_path: Path) -> None:
+    """Collectives of one's own, sharded models, Lightning's logging: what cannot work, and what to do instead."""
+    found = _look_here(tmp_path, Project(old, f"{old}        {new}\n", None, deep_step=deep_step)).problems
+    assert found
+    assert all(remedy in each.remedy for each in found)
+
+
 def test_what_a_step_freezes_for_a_while_is_trained(tmp_path: Path) -> None:
     """As a GAN's step does with one of its halves: what can be trained is told of the model as it is built."""
     old = "        self.outer = nn.Linear(width, 3)\n"

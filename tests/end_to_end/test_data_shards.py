@@ -79,7 +79,6 @@ def test_every_sample_once_through_drain_and_resize(project: Project) -> None:
     os.kill(first.process.pid, signal.SIGTERM)
     assert first.end() == 75, first.told()
     assert "train: 4 data shards of rows, fingerprint" in first.told()
-    assert "warning[EF406]" in first.told()
     project.write("hurry", "")
     second = project.start("resume", "lines", "--set=nodes.nproc_per_node=3", run_id="lines", job="lines")
     assert second.end() == 0, second.told()

@@ -167,6 +167,6 @@ def me() -> Any:
         phase=lambda _: None, heartbeat=nothing, progress=nothing,
         generators=generators, stoppable=stopping.Stoppable(vote), stopped=None, agree_to_stop=agree_to_stop,
         leave_untrained=lambda: None, leaves_untrained=False,
-        after_evaluation=[], before_snapshot=[], at_finish=[], listen=lambda: None, generation=1,
+        after_evaluation=[], before_snapshot=[], at_finish=[], listen=lambda: None, generation=1, dataset=None,
     )  # fmt: skip
     return stand_in

@@ -89,6 +89,9 @@ def try_out_all(
         if loaded.has_errors:
             lines.append(f"{loaded.path}: not tried out: it has errors\n")
             continue
+        if loaded.job is None and not loaded.cases:
+            lines.append(f"{loaded.path}: not tried out: by its name it is a part of other job files\n")
+            continue
         for cases in _cases_alike(loaded, overrides):
             report, findings = try_out_loaded(cases[0], overrides, request)
             of_cases = _in_words(cases)

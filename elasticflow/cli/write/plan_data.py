@@ -59,7 +59,7 @@ def _mixture_in_words(job: Job, known: KnownSets | None) -> str:
         return f"{', '.join(parts)} ({known.source}); {epoch}"
     if weights:
         parts = [f"{weight / sum(weights):.1%} {name}" for name, weight in zip(names, weights, strict=True)]
-        return f"{', '.join(parts)}; {epoch}"
+        return f"{', '.join(parts)}; {epoch}; how often the samples of each come in it: known with --deep"
     sampler = job.dataset.sampler
     how = "by their sizes" if sampler is None else f"by their sizes at temperature {sampler.temperature:g}"
     return f"{', '.join(names)}, {how}: shares are known with --deep; {epoch}"

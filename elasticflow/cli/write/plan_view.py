@@ -129,7 +129,10 @@ def _facts(view: PlanView) -> Iterator[tuple[str, str]]:
         yield "from data", f"{names}; known when the training data is opened"
     if job.dataset.shards is not None:
         shards = plural(job.dataset.shards, "shard")
-        yield "data", f"{shards} of unknown lengths; what a worker reads is whole shards"
+        yield (
+            "data",
+            f"{shards} of unknown lengths; a worker reads whole shards, each of which must yield the same whenever it is read",
+        )
     yield "steps", _steps(view)
     yield "duration", _duration(view)
     if job.train.time_limit is not None:

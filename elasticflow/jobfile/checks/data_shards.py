@@ -53,11 +53,11 @@ def _batch(source: Source, shards: int, size: int) -> Iterator[Diagnostic]:
 
 def _promise(source: Source, *, is_exact: bool) -> Diagnostic:
     what = "the same bits at any world size" if is_exact else "every sample once"
-    message = f"{what}, if every data shard yields the same each time it is read: that is not checked"
+    message = f"{what}, if every data shard yields the same each time it is read: --deep looks at the first samples of one"
     remedy = (
         "give each shard an order of its own (sorted files, no threads that race).\n"
         "A run that goes on reads the shards anew up to where it was, unless they have a method skip(n)"
     )
     if is_exact:
         remedy += ".\nWhere a virtual shard's data is used up before that of others, batches are smaller until the epoch ends"
-    return source.problem(codes.NOT_CHECKED, message, _SHARDS, severity="warning", remedy=remedy)
+    return source.problem(codes.NOT_CHECKED, message, _SHARDS, severity="note", remedy=remedy)

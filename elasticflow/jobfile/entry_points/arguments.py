@@ -140,6 +140,11 @@ class ArgumentCheck:
             if call.is_argument or call.is_metric or call.path[:2] == ("dataset", "mix"):
                 return add
             return f"add to [{self._entry.call.path[0]}]: args = {{ {name} = ... }}"
+        if name == "batch_idx" and call.path == ("model", "step"):
+            return (
+                "that is Lightning's training_step: let a function step(model, batch) compute the loss, and return a dict of it and "
+                'of what self.log logs: {"loss": loss, "accuracy": accuracy}'
+            )
         if name == self._third_of_step:
             return 'call it "optimizers" to be given what optimizer.entry returns'
         if self._entry.call.is_metric and isinstance(self._definition.node, ast.ClassDef):

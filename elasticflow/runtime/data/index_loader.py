@@ -73,6 +73,8 @@ def open_dataset(
         "numpy's global generator or torch's: they begin in the same state on every rank, and generators without a seed do not",
     )
     require_same_values(worker, attributes)
+    if name == "train":
+        worker.dataset = content
     if apart_from is not None and worker.rank == 0:
         worker.at_beginning.append(partial(overlap.warn, worker, opened(apart_from).content, content))
     return OpenedDataset(content, fingerprint, has_drawn, attributes)

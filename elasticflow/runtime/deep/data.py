@@ -50,6 +50,7 @@ class Data:
 
     Attributes:
         num_samples: Of the batch.
+        dataset: The data, once it is open; None of data shards.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Data:
             self._entry = "dataset.mix"
         of_table = of_set or job.dataset
         self._args = f"{table}.args" if of_table.has_args else self._entry
-        self._dataset: Any = None
+        self.dataset: Any = None
 
     def batch(self) -> Any:
         """Return a batch of the first and the last sample and some between, or of the first ones of data shard 0.
@@ -83,7 +84,7 @@ class Data:
             return self._collated(*self._of_shard(shards))
         build = self._build()
         began = time.monotonic()
-        self._dataset = dataset = self._opened(build)
+        self.dataset = dataset = self._opened(build)
         if self._is_training and hasattr(self._code, "VALUES"):
             doing = "looking up what the job's arguments name of the data"
             look_up = partial(values_of, dataset, self._code.VALUES)
@@ -115,7 +116,7 @@ class Data:
         """
 
         def look_up() -> overlap.Overlap:
-            return overlap.compare(training._dataset, self._dataset, _OVERLAP_LIMIT_S)
+            return overlap.compare(training.dataset, self.dataset, _OVERLAP_LIMIT_S)
 
         doing = f"looking up samples of {self._table} in the training data"
         both = self._report.call("sample", self._entry, doing, look_up)
@@ -166,7 +167,7 @@ class Data:
 
     def _require_the_same_again(self, build: Callable[[], Any]) -> None:
         def marks() -> tuple[str, str]:
-            return fingerprint_of(self._dataset), fingerprint_of(build())
+            return fingerprint_of(self.dataset), fingerprint_of(build())
 
         once, again = self._report.call("factory", self._args, f"opening {self._table} again", marks)
         if once != again:
@@ -238,16 +239,33 @@ class Data:
             "factory", self._args, "opening data shard 0", lambda: build(shard=0, shards=shards)
         )
         shard = report.call("result", self._entry, "opening data shard 0", lambda: require_iterable(opened))
-        random_streams.seed_all(0)
-        samples = report.call(
-            "sample", self._entry, "reading data shard 0", lambda: list(itertools.islice(shard, self._most))
-        )
+        began = time.monotonic()
+
+        def first(shard: Any) -> list[Any]:
+            random_streams.seed_all(0)
+            return list(itertools.islice(shard, self._most))
+
+        samples = report.call("sample", self._entry, "reading data shard 0", lambda: first(shard))
         if not samples:
             if self._job.dataset.prepare is None:
                 report.note("data shard 0 has no samples")
             else:
                 self._unprepared("data shard 0 has no samples")
             raise BrokenError
+        if time.monotonic() < began + _QUICK_S:
+            again = report.call(
+                "factory",
+                self._args,
+                "reading data shard 0 again",
+                lambda: first(build(shard=0, shards=shards)),
+            )
+            if fingerprint_of(samples) != fingerprint_of(again):
+                message = (
+                    "data shard 0 yields other samples when it is read again, as each start of a run reads it"
+                )
+                remedy = "give each shard an order of its own: sorted files, no threads that race, generators with a seed;\n"
+                remedy += "what the model makes while it is trained (reinforcement learning) is no data for a job: store it first"
+                report.problem("other_data", self._entry, DatasetError(message, remedy))
         return shard, list(range(len(samples))), samples
 
     def _collate(self) -> tuple[Callable[[list[Any]], Any], str]:

@@ -34,7 +34,14 @@ _AFTER_ONE_STEP = Position(step=1, offset=0, epoch=0, samples=0, is_epoch_end=Fa
 
 
 def try_out(
-    report: Report, code: ModuleType, job: DeepJob, trained: Trained, result: Any, loss: float
+    report: Report,
+    code: ModuleType,
+    job: DeepJob,
+    trained: Trained,
+    result: Any,
+    loss: float,
+    *,
+    dataset: Any,
 ) -> None:
     """Call the hooks that the job has, each once; what they raise, or change, is reported.
 
@@ -45,6 +52,7 @@ def try_out(
         trained: What a step changed.
         result: What the step returned.
         loss: Its mean.
+        dataset: The training data; None of data shards.
     """
     metrics: dict[str, Any] = {"loss": loss}
     if isinstance(result, dict):
@@ -61,7 +69,7 @@ def try_out(
         if make is not None:
             given = metrics if name != hooks.ON_EVALUATION else {**metrics, "eval": measured}
             with suppress(BrokenError), tempfile.TemporaryDirectory() as folder:
-                _try(report, job, trained, name, make(), given, Path(folder))
+                _try(report, job, trained, name, make(), given, Path(folder), dataset)
 
 
 def _try(
@@ -72,6 +80,7 @@ def _try(
     hook: hooks.Hook,
     metrics: dict[str, Any],
     folder: Path,
+    dataset: Any,
 ) -> None:
     model, average = trained.model, trained.average
     writer = PointWriter(folder, 1, 0)
@@ -84,6 +93,7 @@ def _try(
         device=_CPU,
         model=model,
         ema=None if average is None else average.module,
+        dataset=dataset,
         metrics=metrics,
         snapshot="000000000001-0001-00000000" if name == hooks.ON_SNAPSHOT else None,
         writer=writer,

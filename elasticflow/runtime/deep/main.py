@@ -56,6 +56,8 @@ class Probe:
         self._batches: dict[str, Any] = {}
         # Of the batch of `dataset`.
         self._num_samples = 0
+        # The training data; None of data shards.
+        self._dataset: Any = None
 
     def run(self) -> None:
         """Look at everything; what depends on something broken is left out."""
@@ -80,6 +82,7 @@ class Probe:
         training = Data(self._report, code, self._job, "dataset", most=self._most_samples())
         with self._part():
             self._batches["dataset"], self._num_samples = training.batch(), training.num_samples
+            self._dataset = training.dataset
         if self._lacks_values(code):
             return
         for each in self._job.evaluations:
@@ -137,7 +140,7 @@ class Probe:
         if self._request.takes_step:
             trained = build(report, code, job)
             if "dataset" in self._batches:
-                train(report, code, job, trained, self._batches, self._num_samples)
+                train(report, code, job, trained, self._batches, self._num_samples, self._dataset)
             else:
                 step_without_data(report, trained)
             # What a snapshot would leave out, the steps have reported.

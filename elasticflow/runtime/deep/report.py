@@ -94,11 +94,7 @@ class Report:
             message, _, remedy = text.partition("\n")
             remedy = remedy.removeprefix("  help: ")
             message = f"{self._doing} raises {message}"
-            if "MASTER_ADDR" in message or "process group" in message:
-                remedy = (
-                    remedy
-                    or f"the job's code asks for a process group, which train.py makes: {replicable.REMEDY}"
-                )
+            remedy = remedy or _limit(message, kind)
         self._send(Problem(kind, key, message, remedy, tuple(self._frames(error))))
 
     def refuse(self, kind: str, key: str, error: ElasticflowError) -> NoReturn:
@@ -143,6 +139,25 @@ class Report:
         path = Path(file)  # relative: our train.py, and what Python calls <frozen ...>
         is_own = path.is_absolute() and str(path.resolve()).startswith(self._own)
         return is_own and not file.startswith(_OURS) and not _INSTALLED & set(path.parts)
+
+
+def _limit(message: str, kind: str) -> str:
+    """Return which limit of elasticflow an error of the job's own code has met, and what to do instead; empty if none is known."""
+    if "FSDP" in message:
+        return replicable.REMEDY
+    if "MASTER_ADDR" in message or "process group" in message:
+        if kind in {"step", "loss"}:
+            return (
+                "leave collectives of its own (all_reduce, barrier) out: gradients, losses, and scalars of the dict that a step returns "
+                "are reduced over the workers for you, who need not call the model equally often; so one of its own may wait forever"
+            )
+        return f"the job's code asks for a process group, which train.py makes: {replicable.REMEDY}"
+    if "Trainer" in message and ("attached" in message or "registered" in message):
+        return (
+            "a LightningModule is trained as a plain model, without a Trainer: let a function step(model, batch) return its loss, or "
+            'a dict of loss and numbers to log instead of self.log: {"loss": loss, "accuracy": accuracy}'
+        )
+    return ""
 
 
 def _shown(file: str, line: int, function: str, code: str) -> str:

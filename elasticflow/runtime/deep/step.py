@@ -13,7 +13,7 @@ from torch import nn
 from elasticflow.protocol.deep_messages import Facts
 from elasticflow.runtime.deep import evaluation, hooks, restart
 from elasticflow.runtime.deep.state import moves_optimizers
-from elasticflow.runtime.metrics.scalars import require_name, scalars_in
+from elasticflow.runtime.metrics.scalars import require_name, require_room, scalars_in
 from elasticflow.runtime.training import loss_weights
 from elasticflow.runtime.training.loss import parse_loss
 from elasticflow.runtime.training.manual_step import reported_loss
@@ -36,6 +36,7 @@ def train(
     trained: Trained,
     batches: dict[str, Any],
     num_samples: int,
+    dataset: Any,
 ) -> None:
     """Make one step as train.py would with one worker, look at its loss, then measure the metrics on one batch.
 
@@ -46,6 +47,7 @@ def train(
         trained: What the step changes.
         batches: By table: `dataset`, and those of the evaluation sets: `evaluation`, `evaluation.val`.
         num_samples: Of the batch of `dataset`.
+        dataset: The training data; None of data shards.
 
     Raises:
         BrokenError: something raised; reported.
@@ -81,12 +83,14 @@ def train(
     for number, each in enumerate(job.evaluations):
         if each.key in batches:
             evaluation.measure(report, code, job, model, (number, each), batches[each.key])
-    hooks.try_out(report, code, job, trained, result, loss)
+    hooks.try_out(report, code, job, trained, result, loss, dataset=dataset)
 
 
 def _look_at_scalars(result: dict[Any, Any]) -> None:
-    for name in scalars_in(result):
+    scalars = scalars_in(result)
+    for name in scalars:
         require_name(name)
+    require_room(len(scalars))
 
 
 def _gradients(code: ModuleType, job: DeepJob, model: nn.Module, batch: Any) -> tuple[Any, float]:

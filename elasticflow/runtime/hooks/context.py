@@ -33,6 +33,8 @@ class HookContext:
         device: Where the model is.
         model: The bare model, in evaluation mode, gradients switched off; its modes are put back.
         ema: The averaged model of `train.ema`; None without it.
+        dataset: The training data as `dataset.entry` returned it, to look something up (a vocabulary, names of classes);
+            what is read of it is read by the hook alone. None with `dataset.shards`.
         metrics: Of the last step its `loss` and the scalars that the step returned, and, as `eval`, what was measured last.
             Empty before the first step of this generation.
         snapshot: In `on_snapshot` the name of the snapshot that is about to be taken; else None.
@@ -48,6 +50,7 @@ class HookContext:
         device: torch.device,
         model: nn.Module,
         ema: nn.Module | None,
+        dataset: Any,
         metrics: Mapping[str, Any],
         snapshot: str | None,
         writer: PointWriter,
@@ -56,7 +59,7 @@ class HookContext:
         self.epoch = position.in_epoch
         self.rank, self.world_size, self.device = rank, world_size, device
         self.model, self.ema, self.metrics, self.snapshot = model, ema, metrics, snapshot
-        self._writer = writer
+        self.dataset, self._writer = dataset, writer
         self._facts = {"step": position.step, "epoch": position.in_epoch, "hook": hook}
 
     def log_scalar(self, name: str, value: Any) -> None:

@@ -125,6 +125,7 @@ class Hooks:
             device=worker.device,
             model=self._model,
             ema=self._average,
+            dataset=worker.dataset,
             metrics=self._metrics(),
             snapshot=snapshot,
             writer=self._writer,

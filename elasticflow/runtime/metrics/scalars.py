@@ -81,6 +81,19 @@ def require_name(name: str) -> None:
         )
 
 
+def require_room(number: int) -> None:
+    """Raise unless so many scalars of one job can be logged.
+
+    Raises:
+        StepResultError: they are too many.
+    """
+    if number > MOST:
+        raise StepResultError(
+            f"the training step returned {number} different scalars, and there is room for {MOST}",
+            "return fewer from model.step; many of one kind may be logged by a hook, with log_scalar",
+        )
+
+
 class Scalars:
     """Adds up the scalars of one step after the other. Every rank makes one.
 
@@ -163,11 +176,7 @@ class Scalars:
         new = sorted({name for sums in parts.values() for name in sums})
         self._names += new
         self._known.update(new)
-        if len(self._names) > MOST:
-            raise StepResultError(
-                f"the training step returned {len(self._names)} different scalars, and there is room for {MOST}",
-                "return fewer from model.step; many of one kind may be logged by a hook, with log_scalar",
-            )
+        require_room(len(self._names))
         rows = torch.zeros(self._leaves, len(new), 2)
         for part, sums in parts.items():
             for name, pair in sums.items():

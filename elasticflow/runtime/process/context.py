@@ -76,6 +76,7 @@ class Worker:
         after_evaluation: Called with position and metrics after each evaluation that was finished; every rank.
         before_snapshot: Called with position and the snapshot's name before it is taken; every rank.
         at_finish: Called with the position where training has ended, after `at_leave`.
+        dataset: The training data, as the job's factory returned it, once it is open; None of data shards.
         at_leave: Called by `leave`, in order, while the process group is alive.
         started_at: Position at which this generation began to train.
         at_first_step: Called after the first step of this generation.
@@ -107,6 +108,7 @@ class Worker:
         self.vote.random_drawn = self.generators.look
         self.stoppable = stopping.Stoppable(self.vote)
         self.stopped: stopping.Stopped | None = None
+        self.dataset: Any = None
         self.at_beginning: list[Callable[[], None]] = []
         self.at_leave: list[Callable[[], None]] = []
         self.after_evaluation: list[Callable[[Position, Mapping[str, Any]], None]] = []

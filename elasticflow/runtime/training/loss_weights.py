@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 REMEDY = (
     'name model.loss_count = "module:function" (batch -> over how many items its loss is a mean), '
-    "or let the step return (loss_sum, count)"
+    "or let the step return (loss_sum, count); with a model of transformers: "
+    'model.step = "elasticflow.hugging_face:training_step", which counts its tokens'
 )
 IGNORED = -100  # what torch's losses leave out of their mean
 _LABELS = ("label", "target")

@@ -258,3 +258,10 @@ def test_a_length_that_was_found_out_is_used_for_all_checks_of_length(tmp_path: 
         load_source(file), job, samples=640, snapshot_bytes=None, memory_bytes=None
     )
     assert [each.code for each in found] == ["EF320", "EF407"]
+
+
+def test_order_of_data_shards_is_a_note(tmp_path: Path) -> None:
+    """Nothing that --strict refuses: nobody could do anything about it in the file."""
+    file = tmp_path / "job.toml"
+    file.write_text(JOB.format(train="steps = 100", dataset="shards = 16", batch=64, rest=""))
+    assert {each.severity for each in load_job(file).diagnostics if each.code == "EF406"} == {"note"}
