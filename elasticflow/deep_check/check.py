@@ -35,7 +35,7 @@ from elasticflow.protocol.deep_messages import (
 from elasticflow.protocol.json_codec import to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from elasticflow.deep_check.child_process import ChildEnd
@@ -95,7 +95,12 @@ _NO_TORCH = DeepProblem(
 
 
 def try_out(
-    job: Job, project_root: Path, *, limit_s: float = LIMIT_S, takes_step: bool = False
+    job: Job,
+    project_root: Path,
+    *,
+    limit_s: float = LIMIT_S,
+    takes_step: bool = False,
+    watch: Callable[[str], None] = lambda _: None,
 ) -> DeepReport:
     """Try out what the job names, in a child process that ends with all it started.
 
@@ -104,6 +109,7 @@ def try_out(
         project_root: Where its code is found.
         limit_s: Seconds for all of it.
         takes_step: Also train one step on the CPU.
+        watch: Called several times a second with what goes on, in words.
 
     Raises:
         JobRefusedError: an argument of the job cannot be written down.
@@ -114,7 +120,14 @@ def try_out(
     env = {} if job.env is None else job.env.values()
     environment = {**os.environ, **env, **{each.name: each.value for each in variables(job)}, **_ALONE}
     argv = [sys.executable, "-X", "faulthandler", "-m", "elasticflow.runtime.deep.main", str(os.getpid())]
-    ended = child_process.run(argv, to_json(request), environment, limit_s)
+    doing = ["importing torch"]
+
+    def look(told: dict[str, Any] | None) -> None:
+        if told is not None and told.get("type") == "doing":
+            doing[0] = str(told.get("what"))
+        watch(doing[0])
+
+    ended = child_process.run(argv, to_json(request), environment, limit_s, look)
     return report_of(ended, request.own, limit_s)
 
 

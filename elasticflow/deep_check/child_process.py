@@ -17,7 +17,7 @@ import psutil
 from elasticflow.system.records import BadJsonError, parse
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 # In the environment of everything that the child starts, wherever it goes.
 MARK = "ELASTICFLOW_PROBE"
@@ -46,7 +46,13 @@ class ChildEnd(NamedTuple):
     left: list[str]
 
 
-def run(argv: Sequence[str], request: str, environment: Mapping[str, str], limit_s: float) -> ChildEnd:
+def run(
+    argv: Sequence[str],
+    request: str,
+    environment: Mapping[str, str],
+    limit_s: float,
+    watch: Callable[[dict[str, Any] | None], None] = lambda _: None,
+) -> ChildEnd:
     """Run a child to its end, or to the limit; nothing it started lives afterwards.
 
     Args:
@@ -54,6 +60,7 @@ def run(argv: Sequence[str], request: str, environment: Mapping[str, str], limit
         request: Given on standard input.
         environment: Of the child.
         limit_s: Seconds.
+        watch: Called several times a second with what it told last; None: nothing yet.
     """
     mark = secrets.token_hex(8)
     reading, writing = os.pipe()
@@ -75,7 +82,7 @@ def run(argv: Sequence[str], request: str, environment: Mapping[str, str], limit
         with process.stdout as printed:
             try:
                 pipes = _ChildPipes(process, told, printed)
-                is_over = pipes.until_end(limit_s)
+                is_over = pipes.until_end(limit_s, watch)
                 if not is_over:
                     process.send_signal(signal.SIGABRT)  # faulthandler writes the stacks
                     pipes.until_end(_STACKS_S)
@@ -100,13 +107,20 @@ class _ChildPipes:
             os.set_blocking(pipe.fileno(), False)
             self._selector.register(pipe, selectors.EVENT_READ, kept)
 
-    def until_end(self, limit_s: float) -> bool:
-        """Read until the child has ended; return whether that was within the limit."""
-        deadline = time.monotonic() + limit_s
+    def until_end(
+        self, limit_s: float, watch: Callable[[dict[str, Any] | None], None] = lambda _: None
+    ) -> bool:
+        """Read until the child has ended; return whether that was within the limit. *watch*: see `run`."""
+        deadline, size = time.monotonic() + limit_s, 0
+        last: dict[str, Any] | None = None
         while self._process.poll() is None:
             if time.monotonic() > deadline:
                 return False
             self.read(_LOOK_S)
+            if len(self._told) != size:
+                size = len(self._told)
+                last = next(reversed(self.messages()), None)
+            watch(last)
         self.read(0)
         return True
 

@@ -132,10 +132,14 @@ def test_code_that_does_what_it_likes_is_told_and_ended(name: str, tmp_path: Pat
     """Code that hangs, exits, crashes, prints rubbish or starts processes: found, and nothing lives afterwards."""
     project = PROJECTS[name]
     job = _job(tmp_path, project)
-    found = try_out(job, tmp_path, limit_s=6.0 if name == "hangs" else 60.0)
+    seen: list[str] = []
+    found = try_out(job, tmp_path, limit_s=6.0 if name == "hangs" else 60.0, watch=seen.append)
+    assert seen[0] == "importing torch", "whoever waits is told what for"
     if name == "hangs" and "importing shop" not in found.problems[0].message:
         # A busy machine takes longer to come to the job's code.
-        found = try_out(job, tmp_path, limit_s=60.0)
+        found = try_out(job, tmp_path, limit_s=60.0, watch=seen.append)
+    if name == "hangs":
+        assert seen[-1] == "importing shop"
 
     _require_found(project, found)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -60,7 +62,17 @@ def try_out_loaded(
     from elasticflow.jobfile.job_file import JobFile
 
     assert loaded.job is not None
-    report = try_out(loaded.job, loaded.project_root, limit_s=request.limit_s, takes_step=request.takes_step)
+    from elasticflow.observe.terminal.waiting_line import WaitingLine
+
+    case = "" if loaded.case is None else f" (case {loaded.case})"
+    with WaitingLine(sys.stderr, os.environ) as waiting:
+        report = try_out(
+            loaded.job,
+            loaded.project_root,
+            limit_s=request.limit_s,
+            takes_step=request.takes_step,
+            watch=partial(waiting.tell, f"trying out {loaded.path}{case}"),
+        )
     file = JobFile(loaded.path, overrides, loaded.project_root, None)
     source, facts = file.source_of(loaded.case), report.facts
     known = check_deep_facts(
