@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from elasticflow.observe.records import Record
     from elasticflow.observe.run_state import RunningWorker, RunState, Status
     from elasticflow.observe.standbys import NodeStandbys
+    from elasticflow.observe.terminal.activities import Doing
     from elasticflow.run_folder import RunFolder
 
 
@@ -42,7 +42,7 @@ class RunStatus:
         mfu: Share of the devices' peak that the last step made use of; None: not measured.
         restarts: In the newest launch.
         budget_left: Restarts left in the budget; None where the run does not say.
-        doing: What it has been at for longer than a moment, while it runs: a word, and a sentence with the seconds.
+        doing: What it has been at for longer than a moment, while it runs.
         workers: Of the group that runs; empty when none does.
         evaluation: The newest metrics over the evaluation set.
         evaluated_step: The step of these metrics.
@@ -81,7 +81,7 @@ class RunStatus:
     mfu: float | None
     restarts: int
     budget_left: int | None
-    doing: tuple[str, str] | None
+    doing: Doing | None
     workers: tuple[RunningWorker, ...]
     evaluation: Record
     evaluated_step: int | None
@@ -109,6 +109,8 @@ class RunStatus:
         facts = {"job": self.folder.job, "run_id": self.folder.run_id, **asdict(self)}
         facts["folder"] = str(self.folder.path)
         facts["goodput"] = goodput(self.durations)
+        if self.doing is not None:
+            facts["doing"] = {**self.doing._asdict(), "since": rfc3339(self.doing.since)}
         for name in ("started", "launched", "updated"):
             facts[name] = None if facts[name] is None else rfc3339(facts[name])
         return facts
@@ -176,7 +178,7 @@ def read_status(folder: RunFolder) -> RunStatus:
         mfu=float_of(last_step, metrics_fields.MFU),
         restarts=state.restarts,
         budget_left=state.budget_left,
-        doing=_doing(state) if is_running else None,
+        doing=awaited_of(state.activities, has_stepped=state.step > 0) if is_running else None,
         workers=state.workers if is_running else (),
         evaluation=measured if isinstance(measured, dict) else {},
         evaluated_step=evaluation.get("step"),
@@ -199,11 +201,6 @@ def read_status(folder: RunFolder) -> RunStatus:
         verdict=state.verdict,
         lost=lost_of(folder) if status == "interrupted" else None,
     )
-
-
-def _doing(state: RunState) -> tuple[str, str] | None:
-    doing = awaited_of(state.activities, has_stepped=state.step > 0)
-    return None if doing is None else (doing.label, doing.lasting(time.time()))
 
 
 def lost_of(folder: RunFolder) -> Ending | None:

@@ -71,7 +71,8 @@ class _Beside:
             lines, left_out = self._prints.end(has_failed=True) if is_last else self._prints.take()
             new += [printed_record(lines, left_out)] if lines or left_out else []
         if is_next:
-            self._generation, self._prints = newest, self._following(begins_at_end=False)
+            self._generation = newest
+            self._prints = self._following(begins_at_end=False)
         return new
 
     def _following(self, *, begins_at_end: bool) -> RankPrints:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import click
@@ -75,8 +76,7 @@ def _print(status: RunStatus, overlap: str | None) -> None:
 def _rows(status: RunStatus) -> list[tuple[str, str]]:
     rows = [("step", status.progress)]
     if status.doing is not None:
-        label, text = status.doing
-        rows.append(("now", f"{label}: {text}"))
+        rows.append(("now", f"{status.doing.label}: {status.doing.lasting(time.time())}"))
     stopped = (status.verdict or {}).get("stopped")
     if stopped is not None:
         rows.append(("stopped by", stopped))

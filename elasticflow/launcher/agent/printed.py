@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Bytes: of a line that is shown, and of one that is waited for to end.
 _LONGEST, _MOST_WAITING = 500, 1 << 16
+# Lines that wait.
+_MOST_LINES = 500
 # Of each stream: so many lines at once, and so many a second in the long run.
 _AT_ONCE, _PER_S = 8.0, 0.5
 # That lines were left out is told so often.
@@ -31,7 +33,7 @@ class _Waiting(NamedTuple):
 
 
 class _Stream:
-    """One file, whose lines wait to be shown; of a flood the newest wait."""
+    """One file, whose lines wait to be shown; of a flood the newest are."""
 
     def __init__(self, file: FollowedLines, now: float) -> None:
         self.file = file
@@ -46,7 +48,7 @@ class _Stream:
             text = line.rstrip(b"\r").rpartition(b"\r")[2][:_LONGEST].decode("utf-8", "replace")
             if text.strip():
                 self.waiting.append(_Waiting(now, printable(text)))
-        while len(self.waiting) > _AT_ONCE:
+        while len(self.waiting) > _MOST_LINES:
             self.waiting.popleft()
             self.left_out += 1
 
@@ -56,13 +58,11 @@ class _Stream:
         self._filled_at = now
         lines = []
         while self.waiting and self.waiting[0].at <= until:
-            text = self.waiting.popleft().text
-            if self._may_show >= 1.0:
-                self._may_show -= 1.0
-                lines.append(text)
-            else:
-                self.left_out += 1
-        return lines
+            lines.append(self.waiting.popleft().text)
+        number = min(len(lines), int(self._may_show))
+        self._may_show -= number
+        self.left_out += len(lines) - number
+        return lines[len(lines) - number :]
 
 
 class RankPrints:

@@ -58,6 +58,11 @@ def test_it_tells_what_happened_and_what_happens(tmp_path: Path) -> None:
         with (folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(evaluation(7, 60, 0.98, 0.985)) + "\n")
         assert "accuracy 0.9800" in out.readline()
+        new = folder / "logs" / "g0003"
+        new.mkdir()
+        (new / "rank0.stdout").write_text("hello\n")
+        assert "elasticflow logs" in out.readline()
+        assert "hello" in out.readline()
         assert watching.poll() is None
     (folder / "state.json").write_text(
         json.dumps({"status": "finished", "job": "mnist", "run_id": folder.name})

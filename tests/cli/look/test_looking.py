@@ -137,7 +137,10 @@ def test_status_of_a_run_that_is_at_something_long(ran: Callable[..., Ran], proj
     with (project / "runs" / "mnist" / RUN_ID / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         out = ran("status")[1]
+        facts = json.loads(ran("status", "--format", "json")[1])
     assert "  now         evaluating: after step 47, 2 h 00 min\n" in out
+    assert {"label", "text", "since"} == set(facts["doing"])
+    assert "evaluating" == facts["doing"]["label"]
     assert "launch 1, generation 2, 1 restart, 3 left\n" in out
     assert "  now " not in ran("status")[1], "nobody leads it"
 

@@ -57,7 +57,7 @@ def test_what_a_failing_worker_says_last_is_told_with_its_failure(folder: RunFol
     assert ([], 0) == prints.take(), "it may be the beginning of a failure"
     clock.now += 1
     assert ([("stderr", "UserWarning: beware")], 0) == prints.take()
-    _write(folder, "stderr", b"Traceback (most recent call last):\n")
+    _write(folder, "stderr", b"Traceback (most recent call last):\n" + b"  frame\n" * 100)
     assert ([], 0) == prints.take()
     _write(folder, "stdout", b"at last\n")
     assert ([("stdout", "at last")], 0) == prints.end(has_failed=True)
