@@ -215,8 +215,9 @@ class RunBoard:
         if self._left is not None:
             group.append(f"{plural(self._left, 'restart')} left")
         snapshot = self.snapshot(at)
-        if group and snapshot and columns >= _WIDE:
-            return [("workers", f"{', '.join(group)}; snapshot of {snapshot}")]
+        both = f"{', '.join(group)}; snapshot of {snapshot}"
+        if group and snapshot and TEXT_COLUMN + len(both) < columns:
+            return [("workers", both)]
         rows = [("workers", ", ".join(group))] if group else []
         return [*rows, ("snapshot", snapshot)] if snapshot else rows
 
