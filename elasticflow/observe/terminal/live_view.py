@@ -185,7 +185,9 @@ class LiveView:
             self._has_printed = True
             label = paint(f"{self._symbols['note']} {'rank 0':<{LABEL_WIDTH}}", _DIM)
             clock = paint(f"{self._now():>{TIME_WIDTH}}", _DIM)
-            rows.append(f"{clock}  {label}  {paint(f'prints; all that workers print: {logs}', _DIM)}")
+            first, *rest = self._wrap(f"prints; all that workers print: {logs}")
+            rows.append(f"{clock}  {label}  {paint(first, _DIM)}")
+            rows += [" " * TEXT_COLUMN + paint(row, _DIM) for row in rest]
         if left_out := int_of(record, "left_out"):
             text = f"{plural(left_out, 'line')} left out: {logs} --rank 0"
             rows.append(edge + paint(text, f"{_DIM};3"))

@@ -4,12 +4,15 @@ import io
 import os
 import pty
 import re
+import textwrap
 from typing import Any
 
 import pytest
 from rich.cells import cell_len
 
+from docs.kill_transcript import Screen as Terminal
 from elasticflow.observe.terminal.live_view import LiveView
+from elasticflow.observe.terminal.run_board import TEXT_COLUMN
 from elasticflow.observe.terminal.screen import Screen
 from elasticflow.protocol.display import known_record, printed_record
 from elasticflow.protocol.messages import PrintedLine
@@ -132,6 +135,30 @@ def test_first_seconds_tick_on_a_terminal() -> None:
     assert text.count("\n") == 1
     again = shown([event(0, "run.started"), *[{}] * 8], tty=True, colour=False, pause=0.125)
     assert again.count("importing torch") == 2
+
+
+def test_terminal_ends_with_the_lines_that_a_file_gets() -> None:
+    """Nothing that was drawn in place is left between them, and none of them is drawn over."""
+    printed = printed_record([PrintedLine("stdout", "hello")], 3)
+    known = known_record({"epochs": 3, "budget_left": 4, "activities": {}})
+    story = [each for record in story_of_a_kill() for each in (record, {}, known)]
+    story.insert(60, printed)
+    screen = Terminal()
+    drawn = shown(story, tty=True, colour=True, pause=0.04)
+    screen.feed(drawn.replace("\n", "\r\n"))  # as a terminal has it
+    lines = ["".join(cell.character for cell in line).rstrip() for line in screen.lines]
+    plain = shown([each for each in story if each], tty=False, colour=False, pause=0.06).splitlines()
+    expected = [row for line in plain if "· training       step" not in line for row in _wrapped(line)]
+    clocks = re.compile(r"^ *\d:\d\d\.\d")  # of what is shown when nothing says when it was
+    assert [clocks.sub("", line) for line in lines if line] == [clocks.sub("", line) for line in expected]
+
+
+def _wrapped(line: str) -> list[str]:
+    head, text = line[:TEXT_COLUMN], line[TEXT_COLUMN:]
+    if len(line) < 80 or "┊" in line:
+        return [line]
+    rows = textwrap.wrap(text, 80 - TEXT_COLUMN - 1, break_long_words=False, break_on_hyphens=False)
+    return [head + rows[0], *(" " * TEXT_COLUMN + row for row in rows[1:])]
 
 
 def test_progress_is_drawn_over_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
