@@ -21,6 +21,7 @@ from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.load import load_job, require_job
 from elasticflow.jobfile.text.source import load_source
 from elasticflow.protocol.deep_messages import Facts
+from elasticflow.runtime.deep import data
 from elasticflow.runtime.deep.main import Probe
 from elasticflow.runtime.deep.report import Report
 from tests.deep_check.deep_projects import PROJECTS, Project, write
@@ -43,6 +44,7 @@ FREEZES_FOR_A_WHILE = (
 def project_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Work in a folder of one's own; what is imported there is forgotten."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(data, "_QUICK_S", float("inf"))  # data is opened again, however slow the machine is
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield tmp_path
     sys.modules.pop("shop", None)

@@ -41,6 +41,7 @@ def factories(
     if job.lr_scheduler is not None:
         entry, args = job.lr_scheduler.entry, job.lr_scheduler.args
         given = "optimizers" if forms.step_moves_optimizers else "optimizer"
+        given = f"optimizer={given}" if forms.schedule_by_name else given
         schedule = factory(scope("scheduler"), entry, given, args=args, where="scheduler.args")
         counted = Call("CountedSchedule", (("", schedule),))
         calls["scheduler"] = counted if forms.schedule_is_timms else schedule

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.jobfile.entry_points.calls import takes_optimizers
+from elasticflow.jobfile.entry_points.calls import takes_optimizer_later, takes_optimizers
 from elasticflow.jobfile.python_source.definitions import Definition, MethodError
 from elasticflow.jobfile.python_source.modules import Finder, UnresolvedError
 from elasticflow.jobfile.python_source.resolve import Resolver
@@ -25,6 +25,7 @@ class CallForms(NamedTuple):
         optimizer_is_method: It is a method of the model.
         step_is_method: The training step is a method of the model.
         step_moves_optimizers: It takes the optimizers besides model and batch, and moves them itself.
+        schedule_by_name: The learning-rate schedule's factory takes the optimizer by name, after something else.
         schedule_is_timms: The learning-rate schedule is timm's, which is told the time at each step.
     """
 
@@ -33,6 +34,7 @@ class CallForms(NamedTuple):
     step_is_method: bool = False
     step_moves_optimizers: bool = False
     schedule_is_timms: bool = False
+    schedule_by_name: bool = False
 
 
 def call_forms(job: Job, project_root: Path) -> CallForms:
@@ -48,6 +50,8 @@ def call_forms(job: Job, project_root: Path) -> CallForms:
         step_is_method=step_is_method,
         step_moves_optimizers=takes_optimizers(names, is_method=step_is_method),
         schedule_is_timms=job.lr_scheduler is not None and is_of_timm(job.lr_scheduler.entry, resolver),
+        schedule_by_name=job.lr_scheduler is not None
+        and takes_optimizer_later(job.lr_scheduler.entry, parameters(job.lr_scheduler.entry, resolver)),
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.suggestions import only_near
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
-from elasticflow.jobfile.entry_points.calls import takes_optimizers
+from elasticflow.jobfile.entry_points.calls import takes_optimizer_later, takes_optimizers
 from elasticflow.jobfile.entry_points.free_tables import not_passable
 from elasticflow.jobfile.entry_points.own_steps import check_own_step
 from elasticflow.jobfile.python_source.annotations import ObjectTable
@@ -63,6 +63,12 @@ class ArgumentCheck:
         if self._entry.call.path == ("model", "step") and takes_optimizers(names, is_method=given == 1):
             self.depends_on_others, given = True, given + 1
             beside = list(check_own_step(self._entry.source))
+        if self._entry.call.path == ("lr_scheduler", "entry") and takes_optimizer_later(
+            self._entry.call.text, names
+        ):
+            given, self._entry.call = 0, self._entry.call._replace(given=(), named=("optimizer",))
+        if self._entry.call.is_metric and names[:2] == ["y_true", "y_pred"]:
+            beside.append(self._of_sklearn())
         arguments = self._entry.named_arguments()
         beside += [
             self._plain(each) for each in dataclasses_meant(self._signature, arguments, self._entry.resolver)
@@ -76,6 +82,17 @@ class ArgumentCheck:
             if each.kind != "type" or not_passable(arguments[each.name]) is None  # else said already
             if each.kind != "unknown" or each.name.isidentifier()  # else said already
         ]
+
+    def _of_sklearn(self) -> Diagnostic:
+        """Return that a function takes what a metric is called with in the other order."""
+        text = self._entry.call.text
+        message = f"{text} takes the targets first, and classes: a metric is called with outputs, targets"
+        name = text.rpartition(":")[2]
+        remedy = (
+            f"let a function of yours (outputs, targets) call it: {name}(targets, outputs.argmax(1), ...);\n"
+            'over the whole set with { entry = "module:function", over = "set" }'
+        )
+        return self._entry.problem(codes.BAD_ARGUMENT, message, remedy, "warning")
 
     def _names_options(self) -> bool:
         """Return whether the optimizer's arguments are the options of a group: a function's are its own business."""

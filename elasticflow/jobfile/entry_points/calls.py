@@ -171,6 +171,15 @@ def takes_optimizers(names: Sequence[str], *, is_method: bool = False) -> bool:
     return list(names[given : given + 1]) == ["optimizers"]
 
 
+def takes_optimizer_later(entry: str, names: Sequence[str]) -> bool:
+    """Return whether a schedule's factory with parameters of these names takes the optimizer after something else.
+
+    So does transformers' and diffusers' `get_scheduler(name, optimizer, ...)`, whose source is not found under that name.
+    """
+    is_theirs = entry in {"transformers:get_scheduler", "diffusers.optimization:get_scheduler"}
+    return "optimizer" in names[1:] or (not names and is_theirs)
+
+
 _Result = TypeVar("_Result")
 
 

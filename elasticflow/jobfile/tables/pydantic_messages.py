@@ -61,6 +61,16 @@ _EXAMPLES = {
 }
 
 
+# What people write who come from training scripts, by key and type.
+_HABITS: dict[tuple[str, type], str] = {
+    ("dataset.sampler", str): (
+        'write sampler = { weights = "module:function" }, a function of the dataset that returns a number for each sample; or '
+        'bucket_by = "lengths" or balance_by = "labels", a column of it'
+    ),
+    ("model.loss", dict): "name a function (outputs, targets) of yours that calls it with these arguments",
+}
+
+
 class TableProblem(NamedTuple):
     """A problem of one table, before its place is looked up.
 
@@ -152,8 +162,8 @@ def _remedy(path: KeyPath, value: object) -> str | None:
     """Return how a value of the wrong type or form is written rightly."""
     key, annotation = path[-1], annotation_at(path)
     expected = describe(annotation)
-    if (brackets := _brackets(path, value, expected)) is not None:
-        return brackets
+    if (written := _brackets(path, value, expected) or _HABITS.get((dotted(path), type(value)))) is not None:
+        return written
     meant = repaired(path, value)
     line = to_toml(meant) if isinstance(key, int) else f"{key} = {to_toml(meant)}"
     if isinstance(meant, str) and isinstance(value, str):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from elasticflow.compiler.entry_point.factory_calls import CallForms, call_forms, is_method, parameters
+from elasticflow.compiler.entry_point.render import render_factories
 from elasticflow.jobfile.python_source.modules import Finder
 from elasticflow.jobfile.python_source.resolve import Resolver
 from tests.compiler.jobs import make_job
@@ -115,6 +116,19 @@ def test_the_forms_of_a_job_are_read_off_its_factories(project: Path) -> None:
     assert call_forms(made, project) == CallForms(
         optimizer_is_method=True, step_is_method=True, step_moves_optimizers=True
     )
+
+
+def test_an_optimizer_that_is_not_the_first_argument_is_given_by_name(project: Path) -> None:
+    """As transformers' get_scheduler(name, optimizer, ...) has it, also where its source is not found under that name."""
+    (project / "src" / "rates.py").write_text("def get(name, optimizer, steps): ...\n")
+    for entry in ("rates:get", "transformers:get_scheduler"):
+        made = make_job(job__path=["src"], lr_scheduler__entry=entry, lr_scheduler__args={"name": "linear"})
+        forms = call_forms(made, project)
+        assert forms.schedule_by_name
+        text = render_factories(made, root="/project", forms=forms)
+        assert f'    return {entry.partition(":")[2]}(optimizer=optimizer, name="linear")\n' in text
+    made = make_job(job__path=["src"], lr_scheduler__entry="torch.optim.lr_scheduler:StepLR")
+    assert not call_forms(made, project).schedule_by_name
 
 
 def test_schedules_of_timm_are_known_by_where_they_come_from(project: Path) -> None:

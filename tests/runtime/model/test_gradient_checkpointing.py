@@ -127,18 +127,17 @@ def test_model_has_a_way_of_its_own() -> None:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 def test_compiled_model_trains_with_it() -> None:
-    """The compiler knows the non-reentrant form."""
+    """The compiler knows the non-reentrant form, and gives the same bits as without; dropout drops the same."""
     model, expected = net(), net()
-    for module in (*model.modules(), *expected.modules()):
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
     checkpoint_activations(model, ["blocks.*"])
-    model.compile(backend="aot_eager")
     for one in (model, expected):
+        one.compile(backend="aot_eager")
         torch.manual_seed(1)
         one(torch.randn(4, 8)).square().mean().backward()
     for mine, other in zip(model.parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, other.grad)
+        assert mine.grad is not None
+        assert other.grad is not None
+        assert torch.equal(mine.grad, other.grad)
 
 
 def test_layers_of_transformers_are_left_to_their_own_way() -> None:
