@@ -55,13 +55,13 @@ GENERATION_ENDED = Event(
 WORKER_FAILED = Event(
     "worker.failed",
     "the first worker that failed in a generation",
-    ("rank", "node", "pid", "exit_code", "class", "error", "traceback", "others", "stderr"),
+    ("rank", "node", "pid", "exit_code", "class", "error", "traceback", "exception", "others", "stderr"),
     level="error",
 )
 WORKER_RAISED = Event(
     "worker.raised",
     "an exception left a worker's train.py; final: another try would end in the same way",
-    ("class", "error", "traceback", "final"),
+    ("class", "error", "traceback", "final", "exception"),
     level="error",
     emitter="worker",
     is_kept=False,
@@ -344,6 +344,14 @@ ENVIRONMENT_FOUND = Event(
     level="debug",
     emitter="worker",
     is_kept=False,
+)
+LOG_LEFT_OUT = Event(
+    "log.left_out",
+    "a worker wrote more than its log may hold: how many lines and bytes of one of its streams were left out so far",
+    ("node", "rank", "stream", "lines", "bytes"),
+    level="warning",
+    emitter="worker",
+    may_be_supervisors=True,
 )
 STEP = Event(
     "step",

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 _PASSWORD = re.compile(r"(?<=://)(?P<user>[^/@:]*):[^/@]*@")
 _QUERY = re.compile(r"(?P<name>(?<=[?&])[^=&#]+)=(?P<value>[^&#]*)")
+# The same where a URL stands in a text: it ends at a space, a quote or a bracket.
+_PASSWORD_IN_TEXT = re.compile(r"(?<=://)(?P<user>[^/@:\s\"'<>]*):[^/@\s\"'<>]+@")
+_QUERY_IN_TEXT = re.compile(r"(?P<name>(?<=[?&])[^=&#\s\"'<>]+)=(?P<value>[^&#\s\"'<>]*)")
 _SECRET = re.compile(
     r"secret|passw|passphrase|token(?!iz)|credential|connection_string|(^|_)(sas|key)$|(api|access|account)_?key"
     r"|shared_?access|authorization|cookie|signature|^sig$",
@@ -38,6 +41,12 @@ def mask_url(url: str) -> str:
     """Return *url* with the password in it, if any, and signatures in its query as `***`."""
     url = _PASSWORD.sub(r"\g<user>:***@", url)
     return _QUERY.sub(lambda m: f"{m['name']}=***" if is_secret(m["name"]) else m[0], url)
+
+
+def mask_urls_in(text: str) -> str:
+    """Return *text* with passwords and signatures of all URLs in it as `***`."""
+    text = _PASSWORD_IN_TEXT.sub(r"\g<user>:***@", text)
+    return _QUERY_IN_TEXT.sub(lambda m: f"{m['name']}=***" if is_secret(m["name"]) else m[0], text)
 
 
 def mask(text: str, url: str, options: Mapping[str, Any]) -> str:

@@ -88,7 +88,7 @@ def _definition_of(record: dict[str, Any]) -> str | None:
     """Return what a line of a worker's log has to be; None for lines of steps, which metrics.jsonl has too."""
     name = str(record.get("event"))
     if record.get("origin") != events.OURS:
-        return "log.line"
+        return "logs.line"
     if name in (events.STEP, events.EVALUATION):
         return None
     return name if name in events.EVENTS else "an event of no name"

@@ -166,6 +166,25 @@ class WriterReports:
 
 
 @dataclass(frozen=True)
+class LogLeftOut:
+    """A worker has written more than the file of a stream may hold.
+
+    Attributes:
+        node: The node it runs on.
+        rank: Its rank.
+        stream: `stdout` or `stderr`.
+        lines: How many were left out so far, in the worker's generation.
+        bytes: How many.
+    """
+
+    node: str
+    rank: int
+    stream: str
+    lines: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class StandbysReady:
     """Each worker of a node has a standby.
 
@@ -308,6 +327,7 @@ Message = (
     | Activity
     | Printed
     | ProcessLeftBehind
+    | LogLeftOut
     | StandbysReady
     | StandbysOff
     | CompilerCacheMoved
@@ -328,6 +348,7 @@ MESSAGES: MessageCodec[Message] = MessageCodec(
         "activity": Activity,
         "printed": Printed,
         "left_behind": ProcessLeftBehind,
+        "left_out": LogLeftOut,
         "standbys": StandbysReady,
         "no_standbys": StandbysOff,
         "compiler_cache": CompilerCacheMoved,

@@ -19,6 +19,7 @@ from elasticflow.runtime.process import environment, failure, process_group, see
 from elasticflow.runtime.process.context import Worker
 from elasticflow.runtime.process.identity import Identity
 from elasticflow.runtime.replica_checks.trajectory import TrajectoryRecorder
+from elasticflow.telemetry.exceptions import describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -209,6 +210,7 @@ def _report(error: BaseException) -> None:
             kind, message = failure.classify(error), failure.describe(error)
             final = isinstance(error, errors.WorkerError) and error.is_final
             facts = {"class": kind, "error": message, "traceback": failure.shortened(text), "final": final}
+            facts["exception"] = describe(error)
             log.error(events.WORKER_RAISED, **facts)
     with suppress(OSError, ValueError):  # the job's own code may have closed it
         sys.stderr.write(text)
@@ -238,6 +240,7 @@ def _exit(code: int) -> NoReturn:
     if _current is not None:
         with suppress(OSError):
             _current.progress.flush()
+            logs.tell_left_out()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()

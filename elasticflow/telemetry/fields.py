@@ -50,7 +50,9 @@ FIELDS: dict[str, Field] = {
     "origin": Field("text", "whose logger wrote the line: `elasticflow` for events"),
     "logger": Field("text", "name of the standard library's logger", "logger.name", "log.logger"),
     "process": Field("text", "which process beside the worker wrote it, as `loader 1`", None, "process.name"),
-    "exception": Field("exception", "what was raised, and where; without values of variables"),
+    "exception": Field("exception?", "what was raised, and where; without values of variables"),
+    "stream": Field("text", "which output of a worker: `jsonl`, `stdout`, `stderr`", "log.iostream"),
+    "lines": Field("whole", "how many lines"),
     # Who and where.
     "pid": Field("whole", "a process", "process.pid", "process.pid"),
     "pids": Field("wholes", "processes, by local rank"),

@@ -177,7 +177,7 @@ def events_schema() -> Schema:
             **of_events,
             "metrics.step": of_steps,
             "metrics.evaluation": of_evaluations,
-            "log.line": schema_of_log_line(),
+            "logs.line": schema_of_log_line(),
             "logged.point": schema_of_point(),
             **{
                 f"field.{name}": {"description": field.meaning, **schema_of_type(field.type)}

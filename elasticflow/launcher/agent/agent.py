@@ -130,6 +130,7 @@ class Agent:
                 if failed or len(alone) < assignment.nproc:
                     self._writer.load_ahead()
                 self._orphans.look(time.monotonic())
+                self._reporter.left_out(workers.left_out())
                 self._reporter.ended(workers, alone, failed=failed)
         except NodeReleasedError:
             return
@@ -203,6 +204,7 @@ class Agent:
                 return False, set()
             self._look_for_hang(workers, generation)
             self._reporter.activity()
+            self._reporter.left_out(workers.cut_streams())
             self._standbys.look(time.monotonic())
             self._look_at_compiler_cache()
 

@@ -16,6 +16,7 @@ from elasticflow.protocol.json_codec import to_json
 from elasticflow.protocol.warm_restarts import Warm  # noqa: TC001  # the codec reads the fields' types
 from elasticflow.snapshots.format.writer_config import WriterStart  # noqa: TC001  # the codec reads the fields' types
 from elasticflow.system.processes import is_killed_from_outside, signal_or_code
+from elasticflow.telemetry.masking import SECRET_NAMES
 
 if TYPE_CHECKING:
     import signal
@@ -187,6 +188,8 @@ def build_agent_process(
         node_rank: The node's place among all, where the rendezvous is static.
     """
     marks = {worker_environment.RUN_ID: folder.run_id, worker_environment.RUN_FOLDER: str(folder.path)}
+    if plan.env_secrets:
+        marks[SECRET_NAMES] = ",".join(plan.env_secrets)
     config = AgentConfig(
         launch_folder=str(launch_folder),
         run_folder=str(folder.path),

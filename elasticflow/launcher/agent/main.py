@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from elasticflow.launcher.agent.worker_heartbeats import WorkerHeartbeats, heartbeat_memory
 from elasticflow.launcher.fork_server.server_process import start_server
 from elasticflow.system.processes import adopt_orphans, append_output_to, die_with_parent
+from elasticflow.telemetry.masking import mask_streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,6 +40,7 @@ def main() -> None:
     config = _configuration()
     append_output_to(config.log)
     os.environ.update(config.environment)
+    mask_streams()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     heartbeats = WorkerHeartbeats(config.hang_timeout_s, memory=memory)
     cache = _compiler_cache(config) if config.compiles else None

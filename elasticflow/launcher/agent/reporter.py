@@ -10,6 +10,7 @@ from elasticflow.launcher.agent.printed import RankPrints
 from elasticflow.launcher.agent.rank_logs import RankLog
 from elasticflow.protocol.messages import (
     Activity,
+    LogLeftOut,
     LogLines,
     Printed,
     ProcessLeftBehind,
@@ -23,10 +24,11 @@ from elasticflow.protocol.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
+    from collections.abc import Container, Mapping, Sequence
 
     from elasticflow.launcher.agent.orphans import EndedOrphan
     from elasticflow.launcher.agent.worker_heartbeats import WorkerHeartbeats
+    from elasticflow.launcher.agent.worker_streams import LeftOut
     from elasticflow.launcher.agent.workers import ForkedWorkers
     from elasticflow.launcher.rendezvous.supervisor_channel import Outbox
     from elasticflow.run_folder import RunFolder
@@ -103,6 +105,11 @@ class Reporter:
             subject = "torch.compile" if self._compiles and awaited.phase == "compile" else ""
             activity = Activity(self._node, awaited.phase, subject, awaited.step, round(awaited.seconds, 3))
         self._outbox.post(activity)
+
+    def left_out(self, cuts: Sequence[LeftOut]) -> None:
+        """Report what was taken out of the files of workers' streams."""
+        for cut in cuts:
+            self._outbox.post(LogLeftOut(self._node, cut.rank, cut.stream, cut.lines, cut.bytes))
 
     def left_behind(self, process: EndedOrphan) -> None:
         """Report that a process was ended which a worker had left behind."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from elasticflow.system.json_lines import FollowedLines
 
@@ -21,6 +22,26 @@ if TYPE_CHECKING:
 _ENDS = re.compile(rb"\r\n|\n|\r(?!\Z)")
 # Bytes that are kept waiting for the end of their line.
 _LONGEST = 1 << 16
+MOST_BYTES = 64 << 20
+"""Of a stream's file: once it has more, only its first `HEAD` and its last `TAIL` bytes stay."""
+HEAD, TAIL = 8 << 20, 1 << 20
+_PIECE = 1 << 20
+
+
+class LeftOut(NamedTuple):
+    """What was taken out of the file of a worker's stream so far.
+
+    Attributes:
+        rank: The worker's global rank.
+        stream: `stdout` or `stderr`.
+        lines: How many.
+        bytes: How many.
+    """
+
+    rank: int
+    stream: str
+    lines: int
+    bytes: int
 
 
 class WorkerStreams:
@@ -46,6 +67,11 @@ class WorkerStreams:
         folder.generation_logs(generation).mkdir(parents=True, exist_ok=True)
         self.stdouts = {local: folder.rank_log(generation, rank, "stdout") for local, rank in ranks.items()}
         self.stderrs = {local: folder.rank_log(generation, rank, "stderr") for local, rank in ranks.items()}
+        self._bounded = [
+            BoundedFile(path, ranks[local], stream)
+            for stream, paths in (("stdout", self.stdouts), ("stderr", self.stderrs))
+            for local, path in paths.items()
+        ]
         self._shown = [
             _Shown(f"[{options.role}{local}]:", paths[local], stream)
             for paths, shown, stream in (
@@ -60,6 +86,14 @@ class WorkerStreams:
         """Show the lines that were completed since the last call."""
         for shown in self._shown:
             shown.show()
+
+    def cut(self) -> list[LeftOut]:
+        """Take out the middle of files that have grown too large; return what is to be told of it."""
+        return [left_out for file in self._bounded if (left_out := file.cut()) is not None]
+
+    def untold(self) -> list[LeftOut]:
+        """Return what `cut` has not returned yet, for use when nobody writes any more."""
+        return [left_out for file in self._bounded if (left_out := file.untold()) is not None]
 
     def close(self) -> None:
         """Show what is left; nobody writes any more."""
@@ -91,3 +125,66 @@ class _Shown:
                 self._to.flush()
                 self._to.buffer.write(data)
                 self._to.buffer.flush()
+
+
+class BoundedFile:
+    """A file to which a worker appends, and of which only the beginning and the end stay once it is large.
+
+    The worker keeps its descriptor and never waits. What it writes in the very moment in which the file is cut is lost without
+    being counted.
+
+    Args:
+        path: Where it is, or will be.
+        rank: The worker's.
+        stream: Its name.
+    """
+
+    def __init__(self, path: Path, rank: int, stream: str) -> None:
+        self._path, self._rank, self._stream = path, rank, stream
+        self._lines = self._bytes = self._told = 0
+
+    def cut(self) -> LeftOut | None:
+        """Take out the middle if the file is too large; return what was taken out in all, where it has become ten times as much."""
+        with contextlib.suppress(OSError):  # not there yet, or damaged: then it does not grow either
+            if os.stat(self._path).st_size > MOST_BYTES:  # noqa: PTH116  many times a second
+                self._take_out_middle()
+        return self.untold() if self._bytes >= 10 * self._told else None
+
+    def untold(self) -> LeftOut | None:
+        """Return what was taken out in all, unless that was returned before."""
+        if self._bytes == self._told:
+            return None
+        self._told = self._bytes
+        return LeftOut(self._rank, self._stream, self._lines, self._bytes)
+
+    def _take_out_middle(self) -> None:
+        with self._path.open("rb") as file, self._path.open("ab", buffering=0) as end:
+            head = _after_line(os.pread(file.fileno(), HEAD, 0))
+            # What an earlier cut wrote here is no line of the worker's.
+            before = _marker(self._lines, self._bytes)
+            has_marker = self._bytes and os.pread(file.fileno(), len(before), head) == before
+            start = at = head + (len(before) if has_marker else 0)
+            kept = b""
+            # Until the worker is caught up with: what it writes from there until the file is cut is lost uncounted.
+            while piece := os.pread(file.fileno(), _PIECE, at):
+                at += len(piece)
+                kept += piece
+                self._lines += kept[:-TAIL].count(b"\n")
+                kept = kept[-TAIL:]
+            os.ftruncate(end.fileno(), head)
+            partial = kept.find(b"\n") + 1
+            self._lines += kept.count(b"\n", 0, partial)
+            self._bytes += at - start - len(kept) + partial
+            end.write(_marker(self._lines, self._bytes) + kept[partial:])
+
+
+def _after_line(text: bytes) -> int:
+    """Return where the last whole line of *text* ends; its length if it has none."""
+    return text.rfind(b"\n") + 1 or len(text)
+
+
+def _marker(lines: int, size: int) -> bytes:
+    return (
+        f"... {lines:,} lines ({size:,} bytes) are left out here: a stream's file keeps its first {HEAD >> 20} MiB "
+        f"and its end once it has more than {MOST_BYTES >> 20} MiB ...\n"
+    ).encode()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Mapping
     from pathlib import Path
 
-    from elasticflow.launcher.agent.worker_streams import WorkerStreams
+    from elasticflow.launcher.agent.worker_streams import LeftOut, WorkerStreams
     from elasticflow.launcher.fork_server.client import ForkServer
     from elasticflow.launcher.rendezvous.supervisor_channel import Assignment
 
@@ -80,6 +80,14 @@ class ForkedWorkers:
         if any(codes):
             return GroupState.FAILED
         return GroupState.FINISHED if len(codes) == len(self._pids) else GroupState.RUNNING
+
+    def cut_streams(self) -> list[LeftOut]:
+        """Bound the files of their streams; return what is to be told of it."""
+        return self._streams.cut()
+
+    def left_out(self) -> list[LeftOut]:
+        """Return what `cut_streams` took out and has not returned; for use when no worker is left."""
+        return self._streams.untold()
 
     def exits(self) -> dict[int, tuple[int, float]]:
         """Exit code (negative: signal) and unix time of each local rank that has ended."""

@@ -43,6 +43,7 @@ from elasticflow.launcher.fork_server.torchrun_arguments import (
 from elasticflow.launcher.fork_server.worker_process import end_with, run_entry_point, set_apart, take_over
 from elasticflow.protocol import worker_environment
 from elasticflow.system.processes import append_output_to, die_with_parent
+from elasticflow.telemetry.masking import mask_streams
 
 if TYPE_CHECKING:
     from elasticflow.launcher.fork_server.protocol import Message
@@ -95,6 +96,7 @@ def _begin(channel: MessageChannel) -> _Begun:
     os.environ.update(setup.environment)
     if setup.log:
         _move_output_to(setup.log)
+    mask_streams()
     return _Begun(setup, ArgumentsReader(setup.arguments) if setup.arguments else None)
 
 

@@ -11,6 +11,8 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, NoReturn
 
+from elasticflow.telemetry.masking import mask_streams
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -36,6 +38,7 @@ def take_over(request: Spawn) -> None:
         os.close(opened)
     faulthandler.register(signal.SIGUSR2, all_threads=True)  # stacks of a hang, also of one in an import
     os.environ.update(request.environment)
+    mask_streams()
 
 
 def run_entry_point(path: str) -> None:

@@ -16,6 +16,7 @@ from elasticflow.protocol.display import known_record, printed_record
 from elasticflow.system import atomic_files
 from elasticflow.system.json_lines import AppendedLines
 from elasticflow.system.records import read as read_record
+from elasticflow.telemetry.masking import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,6 +64,12 @@ def _durations_before(folder: RunFolder) -> Parts | None:
 class Journal:
     """Events and state of one run; the supervisor is the only writer.
 
+    Args:
+        folder: The run's.
+        launch: Number of the launch.
+        show: Called with each record.
+        mask: What no record may hold; workers mask their own lines.
+
     Attributes:
         damage: What was moved out of events.jsonl when it was opened; None if it was whole.
         durations: Where the launch's time goes; it sees every event and line.
@@ -70,8 +77,15 @@ class Journal:
         state: What state.json says.
     """
 
-    def __init__(self, folder: RunFolder, launch: int, show: Callable[[EventRecord], None]) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        launch: int,
+        show: Callable[[EventRecord], None],
+        mask: Mask | None = None,
+    ) -> None:
         self._folder = folder
+        self._mask = mask or Mask()
         atomic_files.remove_temporaries(folder.state)
         self.durations = Durations(_durations_before(folder), time.monotonic)
         self._lines = AppendedLines(folder.events)
@@ -107,7 +121,7 @@ class Journal:
             "job": self._folder.job,
             "run_id": self._folder.run_id,
             "generation": self.generation,
-            **fields,
+            **self._mask.value(fields),
         }
         self.copy(record)
         return record

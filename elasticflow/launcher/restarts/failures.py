@@ -81,6 +81,7 @@ class Failure:
         others: The other ranks' failures folded into one line, or None.
         stderr: The last lines of its standard error if it died without an exception of its own; stacks left out.
         is_final: The worker said that another try would end in the same way.
+        exception: The worker's own, as JSON (`telemetry.exceptions`); None if it raised none.
     """
 
     rank: int
@@ -93,6 +94,7 @@ class Failure:
     others: str | None
     stderr: tuple[str, ...] = ()
     is_final: bool = False
+    exception: Mapping[str, Any] | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -131,6 +133,7 @@ class Failure:
             "class": self.failure_class,
             "error": self.error,
             "traceback": self.traceback,
+            "exception": self.exception,
             "others": self.others,
             "stderr": list(self.stderr),
         }
@@ -194,6 +197,7 @@ def first_failure(reports: Sequence[Report], *, is_finished: bool = False) -> Fa
         others=_fold(first, [r for r in failed if r is not first]),
         stderr=() if first.raised is not None else _last_lines(first.stderr),
         is_final=first.raised is not None and first.raised.get("final") is True,
+        exception=None if first.raised is None else first.raised.get("exception"),
     )
 
 

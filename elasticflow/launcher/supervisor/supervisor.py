@@ -48,6 +48,7 @@ from elasticflow.protocol.messages import (
     Activity,
     CompilerCacheFailed,
     CompilerCacheMoved,
+    LogLeftOut,
     LogLines,
     Printed,
     ProcessLeftBehind,
@@ -59,6 +60,7 @@ from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.run_folder import step_of
 from elasticflow.snapshots.writer.committer import FENCED
 from elasticflow.telemetry.fields import SCHEMA_VERSION
+from elasticflow.telemetry.masking import mask_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,6 +79,7 @@ _LEAVE_S = 5.0
 # Messages that are events as they stand.
 _EVENTS = {
     ProcessLeftBehind: events.PROCESS_LEFT_BEHIND,
+    LogLeftOut: events.LOG_LEFT_OUT,
     StandbysReady: events.STANDBYS_READY,
     StandbysOff: events.STANDBYS_OFF,
     CompilerCacheMoved: events.COMPILER_CACHE,
@@ -93,7 +96,9 @@ class Supervisor:
     ) -> None:
         self._launch = launch
         self._display = DisplayThread(show, tick)
-        self._journal = Journal(launch.folder, launch.number, self._display)
+        plan = launch.plan
+        self._mask = mask_of({**os.environ, **plan.env}, plan.env_secrets)
+        self._journal = Journal(launch.folder, launch.number, self._display, self._mask)
         self._metrics = Metrics(launch.folder)
         self._environment = EnvironmentRecord(launch.folder.launch(launch.number))
         self._ingest = Ingest(self._journal, self._metrics, self._environment)
@@ -246,6 +251,7 @@ class Supervisor:
                 self._journal.printed(message)
             case (
                 ProcessLeftBehind()
+                | LogLeftOut()
                 | StandbysReady()
                 | StandbysOff()
                 | CompilerCacheMoved()
@@ -319,7 +325,7 @@ class Supervisor:
             # The writer has reported its last snapshot by now.
             fields["goes_on_from"] = step_of(self._journal.state["snapshot"])
         figures = {"exit_code": verdict.exit_code, "event": verdict.event, **fields}
-        self._journal.update(status=verdict.status, workers=[], verdict=figures)
+        self._journal.update(status=verdict.status, workers=[], verdict=self._mask.value(figures))
         self._journal.event(verdict.event, **fields)
         asked = len(self._asked.numbers)
         self._follower.finish(lambda: len(self._asked.numbers) > asked)

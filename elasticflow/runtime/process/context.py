@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from contextlib import suppress
@@ -332,9 +333,12 @@ class _InOrder:
 
     def __init__(self, progress: Progress, streams: list[TextIO]) -> None:
         self._progress, self._streams = progress, streams
+        self._pid = os.getpid()
 
     def write(self, text: str) -> int:
-        self._progress.flush()
+        # A loader that was forked while lines waited has a copy of them.
+        if os.getpid() == self._pid:
+            self._progress.flush()
         for stream in self._streams:
             stream.write(text)
         return len(text)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticflow.launcher.agent import worker_streams
 from elasticflow.launcher.agent.worker_streams import WorkerStreams
 from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions
 from elasticflow.run_folder import RunFolder
@@ -100,3 +101,45 @@ def test_stream_that_cannot_be_shown_ends_nothing(folder: RunFolder, monkeypatch
         full.close()
 
     assert "one\n" == streams.stdouts[0].read_text()
+
+
+def test_a_flood_keeps_its_beginning_and_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is written, the file stays bounded, and every line is either there or counted; the writer goes on as it was."""
+    monkeypatch.setattr(worker_streams, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(worker_streams, "HEAD", 2_000)
+    monkeypatch.setattr(worker_streams, "TAIL", 1_000)
+    path = tmp_path / "rank3.stdout"
+    bounded = worker_streams.BoundedFile(path, 3, "stdout")
+    assert bounded.cut() is None
+    told = []
+    with path.open("a", buffering=1) as worker:
+        for number in range(20_000):
+            worker.write(f"line {number}\n")
+            if number % 100 == 0 and (left_out := bounded.cut()) is not None:
+                told.append(left_out)
+            assert path.stat().st_size < 13_000
+    last = bounded.untold() or told[-1]
+    lines = path.read_text().splitlines()
+    markers = [line for line in lines if line.startswith("... ")]
+
+    assert ("line 0", "line 19999") == (lines[0], lines[-1])
+    assert 1 == len(markers)
+    assert f"{last.lines:,} lines ({last.bytes:,} bytes)" in markers[0]
+    assert 20_000 == last.lines + len(lines) - 1
+    assert (3, "stdout") == last[:2]
+    assert len(told) < 4
+    assert bounded.untold() is None
+
+
+def test_lines_that_never_end_are_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A progress bar on one line, binary output."""
+    monkeypatch.setattr(worker_streams, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(worker_streams, "HEAD", 2_000)
+    monkeypatch.setattr(worker_streams, "TAIL", 1_000)
+    path = tmp_path / "rank0.stderr"
+    path.write_bytes(b"\xff\r" * 30_000)
+    left_out = worker_streams.BoundedFile(path, 0, "stderr").cut()
+
+    assert left_out is not None
+    assert 57_000 == left_out.bytes
+    assert path.stat().st_size < 4_000

@@ -31,6 +31,8 @@ def test_full_disk_interrupts_the_launch_and_says_so(tmp_path: Path) -> None:
         plan=SimpleNamespace(
             nodes_min=1,
             nodes_max=1,
+            env={},
+            env_secrets=(),
             snapshots=SimpleNamespace(memory=None),
             restarts=SimpleNamespace(grace_s=30.0),
         ),

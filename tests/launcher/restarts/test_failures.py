@@ -76,6 +76,7 @@ def test_a_killed_rank_is_the_cause_and_its_peers_are_folded() -> None:
         "class": "crash",
         "error": "killed by SIGKILL",
         "traceback": None,
+        "exception": None,
         "others": "2 other ranks: connection closed by peer",
         "stderr": [],
     }

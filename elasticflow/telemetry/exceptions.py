@@ -1,0 +1,93 @@
+"""A raised exception as JSON: type, message, frames; never a value of a variable, which may be a secret."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+from typing import Any
+
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_LIBRARIES = tuple(
+    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+# The generated entry point of a launch.
+_ENTRY_POINT = f"{os.sep}launches{os.sep}"
+_MOST_FRAMES, _MOST_CAUSES = 50, 10
+# Characters: a message may show all the data it met.
+_LONGEST = 20_000
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """Return *error* as JSON: `type`, `message`, `frames`, and `causes` if it has any.
+
+    A frame has `path`, `line`, `function`, `code` and `is_own`: whether it is the user's own code, no library. Own frames come
+    first, the innermost before the others: that is where one looks.
+    """
+    frames = [_frame(frame) for frame in traceback.extract_tb(error.__traceback__)[-_MOST_FRAMES:]][::-1]
+    described: dict[str, Any] = {
+        "type": _name(type(error)),
+        "message": _message(error),
+        "frames": [*(f for f in frames if f["is_own"]), *(f for f in frames if not f["is_own"])],
+    }
+    if causes := _causes(error):
+        described["causes"] = causes
+    return described
+
+
+def is_own_code(path: str) -> bool:
+    """Whether the file at *path* is the user's own: neither a library's, nor elasticflow's, nor a generated entry point."""
+    if path.startswith(("<", _PACKAGE, *_LIBRARIES)):
+        return False
+    return not any(part in path for part in (*_INSTALLED, _ENTRY_POINT))
+
+
+def _frame(frame: traceback.FrameSummary) -> dict[str, Any]:
+    return {
+        "path": frame.filename,
+        "line": frame.lineno,
+        "function": frame.name,
+        "code": frame.line or None,
+        "is_own": is_own_code(frame.filename),
+    }
+
+
+def _causes(error: BaseException) -> list[str]:
+    causes: list[str] = []
+    seen = {id(error)}
+    while len(causes) < _MOST_CAUSES:
+        cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if cause is None or id(cause) in seen:
+            break
+        seen.add(id(cause))
+        causes.append(f"{_name(type(cause))}: {_message(cause)}")
+        error = cause
+    return causes
+
+
+def _name(kind: type[BaseException]) -> str:
+    return (
+        kind.__qualname__
+        if kind.__module__ in ("builtins", "__main__")
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
+
+
+def _message(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001  whatever the job's own code raises
+        return "its message cannot be made: its __str__ fails"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
+
+
+def of_exc_info(value: object) -> BaseException | None:
+    """Return the exception that `exc_info` of a log call means; None if it means none."""
+    if isinstance(value, BaseException):
+        return value
+    if isinstance(value, tuple):
+        return value[1] if len(value) > 1 and isinstance(value[1], BaseException) else None
+    return sys.exc_info()[1] if value else None
