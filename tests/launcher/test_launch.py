@@ -79,7 +79,7 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
     (tmp_path / "job.toml").write_text("# as make_job says\n")
     made = Trial(tmp_path)
 
-    def supervisor(launch: Launch, show: Callable[[dict[str, Any]], None]) -> Any:
+    def supervisor(launch: Launch, show: Callable[[dict[str, Any]], None], tick: object) -> Any:
         made.launches.append(launch)
         return SimpleNamespace(run=lambda: 0)
 
