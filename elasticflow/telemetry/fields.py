@@ -53,6 +53,9 @@ FIELDS: dict[str, Field] = {
     "exception": Field("exception?", "what was raised, and where; without values of variables"),
     "stream": Field("text", "which output of a worker: `jsonl`, `stdout`, `stderr`", "log.iostream"),
     "lines": Field("whole", "how many lines"),
+    "sink": Field("text", "where measures and events are sent to"),
+    "points": Field("whole", "steps, evaluations and events that are still to be sent"),
+    "log": Field("text", "file with what a process printed last", "log.file.path", "log.file.path"),
     # Who and where.
     "pid": Field("whole", "a process", "process.pid", "process.pid"),
     "pids": Field("wholes", "processes, by local rank"),
@@ -95,7 +98,7 @@ FIELDS: dict[str, Field] = {
     "run_durations": Field("durations?", "the same of all launches of the run"),
     "limit_s": Field("number", "how long it may take"),
     "grace_s": Field("number?", "how long there is for it"),
-    "pause_s": Field("number", "until the next try"),
+    "pause_s": Field("number?", "until the next try"),
     "stall_s": Field("number", "how long training stood still"),
     "restore_s": Field("number?", "how long restoring took"),
     "time": Field("number", "when it was over, Unix time"),
