@@ -82,6 +82,8 @@ class RunBoard:
                 self._has_stepped, self.doing = True, None
             case events.SNAPSHOT_COMMITTED:
                 self._snapshot = record
+            case events.NODE_LOST if not self._takes_part(str(record.get("node"))):
+                pass
             case events.WORKER_FAILED | events.NODE_LOST | events.GENERATION_ENDED:
                 self._end_group(at, goes_on=record.get("class") not in _LAST_ENDS)
             case events.RUN_FINISHED | events.RUN_FAILED | events.RUN_INTERRUPTED:
@@ -114,7 +116,7 @@ class RunBoard:
         taking_part = {
             node: activity
             for node, activity in self._activities.items()
-            if not self._has_stepped or (node in self._lanes and self._lanes[node].first_rank is not None)
+            if not self._has_stepped or self._takes_part(node)
         }
         awaited = awaited_of(taking_part, has_stepped=self._has_stepped)
         if awaited is None or (self.doing is not None and awaited.label in {"training", "leaving"}):
@@ -270,6 +272,9 @@ class RunBoard:
         self._step, self._has_stepped = None, False
         if goes_on:
             self.doing = Doing("restarting", "the next group is formed", at)
+
+    def _takes_part(self, node: str) -> bool:
+        return node in self._lanes and self._lanes[node].first_rank is not None
 
     def _follow_nodes(self, record: Record, at: float) -> None:
         node = str(record.get("node"))
