@@ -117,8 +117,9 @@ TRAINING_FIRST_STEP = Event(
 )
 TRAINING_COMPILED = Event(
     "training.compiled",
-    "what torch.compile took of a generation's first step, in graphs from its cache and graphs that were compiled",
-    ("seconds", "from_cache", "compiled"),
+    "what torch.compile took of a generation's first step, in graphs from its cache and graphs that were compiled; "
+    "rehearsed: a standby had traced the model before",
+    ("seconds", "from_cache", "compiled", "rehearsed"),
     emitter="worker",
 )
 TRAINING_STOPPED = Event(

@@ -82,6 +82,10 @@ class RunFolder:
         """What workers have imported; standbys import it before they are needed."""
         return self.path / "imports.json"
 
+    def rehearsal(self, node: str, local_rank: int) -> Path:
+        """How the first step of a worker called its model, where that is compiled; its standby rehearses it."""
+        return self.path / "rehearsals" / f"{node}-{local_rank}.json"
+
     @property
     def compiler_cache(self) -> Path:
         """What torch.compile has made, by kind of machine and node."""

@@ -25,6 +25,9 @@ COMPILER_CACHE = (
 )
 TRAJECTORY = "ELASTICFLOW_WITNESS"  # folder in which rank 0 records what every step made of the state
 
+# torchrun's, by which a process knows its rank. A module that reads one of these at import would freeze one value for all.
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+
 HEARTBEAT = struct.Struct("<qq16s")  # beats, finished steps, phase
 HELD = struct.Struct("<q")  # right behind: newest step whose state this rank holds in memory; 0: none
 HEARTBEAT_SLOT = 64  # bytes per local rank: a cache line, so that ranks do not disturb each other

@@ -1,7 +1,8 @@
-"""How much memory a process may still take: what the machine has, and what its control groups allow."""
+"""How much memory a process may still take: what the machine has, what its control groups allow; and giving some back."""
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -40,6 +41,12 @@ def of_machine() -> int:
         return psutil.virtual_memory().available
     except OSError:
         return sys.maxsize
+
+
+def return_freed() -> None:
+    """Give the memory that this process has freed back to the system, where the C library can."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def tightest_group(root: Path = GROUPS) -> GroupMemory | None:

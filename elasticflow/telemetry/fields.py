@@ -141,6 +141,7 @@ FIELDS: dict[str, Field] = {
     "by_rank": Field("whole?", "the rank that asked for it"),
     "from_cache": Field("whole", "graphs that were there"),
     "compiled": Field("whole", "graphs that were compiled"),
+    "rehearsed": Field("flag", "a standby had traced the model before"),
     "keys": Field("texts", "names of values"),
     "groups": Field("list", "groups of parameters: name, tensors, numbers in them, options"),
     "options": Field("list", "options that have changed: from, to"),

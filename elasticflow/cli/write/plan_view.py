@@ -40,8 +40,8 @@ _ANSWERS: dict[Answer, str] = {
     "refuses": "it cannot go on as this job",
 }
 _WARM: dict[Warm, str] = {
-    "auto": "lost workers are forked anew with the job's imports or, where these start threads or there is a GPU, replaced by "
-    "standbys",
+    "auto": "lost workers are forked anew with the job's imports or, where these start threads, there is a GPU or the model is "
+    "compiled, replaced by standbys",
     "fork": "lost workers are forked anew with the job's imports, or with torch alone where these start threads",
     "standby": "lost workers are replaced by standbys",
     "off": "lost workers are started anew",

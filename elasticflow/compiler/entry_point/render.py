@@ -123,7 +123,7 @@ def _text(lines: Sequence[str], values: Values) -> str:
     filled = list(_filled(lines, values))
     nodes = ast.walk(ast.parse("\n".join(filled)))
     used = {node.id for node in nodes if isinstance(node, ast.Name)}
-    return "\n".join(_with_used_imports(filled, used)) + "\n"
+    return "\n".join(_with_used_imports(filled, used)).rstrip("\n") + "\n"
 
 
 def _with_used_imports(lines: Sequence[str], used: set[str]) -> Iterator[str]:

@@ -84,14 +84,11 @@ def values_of(job: Job, *, root: str, forms: CallForms, taken: Iterable[str]) ->
         "join": _join(job),
         "prepare.import": first.lines(),
         "prepare": None if prepare is None else call("prepare_data", "worker", prepare),
+        "checkpointing": _checkpointing(job),
         "weights": call("load_weights", "model", from_root(job.model.weights)) if job.model.weights else None,
         "step": _step(job, forms),
         "state": _state(job, forms, imports),
     }
-    if isinstance(globs := job.train.gradient_checkpointing, list):
-        code["checkpointing"] = call("checkpoint_activations", "model", flat(literal(globs, "globs")))
-    else:
-        code["checkpointing"] = call("checkpoint_activations", "model")
     if job.optimizer.groups:
         code["groups"] = parameter_groups(job.optimizer.groups, imports)
     if isinstance(made := job.dataset.collate, CollateTable):
@@ -125,6 +122,7 @@ def values_of_factories(job: Job, *, root: str, forms: CallForms, taken: Iterabl
     code: dict[str, Line] = {
         **factories(job, forms, scope, "parameter_groups_of_job()"),
         **_step_definition(job, forms),
+        "checkpointing": _checkpointing(job),
         "dataset": training_data(job.dataset, scope("dataset"), args),
         "dataset.def": "def build_dataset(shard: int, shards: int) -> Any:",
         "root": call("Path", quoted(root)),
@@ -339,6 +337,12 @@ def _join(job: Job) -> Code:
     arguments = ("JOB", "JOB_DIGEST", "HERE", "SNAPSHOTS")
     level = {} if job.logging.level == "info" else {"log_level": Name("LOG_LEVEL")}
     return call("join", *arguments, seed=Name("SEED"), threads=Name("THREADS"), **level)
+
+
+def _checkpointing(job: Job) -> Code:
+    globs = job.train.gradient_checkpointing
+    chosen = (flat(literal(globs, "globs")),) if isinstance(globs, list) else ()
+    return call("checkpoint_activations", "model", *chosen)
 
 
 def _step(job: Job, forms: CallForms) -> Code:

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.compiler.entry_point.factory_calls import call_forms
-from elasticflow.compiler.entry_point.render import render
+from elasticflow.compiler.entry_point.render import render, render_factories
 from elasticflow.compiler.inputs.job_json import from_json, job_to_json, to_json
 from elasticflow.compiler.inputs.origins import JOB_JSON, Origins
 from elasticflow.compiler.inputs.sources import own_sources
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 PLAN_JSON = "plan.json"
 TRAIN_PY = torchrun.ENTRY_POINT
+FACTORIES_PY = "factories.py"  # standbys of a compiled job call its functions one by one
 TORCHRUN_ARGS = "torchrun.args"
 TORCHRUN_SH = "torchrun.sh"
 SOURCES = "sources"
@@ -101,9 +102,10 @@ def launch_files(
     """Return the text of every file of the launch folder by its name; plan.json, which vouches for them, last."""
     overrides = public_overrides(overrides)
     root = Path(os.path.relpath(project_root.resolve(), folder.resolve())).as_posix()
+    forms = call_forms(job, project_root)
     made = render(
         job,
-        forms=call_forms(job, project_root),
+        forms=forms,
         digest=plan.job_digest,
         job_file=plan.job_files[0],
         root=root,
@@ -139,6 +141,8 @@ def launch_files(
             plan.env_secrets,
         ),
     }
+    if job.train.compile and not forms.step_moves_optimizers:
+        files[FACTORIES_PY] = render_factories(job, root=root, forms=forms)
     # job.json tells the state of git and of the machine, so its digest would differ for the same job.
     written = {name: _sha256(text) for name, text in files.items() if name != JOB_JSON}
     # An edited train.py that is carried forward stays known as edited.

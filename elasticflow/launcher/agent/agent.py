@@ -20,6 +20,7 @@ from elasticflow.launcher.agent.standby_keeper import StandbyKeeper
 from elasticflow.launcher.agent.worker_streams import WorkerStreams
 from elasticflow.launcher.agent.workers import ForkedWorkers, GroupState, environment_of
 from elasticflow.launcher.fork_server.helpers import HelperLostError
+from elasticflow.launcher.fork_server.protocol import Rehearsal
 from elasticflow.launcher.rendezvous import network
 from elasticflow.launcher.rendezvous.store_keys import is_requested, join_store
 from elasticflow.launcher.rendezvous.supervisor_channel import Orders, Outbox
@@ -93,11 +94,20 @@ class Agent:
             heartbeats,
             options.nproc,
             self._folder.imports,
+            self._rehearsals(),
             config.node,
             self._outbox.post,
         )
         self._workers: ForkedWorkers | None = None
         self._is_stalled = self._has_told_stacks = False
+
+    def _rehearsals(self) -> list[Rehearsal]:
+        """Return what the standby of each local rank traces."""
+        factories = Path(self._config.launch_folder) / "factories.py"
+        if not (self._config.compiles and factories.exists()):
+            return []
+        records = (self._folder.rehearsal(self._config.node, rank) for rank in range(self._options.nproc))
+        return [Rehearsal(str(factories), str(record)) for record in records]
 
     def announce(self) -> None:
         """Tell the supervisor that this node is ready: everything is imported."""

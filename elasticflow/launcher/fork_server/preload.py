@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.launcher.fork_server import native_threads
 from elasticflow.protocol.messages import RefusedModule
-from elasticflow.protocol.worker_environment import COMPILER_CACHE
+from elasticflow.protocol.worker_environment import COMPILER_CACHE, RANK_VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -35,9 +35,6 @@ WARM = (
     "elasticflow.runtime.snapshot.snapshots",
     "elasticflow.runtime.state.state",
 )
-
-# A module that reads one of these at import would freeze one value for all ranks.
-RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
 def warm_up() -> Iterator[str]:

@@ -75,6 +75,8 @@ def open_dataset(
     require_same_values(worker, attributes)
     if name == "train":
         worker.dataset = content
+    if attributes:
+        worker.dataset_values = attributes
     if apart_from is not None and worker.rank == 0:
         worker.at_beginning.append(partial(overlap.warn, worker, opened(apart_from).content, content))
     return OpenedDataset(content, fingerprint, has_drawn, attributes)

@@ -13,7 +13,7 @@ from elasticflow.runtime import torch_private
 from elasticflow.runtime.metrics.gradient_norm import norm_of, read_late
 from elasticflow.runtime.metrics.speed import Measures, device_name
 from elasticflow.runtime.process import process_group, random_streams, stopping
-from elasticflow.runtime.process.compiler import Compilation, use_cache
+from elasticflow.runtime.process.compiler import Compilation, forget_if_other, use_cache
 from elasticflow.runtime.process.step_log import Heartbeat, Progress
 from elasticflow.runtime.process.votes import Vote
 
@@ -81,6 +81,7 @@ class Worker:
         at_leave: Called by `leave`, in order, while the process group is alive.
         started_at: Position at which this generation began to train.
         at_first_step: Called after the first step of this generation.
+        dataset_values: Attributes of the training data that arguments of the job stand for.
         trajectory_recorder: Records what every step made of the state, where somebody asked for it.
         stoppable: `with` it, StopTraining raised by the job's own code becomes this rank's wish.
         stopped: Why all ranks take no further step, once they agreed to: training has ended, or they leave.
@@ -118,6 +119,7 @@ class Worker:
         self.at_first_step: list[Callable[[], None]] = []
         self.listen: Callable[[], None] = lambda: None
         self.started_at: Position | None = None
+        self.dataset_values: Mapping[str, Any] = {}
         self.trajectory_recorder: StepRecorder | None = None
         self.heartbeat = Heartbeat(identity.heartbeat_fd, identity.local_rank)
         self.progress = self._open_log(log_level)
@@ -290,6 +292,7 @@ class Worker:
 
         torch_private.on_compile(begin, end)
         use_cache()
+        forget_if_other(self.rank, self.world_size)
 
     def _open_log(self, level: str) -> Progress:
         stream = logs.open_log(self.run_folder.rank_log(self.generation, self.rank))

@@ -1,4 +1,4 @@
-"""The job's functions and classes as train.py calls them, one by one: what `--deep` tries out."""
+"""The job's functions and classes as train.py calls them, one by one: what `--deep` tries out, and standbys trace."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 from elasticflow.runtime.evaluation.metric import Metric  # = import.metric
 from elasticflow.runtime.hooks.hooks import Hook  # = import.hooks
 from elasticflow.runtime.data.mixture import MixedDataset  # = import.mixture
+from elasticflow.runtime.model.gradient_checkpointing import checkpoint_activations  # = import.ac
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.training.loss import with_count  # = import.count
 from elasticflow.runtime.training.param_groups import Group, parameter_groups  # = import.groups
 from elasticflow.runtime.training.several_optimizers import CountedSchedule  # = import.schedules
 from elasticflow.runtime.training.unwrap import unwrap_model  # = import.unwrap
-from torch import nn
+from torch import Tensor, nn  # = import.torch
 
 ROOT = Path(__file__).parents[5]  # = root
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # = path
@@ -33,6 +34,13 @@ def build_model() -> nn.Module:
     return Net(width=16)  # = model
 
 
+# if: checkpointing
+def checkpoint(model: nn.Module) -> None:
+    """Have the model's activations computed again in the backward pass."""
+    checkpoint_activations(model, ["blocks.*"])  # = checkpointing
+
+
+# end
 def training_step(model: nn.Module, batch: Any) -> Any:  # = step.def
     """Return the loss of one micro-batch."""
     from torch.nn.functional import cross_entropy  # = step.import
