@@ -12,6 +12,7 @@ from elasticflow import events
 from tests.end_to_end import trajectory_jobs as jobs
 from tests.end_to_end import trajectory_models as models
 from tests.end_to_end.harness import Project, named, processes_of, steps_of, tensors
+from tests.end_to_end.story import require_same_story
 
 BATCH = 16  # of the job
 EPOCHS = 1000  # longer than all that happens; it is drained then
@@ -51,3 +52,4 @@ def test_job_outlives_a_worker_and_the_node_of_rank_0(project: Project) -> None:
     assert ["start", "crash", "agent_lost", "resized"] == reasons
     assert ["crash"] == [charged["class"] for charged in named(happened, events.BUDGET_CHARGED)]
     assert [] == processes_of("nodes")
+    require_same_story(project.root, running.run.path)
