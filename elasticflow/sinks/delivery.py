@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from elasticflow.sinks.reader import Position
     from elasticflow.sinks.sink import Options, RunFacts, Sink
 
-LOOK_EVERY_S = 1.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _PAUSE_AT_END_S = 0.5
-_LONGEST_TEXT = 500
+_LONGEST_TEXT = 300
 
 
 class Report(Protocol):
@@ -124,7 +123,7 @@ class Delivery:
                     pass
                 if is_last:
                     break
-                self._ending.wait(LOOK_EVERY_S)
+                self._ending.wait(sink.look_every_s)
         except BaseException:
             with suppress(Exception):  # the first failure is the cause
                 sink.close()

@@ -1,4 +1,4 @@
-"""Prometheus: the newest value of each measure, as a text file for node_exporter's textfile collector.
+"""Prometheus: the newest value of each measure, in a file for node_exporter's textfile collector, and at an address.
 
 Guarantee: the file is whole at any moment and holds the newest values. Prometheus keeps no history of its own accord:
 what happens between two scrapes is not seen, and neither is a value of the past when a run catches up.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from elasticflow.events import EventRecord
     from elasticflow.sinks.sink import Options, Point, Remembered, RunFacts
 
+_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "elasticflow_"
 _WRONG = re.compile(r"[^a-zA-Z0-9_]")
 _ENDS: dict[str, str] = {
@@ -43,6 +46,7 @@ class Prometheus(Sink):
         """Begin with the values that the file before had."""
         self._run = run
         self._path = self._place(run)
+        self._server = None if (listen := self.options.get("listen")) is None else self._serving(listen)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if self._path.is_file():
             self._values = read_values(self._path.read_text(encoding="utf-8"))
@@ -67,6 +71,38 @@ class Prometheus(Sink):
             self._state = _ENDS.get(str(name), "running" if name == events.RUN_STARTED else self._state)
         self._write()
 
+    def close(self) -> None:
+        """Serve no longer; the file stays."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+    def _serving(self, listen: str) -> ThreadingHTTPServer:
+        """Serve the text at /metrics from now on, in threads of its own.
+
+        Raises:
+            OSError: the address cannot be used.
+        """
+        sink = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                is_there = self.path.partition("?")[0] == "/metrics"
+                data = sink._text().encode() if is_there else b"/metrics\n"
+                self.send_response(200 if is_there else 404)
+                self.send_header("Content-Type", _CONTENT_TYPE if is_there else "text/plain")
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_: object) -> None:
+                """Write nothing about scrapes."""
+
+        host, _, port = listen.rpartition(":")
+        server = ThreadingHTTPServer((host.strip("[]"), int(port)), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True, name="prometheus").start()
+        return server
+
     def _place(self, run: RunFacts) -> Path:
         given = self.options.get("textfile")
         return (
@@ -74,9 +110,12 @@ class Prometheus(Sink):
         )
 
     def _write(self) -> None:
-        text = exposition(self._values, self._state, {"job_name": self._run.job, "run_id": self._run.run_id})
         # A collector reads the folder all the time: it must never see a part.
-        atomic_files.replace(self._path, [text.encode()], mode=0o644, sync=False)
+        atomic_files.replace(self._path, [self._text().encode()], mode=0o644, sync=False)
+
+    def _text(self) -> str:
+        labels = {"job_name": self._run.job, "run_id": self._run.run_id}
+        return exposition(dict(self._values), self._state, labels)
 
 
 def exposition(values: Mapping[str, float], state: str, labels: Mapping[str, str]) -> str:

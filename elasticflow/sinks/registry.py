@@ -34,6 +34,11 @@ class SinkKind(NamedTuple):
 
 KINDS: dict[str, SinkKind] = {
     "tensorboard": SinkKind("elasticflow.sinks.tensorboard:TensorBoard", "tensorboard", ("tensorboard",)),
+    "mlflow": SinkKind("elasticflow.sinks.mlflow:MLflow", "mlflow", ("mlflow",)),
+    "wandb": SinkKind("elasticflow.sinks.wandb:WandB", "wandb", ("wandb",)),
+    "trackio": SinkKind("elasticflow.sinks.trackio:Trackio", "trackio", ("trackio",)),
+    "otlp": SinkKind("elasticflow.sinks.otlp:Otlp", "otlp", ("opentelemetry.proto",)),
+    "kubeflow": SinkKind("elasticflow.sinks.kubeflow:Kubeflow"),
     "prometheus": SinkKind("elasticflow.sinks.prometheus:Prometheus"),
 }
 
@@ -41,9 +46,14 @@ KINDS: dict[str, SinkKind] = {
 def missing_of(name: str) -> str | None:
     """Return the extra that has to be installed for the sink *name*; None if nothing is missing. Imports none of it."""
     kind = KINDS.get(name)
-    if kind is None or all(find_spec(module) is not None for module in kind.needs):
+    if kind is None or all(_is_installed(module) for module in kind.needs):
         return None
     return kind.extra
+
+
+def _is_installed(module: str) -> bool:
+    package = module.rpartition(".")[0]
+    return (not package or find_spec(package) is not None) and find_spec(module) is not None
 
 
 def check_installed(logging: LoggingTable) -> None:

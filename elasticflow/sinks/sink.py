@@ -92,6 +92,8 @@ class Sink(ABC):
     def points(self, batch: Sequence[Point]) -> None:
         """Deliver *batch*, in order of its steps; it counts as delivered once this returns."""
 
+    look_every_s = 1.0
+    """Seconds between two looks at what is new."""
     events_at_once = 100
     """How many events one call is given at most. 1: none that was delivered comes again because a later one failed."""
 

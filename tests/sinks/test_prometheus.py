@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import urllib.error
+import urllib.request
 from typing import TYPE_CHECKING
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from elasticflow import events
 from elasticflow.sinks.prometheus import Prometheus, exposition, read_values
 from elasticflow.sinks.sink import Point
+from tests.servers import free_port
 from tests.sinks.runs import Written, event_line
 
 if TYPE_CHECKING:
@@ -69,3 +72,22 @@ def test_labels_are_quoted() -> None:
     odd = 'a"b\\c\nd'
     (labels, _), *_ = families(exposition({"loss": 1.0}, "running", {"job_name": odd}))["elasticflow_loss"]
     assert odd == labels["job_name"]
+
+
+@pytest.mark.integration
+def test_the_same_is_served_to_scrapes(tmp_path: Path) -> None:
+    """At /metrics, as Prometheus wants it; nothing elsewhere, and nobody there once the sink is closed."""
+    url = f"127.0.0.1:{free_port()}"
+    sink = Prometheus({"listen": url})
+    sink.open(Written.under(tmp_path).facts, {})
+    sink.points([Point(7, 10.0, values={"loss": 0.125})])
+    with urllib.request.urlopen(f"http://{url}/metrics", timeout=60) as answer:
+        text, kind = answer.read().decode(), answer.headers["Content-Type"]
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(f"http://{url}/", timeout=60)
+    sink.close()
+
+    assert 0.125 == families(text)["elasticflow_loss"][0][1]
+    assert "text/plain; version=0.0.4; charset=utf-8" == kind
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"http://{url}/metrics", timeout=60)

@@ -12,6 +12,7 @@ from elasticflow.errors import JobRefusedError
 from elasticflow.jobfile.python_source.annotations import DatasetValue
 from elasticflow.jobfile.tables.evaluation import set_tables
 from elasticflow.jobfile.tables.job import Job
+from elasticflow.jobfile.tables.observing.logging import SINKS
 from elasticflow.redaction import without_secrets
 
 # Keys that came after records were written, with what they are if left out: a job without them keeps its digest.
@@ -26,8 +27,7 @@ _LATER: tuple[tuple[str, str, Any], ...] = (
     ("train", "gradient_checkpointing", False),
     ("train", "stop_when", None),
     ("dataset", "mix", []),
-    ("logging", "tensorboard", None),
-    ("logging", "prometheus", None),
+    *(("logging", name, None) for name in SINKS if name != "kubeflow"),
     ("logging", "custom", {}),
 )
 _OF_DATA = "$dataset"  # a value of the training data: {"$dataset": "vocab_size"}

@@ -99,6 +99,7 @@ def entry_calls(raw: TomlTable) -> Iterator[EntryCall]:
         yield from _of_metrics(of_set, (*path, "metrics"), batch)
     yield from _of_groups(raw)
     yield from _of_hooks(raw)
+    yield from _of_sinks(raw)
     for each in objects_of(raw):
         path = each.path
         yield EntryCall(
@@ -160,6 +161,12 @@ def _of_hooks(raw: TomlTable) -> Iterator[EntryCall]:
         elif isinstance(hook, dict) and isinstance(text := hook.get("entry"), str):
             path = ("hooks", name)
             yield EntryCall(text, (*path, "entry"), ("context",), (*path, "args"))
+
+
+def _of_sinks(raw: TomlTable) -> Iterator[EntryCall]:
+    for name, sink in table_at(raw, "logging", "custom").items():
+        if isinstance(sink, dict) and isinstance(text := sink.get("entry"), str):
+            yield EntryCall(text, ("logging", "custom", name, "entry"), ("options",))
 
 
 def takes_optimizers(names: Sequence[str], *, is_method: bool = False) -> bool:

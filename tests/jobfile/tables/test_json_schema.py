@@ -48,7 +48,7 @@ def test_schema_is_one() -> None:
     Draft202012Validator.check_schema(schema)
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert schema["$id"] == "urn:elasticflow:job-file"
-    assert "http" not in schema_text().replace(schema["$schema"], "")
+    assert '$ref": "http' not in schema_text()
 
 
 def test_tables_are_closed_and_nothing_is_null() -> None:

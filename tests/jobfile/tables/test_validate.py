@@ -22,7 +22,7 @@ KEYS = {
     "nodes": "min max nproc_per_node endpoint interface",
     "restarts": "budget refill hang_timeout warm",
     "snapshots": "uri every memory staging_limit keep include ignore integrity grace options",
-    "logging": "level every count_name grad_norm peak_flops sinks tensorboard prometheus custom",
+    "logging": "level every count_name grad_norm peak_flops sinks tensorboard mlflow wandb trackio otlp prometheus custom",
     "torchrun": "rdzv_backend rdzv_conf start_method monitor_interval tee redirects local_ranks_filter numa_binding log_dir",
     "matrix": "axes exclude cases",
 }

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.jobfile.tables.types import Args, Description, Entry, MayRefer, StepsText, Table, bad_key
+from elasticflow.jobfile.tables.types import (
+    Args,
+    Description,
+    Endpoint,
+    Entry,
+    MayRefer,
+    StepsText,
+    Table,
+    bad_key,
+    editor_hints,
+    or_reference,
+)
+from elasticflow.redaction import without_password
 
-SinkName = Literal["tensorboard", "prometheus"]
+SinkName = Literal["tensorboard", "mlflow", "wandb", "trackio", "otlp", "prometheus", "kubeflow"]
 SINKS: tuple[SinkName, ...] = get_args(SinkName)
+
+
+def _without_password(text: str) -> str:
+    if "${" not in text and not re.fullmatch(r"[a-z][a-z0-9+.-]*:\S+", text):
+        raise ValueError("must begin with a scheme, like https:, and hold no blank")
+    if without_password(text) != text and "${" not in text:
+        raise ValueError("must hold no secret: it comes from the environment")
+    return text
+
 
 CountName = Annotated[
     str,
@@ -27,6 +49,20 @@ PathText = Annotated[
 ]
 
 
+UriText = Annotated[
+    str,
+    AfterValidator(_without_password),
+    Field(min_length=1, max_length=4000),
+    editor_hints(or_reference(r"[a-z][a-z0-9+.-]*:\S+"), "https://mlflow.example.org"),
+    Description('a URI, like "https://mlflow.example.org"'),
+]
+NameText = Annotated[
+    str,
+    Field(min_length=1, max_length=250, pattern=r"^[^\x00\n]+$"),
+    Description("a name, on one line"),
+]
+
+
 class TensorBoardTable(Table):
     """Event files for TensorBoard."""
 
@@ -38,6 +74,58 @@ class TensorBoardTable(Table):
     )
 
 
+class MlflowTable(Table):
+    """A run of an MLflow experiment."""
+
+    uri: Annotated[UriText | None, MayRefer()] = Field(
+        default=None,
+        description="The tracking server, or a database; default: $MLFLOW_TRACKING_URI, else mlflow.db in the project root. "
+        "User and password come from $MLFLOW_TRACKING_USERNAME and $MLFLOW_TRACKING_PASSWORD.",
+        examples=["https://mlflow.example.org"],
+    )
+    experiment: Annotated[NameText | None, MayRefer()] = Field(
+        default=None, description="Its experiment; default: the job's name.", examples=["mnist"]
+    )
+
+
+class WandbTable(Table):
+    """A run of Weights & Biases; the key comes from $WANDB_API_KEY or `wandb login`."""
+
+    project: Annotated[NameText | None, MayRefer()] = Field(
+        default=None, description="Its project; default: the job's name.", examples=["mnist"]
+    )
+    entity: Annotated[NameText | None, MayRefer()] = Field(
+        default=None, description="User or team; default: as W&B has it.", examples=["my-team"]
+    )
+    mode: Literal["online", "offline"] | None = Field(
+        default=None, description="offline: files that `wandb sync` sends; default: $WANDB_MODE, else online."
+    )
+
+
+class TrackioTable(Table):
+    """A run of trackio."""
+
+    project: Annotated[NameText | None, MayRefer()] = Field(
+        default=None, description="Its project; default: the job's name.", examples=["mnist"]
+    )
+    space: Annotated[NameText | None, MayRefer()] = Field(
+        default=None,
+        description="A Hugging Face Space instead of the local database.",
+        examples=["my-team/runs"],
+    )
+
+
+class OtlpTable(Table):
+    """An OpenTelemetry collector, by OTLP over HTTP."""
+
+    endpoint: Annotated[UriText | None, MayRefer()] = Field(
+        default=None,
+        description="Where it listens; default: $OTEL_EXPORTER_OTLP_ENDPOINT, else http://localhost:4318. Headers, with their "
+        "secrets, come from $OTEL_EXPORTER_OTLP_HEADERS.",
+        examples=["http://collector:4318"],
+    )
+
+
 class PrometheusTable(Table):
     """The newest value of each measure, for Prometheus."""
 
@@ -46,6 +134,11 @@ class PrometheusTable(Table):
         description="A file for node_exporter's textfile collector, replaced as a whole; default: prometheus.prom in the run "
         "folder. A relative path starts at the project root.",
         examples=["/var/lib/node_exporter/training.prom"],
+    )
+    listen: Annotated[Endpoint | None, MayRefer()] = Field(
+        default=None,
+        description="Address at which /metrics is served as well while the run goes on; 0.0.0.0:9464: for other machines, too.",
+        examples=["127.0.0.1:9464"],
     )
 
 
@@ -92,6 +185,22 @@ class LoggingTable(Table):
     tensorboard: TensorBoardTable | None = Field(
         default=None, description="Options of the sink tensorboard.", examples=[{"folder": "tensorboard"}]
     )
+    mlflow: MlflowTable | None = Field(
+        default=None,
+        description="Options of the sink mlflow.",
+        examples=[{"uri": "https://mlflow.example.org"}],
+    )
+    wandb: WandbTable | None = Field(
+        default=None, description="Options of the sink wandb.", examples=[{"project": "mnist"}]
+    )
+    trackio: TrackioTable | None = Field(
+        default=None, description="Options of the sink trackio.", examples=[{"project": "mnist"}]
+    )
+    otlp: OtlpTable | None = Field(
+        default=None,
+        description="Options of the sink otlp.",
+        examples=[{"endpoint": "http://collector:4318"}],
+    )
     prometheus: PrometheusTable | None = Field(
         default=None,
         description="Options of the sink prometheus.",
@@ -112,7 +221,7 @@ class LoggingTable(Table):
 
     def chosen_sinks(self) -> dict[str, dict[str, Any]]:
         """Return the options of each sink that is used, by its name, those of one's own last; defaults left out."""
-        options = {name: getattr(self, name) for name in self.sinks}
+        options = {name: getattr(self, name, None) for name in self.sinks}
         return {
             **{name: {} if table is None else _given(table) for name, table in options.items()},
             **{name: dict(table.args) for name, table in self.custom.items()},

@@ -1,0 +1,51 @@
+"""trackio: one run of a project, in trackio's local database or on a Hugging Face Space.
+
+Guarantee: a batch counts as delivered once trackio has finished writing it. One that was written by a process which was
+killed before it could record that is written again: then rows of that batch are there twice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.sinks.sink import Sink
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elasticflow.sinks.sink import Options, Point, Remembered, RunFacts
+
+
+class Trackio(Sink):
+    """Logs rows to trackio."""
+
+    look_every_s = 5.0  # each batch opens and ends the run
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        import trackio
+
+        self._trackio: Any = trackio
+
+    def open(self, run: RunFacts, remembered: Remembered) -> None:
+        """Take note of the run; it begins with its first batch."""
+        self._facts = run
+
+    def points(self, batch: Sequence[Point]) -> None:
+        """Go on with the run, log a row for each point, and have them written."""
+        run = self._trackio.init(
+            project=self.options.get("project") or self._facts.job,
+            name=self._facts.run_id,
+            space_id=self.options.get("space"),
+            config={**self._facts.parameters, **self._facts.tags},
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+        for point in batch:
+            row: dict[str, Any] = dict(point.values)
+            row |= {name: self._trackio.Markdown(text) for name, text in point.texts.items()}
+            row |= {name: self._trackio.Image(str(path)) for name, path in point.images.items()}
+            run.log(row, step=point.step)
+        run.finish()
