@@ -44,7 +44,7 @@ class EntryCall(NamedTuple):
         named: Names of what is passed by name besides.
         is_object: It is not called: the object itself is meant, for its state.
         is_class: It is not called: the class itself is meant.
-        is_argument: It makes an argument of another entry point.
+        is_argument: It makes an object: an argument of another entry point, or a sink.
         is_partial: Its arguments need not be all.
         is_metric: It may be a class, too, whose objects take in what the model returns.
         as_method: What is passed by place if it turns out to be a method of the model's class; None if it may not be one.
@@ -166,7 +166,7 @@ def _of_hooks(raw: TomlTable) -> Iterator[EntryCall]:
 def _of_sinks(raw: TomlTable) -> Iterator[EntryCall]:
     for name, sink in table_at(raw, "logging", "custom").items():
         if isinstance(sink, dict) and isinstance(text := sink.get("entry"), str):
-            yield EntryCall(text, ("logging", "custom", name, "entry"), ("options",))
+            yield EntryCall(text, ("logging", "custom", name, "entry"), ("options",), is_argument=True)
 
 
 def takes_optimizers(names: Sequence[str], *, is_method: bool = False) -> bool:

@@ -170,7 +170,7 @@ class _EntryPointCheck:
         if isinstance(resolved.node, ast.ClassDef):
             if self.call.is_metric:
                 return self._metric_class(resolved)
-            if self.call.args is None:
+            if self.call.args is None and not self.call.is_argument:
                 return [self._class_for_function(resolved)]
         return self._wrong_kind(resolved) or [*self._arguments(resolved), *self._missing_methods(resolved)]
 
