@@ -148,9 +148,13 @@ def _trains(running: Running, world_size: int) -> int:
 
 
 def _wait_for_standbys(running: Running, generation: int) -> None:
-    """Wait until the workers have standbys, where they cannot be forked: who fails sooner pays for the imports."""
+    """Wait until the workers have standbys, where there are some: who fails sooner pays for the imports, or the trace."""
     started = named(running.events(), events.TRAINING_STARTED)[0]
-    if started["device"] != "cpu" or named(running.events(), events.PRELOAD_REFUSED):
+    reasons = (
+        *named(running.events(), events.PRELOAD_REFUSED),
+        *named(running.events(), events.TRAINING_COMPILED),
+    )
+    if started["device"] != "cpu" or reasons:
 
         def ready() -> list[dict[str, Any]]:
             return [
