@@ -55,6 +55,8 @@ class Bookmark:
 class OrderedLines:
     """Reads the lines of a file whose keys go up, each key once, whatever is cut off its end and written again.
 
+    A line that is damaged when one behind it is read is not looked for again, should it be mended.
+
     Attributes:
         path: The file; it may be absent.
         key_of: Returns a record's place in the order; None for a line that is no record.
