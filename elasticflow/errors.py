@@ -131,6 +131,12 @@ class LaunchNotFoundError(ElasticflowError):
     """Nobody serves a launch at the address given to `--join`."""
 
 
+class LeaderMissingError(LaunchNotFoundError):
+    """Nobody has led the run for a long while: the machine that should may only be late, and the same command waits again."""
+
+    exit_code = INTERRUPTED
+
+
 class RendezvousError(ElasticflowError):
     """No store for the rendezvous where the job names one."""
 

@@ -76,15 +76,15 @@ def join(
     """
     check_torch(warn)
     plan = plan_job(request.job, project_root=request.project_root, job_files=request.files)
-    _check_rank(plan, request.node_rank)
-    _await_server(address, say)
+    check_rank(plan, request.node_rank)
+    await_server(address, say)
     store_address = store_address_of(plan, address.host, address.port)
     keys = connect(store_address)
     last = 0
     while True:
         try:
-            number = _await_launch(keys, store_address, last, say)
-            node = _Node(request, plan, store_address.under(str(number)), say)
+            number = await_launch(keys, store_address, last, say)
+            node = Node(request, plan, store_address.under(str(number)), say)
         except StoreLostError as error:
             raise LaunchNotFoundError(
                 str(error), "start the run again, or what serves its rendezvous"
@@ -101,7 +101,7 @@ def join(
             last = number
 
 
-def _check_rank(plan: LaunchPlan, node_rank: int | None) -> None:
+def check_rank(plan: LaunchPlan, node_rank: int | None) -> None:
     """Check that a static rendezvous knows this machine's rank.
 
     Raises:
@@ -120,7 +120,16 @@ def _check_rank(plan: LaunchPlan, node_rank: int | None) -> None:
         )
 
 
-def _await_server(address: Address, say: Callable[[str], None]) -> None:
+def why_not_served(address: Address) -> OSError | None:
+    """Return why nobody answers at *address*; None if somebody does."""
+    try:
+        socket.create_connection((address.host, address.port), timeout=5).close()
+    except OSError as error:
+        return error
+    return None
+
+
+def await_server(address: Address, say: Callable[[str], None]) -> None:
     """Return once somebody answers at *address*; a supervisor that is still starting is waited for.
 
     Raises:
@@ -128,21 +137,19 @@ def _await_server(address: Address, say: Callable[[str], None]) -> None:
     """
     refusal: OSError | None = None
     for _ in attempts(_CONNECT_S, _AGAIN_S):
-        try:
-            socket.create_connection((address.host, address.port), timeout=5).close()
-        except OSError as error:
-            if refusal is None:
-                say(f"waiting for {address}: {error}")
-            refusal = error
-        else:
+        error = why_not_served(address)
+        if error is None:
             return
+        if refusal is None:
+            say(f"waiting for {address}: {error}")
+        refusal = error
     raise LaunchNotFoundError(
         f"nobody serves a launch at {address}: {refusal}",
         "start the run on that machine first, with nodes.endpoint naming it, and open the port",
     ) from refusal
 
 
-def _await_launch(
+def await_launch(
     keys: ControlStore, store_address: StoreAddress, last: int, say: Callable[[str], None]
 ) -> int:
     """Return the number of the job's newest launch, later than *last*, that is not over.
@@ -168,7 +175,7 @@ def _await_launch(
     raise LaunchNotFoundError(f"nobody leads {what}", "start it first: elasticflow run JOB")
 
 
-class _Node:
+class Node:
     """This machine as a node of the launch whose keys are at *store_address*.
 
     Attributes:
@@ -214,6 +221,11 @@ class _Node:
         )
         say(f"joining run {invitation.run_id} at {store_address.endpoint} as node {node}")
         self._joined_node = JoinedNode(node, agent, store, say)
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether a signal has asked this machine to leave."""
+        return self._joined_node.was_asked
 
     def take_part(self) -> int | None:
         """Return the exit code once this node has left for good; None once nobody leads the launch any more."""

@@ -38,6 +38,11 @@ class JoinedNode:
         self._asked = LeaveRequests()
         self._started_at, self._soon_ended = 0.0, 0
 
+    @property
+    def was_asked(self) -> bool:
+        """Whether a signal has asked this machine to leave."""
+        return bool(self._asked.numbers)
+
     def run(self) -> int | None:
         """Return the exit code once the agent has left for good, None once the launch's supervisor is silent.
 

@@ -14,6 +14,7 @@ from elasticflow.cli.train.view import log_format_option, shown
 if TYPE_CHECKING:
     from elasticflow.jobfile.load import LoadedJob
     from elasticflow.launcher.launch import Request
+    from elasticflow.run_folder import RunFolder
 
 
 @click.command("run")
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     "--join",
     "endpoint",
     metavar="HOST:PORT",
-    help="Take part, as one more node, in the run of this job that another machine has started.",
+    help="Take part in the run of this job that is led there; with --run-id: lead it where nobody does.",
 )
 @click.option(
     "--node-rank",
@@ -68,6 +69,7 @@ def command(*, dry_run: bool, **options: Any) -> int:
     elasticflow run jobs/mnist.toml --set train.epochs=3
     elasticflow run jobs/mnist.toml --run-id nightly   makes it, or goes on with it
     elasticflow run jobs/mnist.toml --join head:29400   one more node of the run led there
+    elasticflow run jobs/mnist.toml --run-id nightly --join head:29400   the same on all machines
     elasticflow run jobs/mnist.toml --set nodes.max=3 --scale "1@0s 3@20s 2@40s"
     elasticflow run jobs/sweep.toml --case lr0.001-seed1   one case of a file with [matrix]
     elasticflow run jobs/sweep.toml --all --run-id tuning
@@ -97,29 +99,44 @@ def _run_one(loaded: LoadedJob, options: RunOptions) -> int:
     """Make the run of one job, or go on with it, if it is not finished."""
     from elasticflow.cli.output import show_warnings
     from elasticflow.errors import FINISHED
-    from elasticflow.observe.runs import is_finished
 
     folder = options.folder_of(loaded)
-    if is_finished(folder):
-        click.echo(f"run {folder.run_id} is finished")
+    if _has_finished(folder):
         return FINISHED
     show_warnings(loaded, but=options.pointless_warnings)
     return _launch(options.request(loaded, folder), options.log_format)
 
 
+def _has_finished(folder: RunFolder) -> bool:
+    """Return whether there is nothing left to train, and say so."""
+    from elasticflow.observe.runs import is_finished
+
+    if not is_finished(folder):
+        return False
+    click.echo(f"run {folder.run_id} is finished")
+    return True
+
+
 def _join(loaded: LoadedJob, endpoint: str, options: RunOptions) -> int:
-    """Take part in the run that another machine leads at *endpoint*."""
+    """Take part in the run that another machine leads at *endpoint*; with a run id: lead it where nobody does."""
+    from elasticflow.errors import FINISHED
     from elasticflow.launcher.join import Address, join
+    from elasticflow.launcher.lead_or_join import lead_or_join
     from elasticflow.run_folder import RunFolder
 
-    if options.run_id or options.is_simulated or options.accept_drift:
+    if options.is_simulated or (options.accept_drift and not options.run_id):
         raise click.UsageError("--join takes part in a run as it was started elsewhere: give it alone")
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise click.BadParameter("write it like head:29400", param_hint="--join")
     assert loaded.job is not None
-    folder = RunFolder.of(loaded.project_root, loaded.job.job.name, "joined")
-    return join(
+    if options.run_id is None:
+        take_part, folder = join, RunFolder.of(loaded.project_root, loaded.job.job.name, "joined")
+    else:
+        take_part, folder = lead_or_join, options.folder_of(loaded)
+        if _has_finished(folder):
+            return FINISHED
+    return take_part(
         options.request(loaded, folder),
         Address(host, int(port)),
         lambda text: click.echo(text, err=True),

@@ -1,0 +1,127 @@
+"""One command for all machines of a run: `run JOB --run-id ID --join HOST:PORT` leads the run or takes part in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elasticflow.compiler.plan.launch_plan import plan_job
+from elasticflow.errors import (
+    INTERRUPTED,
+    LaunchNotFoundError,
+    LeaderMissingError,
+    LedElsewhereError,
+    NodeRefusedError,
+    RendezvousError,
+)
+from elasticflow.launcher.join import Node, await_launch, check_rank, why_not_served
+from elasticflow.launcher.launch import check_torch
+from elasticflow.launcher.rendezvous.leadership import connect, store_address_of
+from elasticflow.protocol.store_address import StoreLostError, is_here
+from elasticflow.system.polling import attempts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elasticflow.compiler.plan.launch_plan import LaunchPlan
+    from elasticflow.launcher.join import Address
+    from elasticflow.launcher.launch import Request
+
+# A scheduler may start the machine that leads long after the others: its image has to be fetched first.
+_PATIENCE_S = 600.0
+_AGAIN_S = 1.0
+
+
+def lead_or_join(
+    request: Request,
+    address: Address,
+    say: Callable[[str], None],
+    warn: Callable[[str], None],
+    lead: Callable[[Request], int],
+) -> int:
+    """Lead the run of *request*, or take part in it where another machine leads it; return the exit code.
+
+    Where a store of its own stands at *address*, any machine may lead: the first one does, and when it is gone another
+    one. Else the machine that *address* names serves the store and leads, and the others wait until it is back.
+
+    Args:
+        request: The job as this machine has it, and the run.
+        address: Where the machines of the run meet.
+        say: Called with what a person should know.
+        warn: Called with each sentence that a person should read before this machine takes part.
+        lead: Launches what it is given, and returns its exit code.
+
+    Raises:
+        LeaderMissingError: nobody leads the run for ten minutes.
+        NodeRefusedError: this machine would train something else, or does not see the run's snapshots.
+        ElasticflowError: it leads, and the launch cannot begin (`launch.prepare`).
+    """
+    check_torch(warn)
+    plan = plan_job(request.job, project_root=request.project_root, job_files=request.files)
+    check_rank(plan, request.node_rank)
+    last = 0
+    while True:
+        if _may_lead(plan, request.node_rank, address, say):
+            try:
+                return lead(request)
+            except LedElsewhereError:
+                pass
+        try:
+            code, last = _take_part(request, plan, address, last, say)
+        except (StoreLostError, LaunchNotFoundError, RendezvousError) as error:
+            say(f"{str(error).splitlines()[0]}: looking again")
+            continue
+        if code is not None:
+            return code
+
+
+def _may_lead(plan: LaunchPlan, node_rank: int | None, address: Address, say: Callable[[str], None]) -> bool:
+    """Return whether this machine may lead, once it may, or somebody else serves a store at *address*.
+
+    Raises:
+        LeaderMissingError: neither comes to be.
+    """
+    for attempt, _ in enumerate(attempts(_PATIENCE_S, _AGAIN_S)):
+        # A name may be known only a while after the machine has begun: asked for each time.
+        if not plan.is_store_outside and _is_head(node_rank, address):
+            return True
+        if (refusal := why_not_served(address)) is None:
+            return plan.is_store_outside
+        if attempt == 0:
+            say(f"waiting for {address}: {refusal}")
+    what = "serves the rendezvous" if plan.is_store_outside else "leads the run"
+    raise LeaderMissingError(
+        f"nobody {what} at {address}", "the same command waits again; see why that machine is not there"
+    )
+
+
+def _is_head(node_rank: int | None, address: Address) -> bool:
+    return is_here(address.host) if node_rank is None else node_rank == 0
+
+
+def _take_part(
+    request: Request, plan: LaunchPlan, address: Address, last: int, say: Callable[[str], None]
+) -> tuple[int | None, int]:
+    """Take part in the newest launch; return the exit code, None if the run needs another one, and the launch's number.
+
+    Raises:
+        NodeRefusedError: it is another run's, or this machine may not take part.
+        LaunchNotFoundError: nobody leads the run.
+        RendezvousError: the store is gone.
+        StoreLostError: the same.
+    """
+    store_address = store_address_of(plan, address.host, address.port)
+    # A store that a supervisor serves goes with its launch: numbers begin anew.
+    number = await_launch(connect(store_address), store_address, last if plan.is_store_outside else 0, say)
+    node = Node(request, plan, store_address.under(str(number)), say)
+    if node.folder.run_id != request.folder.run_id:
+        raise NodeRefusedError(
+            f"run {node.folder.run_id} is led at {address}, not {request.folder.run_id}",
+            "end that run first, or give this one another address",
+        )
+    code = node.take_part()
+    if code is None:
+        say("the process that led the run is gone")
+    elif code == INTERRUPTED and not node.was_asked:
+        say("the launch is over, and the run is not: it goes on as soon as a machine leads it")
+        return None, number
+    return code, number
