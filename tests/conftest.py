@@ -49,11 +49,16 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(trylast=True)  # folders of slower tiers mark their tests first
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have each report say its tier, for the summary."""
+    """Have each report say its tier, for the summary; tests of no other tier bear the marker `unit`.
+
+    Folders of slower tiers have marked their tests by now: pytest asks conftest.py files further down first.
+    """
     for item in items:
-        item.user_properties.append(("tier", tier_of(item)))
+        tier = tier_of(item)
+        item.user_properties.append(("tier", tier))
+        if tier == "unit":
+            item.add_marker(tier)
 
 
 @pytest.hookimpl(wrapper=True)
