@@ -37,6 +37,8 @@ _STATES = ("running", *_ENDS.values())
 class Prometheus(Sink):
     """Keeps the newest values in a file, which is replaced as a whole."""
 
+    look_every_s = 5.0  # nobody scrapes more often
+
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         self._values: dict[str, float] = {}

@@ -29,6 +29,8 @@ _HEADER, _FOOTER = 12, 4  # bytes around a record: its length, a checksum of tha
 class TensorBoard(Sink):
     """Writes a run's event files."""
 
+    look_every_s = 2.0  # TensorBoard itself looks every five seconds at most
+
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         from tensorboard.compat.proto import event_pb2, summary_pb2

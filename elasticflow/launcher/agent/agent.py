@@ -198,7 +198,7 @@ class Agent:
         is_draining = False
         while True:
             select.select([self._server.fileno(), self._writer.fileno()], [], [], _POLL_S)
-            self._reporter.forward()
+            self._reporter.look()
             self._look()
             state = workers.poll()
             if state is not GroupState.RUNNING:

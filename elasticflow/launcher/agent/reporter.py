@@ -26,6 +26,7 @@ from elasticflow.protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
 
+    from elasticflow.events import EventRecord
     from elasticflow.launcher.agent.orphans import EndedOrphan
     from elasticflow.launcher.agent.worker_heartbeats import WorkerHeartbeats
     from elasticflow.launcher.agent.worker_streams import LeftOut
@@ -39,6 +40,8 @@ _MOST_LINES = 20
 # What takes no longer is not told.
 _MOMENT_S = 0.8
 _LOOK_S = 0.2
+# Each message costs agent and supervisor more than a line in it: those of several short steps travel together.
+_FORWARD_S = 0.05
 
 
 class Reporter:
@@ -63,6 +66,7 @@ class Reporter:
         self._prints: RankPrints | None = None
         self._told: tuple[str, int] | None = None  # phase and step of the last activity
         self._looked = 0.0
+        self._forwarded = 0.0
 
     def started(self, generation: int, ranks: Mapping[int, int], pids: Mapping[int, int]) -> None:
         """Report that workers of *generation* have started, and follow their logs; *ranks* and *pids* are by local rank."""
@@ -72,13 +76,23 @@ class Reporter:
         workers = tuple(StartedWorker(rank, pids[local], self._node) for local, rank in ranks.items())
         self._outbox.post(WorkersStarted(generation, self._node, workers))
 
+    def look(self) -> None:
+        """Pass on what is new, as `forward` does; lines 20 times a second at most, unless the writer reports."""
+        reports = self._writer.reports()
+        if reports or time.monotonic() >= self._forwarded + _FORWARD_S:
+            self._forward(reports)
+
     def forward(self) -> None:
-        """Pass on new lines of the rank logs and the writer's reports."""
+        """Pass on new lines of the rank logs, then the writer's reports."""
+        self._forward(self._writer.reports())
+
+    def _forward(self, reports: Sequence[EventRecord]) -> None:
+        self._forwarded = time.monotonic()
         lines = [line for log in self._logs for line in log.lines()]
         for first in range(0, len(lines), _MOST_LINES):
             piece = tuple(lines[first : first + _MOST_LINES])
             self._outbox.post(LogLines(piece, self._heartbeats.held()))
-        if reports := self._writer.reports():
+        if reports:
             self._outbox.post(WriterReports(tuple(reports)))
         if self._prints is not None:
             self._post_printed(self._prints, has_failed=None)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_LOOK_S = 0.25
 _POLL_S = 0.02
 # The process gives itself less.
 _PATIENCE_S = 25.0
@@ -44,19 +45,23 @@ class Follower:
         self._command, self._folder, self._journal = command, folder, journal
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
-        self._pause_s, self._not_before = _FIRST_PAUSE_S, 0.0
+        self._pause_s = _FIRST_PAUSE_S
+        # On the monotonic clock: before it there is nothing to do.
+        self._not_before = 0.0
 
     def turn(self, now: float) -> None:
         """Start the process if it is not there and its time has come, and take in what it says; waits for nothing.
 
+        It looks a few times a second at most.
+
         Args:
             now: On the monotonic clock.
         """
-        if not self._command:
+        if not self._command or now < self._not_before:
             return
+        self._not_before = now + _LOOK_S
         if self._process is None:
-            if now >= self._not_before:
-                self._start()
+            self._start()
             return
         self._hear(self._process)
         if (code := self._process.poll()) is not None:
