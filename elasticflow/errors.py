@@ -153,6 +153,10 @@ class PortTakenError(ElasticflowError):
     """The rendezvous endpoint's port is in use."""
 
 
+class RenderError(ElasticflowError):
+    """The job cannot be run by the scheduler as it is: a key or a name does not do there."""
+
+
 class TrialRefusedError(ElasticflowError):
     """The job cannot be tried at such world sizes, or for so few steps, on this machine."""
 

@@ -21,7 +21,7 @@ FLOORS = (
     {"jobfile", "snapshots"},
     {"compiler", "scaffold"},
     {"launcher", "runtime"},
-    {"deep_check", "observe", "sinks"},
+    {"deep_check", "observe", "sinks", "clusters"},
     {"doctor", "trials", "report"},
     {"cli"},
     {"__main__"},

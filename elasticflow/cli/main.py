@@ -30,6 +30,9 @@ COMMANDS: dict[str, CommandEntry] = {
         "write.compile", "Write a job's launch folder: train.py, torchrun.sh, plan.", guide="adopting"
     ),
     "run": CommandEntry("train.run", "Train a job, or go on with its run.", guide="restarts"),
+    "render": CommandEntry(
+        "clusters.group", "Write a job as what a cluster's scheduler takes.", guide="kubernetes"
+    ),
     "resume": CommandEntry(
         "train.resume", "Go on with a run from its newest good snapshot.", guide="restarts"
     ),

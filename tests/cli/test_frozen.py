@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from elasticflow.cli.clusters.group import COMMANDS as OF_RENDER
 from elasticflow.cli.main import COMMANDS, group
 from elasticflow.cli.more.rendezvous import COMMANDS as OF_RENDEZVOUS
 from elasticflow.cli.runs.group import COMMANDS as OF_RUNS
@@ -54,6 +55,7 @@ PROMISED = {
     "logs": {"[RUN]", "--rank", "--generation", "--follow", "--level", "--tail", "--steps", "--format"},
     "snapshots": set(),
     "sinks": set(),
+    "render": set(),
     "verify-elastic": {"JOB", "--worlds", "--steps", "--case", "--set", "--tolerance", "--keep", "--format"},
     "chaos": {
         "JOB",
@@ -111,6 +113,7 @@ PROMISED_OF_RUNS = {
     "rm": {"RUN...", "--dry-run", "--pinned", "--yes"},
     "prune": {"[JOB]", "--keep", "--older-than", "--status", "--dry-run", "--pinned", "--yes"},
 }
+PROMISED_OF_RENDER = {"kubernetes": {"JOB", "-o", "--form", "--run-id", "--case", "--set"}}
 PROMISED_OF_RENDEZVOUS = {"serve": {"--host", "--port"}}
 
 
@@ -155,6 +158,11 @@ def test_commands_of_sinks_are_those_promised() -> None:
     }
 
 
+def test_commands_of_render_are_those_promised() -> None:
+    """Every command of `elasticflow render`, each with exactly these arguments and options."""
+    assert PROMISED_OF_RENDER == {name: _offered(_command(_group("render"), name)) for name in OF_RENDER}
+
+
 def test_commands_of_runs_are_those_promised() -> None:
     """Every command of `elasticflow runs`, each with exactly these arguments and options."""
     assert PROMISED_OF_RUNS == {name: _offered(_command(_group("runs"), name)) for name in OF_RUNS}
@@ -172,6 +180,7 @@ def test_every_option_of_every_command_is_explained() -> None:
     commands = [_command(group, name) for name in COMMANDS]
     commands += [_command(_group("snapshots"), name) for name in OF_SNAPSHOTS]
     commands += [_command(_group("rendezvous"), name) for name in OF_RENDEZVOUS]
+    commands += [_command(_group("render"), name) for name in OF_RENDER]
     commands += [_command(_group("runs"), name) for name in OF_RUNS]
     silent = [
         (command.name, parameter.name)

@@ -92,6 +92,7 @@ _WEIGHTS: dict[str, tuple[Weight, str]] = {
     "snapshots.uri": ("trajectory", "the run starts again unless its snapshots were moved there"),
     "logging": ("harmless", "counts from now on"),
     "torchrun": ("harmless", "counts from now on"),
+    "kubernetes": ("harmless", "where the nodes run does not change what is trained"),
 }
 
 # In exact mode the bits are promised, not only the curve.

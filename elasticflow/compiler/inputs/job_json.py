@@ -50,8 +50,9 @@ def public_tables(job: Job) -> dict[str, Any]:
     for table, key, default in _LATER:
         if tables[table][key] == default:
             del tables[table][key]
-    if job.hooks is None:
-        del tables["hooks"]
+    for name in ("hooks", "kubernetes"):
+        if tables[name] is None:
+            del tables[name]
     if job.env is None:
         del tables["env"]
     else:

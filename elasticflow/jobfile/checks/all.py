@@ -205,7 +205,8 @@ def _several_machines(source: Source, tables: ValidTables) -> Iterator[Diagnosti
     nodes, snapshots = tables.get("nodes"), tables.get("snapshots")
     if nodes is None:
         return
-    if nodes.max > 1 and nodes.endpoint is None:
+    # A manifest for Kubernetes says where the pods meet.
+    if nodes.max > 1 and nodes.endpoint is None and tables.get("kubernetes") is None:
         message = f"nodes.max is {nodes.max}, but without nodes.endpoint no second machine can join"
         remedy = (
             'add to [nodes]: endpoint = "host:29400" (the first machine), if there is more than one machine'

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from pydantic import Field, PrivateAttr, field_validator
 
+from elasticflow.jobfile.tables.clusters.kubernetes import KubernetesTable
 from elasticflow.jobfile.tables.evaluation import Evaluation, EvaluationTable, MetricTable, evaluation_sets
 from elasticflow.jobfile.tables.hooks import HooksTable, HookTable
 from elasticflow.jobfile.tables.launching import (
@@ -48,6 +49,7 @@ __all__ = [
     "Job",
     "JobTable",
     "KeepTable",
+    "KubernetesTable",
     "LoggingTable",
     "LrSchedulerTable",
     "MatrixTable",
@@ -105,6 +107,7 @@ class Job(Table, defer_build=True):
     snapshots: SnapshotsTable = Field(default_factory=SnapshotsTable)
     logging: LoggingTable = Field(default_factory=LoggingTable)
     torchrun: TorchrunTable = Field(default_factory=TorchrunTable)
+    kubernetes: KubernetesTable | None = None
     matrix: MatrixTable | None = Field(default=None, exclude=True)  # of the file: a resolved job is one case
 
     @field_validator("evaluation")
@@ -150,7 +153,8 @@ class ValidTables(TypedDict, total=False):
     snapshots: SnapshotsTable
     logging: LoggingTable
     torchrun: TorchrunTable
+    kubernetes: KubernetesTable | None
 
 
-RESERVED_TABLES = ("slurm", "kubernetes", "notify")
+RESERVED_TABLES = ("slurm", "notify")
 """Tables of the design that this version does not read; named in the error instead of "unknown"."""

@@ -1,0 +1,193 @@
+"""The pods of a job: one for each node, all with the same command."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.jobfile.tables.units import parse_duration, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elasticflow.jobfile.tables.clusters.kubernetes import KubernetesTable, ResourcesTable
+    from elasticflow.jobfile.tables.job import Job
+
+# Between the moment when workers have to be gone and the end of the process that led them: its last snapshot, its sinks.
+_ENDING_S = 30
+# The job controller sets it in every pod of an Indexed Job; Kubernetes expands it in a command.
+_INDEX = "$(JOB_COMPLETION_INDEX)"
+
+
+@dataclass(frozen=True)
+class PodSpec:
+    """What the pods of a run are made from.
+
+    Attributes:
+        job: The resolved job.
+        table: Its [kubernetes].
+        name: Of the run's objects.
+        run_id: The run's id.
+        endpoint: host:port at which the pods meet.
+        job_file: The job file, relative to the project's folder.
+        files: The job file and what it extends, by their paths relative to the project's folder, with their keys in the
+            ConfigMap.
+        overrides: `--set` values of the command.
+        case: Which case of the job file's [matrix] the job is.
+        container: The container's name.
+        serves_store: A store of its own is served at the endpoint; else the pod with index 0 serves it.
+    """
+
+    job: Job
+    table: KubernetesTable
+    name: str
+    run_id: str
+    endpoint: str
+    job_file: str
+    files: dict[str, str]
+    overrides: Sequence[str]
+    case: str | None
+    container: str
+    serves_store: bool
+
+    @property
+    def config_map(self) -> str:
+        """Name of the ConfigMap with the job file."""
+        return f"{self.name}-job"
+
+    def command(self) -> list[str]:
+        """Return the command, the same in every pod: it leads the run, or takes part in it."""
+        words = ["elasticflow", "run", self.job_file, "--run-id", self.run_id, "--join", self.endpoint]
+        if self.case is not None:
+            words += ["--case", self.case]
+        for override in self.overrides:
+            words += ["--set", override]
+        words = [_literal(word) for word in words]
+        return words if self.serves_store else [*words, "--node-rank", _INDEX]
+
+    def template(self, subdomain: str | None, labels: dict[str, str]) -> dict[str, Any]:
+        """Return the pod template.
+
+        Args:
+            subdomain: The headless Service's name; None: somebody else sets it.
+            labels: Of the pods.
+        """
+        table = self.table
+        spec: dict[str, Any] = {} if subdomain is None else {"subdomain": subdomain}
+        spec |= {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": self.grace_s(),
+            "enableServiceLinks": False,
+        }
+        if table.service_account is None:
+            spec["automountServiceAccountToken"] = False
+        else:
+            spec["serviceAccountName"] = table.service_account
+        if table.priority_class is not None:
+            spec["priorityClassName"] = table.priority_class
+        if table.pull_secrets:
+            spec["imagePullSecrets"] = [{"name": name} for name in table.pull_secrets]
+        if table.node_selector:
+            spec["nodeSelector"] = dict(table.node_selector)
+        if table.tolerations:
+            spec["tolerations"] = [taint.model_dump(exclude_none=True) for taint in table.tolerations]
+        spec["containers"] = [self._container()]
+        spec["volumes"] = list(self._volumes())
+        metadata = {"labels": labels, "annotations": dict(table.annotations)}
+        return {"metadata": {key: value for key, value in metadata.items() if value}, "spec": spec}
+
+    def grace_s(self) -> int:
+        """Return the seconds between SIGTERM and SIGKILL."""
+        if self.table.grace is not None:
+            return math.ceil(parse_duration(self.table.grace))
+        return math.ceil(parse_duration(self.job.snapshots.grace)) + _ENDING_S
+
+    def _container(self) -> dict[str, Any]:
+        table = self.table
+        container: dict[str, Any] = {
+            "name": self.container,
+            "image": table.image,
+            "workingDir": table.workdir,
+            "command": self.command(),
+        }
+        if env := environment(table):
+            container["env"] = env
+        if resources := resources_of(table.resources):
+            container["resources"] = resources
+        container["volumeMounts"] = list(self._mounts())
+        if table.pre_stop:
+            command = [_literal(word) for word in table.pre_stop]
+            container["lifecycle"] = {"preStop": {"exec": {"command": command}}}
+        # What it printed last stands in the pod's status, where `kubectl describe` shows it.
+        container["terminationMessagePolicy"] = "FallbackToLogsOnError"
+        return container
+
+    def _mounts(self) -> list[dict[str, Any]]:
+        root = self.table.workdir.rstrip("/")
+        mounts: list[dict[str, Any]] = [
+            {"name": "job", "mountPath": f"{root}/{path}", "subPath": key, "readOnly": True}
+            for path, key in self.files.items()
+        ]
+        mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108  # of the pods
+        for name, volume in self.table.volumes.items():
+            mount = {"name": name, "mountPath": volume.path}
+            mounts.append(mount | ({"readOnly": True} if volume.read_only or volume.secret else {}))
+        return mounts
+
+    def _volumes(self) -> list[dict[str, Any]]:
+        shm: dict[str, Any] = {"medium": "Memory"}
+        if self.table.shared_memory is not None:
+            shm["sizeLimit"] = quantity(self.table.shared_memory)
+        volumes: list[dict[str, Any]] = [
+            {"name": "job", "configMap": {"name": self.config_map}},
+            {"name": "shm", "emptyDir": shm},
+        ]
+        for name, volume in self.table.volumes.items():
+            if volume.claim is not None:
+                claim: dict[str, Any] = {"claimName": volume.claim}
+                claim |= {"readOnly": True} if volume.read_only else {}
+                volumes.append({"name": name, "persistentVolumeClaim": claim})
+            elif volume.secret is not None:
+                volumes.append({"name": name, "secret": {"secretName": volume.secret}})
+            else:
+                limit = {} if volume.size is None else {"sizeLimit": quantity(volume.size)}
+                volumes.append({"name": name, "emptyDir": limit})
+        return volumes
+
+
+def environment(table: KubernetesTable) -> list[dict[str, Any]]:
+    """Return the variables of each pod."""
+    plain = [{"name": name, "value": _literal(value)} for name, value in table.env.items()]
+    return [*plain, *(_of_secret(name, place) for name, place in table.secrets.items())]
+
+
+def _of_secret(name: str, place: str) -> dict[str, Any]:
+    secret, _, key = place.partition("/")
+    return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
+
+
+def resources_of(table: ResourcesTable) -> dict[str, Any]:
+    """Return what a container asks for; its limits are the same, so that nothing else takes it away."""
+    asked: dict[str, Any] = {}
+    if table.cpu is not None:
+        asked["cpu"] = f"{round(table.cpu * 1000)}m" if table.cpu % 1 else str(int(table.cpu))
+    if table.memory is not None:
+        asked["memory"] = quantity(table.memory)
+    if table.gpu:
+        asked[table.gpu_resource] = str(table.gpu)
+    return {"requests": asked, "limits": dict(asked)} if asked else {}
+
+
+def quantity(size: str) -> str:
+    """Return a size of the job file as Kubernetes writes it."""
+    count = parse_size(size)
+    for unit, amount in (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)):
+        if count % amount == 0:
+            return f"{count // amount}{unit}"
+    return str(count)
+
+
+def _literal(word: str) -> str:
+    """Return a word that Kubernetes leaves as it is: `$(NAME)` would be a variable."""
+    return word.replace("$(", "$$(")

@@ -1,0 +1,1 @@
+"""The tables that say how a cluster's scheduler runs a job."""
