@@ -171,7 +171,7 @@ def resources_of(table: ResourcesTable) -> dict[str, Any]:
     """Return what a container asks for; its limits are the same, so that nothing else takes it away."""
     asked: dict[str, Any] = {}
     if table.cpu is not None:
-        asked["cpu"] = f"{round(table.cpu * 1000)}m" if table.cpu % 1 else str(int(table.cpu))
+        asked["cpu"] = f"{math.ceil(table.cpu * 1000)}m" if table.cpu % 1 else str(int(table.cpu))
     if table.memory is not None:
         asked["memory"] = quantity(table.memory)
     if table.gpu:

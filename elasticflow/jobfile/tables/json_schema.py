@@ -35,6 +35,7 @@ BEYOND = (
     "`every` of a hook is on_step's: one table's key by the name of the table",
     "`entry` of a hook's or a collate's table: a file may leave it to the file that it extends",
     "5.0 where a whole number is asked for: one number to JSON, two types to TOML; tombi tells them apart, taplo not",
+    "keys of a volume, or of a toleration, that exclude each other, and variables of kubernetes.env that are secret",
     "variables that env cannot set: a list of names, told with what to write instead",
     "nan and inf: no numbers to JSON; what an editor says of them is its own",
 )

@@ -58,7 +58,9 @@ _EXAMPLES = {
         for name in ("start", "step", "evaluation", "snapshot", "finish")
     },
     "job.name": '"mnist"',
+    "kubernetes.image": '"registry.example.org/mnist:1"',
 }
+_EXAMPLES_BY_KEY = {"path": '"/data"'}  # in tables whose names are the job's own
 
 
 # What people write who come from training scripts, by key and type.
@@ -143,7 +145,7 @@ def unknown_key(path: KeyPath, value: object) -> TableProblem:
 def _missing(path: KeyPath) -> TableProblem:
     *around, key = path
     message = f'missing key "{key}" in [{dotted(tuple(around))}]'
-    example = f"{key} = {_EXAMPLES.get(dotted(without_set(path)), 256)}"
+    example = f"{key} = {_EXAMPLES.get(dotted(without_set(path)), _EXAMPLES_BY_KEY.get(str(key), 256))}"
     return TableProblem(codes.MISSING, message, tuple(path), True, f"add a line such as: {example}")
 
 

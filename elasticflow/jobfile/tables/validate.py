@@ -184,7 +184,7 @@ def _sifted(problems: list[TableProblem]) -> list[TableProblem]:
     weight = {codes.WRONG_TYPE: 0, codes.EXCLUSIVE: -1}
     best: dict[object, TableProblem] = {}
     for each in problems:
-        if each.code == codes.EXCLUSIVE:
+        if each.code == codes.EXCLUSIVE and each.path[0] in ONE_OF:
             continue  # said by _one_of already, also when types are wrong
         at = (each.path, each.message) if each.at_key else each.path
         rival = best.get(at)

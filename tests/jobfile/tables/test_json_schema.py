@@ -130,7 +130,7 @@ def test_schema_and_models_agree_on_the_gallery() -> None:
         if schema and not models:
             alone.add(path.stem)
     assert {"best_no_metric", "collate_no_entry", "range_empty"} == alone
-    assert len(BEYOND) == 8
+    assert len(BEYOND) == 9
 
 
 def test_corpus_is_large_enough() -> None:
@@ -361,6 +361,12 @@ _BEYOND_WORDS = (
     "a group of parameters needs",
     "of a group must not be empty",
     "has `every`, which is on_step's",
+    "a claim's or a secret's, not both",
+    "size is of an empty folder",
+    'operator = "Equal"',
+    "would stand in the manifest",
+    "two volumes have the path",
+    "kubernetes.secrets both set",
 )
 
 

@@ -67,7 +67,7 @@ Word = Annotated[
 class ResourcesTable(Table):
     """What each pod asks for, and its limit."""
 
-    cpu: float | None = Field(default=None, ge=0.001, le=100_000, description="Cores.", examples=[8, 0.5])
+    cpu: float | None = Field(default=None, gt=0, le=100_000, description="Cores.", examples=[8, 0.5])
     memory: SizeText | None = Field(default=None, description="Memory.", examples=["64 GiB"])
     gpu: int | None = Field(default=None, ge=0, le=64, description="GPUs.", examples=[8])
     gpu_resource: KeyName = Field(
