@@ -29,7 +29,7 @@ _HEADER, _FOOTER = 12, 4  # bytes around a record: its length, a checksum of tha
 class TensorBoard(Sink):
     """Writes a run's event files."""
 
-    look_every_s = 2.0  # TensorBoard itself looks every five seconds at most
+    look_every_s = 5.0  # TensorBoard itself looks no more often
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)

@@ -41,7 +41,7 @@ _MOST_LINES = 20
 _MOMENT_S = 0.8
 _LOOK_S = 0.2
 # Each message costs agent and supervisor more than a line in it: those of several short steps travel together.
-_FORWARD_S = 0.05
+_FORWARD_S = 0.1
 
 
 class Reporter:
@@ -77,7 +77,7 @@ class Reporter:
         self._outbox.post(WorkersStarted(generation, self._node, workers))
 
     def look(self) -> None:
-        """Pass on what is new, as `forward` does; lines 20 times a second at most, unless the writer reports."""
+        """Pass on what is new, as `forward` does; lines ten times a second at most, unless the writer reports."""
         reports = self._writer.reports()
         if reports or time.monotonic() >= self._forwarded + _FORWARD_S:
             self._forward(reports)
