@@ -12,10 +12,14 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.end_to_end.harness import ROOT, read_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.otlp_receiver import Received
 
 # Reasons of generations that nobody has failed for.
 _NO_FAILURES = {"start", "resume", "resized", "drained", "preempted"}
@@ -97,3 +101,36 @@ def _told(root: Path, *arguments: str) -> str:
     command = [sys.executable, "-m", "elasticflow", *arguments]
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True)
     return done.stdout
+
+
+def require_same_story_in_sinks(run: Path, received: Received) -> None:
+    """Make sure that what TensorBoard, Prometheus and an OTLP receiver were sent of *run* is what its files say."""
+    from prometheus_client.parser import text_string_to_metric_families
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    facts = facts_of(run)
+    lines = read_lines(run / "metrics.jsonl")
+    steps = [(line["step"], line["loss"]) for line in lines if "loss" in line]
+    events = read_lines(run / "events.jsonl")
+
+    reader = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
+    reader.Reload()
+    assert [step for step, _ in steps] == [point.step for point in reader.Scalars("loss")]
+    assert [loss for _, loss in steps] == pytest.approx([point.value for point in reader.Scalars("loss")])
+    starts = [(e["step"], e["world_size"]) for e in events if e["event"] == "training.started"]
+    sizes = [(point.step, point.value) for point in reader.Scalars("elasticflow/world_size")]
+    assert sorted(starts) == sizes
+    assert len(facts.failures) == reader.Scalars("elasticflow/restarts")[-1].value
+
+    assert [loss for _, loss in steps] == [value for _, value in received.points["elasticflow.loss"]]
+    assert [event["event"] for event in events] == [name for name, _ in received.events]
+
+    text = (run / "prometheus.prom").read_text("utf-8")
+    gauges = {family.name: family.samples for family in text_string_to_metric_families(text)}
+    assert (facts.step, facts.loss) == (
+        gauges["elasticflow_step"][0].value,
+        gauges["elasticflow_loss"][0].value,
+    )
+    assert len(facts.failures) == gauges["elasticflow_restarts"][0].value
+    [ended] = [e["event"].removeprefix("run.") for e in events[-1:]]
+    assert [ended] == [s.labels["state"] for s in gauges["elasticflow_run_state"] if s.value]

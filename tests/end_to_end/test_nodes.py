@@ -5,28 +5,49 @@ from __future__ import annotations
 import os
 import signal
 import struct
+from typing import TYPE_CHECKING
 
 import psutil
+import pytest
 
 from elasticflow import events
 from tests.end_to_end import trajectory_jobs as jobs
 from tests.end_to_end import trajectory_models as models
 from tests.end_to_end.harness import Project, named, processes_of, steps_of, tensors
-from tests.end_to_end.story import require_same_story
+from tests.end_to_end.story import require_same_story, require_same_story_in_sinks
+from tests.otlp_receiver import otlp_receiver
+
+if TYPE_CHECKING:
+    from elasticflow.run_folder import RunFolder
 
 BATCH = 16  # of the job
 EPOCHS = 1000  # longer than all that happens; it is drained then
 
 
 def test_job_outlives_a_worker_and_the_node_of_rank_0(project: Project) -> None:
-    """A worker is killed, then the agent of rank 0's node: each costs one generation and no sample."""
+    """A worker is killed, then the agent of rank 0's node: each costs one generation and no sample.
+
+    Commands and sinks tell that story.
+    """
+    for module in ("tensorboard", "prometheus_client", "opentelemetry.proto"):
+        pytest.importorskip(module, reason=f"{module} is not installed")
     jobs.write_jobs(project)
+    with otlp_receiver() as received:
+        run = _train(project, received.endpoint)
+    require_same_story(project.root, run.path)
+    require_same_story_in_sinks(run.path, received)
+
+
+def _train(project: Project, endpoint: str) -> RunFolder:
+    """Do that, and return the run's folder."""
     options = ("--simulate-nodes=2", "--set=nodes.max=2", "--set=nodes.nproc_per_node=1")
     running = project.start(
         "run",
         "jobs/counting.toml",
         "--run-id=nodes",
         f"--set=train.epochs={EPOCHS}",
+        '--set=logging.sinks=["tensorboard", "prometheus", "otlp"]',
+        f"--set=logging.otlp.endpoint={endpoint}",
         *options,
         run_id="nodes",
         job="counting",
@@ -52,4 +73,4 @@ def test_job_outlives_a_worker_and_the_node_of_rank_0(project: Project) -> None:
     assert ["start", "crash", "agent_lost", "resized"] == reasons
     assert ["crash"] == [charged["class"] for charged in named(happened, events.BUDGET_CHARGED)]
     assert [] == processes_of("nodes")
-    require_same_story(project.root, running.run.path)
+    return running.run
