@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import signal
@@ -13,12 +14,20 @@ import click
 
 from elasticflow import __version__
 from elasticflow.cli.lazy_group import CommandEntry, LazyGroup
-from elasticflow.errors import FINISHED, INTERRUPTED, KILLED_BY_USER, ElasticflowError, JobRefusedError
+from elasticflow.errors import (
+    FINISHED,
+    INTERRUPTED,
+    KILLED_BY_USER,
+    NOT_STARTED,
+    ElasticflowError,
+    JobRefusedError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
+_OUTPUT_IS_LOST = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 # Name to the line shown in --help: known without importing the command's module.
 COMMANDS: dict[str, CommandEntry] = {
     "init": CommandEntry("write.init", "Write a job file that runs at once.", guide="adopting"),
@@ -135,7 +144,19 @@ def call(arguments: Sequence[str] | None = None) -> int:
         if error.remedy is not None:
             click.echo(f"help: {printable(error.remedy)}", err=True)
         return error.exit_code
+    except OSError as error:
+        # An error with a file's name is not about the output; a reader that leaves is no error (click ends with 1 then).
+        if error.filename is not None or error.errno not in _OUTPUT_IS_LOST:
+            raise
+        return _tell_lost_output(error)
     return code if isinstance(code, int) else FINISHED
+
+
+def _tell_lost_output(error: OSError) -> int:
+    """Tell that the output did not get where it was sent, and return the exit code of that."""
+    with contextlib.suppress(OSError):
+        click.echo(f"error: the output cannot be written: {error.strerror}", err=True)
+    return NOT_STARTED
 
 
 def _as_key(error: click.NoSuchOption, arguments: Sequence[str] | None) -> str | None:
@@ -185,9 +206,13 @@ def run() -> NoReturn:
         if not any(word.startswith("--deep") for word in sys.argv):
             os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     code = call()
-    # The reader of a pipe may have left.
-    with contextlib.suppress(OSError):
+    try:
         sys.stdout.flush()
+    except OSError as error:
+        # The reader of a pipe may have left.
+        if error.errno in _OUTPUT_IS_LOST:
+            code = code or _tell_lost_output(error)
+    with contextlib.suppress(OSError):
         sys.stderr.flush()
     # Freeing every object one by one takes a fifth of `validate`, and half a second once torch is loaded.
     os._exit(code)

@@ -1,0 +1,39 @@
+"""What a command says when its output does not get where it is sent."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FULL = Path("/dev/full")
+pytestmark = pytest.mark.usefixtures("real_processes")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("arguments", [["guide", "restarts"], ["schema"], ["--help"], ["explain", "EF101"]])
+def test_full_disk_is_told(arguments: list[str]) -> None:
+    """Also where all of it still fits the buffer, and only the last flush fails."""
+    with FULL.open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "elasticflow", *arguments],
+            check=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    assert (2, "error: the output cannot be written: No space left on device\n") == (
+        done.returncode,
+        done.stderr,
+    )
+
+
+def test_reader_that_leaves_is_no_error() -> None:
+    """Nothing is said of it: `elasticflow guide | head`."""
+    command = f"{sys.executable} -m elasticflow guide restarts | head -n 1"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+
+    assert (1, "") == (done.stdout.count("\n"), done.stderr)
