@@ -153,6 +153,10 @@ class PortTakenError(ElasticflowError):
     """The rendezvous endpoint's port is in use."""
 
 
+class HostsError(ElasticflowError):
+    """A file of hosts cannot be used: a line is no host, a host leads nowhere, or the job may not have so many."""
+
+
 class RenderError(ElasticflowError):
     """The job cannot be run by the scheduler as it is: a key or a name does not do there."""
 

@@ -66,6 +66,16 @@ def azurite(folder: Path) -> Iterator[str]:
         )
 
 
+def make_ssh_keys(folder: Path) -> None:
+    """Make a `host` key and a `client` key in *folder*, and what an sshd needs besides."""
+    for name in ("host", "client"):
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True, timeout=100
+        )
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+
+
 @contextlib.contextmanager
 def sshd(folder: Path) -> Iterator[SshServer]:
     """Serve sftp for the user who runs the tests, with keys made in *folder*."""
@@ -74,12 +84,7 @@ def sshd(folder: Path) -> Iterator[SshServer]:
     subsystem = next((path for path in subsystems if path.exists()), None)
     if daemon is None or subsystem is None or shutil.which("ssh-keygen") is None:
         raise MissingServerError("OpenSSH's server is not installed: apt-get install openssh-server")
-    for name in ("host", "client"):
-        subprocess.run(
-            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True, timeout=100
-        )
-    if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    make_ssh_keys(folder)
     port = free_port()
     settings = {
         "Port": port, "ListenAddress": "127.0.0.1", "HostKey": folder / "host", "PidFile": "none",

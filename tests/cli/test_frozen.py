@@ -38,6 +38,7 @@ PROMISED = {
         "--simulate-nodes",
         "--scale",
         "--join",
+        "--hosts",
         "--node-rank",
         "--case",
         "--all",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from elasticflow.cli.output import warn
-from elasticflow.cli.parameters import JOB_FILE, RUN_ID, case_option, job_of, overrides_option
+from elasticflow.cli.parameters import FILE_ONLY, JOB_FILE, RUN_ID, case_option, job_of, overrides_option
 from elasticflow.cli.train.run_options import RunOptions
 from elasticflow.cli.train.view import log_format_option, shown
 
@@ -47,6 +47,12 @@ if TYPE_CHECKING:
     help="Take part in the run of this job that is led there; with --run-id: lead it where nobody does.",
 )
 @click.option(
+    "--hosts",
+    type=FILE_ONLY,
+    metavar="FILE",
+    help="Run a node on each host that FILE names, started by ssh; the first one leads.",
+)
+@click.option(
     "--node-rank",
     metavar="N",
     type=click.IntRange(0),
@@ -70,6 +76,7 @@ def command(*, dry_run: bool, **options: Any) -> int:
     elasticflow run jobs/mnist.toml --run-id nightly   makes it, or goes on with it
     elasticflow run jobs/mnist.toml --join head:29400   one more node of the run led there
     elasticflow run jobs/mnist.toml --run-id nightly --join head:29400   the same on all machines
+    elasticflow run jobs/mnist.toml --hosts hosts.txt   by ssh on each
     elasticflow run jobs/mnist.toml --set nodes.max=3 --scale "1@0s 3@20s 2@40s"
     elasticflow run jobs/sweep.toml --case lr0.001-seed1   one case of a file with [matrix]
     elasticflow run jobs/sweep.toml --all --run-id tuning
@@ -87,6 +94,10 @@ def _run(options: RunOptions, *, dry_run: bool) -> int:
         return FINISHED
     # A schedule that cannot be read is refused before the job is.
     options.scale_changes()
+    if options.hosts is not None:
+        from elasticflow.cli.train.run_hosts import run_hosts
+
+        return run_hosts(options, options.hosts)
     if options.is_all:
         from elasticflow.cli.train.run_all import run_all
 

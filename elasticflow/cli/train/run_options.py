@@ -33,6 +33,7 @@ class RunOptions:
     case: str | None = None
     is_all: bool = False
     log_format: str = "console"
+    hosts: Path | None = None
 
     def check(self) -> None:
         """Check that the options go together.
@@ -46,6 +47,13 @@ class RunOptions:
         if self.run_id is not None and not RUN_ID.fullmatch(self.run_id):
             raise click.BadParameter(
                 "letters, digits, '.', '_' and '-' only, at most 100", param_hint="--run-id"
+            )
+        if self.hosts is not None and (
+            self.endpoint is not None or self.is_simulated or self.is_all or self.node_rank is not None
+        ):
+            raise click.UsageError(
+                "--hosts says which machines there are, and how they meet: give it without --join, --node-rank, --all, "
+                "--simulate-nodes and --scale"
             )
         if self.is_all and (self.case is not None or self.endpoint is not None):
             raise click.UsageError(

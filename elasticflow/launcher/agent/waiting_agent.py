@@ -18,7 +18,7 @@ from elasticflow.system.shared_memory import memory_file
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_NO_LAUNCH = frozenset({"-h", "--help", "--dry-run"})
+_NO_LAUNCH = frozenset({"-h", "--help", "--dry-run", "--hosts"})
 _ahead: WaitingAgent | None = None
 
 
@@ -71,7 +71,9 @@ def start_ahead(words: list[str], environment: Mapping[str, str]) -> None:
     To be called from the main thread, once, before anything else is imported.
     """
     global _ahead  # noqa: PLW0603  # one command per process
-    if words[:1] not in (["run"], ["resume"]) or not _NO_LAUNCH.isdisjoint(words):
+    if words[:1] not in (["run"], ["resume"]) or not _NO_LAUNCH.isdisjoint(
+        word.partition("=")[0] for word in words
+    ):
         return
     if "_ELASTICFLOW_COMPLETE" not in environment and util.find_spec("torch") is not None:
         _ahead = WaitingAgent(new_launch_id())

@@ -1,0 +1,108 @@
+"""`elasticflow run JOB --hosts FILE`: a node on each host of a file, started by ssh."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from elasticflow.cli.output import show_warnings
+from elasticflow.cli.parameters import job_of
+from elasticflow.errors import INTERRUPTED, HostsError
+from elasticflow.run_folder import new_run_id
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from elasticflow.cli.train.run_options import RunOptions
+    from elasticflow.jobfile.load import LoadedJob
+    from elasticflow.jobfile.tables.job import Job
+    from elasticflow.launcher.hosts.hosts_file import Host
+
+_PORT = 29400
+# What processes of a run know each other by; it is on no command line.
+_PASSED_ON = ("ELASTICFLOW_TOKEN",)
+
+
+def run_hosts(options: RunOptions, path: Path) -> int:
+    """Run the job on the hosts of the file at *path*; return the exit code.
+
+    Raises:
+        HostsError: the file is not right, a host leads nowhere, or there are more than the job may have.
+    """
+    from elasticflow.jobfile.tables.units import parse_duration
+    from elasticflow.launcher.hosts.hosts_file import read_hosts
+    from elasticflow.launcher.hosts.order import Order
+    from elasticflow.launcher.hosts.run_on_hosts import run_on_hosts
+
+    hosts = read_hosts(path)
+    loaded, job, sets = _job_with_endpoint(options, hosts[0])
+    endpoint = job.nodes.endpoint
+    assert endpoint is not None
+    show_warnings(loaded)
+    if len(hosts) > job.nodes.max:
+        raise HostsError(
+            f"{path} has {len(hosts)} hosts, and nodes.max is {job.nodes.max}",
+            f"--set nodes.max={len(hosts)}, or take hosts out",
+        )
+    run_id = options.run_id or new_run_id()
+    options.say(f"run {run_id} on {', '.join(host.target for host in hosts)}, which meet at {endpoint}")
+    grace_s = parse_duration(job.snapshots.grace)
+    environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    orders = [
+        (
+            host,
+            Order(
+                folder=host.folder or str(loaded.project_root.resolve()),
+                words=_words(options, loaded, run_id, endpoint, sets, rank),
+                environment=environment,
+                run=f"{job.job.name}/{run_id}",
+                grace_s=grace_s,
+            ),
+        )
+        for rank, host in enumerate(hosts)
+    ]
+    width = max(len(host.target) for host in hosts)
+    code = run_on_hosts(
+        orders,
+        lambda host, line: _show(host, line, width, options.log_format),
+        lambda text: click.echo(text, err=True),
+        first_decides=not job.torchrun.is_store_outside,
+    )
+    if code == INTERRUPTED:
+        click.echo(f"the same command goes on with --run-id {run_id}", err=True)
+    return code
+
+
+def _job_with_endpoint(options: RunOptions, head: Host) -> tuple[LoadedJob, Job, list[str]]:
+    """Return the job, which knows where the hosts meet, and the `--set` values with which it does."""
+    sets = list(options.overrides)
+    loaded = job_of(options.job_file, sets, options.case)
+    job = loaded.job
+    assert job is not None
+    if job.nodes.endpoint is None:
+        sets.append(f"nodes.endpoint={head.name}:{_PORT}")
+        loaded = job_of(options.job_file, sets, options.case)
+        job = loaded.job
+        assert job is not None
+    return loaded, job, sets
+
+
+def _words(
+    options: RunOptions, loaded: LoadedJob, run_id: str, endpoint: str, sets: list[str], rank: int
+) -> tuple[str, ...]:
+    """Return the command of the host with *rank*: the same as the others', but for the rank where it decides who leads."""
+    assert loaded.job is not None
+    job_file = loaded.path.resolve().relative_to(loaded.project_root.resolve())
+    words = ["run", job_file.as_posix(), "--run-id", run_id, "--join", endpoint]
+    words += ["--log-format", options.log_format]
+    words += [word for text in sets for word in ("--set", text)]
+    words += [] if options.case is None else ["--case", options.case]
+    words += ["--accept-drift"] if options.accept_drift else []
+    return (*words, *(() if loaded.job.torchrun.is_store_outside else ("--node-rank", str(rank))))
+
+
+def _show(host: Host, line: str, width: int, log_format: str) -> None:
+    # Records are for programs: each line is one as it is.
+    click.echo(line if log_format == "json" else f"{host.target:<{width}} | {line}")

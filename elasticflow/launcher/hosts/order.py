@@ -1,0 +1,38 @@
+"""What a host is told, on the standard input of the process that ssh starts there: nothing of it is on a command line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+LEAVE = "leave"
+"""A line that asks the node to leave: once, as SIGTERM does; twice: at once."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be run.
+
+    Attributes:
+        folder: The project's folder on the host.
+        words: elasticflow's command line.
+        environment: Variables that the command has besides those of the host.
+        run: The run: one node of it lives on a host at a time.
+        grace_s: Seconds that a node has to leave.
+    """
+
+    folder: str
+    words: tuple[str, ...]
+    environment: dict[str, str]
+    run: str
+    grace_s: float
+
+    def to_line(self) -> str:
+        """Return it as one line."""
+        return json.dumps(asdict(self)) + "\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> Order:
+        """Return what `to_line` wrote."""
+        values = json.loads(line)
+        return cls(**{**values, "words": tuple(values["words"])})
