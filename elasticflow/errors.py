@@ -141,6 +141,14 @@ class RendezvousError(ElasticflowError):
     """No store for the rendezvous where the job names one."""
 
 
+class TokenError(ElasticflowError):
+    """The token that the machines of a run share cannot be had, or is none."""
+
+
+class TokenRefusedError(ElasticflowError):
+    """What serves a launch's keys, and this machine, do not have the same token."""
+
+
 class LedElsewhereError(ElasticflowError):
     """Another process leads a run of the job in the store that was named."""
 

@@ -354,6 +354,12 @@ LOG_LEFT_OUT = Event(
     emitter="worker",
     may_be_supervisors=True,
 )
+CONNECTION_REFUSED = Event(
+    "connection.refused",
+    "somebody reached the launch's port who does not know its token, or is no elasticflow; told once a minute at most",
+    ("connections", "address", "reason"),
+    level="warning",
+)
 STEP = Event(
     "step",
     "one finished optimizer step, in_epoch counted from 1; lr has names where there are several parameter groups; beside these "

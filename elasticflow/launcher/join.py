@@ -18,6 +18,7 @@ from elasticflow.launcher.launch import check_torch
 from elasticflow.launcher.rendezvous.invitation import Invitation
 from elasticflow.launcher.rendezvous.leadership import connect, newest_launch, store_address_of
 from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, INVITATION, join_store
+from elasticflow.launcher.rendezvous.token import given_token
 from elasticflow.protocol.json_codec import from_json
 from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.run_folder import RunFolder, snapshot_place
@@ -73,12 +74,15 @@ def join(
     Raises:
         LaunchNotFoundError: nobody leads a run of the job at *address*.
         NodeRefusedError: this machine would train something else, or does not see the run's snapshots.
+        TokenError: this machine's token cannot be had.
+        TokenRefusedError: it is not the launch's.
     """
     check_torch(warn)
     plan = plan_job(request.job, project_root=request.project_root, job_files=request.files)
     check_rank(plan, request.node_rank)
+    token = given_token(plan.token_file, request.project_root)
     await_server(address, say)
-    store_address = store_address_of(plan, address.host, address.port)
+    store_address = store_address_of(plan, address.host, address.port, token)
     keys = connect(store_address)
     last = 0
     while True:

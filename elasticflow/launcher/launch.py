@@ -17,6 +17,7 @@ from elasticflow.launcher import resume_check
 from elasticflow.launcher.agent.waiting_agent import next_launch_id
 from elasticflow.launcher.journal.post_mortem import ending_of
 from elasticflow.launcher.rendezvous.leadership import open_store
+from elasticflow.launcher.rendezvous.token import given_token, open_port_warning
 from elasticflow.launcher.run_lock import locked
 from elasticflow.launcher.supervisor.launch_record import Launch
 from elasticflow.launcher.supervisor.scale_schedule import ALONE, check_scale
@@ -99,6 +100,8 @@ def prepare(request: Request, warn: Callable[[str], None]) -> Iterator[Launch]:
         GpuMissingError: the job has a worker for each GPU, and there is none here.
         ScaleError: more nodes are to be simulated than the job may have.
         StorageError: the snapshot URI cannot be written.
+        TokenError: the run's token cannot be had.
+        TokenRefusedError: the store that the job names has another one.
         PortTakenError: the endpoint's port is in use.
         RendezvousError: nobody serves the store that the job names.
         LedElsewhereError: another process leads a run of the job there.
@@ -114,7 +117,10 @@ def prepare(request: Request, warn: Callable[[str], None]) -> Iterator[Launch]:
     uri, prefix = snapshot_place(plan.snapshots.uri, request.folder, request.project_root)
     storage = Storage(uri, plan.snapshots.writer.options)
     storage.check_writable()
-    with locked(request.folder), contextlib.closing(open_store(plan)) as store:
+    token = given_token(plan.token_file, request.project_root)
+    if (sentence := open_port_warning(plan, token)) is not None:
+        warn(sentence)
+    with locked(request.folder), contextlib.closing(open_store(plan, token)) as store:
         writer = WriterStart(uri, request.folder.run_id, plan.snapshots.writer, prefix)
         yield _next_launch(request, compiled, Catalog(storage, prefix), writer, store, warn)
 

@@ -16,6 +16,7 @@ from elasticflow.errors import (
 from elasticflow.launcher.join import Node, await_launch, check_rank, why_not_served
 from elasticflow.launcher.launch import check_torch
 from elasticflow.launcher.rendezvous.leadership import connect, store_address_of
+from elasticflow.launcher.rendezvous.token import given_token
 from elasticflow.protocol.store_address import StoreLostError, is_here
 from elasticflow.system.polling import attempts
 
@@ -108,8 +109,11 @@ def _take_part(
         LaunchNotFoundError: nobody leads the run.
         RendezvousError: the store is gone.
         StoreLostError: the same.
+        TokenError: this machine's token cannot be had.
+        TokenRefusedError: it is not the launch's.
     """
-    store_address = store_address_of(plan, address.host, address.port)
+    token = given_token(plan.token_file, request.project_root)
+    store_address = store_address_of(plan, address.host, address.port, token)
     # A store that a supervisor serves goes with its launch: numbers begin anew.
     number = await_launch(connect(store_address), store_address, last if plan.is_store_outside else 0, say)
     node = Node(request, plan, store_address.under(str(number)), say)

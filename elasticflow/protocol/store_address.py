@@ -23,6 +23,7 @@ class StoreAddress:
         prefix: What all keys begin with.
         backend: `c10d`, as torchrun calls what a launch serves itself (`protocol/tcp_store.py`), or `etcd-v2`.
         options: How to talk to it; etcd's are `protocol`, `ca_cert`, `ssl_cert` and `ssl_cert_key`.
+        token: What both sides have to know; empty: nothing. It stands in no text that this object gives.
     """
 
     host: str
@@ -30,6 +31,7 @@ class StoreAddress:
     prefix: str = PREFIX
     backend: str = "c10d"
     options: dict[str, str] = field(default_factory=dict)
+    token: str = field(default="", repr=False)
 
     def under(self, name: str) -> StoreAddress:
         """Return the address of the keys below *name*."""
@@ -42,20 +44,20 @@ class StoreAddress:
 
     @property
     def url(self) -> str:
-        """The whole address in one word, for an environment variable."""
+        """The whole address but the token in one word, for an environment variable."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         query = urlencode(self.options)
         return f"{self.backend}://{host}:{self.port}/{self.prefix}" + (f"?{query}" if query else "")
 
     @classmethod
-    def parse(cls, url: str) -> StoreAddress:
-        """Return the address that *url*, made by `url`, stands for."""
+    def parse(cls, url: str, token: str = "") -> StoreAddress:
+        """Return the address that *url*, made by `url`, stands for, with *token*."""
         parts = urlsplit(url)
         assert parts.hostname is not None
         assert parts.port is not None
         # Not `parts.hostname` alone: it is in lower case, which a name in /etc/hosts may not be.
         host = parts.netloc.rpartition(":")[0].removeprefix("[").removesuffix("]")
-        return cls(host, parts.port, parts.path[1:], parts.scheme, dict(parse_qsl(parts.query)))
+        return cls(host, parts.port, parts.path[1:], parts.scheme, dict(parse_qsl(parts.query)), token)
 
 
 def is_here(host: str) -> bool:

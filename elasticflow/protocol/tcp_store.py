@@ -1,7 +1,7 @@
 """A client of the control store that a supervisor, or `elasticflow rendezvous serve`, serves by TCP.
 
-Needs no torch, so that neither the supervisor nor the agents have to import it. Both sides begin with the same line,
-`HELLO`. Then they send frames: four bytes of length, one byte for the kind (`Request` or `Answer`), and parts, each
+Needs no torch, so that neither the supervisor nor the agents have to import it. Both sides prove first that they know the
+launch's token (`protocol/handshake.py`). Then they send frames: four bytes of length, one byte for the kind (`Request` or `Answer`), and parts, each
 after four bytes of its length. A connection has one request under way at a time; the server sends changes to a
 connection that watches.
 """
@@ -18,6 +18,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
+from elasticflow.protocol.handshake import greet
 from elasticflow.protocol.store_address import StoreLostError
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
     from elasticflow.protocol.store_address import StoreAddress
 
-# The number is the protocol's version: another one is refused by name.
-HELLO = b"elasticflow keys 1\n"
 # Bytes; the first four of a client that speaks something else may announce gigabytes.
 _LONGEST_FRAME = 1 << 26
 _LENGTH = struct.Struct("!I")
@@ -115,6 +114,7 @@ class TcpControlStore:
 
     Raises:
         StoreLostError: nobody answers at *address*, or something else than such a store.
+        TokenRefusedError: it has another token than *address*.
     """
 
     def __init__(self, address: StoreAddress, mirrored: Iterable[str] = (), answer_s: float = 60.0) -> None:
@@ -251,7 +251,7 @@ class _Mirror:
 
 
 def _connect(address: StoreAddress, answer_s: float) -> socket.socket:
-    """Return a connection to the store at *address*, whose server has said `HELLO`; tried again: a link may flap."""
+    """Return a connection to the store at *address*, whose server knows the token; tried again: a link may flap."""
     deadline = time.monotonic() + min(answer_s, _CONNECT_S)
     while True:
         try:
@@ -269,14 +269,7 @@ def _connect_once(address: StoreAddress, answer_s: float) -> socket.socket:
         )
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection.sendall(HELLO)
-        hello = b""
-        while len(hello) < len(HELLO) and HELLO.startswith(hello):
-            hello += _received(connection, len(HELLO) - len(hello))
-        if hello != HELLO:
-            raise StoreLostError(
-                f"what answers at {address.endpoint} is no store that this version of elasticflow can use"
-            )
+        greet(connection, address.token, address.endpoint)
         on_error.pop_all()
         return connection
 

@@ -66,6 +66,8 @@ FIELDS: dict[str, Field] = {
     "present": Field("whole", "nodes that are ready"),
     "least": Field("whole", "nodes that the job needs"),
     "device": Field("text or facts", "what is computed on"),
+    "connections": Field("whole", "how many, since this was told last"),
+    "address": Field("text", "where the last one came from", "client.address", "client.address"),
     "command": Field("text", "a process's command line, cut short", "process.command_line", "process.command_line"),
     "endpoint": Field("text?", "where other machines reach the launch", "server.address", "server.address"),
     "torch": Field("text", "torch's version"),

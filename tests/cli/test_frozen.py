@@ -115,7 +115,7 @@ PROMISED_OF_RUNS = {
     "prune": {"[JOB]", "--keep", "--older-than", "--status", "--dry-run", "--pinned", "--yes"},
 }
 PROMISED_OF_RENDER = {"kubernetes": {"JOB", "-o", "--form", "--run-id", "--case", "--set"}}
-PROMISED_OF_RENDEZVOUS = {"serve": {"--host", "--port"}}
+PROMISED_OF_RENDEZVOUS = {"serve": {"--host", "--port", "--token-file"}}
 
 
 def _command(within: click.Group, name: str) -> click.Command:

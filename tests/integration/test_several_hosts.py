@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.integration
 
 PORT = 29400
+TOKEN = "a-token-of-these-tests"
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def hosts() -> Iterator[Hosts]:
 def test_host_is_refused_with_another_job_then_joins_is_cut_off_and_comes_back(
     projects: Callable[[str], Project], hosts: Hosts, tmp_path: Path
 ) -> None:
-    """One host begins; another, with another job, is refused with what differs, and the run does not notice.
+    """One host begins; others, with no token, a wrong one, or another job, are refused, and the run does not notice.
 
     With the same job it joins; its link is cut and mended: no step is lost or repeated in the metrics.
     """
@@ -60,16 +61,20 @@ def test_host_is_refused_with_another_job_then_joins_is_cut_off_and_comes_back(
         "snapshots.keep.last=3",
         f"snapshots.uri={tmp_path / 'shared'}",
     )
-    running = head.run("jobs/counting.toml", "hosts", *sets, job="counting")
+    running = head.run("jobs/counting.toml", "hosts", *sets, job="counting", ELASTICFLOW_TOKEN=TOKEN)
     options = [f"--set={text}" for text in sets]
     join = ("run", "jobs/counting.toml", f"--join={address}", *options)
     running.wait_for_step(1)
-    refused = other.start(*join, "--set=job.seed=7", run_id="hosts")
+    for wrong, says in (({}, "this machine has none"), ({"ELASTICFLOW_TOKEN": "x" * 32}, "another token")):
+        stranger = other.start(*join, run_id="hosts", **wrong)
+        assert 2 == stranger.end(), stranger.told()
+        assert says in stranger.output.read_text()
+    refused = other.start(*join, "--set=job.seed=7", run_id="hosts", ELASTICFLOW_TOKEN=TOKEN)
     assert 2 == refused.end(), refused.told()
     assert f"job.seed is {SEED} there, 7 here" in refused.output.read_text()
     assert [] == named(running.events(), events.NODE_LOST)
     assert 1 == len(named(running.events(), events.GENERATION_STARTED))
-    joined = other.start(*join, run_id="hosts", job="counting")
+    joined = other.start(*join, run_id="hosts", job="counting", ELASTICFLOW_TOKEN=TOKEN)
     both = running.wait_for_group(2, 0)
     hosts.link("down")
     alone = running.wait_for_group(1, both)
@@ -85,5 +90,8 @@ def test_host_is_refused_with_another_job_then_joins_is_cut_off_and_comes_back(
     assert {"resized", "node_lost", "preempted"} <= {
         formed["reason"] for formed in named(happened, events.GENERATION_STARTED)
     }
+    assert [hosts.addresses[1]] == [event["address"] for event in named(happened, events.CONNECTION_REFUSED)]
+    written = [path for project in (head, other) for path in project.root.rglob("*") if path.is_file()]
+    assert not [path for path in written if TOKEN.encode() in path.read_bytes()]
     steps = steps_of(running.run)
     assert list(range(1, len(steps) + 1)) == steps

@@ -29,7 +29,12 @@ def command() -> None:
     show_default=True,
     help="Port to listen on; 0: a free one.",
 )
-def serve(host: str, port: int) -> int:
+@click.option(
+    "--token-file",
+    metavar="PATH",
+    help="File with the token that machines have to know; $ELASTICFLOW_TOKEN goes before it.",
+)
+def serve(host: str, port: int, token_file: str | None) -> int:
     """Serve a store in which the machines of runs meet, until Ctrl-C or SIGTERM.
 
     It trains nothing and may run on any machine, such as a login node. Jobs name it and say that it is there:
@@ -48,8 +53,13 @@ def serve(host: str, port: int) -> int:
     Any of the machines that train may be lost then, also the one that began: a machine that has joined leads the run
     on, from its newest snapshot. If the store is lost, the run ends with 75, and `elasticflow resume` goes on with it
     at the same endpoint once a store is served there again. Several runs may use one store, one of each job at a time.
-    It has no password: keep its port inside your network.
+    With a token, nobody speaks to it who does not have the same one: see `elasticflow guide machines`. Without one it
+    serves all who reach its port.
     """
-    from elasticflow.launcher.rendezvous.serve_command import serve_until_asked
+    from pathlib import Path
 
-    return serve_until_asked(host, port, lambda text: click.echo(text, err=True))
+    from elasticflow.launcher.rendezvous.serve_command import serve_until_asked
+    from elasticflow.launcher.rendezvous.token import given_token
+
+    token = given_token(token_file, Path.cwd())
+    return serve_until_asked(host, port, token, lambda text: click.echo(text, err=True))

@@ -89,6 +89,7 @@ class LaunchPlan(Fact):
         reasons: Why each variable is set, by name.
         env: Variables that the job sets for its workers; a plan of one that sets none does not say so.
         env_secrets: Those of them whose values no record holds.
+        token_file: Where the token lies that the machines of the run share; a plan without one does not say so.
         start_method: fork (from a warm server) or spawn.
         seed: Of every random state; 0 in the record of a launch before it was written down.
         worlds: Batch split at the smallest, largest and some world sizes between.
@@ -122,13 +123,14 @@ class LaunchPlan(Fact):
     compiles: bool = False
     env: dict[str, str] = Field(default={})
     env_secrets: tuple[str, ...] = ()
+    token_file: str | None = None
 
     @model_serializer(mode="wrap")
     def _to_plan_json(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         content: dict[str, Any] = serialize(self)
         if not self.compiles:
             del content["compiles"]
-        for key in ("env", "env_secrets"):
+        for key in ("env", "env_secrets", "token_file"):
             if not content[key]:
                 del content[key]
         return content
@@ -192,6 +194,7 @@ def plan_job(
         compiles=job.train.compile,
         env={} if job.env is None else job.env.values(),
         env_secrets=() if job.env is None else tuple(sorted(job.env.secrets())),
+        token_file=job.nodes.token_file,
     )
 
 

@@ -138,6 +138,12 @@ class NodesTable(Table):
         default=None,
         description="Network interface the workers talk over; may hold ${env:NAME}.",
     )
+    token_file: Annotated[str | None, MayRefer("/etc/elasticflow/token")] = Field(
+        default=None,
+        min_length=1,
+        examples=["~/elasticflow-token"],
+        description="File with the token that the run's machines share, on each; ELASTICFLOW_TOKEN goes before it.",
+    )
 
     @model_validator(mode="after")
     def _min_is_at_most_max(self) -> NodesTable:

@@ -26,7 +26,6 @@ from elasticflow.launcher.rendezvous.store_keys import is_requested, join_store
 from elasticflow.launcher.rendezvous.supervisor_channel import Orders, Outbox
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.messages import Activity, NodeReady
-from elasticflow.protocol.store_address import StoreAddress
 from elasticflow.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ class Agent:
             self._outbox, config.node, self._folder, writer, heartbeats, compiles=config.compiles
         )
         self._orphans = Orphans(self._adopted, self._reporter.left_behind)
-        self._store_address = StoreAddress.parse(config.rendezvous)
+        self._store_address = config.store_address
         self._interface = network.variables(self._store_address.host, self._store_address.port)
         self._standbys = StandbyKeeper(
             config.warm,
@@ -281,7 +280,7 @@ def build_agent(
         TorchrunRefusedError: torchrun refuses these arguments.
         HelperLostError: the fork server has ended.
     """
-    store = join_store(StoreAddress.parse(config.rendezvous))
+    store = join_store(config.store_address)
     outbox = Outbox(store)
 
     def tell(module: str) -> None:

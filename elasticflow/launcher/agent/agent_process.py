@@ -12,7 +12,9 @@ from elasticflow.launcher.agent.waiting_agent import waiting_agent
 from elasticflow.launcher.fork_server.early_variables import is_read_early
 from elasticflow.launcher.fork_server.helpers import HELPER_KILLED, STORE_LOST
 from elasticflow.protocol import worker_environment
+from elasticflow.protocol.handshake import TOKEN
 from elasticflow.protocol.json_codec import to_json
+from elasticflow.protocol.store_address import StoreAddress
 from elasticflow.protocol.warm_restarts import Warm  # noqa: TC001  # the codec reads the fields' types
 from elasticflow.snapshots.format.writer_config import WriterStart  # noqa: TC001  # the codec reads the fields' types
 from elasticflow.system.processes import is_killed_from_outside, signal_or_code
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.launcher.agent.waiting_agent import WaitingAgent
-    from elasticflow.protocol.store_address import StoreAddress
     from elasticflow.run_folder import RunFolder
 
 # Bytes: enough for a traceback.
@@ -71,6 +72,11 @@ class AgentConfig:
     warm: Warm = "auto"
     compiles: bool = False
     imports_anew: bool = False
+
+    @property
+    def store_address(self) -> StoreAddress:
+        """Where the launch's keys are, with the token of its environment."""
+        return StoreAddress.parse(self.rendezvous, self.environment.get(TOKEN, ""))
 
 
 @dataclass(frozen=True)
@@ -190,6 +196,8 @@ def build_agent_process(
     marks = {worker_environment.RUN_ID: folder.run_id, worker_environment.RUN_FOLDER: str(folder.path)}
     if plan.env_secrets:
         marks[SECRET_NAMES] = ",".join(plan.env_secrets)
+    if address.token:
+        marks[TOKEN] = address.token
     config = AgentConfig(
         launch_folder=str(launch_folder),
         run_folder=str(folder.path),

@@ -106,6 +106,7 @@ def _set_up(
 
 def _end_of(serve: Callable[[], None]) -> int:
     """Call *serve* and return this process' exit code; the last line of its log says why."""
+    from elasticflow.errors import TokenRefusedError
     from elasticflow.launcher.fork_server.helpers import STORE_LOST, HelperLostError
     from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunRefusedError
     from elasticflow.protocol.store_address import StoreLostError
@@ -118,7 +119,7 @@ def _end_of(serve: Callable[[], None]) -> int:
     except TorchrunRefusedError as refused:
         sys.stderr.write(f"{refused}\n")
         return 1
-    except StoreLostError as lost:  # seen before the heartbeat saw it
+    except (StoreLostError, TokenRefusedError) as lost:  # seen before the heartbeat saw it
         sys.stderr.write(f"{lost}\n")
         return STORE_LOST
     return 0

@@ -11,7 +11,6 @@ from elasticflow.launcher.fork_server.helpers import STORE_LOST
 from elasticflow.launcher.rendezvous.liveness import Beat
 from elasticflow.launcher.rendezvous.store_keys import beat_key, is_released, join_store
 from elasticflow.protocol.messages import NodeLeaving
-from elasticflow.protocol.store_address import StoreAddress
 
 if TYPE_CHECKING:
     from elasticflow.launcher.agent.agent_process import AgentConfig
@@ -32,7 +31,7 @@ class NodeHeartbeat:
         self._node, self._outbox = config.node, outbox
         self._is_leave_requested = self._has_asked = False
         self._is_released = False
-        address = StoreAddress.parse(config.rendezvous)
+        address = config.store_address
         self._beat = Beat(
             lambda: join_store(address),
             beat_key(outbox.number),

@@ -16,7 +16,7 @@ import os
 import socket
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from elasticflow.errors import INTERRUPTED, LedElsewhereError, RendezvousError
@@ -24,10 +24,12 @@ from elasticflow.launcher.rendezvous.liveness import Beat, SupervisorWatch
 from elasticflow.launcher.rendezvous.network import listen
 from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, SUPERVISOR_BEAT, TOLD, join_store
 from elasticflow.launcher.rendezvous.store_server import StoreServer
+from elasticflow.launcher.rendezvous.token import new_token
 from elasticflow.protocol.store_address import StoreAddress, StoreLostError, is_here
 
 if TYPE_CHECKING:
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
+    from elasticflow.launcher.rendezvous.refusals import Refused
     from elasticflow.protocol.control_store import ControlStore
 
 _NEWEST = "newest"
@@ -63,6 +65,10 @@ class LaunchStore:
         self.server.store(self.address.prefix.rpartition("/")[0]).set(_NEWEST, "1")
         return self.server.store(self.address.prefix)
 
+    def refused(self) -> Refused | None:
+        """Return what is to be told of connections that this process has refused; None if nothing is."""
+        return None if self.server is None else self.server.refusals.take()
+
     def close(self) -> None:
         """Give no sign of life any more, and free the port: another launch of this process may need it."""
         if self._beat is not None:
@@ -76,27 +82,36 @@ class LaunchStore:
             self._beat.outlive_store()
 
 
-def open_store(plan: LaunchPlan) -> LaunchStore:
+def open_store(plan: LaunchPlan, token: str = "") -> LaunchStore:
     """Return the control store of a launch of *plan*, which this process leads from now on.
 
+    Args:
+        plan: The launch's.
+        token: What all machines of the run know; empty: there is none, and a launch that no other machine may join
+            makes one of its own.
+
     Raises:
+        TokenRefusedError: the store has another token.
         PortTakenError: the endpoint's port is in use.
         RendezvousError: nobody serves the store that the job names.
         LedElsewhereError: another process leads a run of the job there.
     """
+    if not plan.is_store_outside and plan.nodes_max == 1:
+        token = token or new_token()
     if plan.endpoint is None:
         listener = listen("127.0.0.1", 0)
-        address = store_address_of(plan, *listener.getsockname()[:2]).under("1")
+        host, port = listener.getsockname()[:2]
+        address = store_address_of(plan, host, port, token).under("1")
         # Nodes that are simulated on this machine may be joined by others on it.
         endpoint = None if plan.nodes_max == 1 else address.endpoint
-        return LaunchStore(address, endpoint, StoreServer(listener))
+        return LaunchStore(address, endpoint, StoreServer(listener, token))
     host, _, number = plan.endpoint.rpartition(":")
-    address = store_address_of(plan, host, int(number))
+    address = store_address_of(plan, host, int(number), token)
     if not plan.is_store_outside:
         listener = listen("", address.port)
         if not is_here(host):
-            address = store_address_of(plan, "127.0.0.1", address.port)
-        server = StoreServer(listener)
+            address = replace(address, host="127.0.0.1")
+        server = StoreServer(listener, token)
         return LaunchStore(address.under("1"), None if plan.nodes_max == 1 else plan.endpoint, server)
     try:
         launch_address = address.under(str(_lead(connect(address), address)))
@@ -124,10 +139,10 @@ def _start_beat(address: StoreAddress) -> Beat:
     return beat
 
 
-def store_address_of(plan: LaunchPlan, host: str, port: int) -> StoreAddress:
-    """Return the address of the job's keys in the store at *host*:*port*."""
+def store_address_of(plan: LaunchPlan, host: str, port: int, token: str = "") -> StoreAddress:
+    """Return the address of the job's keys in the store at *host*:*port*, which asks for *token*."""
     backend = "etcd-v2" if plan.rdzv_backend == "etcd-v2" else "c10d"
-    address = StoreAddress(host, port, backend=backend, options=plan.rdzv_options)
+    address = StoreAddress(host, port, backend=backend, options=plan.rdzv_options, token=token)
     return address.under(plan.job_name)
 
 

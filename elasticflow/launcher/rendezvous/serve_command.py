@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from elasticflow.errors import ANSWER_IS_NO, FINISHED, PortTakenError
 from elasticflow.launcher.rendezvous.network import listen
 from elasticflow.launcher.rendezvous.store_server import StoreServer
+from elasticflow.launcher.rendezvous.token import is_loopback, open_to_all
 from elasticflow.system.processes import leave_signals
 
 if TYPE_CHECKING:
@@ -19,12 +20,15 @@ if TYPE_CHECKING:
 _LOOK_S = 1.0
 
 
-def serve_until_asked(host: str, port: int, say: Callable[[str], None]) -> int:
+def serve_until_asked(host: str, port: int, token: str, say: Callable[[str], None]) -> int:
     """Serve a store on *host*:*port* until a signal asks to end; return the exit code. Main thread only.
+
+    Connections that are refused are told of once a minute at most.
 
     Args:
         host: Address to listen on; empty: all.
         port: 0 takes a free one.
+        token: What clients have to know; empty: nothing.
         say: Called with what a person should know.
 
     Raises:
@@ -41,11 +45,15 @@ def serve_until_asked(host: str, port: int, say: Callable[[str], None]) -> int:
             "end the process that uses the port, or choose another one with --port",
         ) from error
     port = listener.getsockname()[1]
-    server = StoreServer(listener)
+    server = StoreServer(listener, token)
+    if not token and not is_loopback(host):
+        say(f"warning: {open_to_all(f'port {port} of this machine')}")
     say(f"serving a rendezvous at {host or socket.gethostname()}:{port}; Ctrl-C ends it")
     asked = None
     while asked is None and server.is_serving:
         asked = signal.sigtimedwait(signals, _LOOK_S)
+        if (refused := server.refusals.take()) is not None:
+            say(str(refused))
     server.close()
     if asked is None:
         say("the store is gone: the thread that served it has ended")

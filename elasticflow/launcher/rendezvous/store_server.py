@@ -7,26 +7,34 @@ import resource
 import selectors
 import socket
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from elasticflow.launcher.rendezvous.refusals import Refusals
+from elasticflow.protocol.handshake import ServerSide, StrangerError
 from elasticflow.protocol.store_address import StoreLostError
-from elasticflow.protocol.tcp_store import HELLO, Answer, Frames, Request, frame
+from elasticflow.protocol.tcp_store import Answer, Frames, Request, frame
 
 _MOST_AT_ONCE = 1 << 16
 # Bytes that wait for a client that does not read; beyond that it is let go.
 _MOST_WAITING = 1 << 28
+# Connections whose handshake is under way, and the seconds that each has for it: strangers hold no more than that.
+_MOST_GREETING = 1024
+_GREETING_S = 10.0
 _DESCRIPTORS = 1 << 16
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Client:
     """A connection, and what is under way on it."""
 
     connection: socket.socket
+    address: str
+    handshake: ServerSide
     frames: Frames = field(default_factory=Frames)
-    hello: bytes = b""
+    began: float = field(default_factory=time.monotonic)
     unsent: bytearray = field(default_factory=bytearray)
     waits_for: str | None = None
     watches: str | None = None
@@ -36,9 +44,20 @@ class StoreServer:
     """Serves keys on *listener* as long as this process lives, or until `close`.
 
     All methods but `close` raise StoreLostError once the server has ended.
+
+    Args:
+        listener: A listening socket.
+        token: What clients have to know; empty: nothing.
+
+    Attributes:
+        refusals: Connections that were refused.
     """
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, token: str = "") -> None:
+        self._token = token
+        self.refusals = Refusals()
+        # In the order in which they came.
+        self._greeting: dict[_Client, None] = {}
         self._values: dict[str, bytes] = {}
         self._changed = threading.Condition()
         self._clients: list[_Client] = []
@@ -128,7 +147,7 @@ class StoreServer:
     def _serve(self) -> None:
         try:
             while not self._is_over:
-                for key, happened in self._selector.select():
+                for key, happened in self._selector.select(self._until_next_is_late()):
                     if key.fileobj is self._listener:
                         self._accept()
                     elif key.fileobj is self._wake_read:
@@ -136,6 +155,7 @@ class StoreServer:
                             self._wake_read.recv(_MOST_AT_ONCE)
                     else:
                         self._hear(key.data, happened)
+                self._drop_late()
                 self._tell_changes()
         finally:  # also when memory is short: clients that wait must see that no answer will come
             with self._changed:
@@ -149,7 +169,7 @@ class StoreServer:
 
     def _accept(self) -> None:
         try:
-            connection, _ = self._listener.accept()
+            connection, address = self._listener.accept()
         except OSError as error:
             # No more until a client goes: the listener would be ready all the time. After other errors the client is gone.
             if error.errno in _NO_DESCRIPTORS:
@@ -160,8 +180,11 @@ class StoreServer:
         with suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        client = _Client(connection)
+        client = _Client(connection, str(address[0]), ServerSide(self._token))
+        if len(self._greeting) >= _MOST_GREETING:
+            self._refuse(next(iter(self._greeting)), "too many came at a time")
         self._clients.append(client)
+        self._greeting[client] = None
         self._selector.register(connection, selectors.EVENT_READ, client)
 
     def _hear(self, client: _Client, happened: int) -> None:
@@ -173,24 +196,39 @@ class StoreServer:
                 if not data:
                     self._drop(client)
                     return
-                for kind, parts in client.frames.take(self._after_hello(client, data)):
+                for kind, parts in client.frames.take(self._after_greeting(client, data)):
                     self._answer(client, Request(kind), parts)
         except BlockingIOError:
             return
+        except StrangerError as stranger:
+            with suppress(OSError):
+                self._send(client, stranger.answer)
+            self._refuse(client, str(stranger))
         except (OSError, ValueError, IndexError):  # gone, or no client of ours
             self._drop(client)
 
-    def _after_hello(self, client: _Client, data: bytes) -> bytes:
-        """Return what of *data* follows the client's `HELLO`, and answer that."""
-        missing = len(HELLO) - len(client.hello)
-        if missing == 0:
+    def _after_greeting(self, client: _Client, data: bytes) -> bytes:
+        """Return what of *data* follows the client's handshake, and answer that."""
+        if client.handshake.is_done:
             return data
-        client.hello += data[:missing]
-        if not HELLO.startswith(client.hello):
-            raise ValueError("something else than a client")
-        if client.hello == HELLO:
-            self._send(client, HELLO)
-        return data[missing:]
+        answer, rest = client.handshake.take(data)
+        if client.handshake.is_done:
+            del self._greeting[client]
+        self._send(client, answer)
+        return rest
+
+    def _until_next_is_late(self) -> float | None:
+        """Return the seconds until the time of the handshake that began first is over; None if none is under way."""
+        client = next(iter(self._greeting), None)
+        return None if client is None else max(0.0, client.began + _GREETING_S - time.monotonic())
+
+    def _drop_late(self) -> None:
+        while self._until_next_is_late() == 0:
+            self._refuse(next(iter(self._greeting)), f"it did not say who it is within {_GREETING_S:g} s")
+
+    def _refuse(self, client: _Client, why: str) -> None:
+        self.refusals.note(client.address, why)
+        self._drop(client)
 
     def _answer(self, client: _Client, request: Request, parts: list[bytes]) -> None:
         path = parts[0].decode()
@@ -264,6 +302,7 @@ class StoreServer:
     def _drop(self, client: _Client) -> None:
         if client in self._clients:
             self._clients.remove(client)
+            self._greeting.pop(client, None)
             self._selector.unregister(client.connection)
             client.connection.close()
             if not self._accepts and not self._is_over:

@@ -44,6 +44,7 @@ from elasticflow.launcher.supervisor.leave_requests import LeaveRequests
 from elasticflow.launcher.supervisor.lifecycle import UNTRAINED_S, Lifecycle, RunSoFar
 from elasticflow.launcher.supervisor.local_agents import LocalAgents
 from elasticflow.launcher.supervisor.nodes import Nodes
+from elasticflow.protocol.handshake import TOKEN
 from elasticflow.protocol.messages import (
     Activity,
     CompilerCacheFailed,
@@ -97,7 +98,8 @@ class Supervisor:
         self._launch = launch
         self._display = DisplayThread(show, tick)
         plan = launch.plan
-        self._mask = mask_of({**os.environ, **plan.env}, plan.env_secrets)
+        token = {TOKEN: launch.store.address.token}
+        self._mask = mask_of({**os.environ, **plan.env, **token}, plan.env_secrets)
         self._journal = Journal(launch.folder, launch.number, self._display, self._mask)
         self._metrics = Metrics(launch.folder)
         self._environment = EnvironmentRecord(launch.folder.launch(launch.number))
@@ -227,6 +229,8 @@ class Supervisor:
         self._look_at_signals(tell)
         self._agents.turn(self._lifecycle, tell)
         self._follower.turn(time.monotonic())
+        if (refused := self._launch.store.refused()) is not None:
+            self._journal.event(events.CONNECTION_REFUSED, **asdict(refused))
         for node in channel.silent_nodes():
             # An agent of this machine that hangs or was stopped: its end is seen at the next turn.
             if not self._agents.kill(node):

@@ -352,6 +352,13 @@ def _record_damaged(record: Record) -> Line:
     return Line("warning", "notice", "damaged", f"{record.get('path')} {record.get('reason')}")
 
 
+def _connection_refused(record: Record) -> Line:
+    count = int_of(record, "connections")
+    knocked = "a connection" if count == 1 else f"{count} connections, the last"
+    text = f"{knocked} from {record.get('address')}: {record.get('reason')}"
+    return Line("warning", "notice", "refused", text)
+
+
 def _node_left(record: Record) -> Line:
     return Line("note", "plain", "node left", f"{record.get('node')} asked to leave and was let go")
 
@@ -423,6 +430,7 @@ CONTEXT_FREE: dict[str, Callable[[Record], Line]] = {
     events.KIND_CHANGED: _kind_changed,
     events.REPLICAS_NOT_COMPARED: _replicas_not_compared,
     events.RECORD_DAMAGED: _record_damaged,
+    events.CONNECTION_REFUSED: _connection_refused,
     events.SINK_FAILED: _sink_failed,
     events.SINK_RECOVERED: _sink_recovered,
     events.SINK_UNSENT: _sink_unsent,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from elasticflow.protocol import worker_environment
+from elasticflow.protocol.handshake import TOKEN
 from elasticflow.protocol.store_address import StoreAddress
 from elasticflow.run_folder import RunFolder
 
@@ -83,5 +84,5 @@ class Identity:
 
 def _rendezvous(environ: Mapping[str, str]) -> StoreAddress:
     if url := environ.get(worker_environment.RENDEZVOUS):
-        return StoreAddress.parse(url)
+        return StoreAddress.parse(url, environ.get(TOKEN, ""))
     return StoreAddress(environ.get("MASTER_ADDR", "localhost"), int(environ.get("MASTER_PORT", "0")))

@@ -55,7 +55,7 @@ def watch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> An
         address = StoreAddress("head", 29400)
         if request.param == "agent":
             monkeypatch.setattr(node_heartbeat, "os", SimpleNamespace(_exit=_end))
-            config: Any = SimpleNamespace(node="n0", rendezvous=address.url)
+            config: Any = SimpleNamespace(node="n0", store_address=address)
             beat = NodeHeartbeat(config, cast("Outbox", SimpleNamespace(number=1)))._beat
         else:
             monkeypatch.setattr(leadership, "os", SimpleNamespace(_exit=_end))

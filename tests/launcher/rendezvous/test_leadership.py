@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,6 @@ from elasticflow.launcher.rendezvous.leadership import connect, newest_launch, o
 from elasticflow.launcher.rendezvous.liveness import SupervisorWatch
 from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, join_store
 from elasticflow.launcher.rendezvous.store_server import StoreServer
-from elasticflow.protocol import tcp_store
 from elasticflow.protocol.store_address import StoreAddress, StoreLostError
 from tests.compiler.jobs import make_job
 
@@ -162,13 +162,20 @@ def test_head_is_silent_once_its_number_stands_still(served: StoreAddress) -> No
     assert not mute.look()
 
 
-def test_store_that_speaks_otherwise_is_refused(
-    served: StoreAddress, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One of a later version, whose line is another: said to be no store that this version can use."""
-    monkeypatch.setattr(tcp_store, "HELLO", b"elasticflow keys 2\n")
-    with pytest.raises(errors.RendezvousError, match="no store for the rendezvous at"):
-        connect(served)
+def test_store_that_speaks_otherwise_is_refused() -> None:
+    """One of an earlier version, whose line is another: said to be no store that this version can use."""
+    with socket.create_server(("127.0.0.1", 0)) as earlier:
+
+        def answer() -> None:
+            for _ in range(2):  # the first only looks whether anybody listens
+                connection, _ = earlier.accept()
+                with connection:
+                    connection.recv(1024)
+                    connection.sendall(b"elasticflow keys 1\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(errors.RendezvousError, match="is no store that this version of elasticflow"):
+            connect(StoreAddress("127.0.0.1", earlier.getsockname()[1]))
 
 
 @pytest.mark.parametrize("answers", [True, False], ids=["something-else", "nobody"])
