@@ -16,7 +16,7 @@ _PASSWORD_IN_TEXT = re.compile(r"(?<=://)(?P<user>[^/@:\s\"'<>]*):[^/@\s\"'<>]+@
 _QUERY_IN_TEXT = re.compile(r"(?P<name>(?<=[?&])[^=&#\s\"'<>]+)=(?P<value>[^&#\s\"'<>]*)")
 _SECRET = re.compile(
     r"secret|passw|passphrase|token(?!iz)|credential|connection_string|(^|_)(sas|key)$|(api|access|account)_?key"
-    r"|shared_?access|authorization|cookie|signature|^sig$",
+    r"|shared_?access|authorization|cookie|signature|webhook|^sig$",
     re.IGNORECASE,
 )
 _OPTIONS = "snapshots.options"
@@ -24,6 +24,15 @@ _OPTIONS = "snapshots.options"
 _REFERENCES = re.compile(r"\s*[\"']?(?:\$\{env:[^{}]*\})+[\"']?\s*")
 # Characters; shorter values are parts of too many words.
 _SHORTEST = 4
+# Addresses whose path is the secret: whoever has it may post there. What stands behind the host, or behind /hooks/.
+_WEBHOOK = re.compile(
+    r"(?P<place>https?://(?:hooks\.slack\.com|(?:[a-z]+\.)?discord(?:app)?\.com/api/webhooks|chat\.googleapis\.com"
+    r"|[\w.-]+\.webhook\.office\.com|[\w.-]+\.logic\.azure\.com(?::\d+)?|[\w.-]+\.api\.powerplatform\.com(?::\d+)?"
+    r"|[^\s/\"'<>]+/hooks(?=/[A-Za-z0-9_-]{20,}))/)(?P<secret>[^\s\"'<>]+)",
+    re.IGNORECASE,
+)
+# A part of a path or query that looks drawn by chance.
+_DRAWN = re.compile(r"(?<=[/=])(?=[\w-]*[0-9])(?=[\w-]*[A-Za-z])[\w-]{20,}")
 
 
 def is_secret(key: str) -> bool:
@@ -40,13 +49,26 @@ def is_secret_variable(name: str, value: object) -> bool:
 def mask_url(url: str) -> str:
     """Return *url* with the password in it, if any, and signatures in its query as `***`."""
     url = _PASSWORD.sub(r"\g<user>:***@", url)
-    return _QUERY.sub(lambda m: f"{m['name']}=***" if is_secret(m["name"]) else m[0], url)
+    url = _QUERY.sub(lambda m: f"{m['name']}=***" if is_secret(m["name"]) else m[0], url)
+    return _WEBHOOK.sub(r"\g<place>***", url)
 
 
 def mask_urls_in(text: str) -> str:
     """Return *text* with passwords and signatures of all URLs in it as `***`."""
     text = _PASSWORD_IN_TEXT.sub(r"\g<user>:***@", text)
-    return _QUERY_IN_TEXT.sub(lambda m: f"{m['name']}=***" if is_secret(m["name"]) else m[0], text)
+    text = _QUERY_IN_TEXT.sub(lambda m: f"{m['name']}=***" if is_secret(m["name"]) else m[0], text)
+    return _WEBHOOK.sub(r"\g<place>***", text)
+
+
+def is_secret_address(url: str) -> bool:
+    """Return whether *url* holds a password, a signature or what looks like the secret of a webhook."""
+    return mask_url(url) != url or _DRAWN.search(url) is not None
+
+
+def with_stars(text: str) -> str:
+    """Return *text* with the secrets of webhooks' URLs replaced by as many stars."""
+    text = _WEBHOOK.sub(lambda m: m["place"] + "*" * len(m["secret"]), text)
+    return _DRAWN.sub(lambda m: "*" * len(m[0]), text) if "://" in text else text
 
 
 def mask(text: str, url: str, options: Mapping[str, Any]) -> str:

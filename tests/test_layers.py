@@ -22,7 +22,7 @@ FLOORS = (
     {"compiler", "scaffold"},
     {"launcher", "runtime"},
     {"deep_check", "observe", "sinks", "clusters"},
-    {"doctor", "trials", "report"},
+    {"doctor", "notify", "trials", "report"},
     {"cli"},
     {"__main__"},
 )  # fmt: skip

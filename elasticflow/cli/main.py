@@ -62,7 +62,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "snapshots": CommandEntry(
         "snapshots.group", "List, check, keep, prune and export a run's snapshots.", guide="snapshots"
     ),
-    "sinks": CommandEntry("sinks.group", "Send what a run's sinks have not got.", guide="sinks"),
+    "sinks": CommandEntry(
+        "sinks.group", "Send what a run's sinks have not got; test [notify].", guide="sinks"
+    ),
     "verify-elastic": CommandEntry(
         "prove.verify_elastic", "Train a job briefly at several world sizes, and compare.", guide="exactness"
     ),

@@ -74,7 +74,7 @@ def incidents(folder: RunFolder, history: History | None = None) -> list[Inciden
         status = read_status(folder)
         facts = {"generation": status.generation, "step": status.step, **asdict(ending)}
         stops.append(lost_supervisor(facts, status.updated))
-    return [_incident(stop, folder) for stop in stops]
+    return [incident_of(stop, folder) for stop in stops]
 
 
 def overlap_of(history: History) -> str | None:
@@ -82,7 +82,15 @@ def overlap_of(history: History) -> str | None:
     return None if history.overlap is None else evaluation_overlaps(history.overlap).text
 
 
-def _incident(stop: Stop, folder: RunFolder) -> Incident:
+def headline(incident: Incident) -> str:
+    """Return `rank 1: killed by SIGKILL`: whom it befell, and the root cause in one line."""
+    if incident.rank is not None:
+        return f"rank {incident.rank}: {incident.error}"
+    return incident.error if incident.node is None else f"node {incident.node}: {incident.error}"
+
+
+def incident_of(stop: Stop, folder: RunFolder) -> Incident:
+    """Return what is known of an end of a generation, or of a launch."""
     failure, hang = stop.failure or Failure.of({}), stop.hang or {}
     rank = stop.rank if stop.failure is None else failure.rank
     log = hang.get("stacks")

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticflow.sinks.reader import Reader
 from elasticflow.sinks.record import SinkRecord, read_record, write_record
-from elasticflow.sinks.sink import takes_events
+from elasticflow.sinks.sink import SinkError, takes_events
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from elasticflow.events import EventRecord
     from elasticflow.run_folder import RunFolder
     from elasticflow.sinks.reader import Position
     from elasticflow.sinks.sink import Options, RunFacts, Sink
@@ -40,9 +41,11 @@ class Delivery:
         run: The run.
         folder: The run's folder.
         report: Called once when deliveries begin to fail, and once when they work again.
+        is_wanted: What it is given of events, where it is given no points and counts messages; None: all there is.
 
     Attributes:
         is_done: Set once `finish` was called and all is delivered.
+        unit: What `unsent` counts, in words.
         error: Why nothing gets through now; None while all is well.
         busy_since: Monotonic time at which the call that goes on now began; None between calls.
     """
@@ -55,8 +58,11 @@ class Delivery:
         run: RunFacts,
         folder: RunFolder,
         report: Report,
+        is_wanted: Callable[[EventRecord], bool] | None = None,
     ) -> None:
         self.name = name
+        self.unit = "point" if is_wanted is None else "message"
+        self._is_wanted = is_wanted
         self._make, self._options, self._run, self._folder = make, options, run, folder
         self._report = report
         self._reader = Reader(folder)
@@ -77,11 +83,13 @@ class Delivery:
         self._ending.set()
 
     def unsent(self) -> int:
-        """Return how many points and events are not delivered.
+        """Return how many points and events, or messages, are not delivered.
 
         Raises:
             OSError: a file of the run cannot be read.
         """
+        if self._is_wanted is not None:
+            return self._reader.count_events(self._record.position, self._is_wanted)
         return self._reader.count(self._record.position, with_events=self._takes_events)
 
     @property
@@ -105,8 +113,10 @@ class Delivery:
                 self.busy_since = None
                 self._tell_failure(error)
                 pause = _FIRST_PAUSE_S if self._record.position != position else pause
-                if self._ending.wait(pause):
-                    time.sleep(_PAUSE_AT_END_S)
+                asked_s = error.pause_s if isinstance(error, SinkError) else 0.0
+                not_before = time.monotonic() + asked_s
+                if self._ending.wait(max(pause, asked_s)):
+                    time.sleep(max(_PAUSE_AT_END_S, not_before - time.monotonic()))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _deliver(self) -> None:
@@ -135,17 +145,21 @@ class Delivery:
     def _deliver_batch(self, sink: Sink) -> bool:
         """Deliver what is written and record that; return whether there was anything."""
         position = self._record.position
-        batch = self._reader.after(position)
-        if batch.end != position:
-            self._call_begins()
-            if batch.points:
-                sink.points(batch.points)
-            self._delivered(sink, batch.end)
+        if self._is_wanted is None:
+            batch = self._reader.after(position)
+            if batch.end != position:
+                self._call_begins()
+                if batch.points:
+                    sink.points(batch.points)
+                self._delivered(sink, batch.end)
         if takes_events(sink):
             told = self._reader.events_after(self._record.position, sink.events_at_once)
             if told.end != self._record.position:
                 self._call_begins()
-                sink.events(told.events)
+                if wanted := [
+                    each for each in told.events if self._is_wanted is None or self._is_wanted(each)
+                ]:
+                    sink.events(wanted)
                 self._delivered(sink, told.end)
         return self._record.position != position
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _LONGEST = 500
 # Of the job: where it is kept and sent says nothing of how it is trained.
-_LEFT_OUT = frozenset({"env", "torchrun", "logging"})
+_LEFT_OUT = frozenset({"env", "torchrun", "logging", "notify"})
 
 
 def read_facts(folder: RunFolder) -> tuple[Job, RunFacts]:

@@ -60,20 +60,35 @@ def main() -> None:
 
 
 def deliveries_of(folder: RunFolder, report: Report) -> list[Delivery]:
-    """Return the deliveries of all sinks of the run's newest launch.
+    """Return the deliveries of all sinks of the run's newest launch, and of its [notify].
 
     Raises:
         RecordError: nothing tells what the run was launched with.
     """
     from elasticflow.sinks.delivery import Delivery
     from elasticflow.sinks.facts import read_facts
-    from elasticflow.sinks.registry import add_to_path, make_sink
+    from elasticflow.sinks.registry import add_to_path, is_message, make_notifier, make_sink
 
     job, run = read_facts(folder)
     add_to_path(job, run.project_root)
-    return [
+    sinks = [
         Delivery(name, partial(make_sink, job.logging, name, options), options, run, folder, report)
         for name, options in job.logging.chosen_sinks().items()
+    ]
+    ways = {} if job.notify is None else job.notify.ways()
+    budget = job.restarts.budget
+    # Who was told is not told again by other means: how far that has got does not depend on the options.
+    return sinks + [
+        Delivery(
+            name,
+            partial(make_notifier, options),
+            {},
+            run,
+            folder,
+            report,
+            partial(is_message, folder=folder, options=options, budget=budget),
+        )
+        for name, options in ways.items()
     ]
 
 
@@ -104,7 +119,8 @@ def tell_unsent(deliveries: Sequence[Delivery], report: Report) -> None:
     for delivery in deliveries:
         if not delivery.is_done.is_set():
             count = delivery.unsent()
-            report("sink.unsent", sink=delivery.name, points=count, error=delivery.why())
+            if count or delivery.unit == "point":
+                report("sink.unsent", sink=delivery.name, points=count, error=delivery.why())
 
 
 class _Watch:

@@ -15,7 +15,7 @@ from elasticflow.sinks.ordered_lines import Bookmark, OrderedLines
 from elasticflow.sinks.sink import Point
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from elasticflow.events import EventRecord
@@ -141,6 +141,18 @@ class Reader:
             position = batch.end
         while with_events and (batch := self.events_after(position, _AT_ONCE)).end != position:
             total += len(batch.events)
+            position = batch.end
+        return total
+
+    def count_events(self, position: Position, is_counted: Callable[[EventRecord], bool]) -> int:
+        """Return how many events of a kind stand behind *position*.
+
+        Raises:
+            OSError: the file is there and cannot be read.
+        """
+        total = 0
+        while (batch := self.events_after(position, _AT_ONCE)).end != position:
+            total += sum(map(is_counted, batch.events))
             position = batch.end
         return total
 

@@ -13,8 +13,10 @@ from elasticflow.sinks.sink import Sink
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from elasticflow.events import EventRecord
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.jobfile.tables.observing.logging import LoggingTable
+    from elasticflow.run_folder import RunFolder
     from elasticflow.sinks.sink import Options
 
 
@@ -41,6 +43,10 @@ KINDS: dict[str, SinkKind] = {
     "kubeflow": SinkKind("elasticflow.sinks.kubeflow:Kubeflow"),
     "prometheus": SinkKind("elasticflow.sinks.prometheus:Prometheus"),
 }
+
+
+NOTIFIER = "elasticflow.notify.notifier"
+"""The module of the sink of [notify]."""
 
 
 def missing_of(name: str) -> str | None:
@@ -71,14 +77,19 @@ def check_installed(logging: LoggingTable) -> None:
         )
 
 
+def has_sinks(job: Job) -> bool:
+    """Return whether anything of the job's run goes elsewhere: to sinks, or to whom [notify] names."""
+    return bool(job.logging.chosen_sinks()) or job.notify is not None
+
+
 def serving_command(job: Job) -> tuple[str, ...]:
-    """Return the command that serves the job's sinks while a supervisor runs; empty if it has none.
+    """Return the command that serves the job's sinks, and [notify], while a supervisor runs; empty if it has none.
 
     Raises:
         SinkMissingError: what a sink needs is not installed.
     """
     check_installed(job.logging)
-    if not job.logging.chosen_sinks():
+    if not has_sinks(job):
         return ()
     return (sys.executable, "-m", "elasticflow.sinks.main")
 
@@ -99,6 +110,17 @@ def make_sink(logging: LoggingTable, name: str, options: Options) -> Sink:
     if not isinstance(sink, Sink):
         raise TypeError(f"{entry} makes a {type(sink).__name__}, which is no elasticflow.sinks.sink.Sink")
     return sink
+
+
+def make_notifier(options: Options) -> Sink:
+    """Return the sink that tells somebody of the run's moments, which is not open yet."""
+    # The room is above this one: it reads runs as a person does.
+    return import_module(NOTIFIER).Notifier(options)  # type: ignore[no-any-return]
+
+
+def is_message(record: EventRecord, folder: RunFolder, options: Options, budget: int) -> bool:
+    """Return whether somebody is to be told of an event."""
+    return import_module(NOTIFIER).wanted_of(folder, record, options, budget) is not None
 
 
 def add_to_path(job: Job, project_root: Path) -> None:

@@ -19,7 +19,15 @@ Remembered = dict[str, Any]
 
 
 class SinkError(Exception):
-    """A sink cannot do its part now; the text says why, in one line, for a person."""
+    """A sink cannot do its part now; the text says why, in one line, for a person.
+
+    Attributes:
+        pause_s: It asks not to be tried again for so many seconds.
+    """
+
+    def __init__(self, text: str, pause_s: float = 0.0) -> None:
+        super().__init__(text)
+        self.pause_s = pause_s
 
 
 @dataclass(frozen=True)

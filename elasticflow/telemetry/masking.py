@@ -22,7 +22,9 @@ MASKED = "***"
 # Characters. What is shorter is part of too many words; a variable that only its name makes secret may hold a switch.
 _SHORTEST_DECLARED, _SHORTEST = 4, 8
 # Variables that are called like secrets and hold none: places, switches.
-_NO_SECRETS = re.compile(r"_(FILE|PATH|DIR|URL|URI|HOST|ENDPOINT|NAME|ID)$|^GPG_KEY$", re.IGNORECASE)
+_NO_SECRETS = re.compile(
+    r"_(FILE|PATH|DIR|HOST|ENDPOINT|NAME|ID)$|(?<!WEBHOOK)_UR[LI]$|^GPG_KEY$", re.IGNORECASE
+)
 
 
 class Mask:

@@ -154,9 +154,8 @@ def test_commands_of_snapshots_are_those_promised() -> None:
 
 def test_commands_of_sinks_are_those_promised() -> None:
     """Every command of `elasticflow sinks`, each with exactly these arguments and options."""
-    assert {"send": {"[RUN]", "--timeout"}} == {
-        name: _offered(_command(_group("sinks"), name)) for name in OF_SINKS
-    }
+    promised = {"send": {"[RUN]", "--timeout"}, "test": {"JOB", "--set", "--case", "--dry-run"}}
+    assert promised == {name: _offered(_command(_group("sinks"), name)) for name in OF_SINKS}
 
 
 def test_commands_of_render_are_those_promised() -> None:

@@ -1,5 +1,7 @@
 """A run whose worker and then whose supervisor is killed, resumed: each sink has exactly the points of metrics.jsonl.
 
+Beside them [notify] tells of it, each moment once, at an address that no file and no command line of the run has.
+
 What CI installs is in the first story. The second one has the heavy ones and an MLflow server; it is run by hand where they
 are installed: `pip install mlflow wandb trackio`.
 """
@@ -25,6 +27,7 @@ import pytest
 from tests.end_to_end.harness import named, read_lines
 from tests.otlp_receiver import otlp_receiver
 from tests.servers import free_port
+from tests.webhook_receiver import SECRET, webhook
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -88,6 +91,14 @@ every = "5 steps"
 sinks = {sinks}
 {tables}
 """
+NOTIFY = """
+[notify]
+url = "${env:HOOK}"
+format = "json"
+[restarts]
+budget = 1
+"""
+TELL = "test -e tried || { touch tried; echo no display; exit 3; }; cat > told.json"
 Points = list[tuple[int, float]]
 
 
@@ -106,6 +117,8 @@ def run_story(project: Project, sinks: list[str], tables: str, **environment: st
     first = project.run("sent.toml", "r1", job="sent", **environment)
     first.wait_for("step 16", (project.root / "waits").exists)
     first.wait_for("all that is written to arrive", lambda: has_arrived(first.run, sinks))
+    shown = [" ".join(process.cmdline()) for process in first.tree()]
+    assert not any(part in line for part in SECRET.split("/") for line in shown)
     os.kill(first.process.pid, signal.SIGKILL)
     first.process.wait()
     project.write("killed", "")
@@ -223,9 +236,9 @@ def test_killed_and_resumed_each_sink_has_each_point_once(project: Project) -> N
         pytest.importorskip(module, reason=f"{module} is not installed")
     from prometheus_client.parser import text_string_to_metric_families
 
-    with otlp_receiver() as received:
-        tables = f'[logging.otlp]\nendpoint = "{received.endpoint}"\n'
-        run = run_story(project, ["tensorboard", "prometheus", "otlp"], tables).run
+    with otlp_receiver() as received, webhook(500, 429) as hook:
+        tables = f'[logging.otlp]\nendpoint = "{received.endpoint}"\n{NOTIFY}'
+        run = run_story(project, ["tensorboard", "prometheus", "otlp"], tables, HOOK=hook.url).run
 
     expected = measured(run)
     events = read_lines(run.events)
@@ -247,6 +260,33 @@ def test_killed_and_resumed_each_sink_has_each_point_once(project: Project) -> N
     assert expected[-1][1] == gauges["elasticflow_loss"][0].value
     assert 1 == gauges["elasticflow_restarts"][0].value
     assert ["finished"] == [s.labels["state"] for s in gauges["elasticflow_run_state"] if s.value]
+
+    assert ["budget_low", "first_restart", "finished"] == [body["event"] for body in hook.bodies]
+    assert [0, 0, 0] == [body["restarts_left"] for body in hook.bodies]
+    assert "rank 0: killed by SIGKILL" == hook.bodies[0]["error"]
+    assert 0 == hook.bodies[-1]["exit_code"]
+    assert [("notify.url", "127.0.0.1 answers 500 Internal Server Error: Cannot POST ***")] == [
+        (event["sink"], event["error"]) for event in events if event["event"] == "sink.failed"
+    ]
+    kept = [path.read_bytes() for path in run.path.rglob("*") if path.is_file()]
+    assert not any(part.encode() in data for part in SECRET.split("/") for data in kept)
+
+
+def test_a_run_that_fails_is_told_by_a_command(project: Project) -> None:
+    """[notify] alone has somebody told; a command that fails first is run again before the launch ends."""
+    project.write("sent.py", f"{CODE}\n\ndef fail(context):\n    raise ValueError('no such thing')\n")
+    notify = f"[notify]\ncommand = ['sh', '-c', {json.dumps(TELL)}]\n"
+    job = JOB.format(sinks=[], tables=notify).replace("sent:watch", "sent:fail")
+    project.write("sent.toml", job.replace("on_step", "on_start"))
+    running = project.run("sent.toml", "f1", job="sent")
+    assert running.end() == 1, running.told()
+
+    told = json.loads((project.root / "told.json").read_text())
+    assert ("failed", 1, "elasticflow why f1") == (told["event"], told["exit_code"], told["next"])
+    assert "failed before its first step: rank 0: ValueError: no such thing" in told["text"]
+    (failed,) = named(running.events(), "sink.failed")
+    assert ("notify.command", "sh: exit code 3: no display") == (failed["sink"], failed["error"])
+    assert "sh: no display" in (running.run.path / "logs" / "sinks.log").read_text()
 
 
 @pytest.mark.integration

@@ -11,6 +11,7 @@ from elasticflow import events
 from elasticflow.sinks import delivery as the_delivery
 from elasticflow.sinks.delivery import Delivery
 from elasticflow.sinks.record import record_path
+from elasticflow.sinks.sink import SinkError
 from tests.sinks.runs import Collecting, Remote, Written, event_line, losses, step_line
 
 if TYPE_CHECKING:
@@ -141,3 +142,26 @@ def test_what_is_left_is_counted(tmp_path: Path) -> None:
     assert 2 == delivery_of(written, remote, []).unsent()
     record = json.loads(record_path(written.folder, "mine").read_text())
     assert ("mine", {"count": 1}) == (record["sink"], record["remembered"])
+
+
+def test_who_asks_for_a_pause_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also at the end of a launch, where others are tried twice a second."""
+    written, remote = Written.under(tmp_path), Remote()
+    written.events(event_line(events.RUN_STARTED))
+    slept: list[float] = []
+    monkeypatch.setattr("elasticflow.sinks.delivery.time.sleep", slept.append)
+    failures = [SinkError("too many", 7.0), SinkError("down")]
+
+    def make() -> Collecting:
+        if failures:
+            raise failures.pop(0)
+        return Collecting({"remote": remote})
+
+    told: Told = []
+    delivery = delivery_of(written, remote, told)
+    monkeypatch.setattr(delivery, "_make", make)
+    delivery.run()
+    first, second = slept
+    assert 6.0 < first <= 7.0
+    assert second == 0.0
+    assert "too many" == told[0][1]["error"]

@@ -6,10 +6,12 @@ import pytest
 from pydantic import ValidationError
 
 from elasticflow.errors import SinkMissingError
+from elasticflow.jobfile.tables.job import Job
 from elasticflow.jobfile.tables.observing.logging import SINKS, LoggingTable
+from elasticflow.jobfile.tables.observing.notify import NotifyTable
 from elasticflow.sinks import registry
 from elasticflow.sinks.facts import parameters_of
-from elasticflow.sinks.registry import KINDS, check_installed, make_sink
+from elasticflow.sinks.registry import KINDS, check_installed, make_sink, serving_command
 from tests.sinks.runs import Collecting
 
 
@@ -80,3 +82,11 @@ def test_parameters_hold_no_secrets() -> None:
         "dataset.args.api_token": "***",
         "dataset.args.url": "https://me:***@host/x",
     } == dict(parameters_of(tables))
+
+
+def test_notify_alone_needs_the_process_beside_the_supervisor() -> None:
+    """As a sink does; a job with neither has none."""
+    job = Job.model_construct(logging=logging(), notify=None)
+    assert () == serving_command(job)
+    told = job.model_copy(update={"notify": NotifyTable(command=["true"])})
+    assert "elasticflow.sinks.main" in serving_command(told)

@@ -66,10 +66,15 @@ def test_what_the_environment_calls_a_secret_is_one() -> None:
             "PLAIN": "told-by-job",
             SECRET_NAMES: "PLAIN,ABSENT",
             "PASSWORD_FILE": "/run/secrets/password",
+            "TOKEN_URL": "https://login.example.org",
+            "SLACK_WEBHOOK_URL": "https://example.org/hook",
             "TOKENIZERS_PARALLELISM": "somewhat",
         }
     )
     assert "*** ***" == mask.text("hf_abcdefgh told-by-job")
+    assert "at https://login.example.org ***" == mask.text(
+        "at https://login.example.org https://example.org/hook"
+    )
     assert "/run/secrets/password somewhat" == mask.text("/run/secrets/password somewhat")
 
 
@@ -80,6 +85,10 @@ def test_what_the_environment_calls_a_secret_is_one() -> None:
         ("GET https://h/x?sig=abc&n=1 failed & x=y", "GET https://h/x?sig=***&n=1 failed & x=y"),
         ("two: a://u:p1@h, b://v:p2@h.", "two: a://u:***@h, b://v:***@h."),
         ('{"uri": "s3://k:v@b", "x": "a:b@c"}', '{"uri": "s3://k:***@b", "x": "a:b@c"}'),
+        ("to https://hooks.slack.com/services/T0/B0/x1: 404", "to https://hooks.slack.com/*** 404"),
+        ("'https://discord.com/api/webhooks/1/x-y'", "'https://discord.com/api/webhooks/***'"),
+        ("http://chat/hooks/abcdefghijklmnopqrstuvwxyz of", "http://chat/hooks/*** of"),
+        ("https://docs.example.org/hooks/index.html", "https://docs.example.org/hooks/index.html"),
         ("https://host:8080/a?n=1 mail me@x.org", "https://host:8080/a?n=1 mail me@x.org"),
     ],
 )

@@ -12,7 +12,7 @@ from elasticflow.cli.output import paint, print_json, run_headline, shortest_pat
 from elasticflow.cli.parameters import RUN, format_option
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.history import SUPERVISOR_LOST, History
-from elasticflow.observe.incidents import incidents, overlap_of
+from elasticflow.observe.incidents import headline, incidents, overlap_of
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import read_status
 from elasticflow.observe.terminal.durations import took
@@ -58,11 +58,11 @@ def command(run: str | None, form: str) -> None:
         if earlier:
             click.echo(f"\n{paint('before that', dim=True)}")
         for incident in reversed(earlier):
-            click.echo(f"  {local_time(incident.at)}  {_headline(incident)}: {_outcome(incident)}")
+            click.echo(f"  {local_time(incident.at)}  {headline(incident)}: {_outcome(incident)}")
 
 
 def _print_whole(incident: Incident) -> None:
-    click.echo(f"\n{paint(_headline(incident), 'red', bold=True)}")
+    click.echo(f"\n{paint(headline(incident), 'red', bold=True)}")
     for line in (*user_frames(incident.traceback or ""), *incident.stderr):
         click.echo(f"  {line}")
     rows = [
@@ -78,12 +78,6 @@ def _print_whole(incident: Incident) -> None:
     for name, text in rows:
         if text:
             click.echo(f"  {paint(f'{name:<6}', dim=True)} {text}")
-
-
-def _headline(incident: Incident) -> str:
-    if incident.rank is not None:
-        return f"rank {incident.rank}: {incident.error}"
-    return incident.error if incident.node is None else f"node {incident.node}: {incident.error}"
 
 
 def _where(incident: Incident) -> str | None:

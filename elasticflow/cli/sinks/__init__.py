@@ -1,1 +1,1 @@
-"""`elasticflow sinks`: send."""
+"""`elasticflow sinks`: send, test."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     help="Give up once nothing has got through for so long.",
 )
 def command(*, run: str | None, timeout: str) -> int:
-    """Send what the sinks of RUN (a run folder, run id or job name; default: the newest) have not got.
+    """Send what the sinks and [notify] of RUN (a run folder, run id or job name; default: the newest) have not got.
 
     Each sink goes on where it was, in the same remote run; what it has got is not sent again. A run that is running
     sends by itself.
@@ -51,7 +51,7 @@ def command(*, run: str | None, timeout: str) -> int:
     with locked(folder):
         deliveries = deliveries_of(folder, _report)
         if not deliveries:
-            warn(f"run {folder.run_id} has no sinks: logging.sinks chooses them")
+            warn(f"run {folder.run_id} has no sinks: logging.sinks and [notify] choose them")
             return FINISHED
         before = [delivery.unsent() for delivery in deliveries]
         send(deliveries, patience_s)
@@ -62,8 +62,8 @@ def command(*, run: str | None, timeout: str) -> int:
 
 def _outcome(delivery: Delivery, before: int) -> str:
     if delivery.is_done.is_set():
-        return f"{delivery.name}: {plural(before, 'point')} sent"
-    return f"{delivery.name}: {plural(delivery.unsent(), 'point')} left: {delivery.why()}"
+        return f"{delivery.name}: {plural(before, delivery.unit)} sent"
+    return f"{delivery.name}: {plural(delivery.unsent(), delivery.unit)} left: {delivery.why()}"
 
 
 def _report(event: str, /, **fields: Any) -> None:

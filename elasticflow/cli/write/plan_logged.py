@@ -28,6 +28,9 @@ def logged(job: Job) -> Iterator[tuple[str, str]]:
         yield "logged", "; ".join(parts)
     if job.logging.chosen_sinks():
         yield "sinks", "; ".join(_sinks(job.logging))
+    if job.notify is not None:
+        told = f"{', '.join(job.notify.ways())}, on {', '.join(job.notify.on)}"
+        yield "notify", told.replace("notify.", "")
     if job.hooks is not None and (hooks := job.hooks.named()):
         yield "hooks", "; ".join(f"{name} {_called(hook)}" for name, hook in hooks.items())
 

@@ -91,6 +91,7 @@ _WEIGHTS: dict[str, tuple[Weight, str]] = {
     "snapshots.include": ("corrupting", _OTHER_STATE),
     "snapshots.uri": ("trajectory", "the run starts again unless its snapshots were moved there"),
     "logging": ("harmless", "counts from now on"),
+    "notify": ("harmless", "counts from now on"),
     "torchrun": ("harmless", "counts from now on"),
     "kubernetes": ("harmless", "where the nodes run does not change what is trained"),
 }

@@ -10,6 +10,7 @@ from elasticflow.jobfile.checks.evaluation_data import check_evaluation_data
 from elasticflow.jobfile.checks.exact import check_exact
 from elasticflow.jobfile.checks.failure_costs import check_failure_costs
 from elasticflow.jobfile.checks.measures import check_measures
+from elasticflow.jobfile.checks.observing import check_sink_options
 from elasticflow.jobfile.checks.sampling import check_sampling
 from elasticflow.jobfile.checks.schedules import check_schedule
 from elasticflow.jobfile.checks.stop_when import check_stop_when
@@ -47,6 +48,7 @@ def check_tables(source: Source, tables: ValidTables) -> list[Diagnostic]:
         *check_evaluation_data(source, tables),
         *check_measures(source, tables),
         *check_stop_when(source, tables),
+        *check_sink_options(source, tables),
         *_schedule(source, tables),
         *check_lengths(source, tables),
         *check_failure_costs(source, tables),

@@ -17,6 +17,7 @@ from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
 from elasticflow.jobfile.python_source.annotations import DatasetValue
 from elasticflow.jobfile.tables.evaluation import without_set
 from elasticflow.jobfile.tables.job import Job
+from elasticflow.jobfile.tables.observing.notify import looked_up
 from elasticflow.jobfile.tables.types import MayRefer, SecretVariable, TextWithSecrets
 from elasticflow.jobfile.tables.validate import content_of, model_of
 from elasticflow.jobfile.text.layers import table_at, value_at
@@ -106,6 +107,8 @@ class References:
         if mark is None and any(reference[0] != "$${" for reference in _MARK.finditer(text)):
             self._refuse_here(path)
             return text
+        if mark is not None and mark.is_late:
+            return self._late(text, path)
         is_open, last = False, 0
         spelled: list[str | SecretVariable] = []
         secrets: dict[SecretVariable, str] = {}
@@ -125,6 +128,23 @@ class References:
             remedy = "percent-encode it in the variable: / is %2F, @ is %40, : is %3A"
             self._say(codes.SECRET_RECORDED, message, path, remedy)
         return mark.instead if is_open and mark is not None and mark.instead else result
+
+    def _late(self, text: str, path: KeyPath) -> str:
+        """Check the references of a text whose secrets are looked up when it is used; return it with the others replaced."""
+        secrets: dict[SecretVariable, str] = {}
+        references = [reference for reference in _MARK.finditer(text) if reference[0] != "$${"]
+        pieces = [self._look_up(reference, path, secrets) for reference in references]
+        self.hidden |= {value for value in secrets.values() if len(value) >= _LEAST}
+        facts = self._facts()
+        kept = _MARK.sub(lambda reference: facts.get(reference["inside"] or "", reference[0]), text)
+        if self.environment is not None and None not in pieces:
+            try:
+                looked_up(kept, self.environment)
+            except ValueError as error:
+                self._say(
+                    codes.MALFORMED, f"{dotted(path)}: {error}", path, "set it to the URL of the webhook"
+                )
+        return kept
 
     def _of_data(self, text: str, path: KeyPath) -> str | DatasetValue | None:
         """Return the value of the data that *text* stands for; the text itself where that is refused; None if it is none."""
@@ -170,7 +190,7 @@ class References:
             return None
         name, default = variable["name"], variable["default"]
         is_told_secret = is_secret(name) or any(is_secret(str(part)) for part in path[2:])
-        is_told_secret |= path[0] == "env" and self._stays_out(reference[0], path)
+        is_told_secret |= _is_late(path) or (path[0] == "env" and self._stays_out(reference[0], path))
         if is_told_secret and not self._stays_out(reference[0], path):
             self._recorded(reference[0], path)
             return None
@@ -191,6 +211,8 @@ class References:
 
     def _stays_out(self, reference: str, path: KeyPath) -> bool:
         """Return whether records leave out what stands here (`redaction.without_password`)."""
+        if _is_late(path):
+            return True
         if path == ("snapshots", "uri"):
             written = str(value_at(path, self.source.raw)).replace(reference, "REFERENCE")
             return "REFERENCE" not in without_password(written)
@@ -257,6 +279,12 @@ def _marker(path: KeyPath) -> MayRefer | None:
         return MayRefer() if len(path) == _LEAST_OF_VARIABLE or path[2:] == ("value",) else None
     key = model_of(str(path[0])).model_fields.get(str(without_set(path)[1]))
     return next((mark for mark in key.metadata if isinstance(mark, MayRefer)), None) if key else None
+
+
+def _is_late(path: KeyPath) -> bool:
+    """Return whether references to the environment stay in the job until they are used."""
+    mark = _marker(path)
+    return mark is not None and mark.is_late
 
 
 def _keys_with_references() -> list[str]:

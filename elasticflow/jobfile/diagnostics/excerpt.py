@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from elasticflow.redaction import is_secret
+from elasticflow.redaction import is_secret, with_stars
 
 _WIDTH = 110
 _TAB = "    "
@@ -16,6 +16,7 @@ _VALUE = (
 )
 _USER = r"(?<=://)[^/@\s\"']+(?=@)"
 _QUERY = r"(?<=[?&])(?P<key>[\w-]{1,200})=(?P<value>[^&#\s\"']+)"
+_ADDRESS = r"(?<![\w-])url[\"']?[ \t]*=[ \t]*[\"']?https?://[^\"'\s]*"
 _NUMBER = r"[+-]?[0-9][0-9_.eE+-]*|true|false"
 
 
@@ -39,7 +40,7 @@ def mask_secrets(line: str) -> str:
     line = re.sub(
         _QUERY, lambda m: f"{m['key']}={'*' * len(m['value'])}" if is_secret(m["key"]) else m[0], line
     )
-    return re.sub(_VALUE, _masked, line)
+    return re.sub(_VALUE, _masked, re.sub(_ADDRESS, lambda address: with_stars(address[0]), line))
 
 
 def _masked(match: re.Match[str]) -> str:

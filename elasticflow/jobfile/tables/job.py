@@ -18,6 +18,7 @@ from elasticflow.jobfile.tables.launching import (
     TorchrunTable,
 )
 from elasticflow.jobfile.tables.observing.logging import LoggingTable
+from elasticflow.jobfile.tables.observing.notify import NotifyTable
 from elasticflow.jobfile.tables.training import (
     DatasetTable,
     DdpTable,
@@ -56,6 +57,7 @@ __all__ = [
     "MetricTable",
     "ModelTable",
     "NodesTable",
+    "NotifyTable",
     "OptimizerTable",
     "RestartsTable",
     "SnapshotsTable",
@@ -106,6 +108,7 @@ class Job(Table, defer_build=True):
     restarts: RestartsTable = Field(default_factory=RestartsTable)
     snapshots: SnapshotsTable = Field(default_factory=SnapshotsTable)
     logging: LoggingTable = Field(default_factory=LoggingTable)
+    notify: NotifyTable | None = None
     torchrun: TorchrunTable = Field(default_factory=TorchrunTable)
     kubernetes: KubernetesTable | None = None
     matrix: MatrixTable | None = Field(default=None, exclude=True)  # of the file: a resolved job is one case
@@ -152,9 +155,10 @@ class ValidTables(TypedDict, total=False):
     restarts: RestartsTable
     snapshots: SnapshotsTable
     logging: LoggingTable
+    notify: NotifyTable | None
     torchrun: TorchrunTable
     kubernetes: KubernetesTable | None
 
 
-RESERVED_TABLES = ("slurm", "notify")
+RESERVED_TABLES = ("slurm",)
 """Tables of the design that this version does not read; named in the error instead of "unknown"."""

@@ -36,6 +36,7 @@ BEYOND = (
     "`entry` of a hook's or a collate's table: a file may leave it to the file that it extends",
     "5.0 where a whole number is asked for: one number to JSON, two types to TOML; tombi tells them apart, taplo not",
     "keys of a volume, or of a toleration, that exclude each other, and variables of kubernetes.env that are secret",
+    "[notify] has url or command, which a file may leave to the file that it extends, and no secret in its url",
     "variables that env cannot set: a list of names, told with what to write instead",
     "nan and inf: no numbers to JSON; what an editor says of them is its own",
 )

@@ -42,9 +42,11 @@ class MayRefer(NamedTuple):
 
     Attributes:
         instead: What it is checked as where a reference is not looked up; None: as it is written.
+        is_late: `${env:NAME}` stays as it is written, in the job and in all records, until the value is used: it is a secret.
     """
 
     instead: str | None = None
+    is_late: bool = False
 
 
 class SecretVariable(NamedTuple):

@@ -99,7 +99,8 @@ class Supervisor:
         self._display = DisplayThread(show, tick)
         plan = launch.plan
         token = {TOKEN: launch.store.address.token}
-        self._mask = mask_of({**os.environ, **plan.env, **token}, plan.env_secrets)
+        addresses = frozenset() if launch.job.notify is None else launch.job.notify.variables()
+        self._mask = mask_of({**os.environ, **plan.env, **token}, {*plan.env_secrets, *addresses})
         self._journal = Journal(launch.folder, launch.number, self._display, self._mask)
         self._metrics = Metrics(launch.folder)
         self._environment = EnvironmentRecord(launch.folder.launch(launch.number))

@@ -384,9 +384,9 @@ def _sink_recovered(record: Record) -> Line:
 
 
 def _sink_unsent(record: Record) -> Line:
-    text = (
-        f"{record.get('sink')} has not got {plural(int_of(record, 'points'), 'point')}: {record.get('error')}"
-    )
+    # `notify.url`, `notify.command`: what they are sent are messages.
+    unit = "message" if str(record.get("sink")).startswith("notify.") else "point"
+    text = f"{record.get('sink')} has not got {plural(int_of(record, 'points'), unit)}: {record.get('error')}"
     more = (f"elasticflow sinks send {record.get('run_id')}, or the next launch, goes on there",)
     return Line("warning", "notice", "sink", text, more=more)
 

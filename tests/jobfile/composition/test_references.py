@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.compiler.drift.compare import compare
+from elasticflow.compiler.inputs.job_json import job_from_json, job_to_json
 from elasticflow.compiler.launch_folder.materialize import launch_files
 from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.errors import JobRefusedError
@@ -16,6 +17,7 @@ from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.render_text import FORMATS, render
 from elasticflow.jobfile.load import load_job, require_cases, require_job
 from elasticflow.jobfile.python_source.annotations import DatasetValue
+from elasticflow.jobfile.tables.observing.notify import looked_up
 from elasticflow.jobfile.tables.types import CollateTable
 
 if TYPE_CHECKING:
@@ -288,3 +290,22 @@ def test_values_of_the_data_are_refused_where_they_cannot_be(
     """Before the data is open, inside a text, in other keys, and for data that is opened shard by shard."""
     found = [each for each in load_job(written(lines)).diagnostics if each.code == codes.NO_REFERENCE_HERE]
     assert [message in each.message for each in found] == [True]
+
+
+def test_the_address_of_a_webhook_stays_in_the_environment(written: Callable[[str], Path]) -> None:
+    """Where the job runs it is checked, and the job holds the reference; where it does not, that is no mistake of the file."""
+    path = written('[notify]\nurl = "${env:HOOK}/${job.name}/${env:PART:-x}"\n')
+    secret = "https://chat.example.org/s3cr3t"
+    loaded = load_job(path, environment={"HOOK": secret})
+    assert loaded.job is not None
+    assert loaded.job.notify is not None
+    assert loaded.job.notify.url == "${env:HOOK}/shop/${env:PART:-x}"
+    assert loaded.job.notify.variables() == {"HOOK", "PART"}
+    assert f"{secret}/shop/x" == looked_up(loaded.job.notify.url, {"HOOK": secret})
+    assert job_from_json(job_to_json(loaded.job)).notify == loaded.job.notify
+    assert not [each for each in load_job(path).diagnostics if each.severity != "note"]
+    for value in (None, "", "s3cr3t"):
+        found = load_job(path, environment={} if value is None else {"HOOK": value}).diagnostics
+        (problem,) = [each for each in found if each.severity == "error"]
+        assert "HOOK" in problem.message
+        assert "s3cr3t" not in f"{problem.message} {problem.help}"

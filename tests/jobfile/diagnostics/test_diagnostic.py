@@ -58,6 +58,15 @@ def test_concise_is_one_line_each() -> None:
         ("snapshots.options.token=abc", "snapshots.options.token=***"),
         ('uri = "sftp://me:pw@host/x"', 'uri = "sftp://*****@host/x"'),
         ('uri = "https://host/x?sig=abc&part=1"', 'uri = "https://host/x?sig=***&part=1"'),
+        (
+            'url = "https://discord.com/api/webhooks/12/ab" # x',
+            'url = "https://discord.com/api/webhooks/*****" # x',
+        ),
+        ("notify.url=https://host/a/abcdefghij0123456789", "notify.url=https://host/a/********************"),
+        (
+            'url = "https://host/path/of/a/data-set-2017.zip"',
+            'url = "https://host/path/of/a/data-set-2017.zip"',
+        ),
         ('password = """hunter2"""', 'password = """*******"""'),
         ('password = """hunter2', 'password = """*******'),
         ('"api_key" = "abc"', '"api_key" = "***"'),

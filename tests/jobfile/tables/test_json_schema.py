@@ -129,8 +129,8 @@ def test_schema_and_models_agree_on_the_gallery() -> None:
         assert schema or not models, path.stem
         if schema and not models:
             alone.add(path.stem)
-    assert {"best_no_metric", "collate_no_entry", "range_empty"} == alone
-    assert len(BEYOND) == 9
+    assert {"best_no_metric", "collate_no_entry", "notify_nobody", "notify_secret", "range_empty"} == alone
+    assert len(BEYOND) == 10
 
 
 def test_corpus_is_large_enough() -> None:
@@ -367,6 +367,8 @@ _BEYOND_WORDS = (
     "would stand in the manifest",
     "two volumes have the path",
     "kubernetes.secrets both set",
+    "[notify] needs url or command",
+    "notify.url holds a secret",
 )
 
 

@@ -23,6 +23,7 @@ KEYS = {
     "restarts": "budget refill hang_timeout warm",
     "snapshots": "uri every memory staging_limit keep include ignore integrity grace options",
     "logging": "level every count_name grad_norm peak_flops sinks tensorboard mlflow wandb trackio otlp prometheus custom",
+    "notify": "url format command on timeout",
     "torchrun": "rdzv_backend rdzv_conf start_method monitor_interval tee redirects local_ranks_filter numa_binding log_dir",
     "kubernetes": "image form namespace workdir port rendezvous_pod resources shared_memory volumes env secrets node_selector "
     "tolerations service_account pull_secrets priority_class queue labels annotations grace pre_stop backoff_limit",

@@ -1,0 +1,1 @@
+"""Who is told what becomes of a run: a webhook, a command."""

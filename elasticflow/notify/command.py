@@ -1,0 +1,69 @@
+"""A command that is run with a message."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.sinks.sink import SinkError
+from elasticflow.system.processes import signal_or_code
+from elasticflow.telemetry.masking import mask_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_VARIABLES = ("event", "text", "job", "run_id", "host", "folder", "step", "error", "exit_code", "next")
+
+
+def variables_of(message: dict[str, Any]) -> dict[str, str]:
+    """Return what the command has in its environment besides: `ELASTICFLOW_TEXT` and others; empty if not known."""
+    return {
+        f"ELASTICFLOW_{name.upper()}": "" if message[name] is None else str(message[name])
+        for name in _VARIABLES
+    }
+
+
+def run(command: Sequence[str], message: dict[str, Any], folder: Path, timeout_s: float) -> None:
+    """Run *command* with *message* on its standard input, in *folder*; what it prints is printed, without secrets.
+
+    The process ends with this one. It, and what it has started, is killed when its time is over.
+
+    Raises:
+        SinkError: it cannot be run, ended with another code than 0, or did not end in time.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "elasticflow.notify.run_command", str(os.getpid()), *command],
+        cwd=folder,
+        env={**os.environ, **variables_of(message)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    mask = mask_of(os.environ)
+    try:
+        output, _ = process.communicate(json.dumps(message).encode() + b"\n", timeout_s)
+    except subprocess.TimeoutExpired:
+        raise SinkError(f"{command[0]} has not ended within {timeout_s:g} s") from None
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with suppress(BrokenPipeError):
+                        pipe.close()
+    lines = mask.text(output.decode(errors="replace")).splitlines()
+    if lines:
+        sys.stdout.write("".join(f"{command[0]}: {line}\n" for line in lines))  # the follower's log
+        sys.stdout.flush()
+    if process.returncode != 0:
+        said = f": {lines[-1].strip()}" if lines else ""
+        raise SinkError(f"{command[0]}: {signal_or_code(process.returncode)}{said}")
