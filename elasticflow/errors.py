@@ -169,6 +169,10 @@ class RenderError(ElasticflowError):
     """The job cannot be run by the scheduler as it is: a key or a name does not do there."""
 
 
+class SubmitError(ElasticflowError):
+    """The scheduler has not taken the job, or cannot be asked from here."""
+
+
 class TrialRefusedError(ElasticflowError):
     """The job cannot be tried at such world sizes, or for so few steps, on this machine."""
 

@@ -73,6 +73,11 @@ class RunFolder:
         """Locked (flock) while a supervisor runs."""
         return self.path / "lock"
 
+    @property
+    def cancel(self) -> Path:
+        """Made by `elasticflow cancel`, on whatever machine: the supervisor looks for it; the next launch takes it away."""
+        return self.path / "cancel"
+
     def agent_log(self, node: str = "n0") -> Path:
         """What the agent of *node*, its fork server and its writer print."""
         return self.path / "logs" / ("agent.log" if node == "n0" else f"agent-{node}.log")

@@ -40,8 +40,9 @@ COMMANDS: dict[str, CommandEntry] = {
     ),
     "run": CommandEntry("train.run", "Train a job, or go on with its run.", guide="restarts"),
     "render": CommandEntry(
-        "clusters.group", "Write a job as what a cluster's scheduler takes.", guide="kubernetes"
+        "clusters.group", "Write a job as what a cluster's scheduler takes.", guide="machines"
     ),
+    "submit": CommandEntry("clusters.group", "Give a job to a cluster's scheduler.", "submit", guide="slurm"),
     "resume": CommandEntry(
         "train.resume", "Go on with a run from its newest good snapshot.", guide="restarts"
     ),

@@ -136,6 +136,7 @@ def _next_launch(
     """Return the run's next launch, whose folder is written; what it is made from lies beside the snapshots, too."""
     folder, plan = request.folder, compiled.plan
     with _naming_files(folder):
+        folder.cancel.unlink(missing_ok=True)  # of the launch before
         _check_files(folder, catalog)
         made, drift = _made(request, plan, catalog, warn)
         edited = resume_check.edited_entry_point(folder, request.project_root, drift, warn)

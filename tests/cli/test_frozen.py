@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from elasticflow.cli.clusters.group import COMMANDS as OF_RENDER
+from elasticflow.cli.clusters.group import SUBMIT_COMMANDS as OF_SUBMIT
 from elasticflow.cli.main import COMMANDS, group
 from elasticflow.cli.more.rendezvous import COMMANDS as OF_RENDEZVOUS
 from elasticflow.cli.runs.group import COMMANDS as OF_RUNS
@@ -49,7 +50,7 @@ PROMISED = {
     "report": {"[RUN]...", "--output", "--sweep"},
     "runs": set(),
     "diff": {"RUN", "RUN|JOB", "--set", "--case", "--sources", "--format"},
-    "status": {"[RUN]", "--follow", "--format"},
+    "status": {"[RUN]", "--follow", "--exit-code", "--format"},
     "metrics": {"[RUN]", "--only", "--tail", "--plot", "--format"},
     "why": {"[RUN]", "--format"},
     "cancel": {"[RUN]", "--now"},
@@ -57,6 +58,7 @@ PROMISED = {
     "snapshots": set(),
     "sinks": set(),
     "render": set(),
+    "submit": set(),
     "verify-elastic": {"JOB", "--worlds", "--steps", "--case", "--set", "--tolerance", "--keep", "--format"},
     "chaos": {
         "JOB",
@@ -114,7 +116,11 @@ PROMISED_OF_RUNS = {
     "rm": {"RUN...", "--dry-run", "--pinned", "--yes"},
     "prune": {"[JOB]", "--keep", "--older-than", "--status", "--dry-run", "--pinned", "--yes"},
 }
-PROMISED_OF_RENDER = {"kubernetes": {"JOB", "-o", "--form", "--run-id", "--case", "--set"}}
+PROMISED_OF_RENDER = {
+    "slurm": {"JOB", "-o", "--run-id", "--case", "--set"},
+    "kubernetes": {"JOB", "-o", "--form", "--run-id", "--case", "--set"},
+}
+PROMISED_OF_SUBMIT = {"slurm": {"JOB", "--run-id", "--case", "--set", "--wait"}}
 PROMISED_OF_RENDEZVOUS = {"serve": {"--host", "--port", "--token-file"}}
 
 
@@ -163,6 +169,11 @@ def test_commands_of_render_are_those_promised() -> None:
     assert PROMISED_OF_RENDER == {name: _offered(_command(_group("render"), name)) for name in OF_RENDER}
 
 
+def test_commands_of_submit_are_those_promised() -> None:
+    """Every command of `elasticflow submit`, each with exactly these arguments and options."""
+    assert PROMISED_OF_SUBMIT == {name: _offered(_command(_group("submit"), name)) for name in OF_SUBMIT}
+
+
 def test_commands_of_runs_are_those_promised() -> None:
     """Every command of `elasticflow runs`, each with exactly these arguments and options."""
     assert PROMISED_OF_RUNS == {name: _offered(_command(_group("runs"), name)) for name in OF_RUNS}
@@ -181,6 +192,7 @@ def test_every_option_of_every_command_is_explained() -> None:
     commands += [_command(_group("snapshots"), name) for name in OF_SNAPSHOTS]
     commands += [_command(_group("rendezvous"), name) for name in OF_RENDEZVOUS]
     commands += [_command(_group("render"), name) for name in OF_RENDER]
+    commands += [_command(_group("submit"), name) for name in OF_SUBMIT]
     commands += [_command(_group("runs"), name) for name in OF_RUNS]
     silent = [
         (command.name, parameter.name)

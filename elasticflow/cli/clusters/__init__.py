@@ -1,1 +1,1 @@
-"""Commands for clusters: render."""
+"""Commands for clusters: render, submit."""

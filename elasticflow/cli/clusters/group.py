@@ -1,4 +1,4 @@
-"""`elasticflow render`: a job as what a cluster's scheduler takes."""
+"""`elasticflow render` and `elasticflow submit`: a job as what a cluster's scheduler takes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import click
 from elasticflow.cli.lazy_group import CommandEntry, LazyGroup
 
 COMMANDS: dict[str, CommandEntry] = {
+    "slurm": CommandEntry("clusters.slurm", "Write a job as a batch script for sbatch.", guide="slurm"),
     "kubernetes": CommandEntry(
         "clusters.kubernetes", "Write a job as a manifest for kubectl.", guide="kubernetes"
     ),
+}
+SUBMIT_COMMANDS: dict[str, CommandEntry] = {
+    "slurm": CommandEntry("clusters.submit_slurm", "Submit a job to Slurm.", guide="slurm"),
 }
 
 
@@ -18,5 +22,15 @@ def command() -> None:
     """Write a job as what a cluster's scheduler takes.
 
     \b
+    elasticflow render slurm jobs/mnist.toml -o mnist.sbatch
     elasticflow render kubernetes jobs/mnist.toml -o mnist.yaml
+    """
+
+
+@click.group("submit", cls=LazyGroup, table=SUBMIT_COMMANDS)
+def submit() -> None:
+    """Give a job to a cluster's scheduler.
+
+    \b
+    elasticflow submit slurm jobs/mnist.toml
     """

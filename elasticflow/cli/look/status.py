@@ -9,6 +9,7 @@ import click
 
 from elasticflow.cli.output import paint, print_json, run_headline, shortest_path, show_damage
 from elasticflow.cli.parameters import RUN, format_option
+from elasticflow.errors import ANSWER_IS_NO, EXIT_CODES, FINISHED, INTERRUPTED
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.history import History
 from elasticflow.observe.incidents import overlap_of
@@ -31,8 +32,14 @@ if TYPE_CHECKING:
 @click.option(
     "-f", "--follow", "is_following", is_flag=True, help="Go on as the run does, until its launch ends."
 )
+@click.option(
+    "--exit-code",
+    "with_exit_code",
+    is_flag=True,
+    help="End with the exit code that the run had; 75 while it is not over.",
+)
 @format_option
-def command(run: str | None, form: str, *, is_following: bool) -> None:
+def command(run: str | None, form: str, *, is_following: bool, with_exit_code: bool) -> int:
     """Show how RUN is doing.
 
     RUN is a run folder, a run id, or a job's name; default: the newest run. With --follow what happened in the newest
@@ -43,6 +50,7 @@ def command(run: str | None, form: str, *, is_following: bool) -> None:
     elasticflow status
     elasticflow status --follow
     elasticflow status mnist --format json
+    elasticflow status mnist --exit-code || echo "not finished"
     """
     folder = find_run(current_project_root(), run)
     if is_following:
@@ -51,7 +59,7 @@ def command(run: str | None, form: str, *, is_following: bool) -> None:
         from elasticflow.cli.look.follow import follow
 
         follow(folder)
-        return
+        return exit_code_of(read_status(folder)) if with_exit_code else FINISHED
     status = read_status(folder)
     show_damage(folder)
     overlap = overlap_of(History.read(folder))
@@ -59,6 +67,16 @@ def command(run: str | None, form: str, *, is_following: bool) -> None:
         print_json({**status.to_json(), "overlap": overlap})
     else:
         _print(status, overlap)
+    return exit_code_of(status) if with_exit_code else FINISHED
+
+
+def exit_code_of(status: RunStatus) -> int:
+    """Return the exit code of a run's newest launch; 75 while it runs, or where it ended without a word."""
+    if status.status in {"running", "interrupted"}:
+        return INTERRUPTED
+    code = (status.verdict or {}).get("ends_with")
+    default = FINISHED if status.status == "finished" else ANSWER_IS_NO  # a run of a version that did not say
+    return code if isinstance(code, int) and code in EXIT_CODES else default
 
 
 def _print(status: RunStatus, overlap: str | None) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -13,8 +14,10 @@ import click
 from elasticflow.cli.parameters import RUN
 from elasticflow.errors import NotRunningError
 from elasticflow.jobfile.project import current_project_root
+from elasticflow.launcher.supervisor.leave_requests import LEAVE, NOW
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import is_locked, read_status
+from elasticflow.system import atomic_files
 
 if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
@@ -32,7 +35,7 @@ _BETWEEN_SIGNALS_S = 0.5
 def command(run: str | None, now: bool) -> None:
     """Have RUN leave after its step, with a snapshot, and wait until it has ended; `resume` goes on with it.
 
-    RUN is a run folder, a run id, or a job's name; default: the newest run.
+    The run may be on any machine that shares its folder; a job of Slurm is not queued again. RUN is a run folder, a run id, or a job's name; default: the newest run.
 
     \b
     elasticflow cancel
@@ -42,15 +45,31 @@ def command(run: str | None, now: bool) -> None:
     supervisor = read_status(folder).pid
     if supervisor is None:
         raise NotRunningError(f"run {folder.run_id} is not running here", "`elasticflow runs` lists all runs")
-    click.echo(f"stopping run {folder.run_id} (process {supervisor})", err=True)
-    _signal(supervisor)
-    if now:
+    if is_here := _has_lock_open(supervisor, folder):
+        click.echo(f"stopping run {folder.run_id} (process {supervisor})", err=True)
+        _signal(supervisor)
+    else:
+        click.echo(f"stopping run {folder.run_id} (process {supervisor} on another machine)", err=True)
+    # Its supervisor may be on another machine; who would start the run again sees that it is not wanted.
+    atomic_files.write(folder.cancel, (f"{NOW if now else LEAVE}\n".encode(),))
+    if now and is_here:
         time.sleep(_BETWEEN_SIGNALS_S)
         if is_locked(folder):
             _signal(supervisor)
     _wait(folder)
     status = read_status(folder)
     click.echo(f"run {folder.run_id} is {status.status} at step {status.step}")
+
+
+def _has_lock_open(process: int, folder: RunFolder) -> bool:
+    """Return whether that process of this machine is the run's supervisor: another machine has processes of the same ids."""
+    with suppress(OSError):
+        lock = folder.lock.stat()
+        for descriptor in Path(f"/proc/{process}/fd").iterdir():
+            with suppress(OSError):
+                if os.path.samestat(descriptor.stat(), lock):
+                    return True
+    return False
 
 
 def _signal(supervisor: int) -> None:

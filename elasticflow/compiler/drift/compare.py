@@ -94,6 +94,7 @@ _WEIGHTS: dict[str, tuple[Weight, str]] = {
     "notify": ("harmless", "counts from now on"),
     "torchrun": ("harmless", "counts from now on"),
     "kubernetes": ("harmless", "where the nodes run does not change what is trained"),
+    "slurm": ("harmless", "where the nodes run does not change what is trained"),
 }
 
 # In exact mode the bits are promised, not only the curve.

@@ -50,7 +50,7 @@ def public_tables(job: Job) -> dict[str, Any]:
     for table, key, default in _LATER:
         if tables[table][key] == default:
             del tables[table][key]
-    for name in ("hooks", "notify", "kubernetes"):
+    for name in ("hooks", "notify", "slurm", "kubernetes"):
         if tables[name] is None:
             del tables[name]
     if job.env is None:

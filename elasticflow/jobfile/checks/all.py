@@ -13,6 +13,7 @@ from elasticflow.jobfile.checks.measures import check_measures
 from elasticflow.jobfile.checks.observing import check_sink_options
 from elasticflow.jobfile.checks.sampling import check_sampling
 from elasticflow.jobfile.checks.schedules import check_schedule
+from elasticflow.jobfile.checks.slurm import check_slurm
 from elasticflow.jobfile.checks.stop_when import check_stop_when
 from elasticflow.jobfile.checks.training_length import check_intervals, samples_per_epoch
 from elasticflow.jobfile.diagnostics import codes
@@ -59,6 +60,7 @@ def check_tables(source: Source, tables: ValidTables) -> list[Diagnostic]:
         *_one_node_only(source, tables),
         *_uris(source),
         *_not_shared(source, tables),
+        *check_slurm(source, tables),
         *check_free_values(source),
         *check_objects(source),
         *check_secrets(source),
@@ -205,7 +207,9 @@ def _variables(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
 
 def _several_machines(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     nodes, snapshots = tables.get("nodes"), tables.get("snapshots")
-    if nodes is None:
+    if (
+        nodes is None or tables.get("slurm") is not None
+    ):  # its script says where nodes meet, in a shared folder
         return
     # A manifest for Kubernetes says where the pods meet.
     if nodes.max > 1 and nodes.endpoint is None and tables.get("kubernetes") is None:

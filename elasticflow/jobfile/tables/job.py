@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from pydantic import Field, PrivateAttr, field_validator
 
 from elasticflow.jobfile.tables.clusters.kubernetes import KubernetesTable
+from elasticflow.jobfile.tables.clusters.slurm import SlurmTable
 from elasticflow.jobfile.tables.evaluation import Evaluation, EvaluationTable, MetricTable, evaluation_sets
 from elasticflow.jobfile.tables.hooks import HooksTable, HookTable
 from elasticflow.jobfile.tables.launching import (
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 __all__ = [
     "MOST_NODES",
     "MOST_SAMPLES",
-    "RESERVED_TABLES",
     "Args",
     "DatasetTable",
     "DdpTable",
@@ -60,6 +60,7 @@ __all__ = [
     "NotifyTable",
     "OptimizerTable",
     "RestartsTable",
+    "SlurmTable",
     "SnapshotsTable",
     "Table",
     "TorchrunTable",
@@ -111,6 +112,7 @@ class Job(Table, defer_build=True):
     notify: NotifyTable | None = None
     torchrun: TorchrunTable = Field(default_factory=TorchrunTable)
     kubernetes: KubernetesTable | None = None
+    slurm: SlurmTable | None = None
     matrix: MatrixTable | None = Field(default=None, exclude=True)  # of the file: a resolved job is one case
 
     @field_validator("evaluation")
@@ -157,8 +159,5 @@ class ValidTables(TypedDict, total=False):
     logging: LoggingTable
     notify: NotifyTable | None
     torchrun: TorchrunTable
+    slurm: SlurmTable | None
     kubernetes: KubernetesTable | None
-
-
-RESERVED_TABLES = ("slurm",)
-"""Tables of the design that this version does not read; named in the error instead of "unknown"."""

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted
 from elasticflow.jobfile.tables.evaluation import SET_NAME, EvaluationTable, sets_beside_keys
-from elasticflow.jobfile.tables.job import RESERVED_TABLES, Job
+from elasticflow.jobfile.tables.job import Job
 from elasticflow.jobfile.tables.types import ONE_OF
 
 if TYPE_CHECKING:
@@ -135,9 +135,6 @@ def _placed(source: Source, problems: list[TableProblem]) -> list[Diagnostic]:
 
 
 def _foreign(source: Source, name: str, problems: list[TableProblem]) -> list[Diagnostic]:
-    if name in RESERVED_TABLES:
-        message = f"[{name}] is not supported by this version"
-        return [source.problem(codes.NOT_BUILT, message, (name,), at_key=True, remedy="take the table out")]
     if name == "extends":  # files' own were taken out on reading
         message = "extends cannot be set by a flag"
         remedy = "write it in the job file"

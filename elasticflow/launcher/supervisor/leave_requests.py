@@ -1,14 +1,24 @@
-"""Signals that ask a command to leave: how many requests they are, and since when."""
+"""What asks a command to leave: signals, and a file in the run folder, which reaches all machines that share it."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import signal
 import time
+from typing import TYPE_CHECKING, Literal
 
 from elasticflow.system.processes import leave_signals
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 # Signals within this time are one request: `timeout` signals a process and then its group, as a closed terminal does.
 _ONE_REQUEST_S = 0.2
+LEAVE: Literal["leave"] = "leave"
+NOW: Literal["now"] = "now"
+# Between two looks: the folder may be on a file system where each costs a message.
+_LOOK_S = 0.5
 
 
 class LeaveRequests:
@@ -32,3 +42,34 @@ class LeaveRequests:
         if self.first_at is None or now - self.first_at > _ONE_REQUEST_S:
             self.numbers.append(number)
         self.first_at = self.first_at or now
+
+
+class CancelMark:
+    """The file as the supervisor sees it: each thing that it asks for is told once.
+
+    Args:
+        path: Of the file, which need not be there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._next_look = -math.inf
+        self._told: str | None = None
+
+    def look(self, now: float) -> Literal["leave", "now"] | None:
+        """Return what is asked for and was not told before; None: nothing, or it is too soon to look again.
+
+        Args:
+            now: The monotonic clock's seconds.
+        """
+        if now < self._next_look:
+            return None
+        self._next_look = now + _LOOK_S
+        asked: Literal["leave", "now"] | None = None
+        # What cannot be read asks for nothing: the run goes on.
+        with contextlib.suppress(OSError):
+            asked = NOW if self._path.read_bytes().strip() == NOW.encode() else LEAVE
+        if asked is None or self._told in {asked, NOW}:
+            return None
+        self._told = asked
+        return asked

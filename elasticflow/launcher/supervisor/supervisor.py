@@ -40,7 +40,7 @@ from elasticflow.launcher.supervisor.commands import (
 )
 from elasticflow.launcher.supervisor.follower import Follower
 from elasticflow.launcher.supervisor.ingest import Ingest
-from elasticflow.launcher.supervisor.leave_requests import LeaveRequests
+from elasticflow.launcher.supervisor.leave_requests import NOW, CancelMark, LeaveRequests
 from elasticflow.launcher.supervisor.lifecycle import UNTRAINED_S, Lifecycle, RunSoFar
 from elasticflow.launcher.supervisor.local_agents import LocalAgents
 from elasticflow.launcher.supervisor.nodes import Nodes
@@ -86,6 +86,7 @@ _EVENTS = {
     CompilerCacheMoved: events.COMPILER_CACHE,
     CompilerCacheFailed: events.COMPILER_CACHE_FAILED,
 }
+_CANCELLED = "elasticflow cancel"
 _SECOND_SIGNAL = Interrupted("a second signal", errors.KILLED_BY_USER)
 
 
@@ -111,6 +112,7 @@ class Supervisor:
         self._ledger = RestartLedger(launch.folder.ledger)
         self._lifecycle = self._first_lifecycle()
         self._asked = LeaveRequests()
+        self._cancel = CancelMark(launch.folder.cancel)
         self._began = time.monotonic()
         time_limit = launch.job.train.time_limit
         self._time_limit_s = math.inf if time_limit is None else parse_duration(time_limit)
@@ -271,6 +273,11 @@ class Supervisor:
             tell(_SECOND_SIGNAL)
         elif self._asked.numbers and not self._lifecycle.is_leaving and self._lifecycle.verdict is None:
             tell(LeaveAsked(signal.Signals(self._asked.numbers[0]).name))
+        elif self._lifecycle.verdict is None and (asked := self._cancel.look(time.monotonic())) is not None:
+            if asked == NOW:
+                tell(Interrupted(_CANCELLED, errors.KILLED_BY_USER))
+            elif not self._lifecycle.is_leaving:
+                tell(LeaveAsked(_CANCELLED))
         elif self._is_past_time_limit():
             self._time_limit_s = math.inf  # it asks once
             tell(LeaveAsked(f"train.time_limit of {self._launch.job.train.time_limit}"))
@@ -329,7 +336,13 @@ class Supervisor:
         if verdict.status == "interrupted":
             # The writer has reported its last snapshot by now.
             fields["goes_on_from"] = step_of(self._journal.state["snapshot"])
-        figures = {"exit_code": verdict.exit_code, "event": verdict.event, **fields}
+        # Of a failure `exit_code` is the worker's.
+        figures = {
+            "exit_code": verdict.exit_code,
+            "ends_with": verdict.exit_code,
+            "event": verdict.event,
+            **fields,
+        }
         self._journal.update(status=verdict.status, workers=[], verdict=self._mask.value(figures))
         self._journal.event(verdict.event, **fields)
         asked = len(self._asked.numbers)

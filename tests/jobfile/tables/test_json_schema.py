@@ -129,7 +129,18 @@ def test_schema_and_models_agree_on_the_gallery() -> None:
         assert schema or not models, path.stem
         if schema and not models:
             alone.add(path.stem)
-    assert {"best_no_metric", "collate_no_entry", "notify_nobody", "notify_secret", "range_empty"} == alone
+    of_slurm = {
+        f"slurm_{what}"
+        for what in ("gpus_twice", "option_breaking", "option_ours", "option_short", "option_unknown")
+    }
+    assert {
+        "best_no_metric",
+        "collate_no_entry",
+        "notify_nobody",
+        "notify_secret",
+        "range_empty",
+        *of_slurm,
+    } == alone
     assert len(BEYOND) == 10
 
 
@@ -369,6 +380,8 @@ _BEYOND_WORDS = (
     "kubernetes.secrets both set",
     "[notify] needs url or command",
     "notify.url holds a secret",
+    "both ask for GPUs",
+    "slurm.extra:",
 )
 
 

@@ -1,0 +1,1 @@
+"""A job as a batch script of Slurm, and Slurm's own commands."""

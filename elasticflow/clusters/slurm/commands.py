@@ -1,0 +1,86 @@
+"""Slurm's own commands: sbatch takes a script, squeue says how its jobs do."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, NamedTuple
+
+from elasticflow.errors import SubmitError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_ANSWER_S = 60
+
+
+class QueuedJob(NamedTuple):
+    """A job of Slurm, or one of an array, that has not ended.
+
+    Attributes:
+        state: As squeue has it, such as `PENDING`.
+        detail: Why it waits, or on which nodes it runs.
+    """
+
+    state: str
+    detail: str
+
+
+def submit(script: str) -> int:
+    """Give a batch script to sbatch and return the number of the job, which is queued.
+
+    Raises:
+        SubmitError: sbatch is not there, or has refused the script.
+    """
+    answer = _call(["sbatch", "--parsable"], "the job was not submitted", script)
+    number = re.match(r"\d+", answer)
+    if number is None:
+        raise SubmitError(f"sbatch has not said which job it made: {answer!r}", "`squeue --me` lists yours")
+    return int(number[0])
+
+
+def queued(job: int) -> list[QueuedJob]:
+    """Return the parts of a job that wait, run or end; none once it is over.
+
+    Raises:
+        SubmitError: the controller does not answer.
+    """
+    try:
+        text = _call(
+            ["squeue", "--noheader", "--jobs", str(job), "--format=%T %R"], f"job {job} cannot be followed"
+        )
+    except SubmitError as error:
+        if "Invalid job id" in error.message:  # it was over long ago, and is forgotten
+            return []
+        raise
+    parts = (line.partition(" ") for line in text.splitlines() if line.strip())
+    return [QueuedJob(state, detail.strip().strip("()")) for state, _, detail in parts]
+
+
+def _call(words: Sequence[str], what: str, given: str = "") -> str:
+    program = shutil.which(words[0])
+    if program is None:
+        raise SubmitError(
+            f"{what}: {words[0]} is not on this machine",
+            "do it on a login node of the cluster; `elasticflow render slurm JOB -o FILE` writes the script",
+        )
+    try:
+        done = subprocess.run(
+            [program, *words[1:]],
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=_ANSWER_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SubmitError(
+            f"{what}: {words[0]} has not answered for {_ANSWER_S} s", "see whether the cluster is up: sinfo"
+        ) from error
+    if done.returncode != 0:
+        said = " ".join(done.stderr.split()) or f"{words[0]} ended with {done.returncode}"
+        raise SubmitError(
+            f"{what}: {said}", "what is asked for stands in [slurm]; `sinfo` shows what there is"
+        )
+    return done.stdout

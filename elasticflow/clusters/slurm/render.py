@@ -1,0 +1,243 @@
+"""A job file -> a batch script that sbatch takes."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elasticflow.errors import EXIT_CODES, RenderError
+from elasticflow.jobfile.tables.units import parse_duration, parse_size
+from elasticflow.run_folder import RUNS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from elasticflow.jobfile.load import LoadedJob
+    from elasticflow.jobfile.tables.clusters.slurm import SlurmTable
+    from elasticflow.jobfile.tables.job import Job
+
+_MIB = 1024**2
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchScript:
+    """What the script of one job is made from.
+
+    Attributes:
+        job: The resolved job.
+        table: Its [slurm].
+        root: The project's folder, which every node sees under the same path.
+        words: The words after `elasticflow run`: the job file, relative to the root, its case and `--set` values.
+        case: Of the file's [matrix]; its name ends the run's id.
+        run_id: Of the run; None: it is called after Slurm's job.
+        program: The `elasticflow` that the nodes call.
+    """
+
+    job: Job
+    table: SlurmTable
+    root: Path
+    words: tuple[str, ...]
+    case: str | None
+    run_id: str | None
+    program: str
+
+    @property
+    def is_array(self) -> bool:
+        """Whether each node is a Slurm job of its own."""
+        return self.table.form == "array"
+
+    @property
+    def may_shrink(self) -> bool:
+        """Whether the run goes on without a node that is lost; else Slurm is to start the job anew, on as many as before."""
+        return not self.is_array and self.job.nodes.min < self.job.nodes.max
+
+    @property
+    def notice_s(self) -> int:
+        """Seconds before the time limit at which the nodes are asked to leave."""
+        grace_s = parse_duration(self.job.snapshots.grace)
+        # Slurm may send the signal up to a minute early, never late.
+        return math.ceil(grace_s + 60 if self.table.notice is None else parse_duration(self.table.notice))
+
+    def text(self) -> str:
+        """Return the script."""
+        parts = (self._head(), self._options(), self._names(), self._nodes(), self._verdict())
+        return "\n".join("\n".join(part) + "\n" for part in parts)
+
+    def _head(self) -> Iterator[str]:
+        nodes = self.job.nodes
+        span = f"{nodes.max}" if nodes.min == nodes.max else f"{nodes.min} to {nodes.max}"
+        many = "node" if nodes.max == 1 else "nodes"
+        what = (
+            f"{nodes.max} jobs of one node each; the run goes on with those that are there"
+            if self.is_array
+            else f"one job of {span} {many}"
+        )
+        yield "#!/bin/bash"
+        yield f"# {shlex.join(self.words)} under Slurm: {what}."
+        yield "# Made by `elasticflow render slurm`; what it does: `elasticflow guide slurm`."
+
+    def _options(self) -> Iterator[str]:
+        table, nodes = self.table, self.job.nodes
+        yield f"#SBATCH --job-name={self.job.job.name}"
+        yield f"#SBATCH --chdir={_quoted(str(self.root))}"
+        output = table.output.replace("%j", "%A_%a") if self.is_array else table.output
+        yield f"#SBATCH --output={output}"
+        yield "#SBATCH --open-mode=append"
+        if self.is_array:
+            yield f"#SBATCH --array=0-{nodes.max - 1}"
+            yield "#SBATCH --nodes=1"
+        else:
+            yield f"#SBATCH --nodes={nodes.max if nodes.min == nodes.max else f'{nodes.min}-{nodes.max}'}"
+            if self.may_shrink:
+                yield "# The job outlives the loss of a node."
+                yield "#SBATCH --no-kill"
+        yield "# It may be queued again: after the loss of the node that this script runs on, and when it is preempted."
+        yield "#SBATCH --requeue"
+        yield f"# This script is sent USR1 {self.notice_s} s before the time limit."
+        yield f"#SBATCH --signal=B:USR1@{self.notice_s}"
+        yield from (f"#SBATCH {option}" for option in self._asked_for())
+
+    def _asked_for(self) -> Iterator[str]:
+        table = self.table
+        for name in ("partition", "account", "qos", "gres", "cpus_per_task"):
+            if (value := getattr(table, name)) is not None:
+                yield f"--{name.replace('_', '-')}={value}"
+        if table.time is not None:
+            yield f"--time={slurm_time(parse_duration(table.time))}"
+        if table.gpus is not None:
+            yield f"--gpus-per-node={table.gpus}"
+        if table.mem is not None:
+            yield f"--mem={math.ceil(parse_size(table.mem) / _MIB)}M"
+        if table.exclusive:
+            yield "--exclusive"
+        yield from table.extra
+
+    def _names(self) -> Iterator[str]:
+        of_slurm = "$SLURM_ARRAY_JOB_ID" if self.is_array else "$SLURM_JOB_ID"
+        yield "# The run: the same one each time that this job is started again."
+        case = f"-{self.case}" if self.case else ""
+        yield f"run_id={self.run_id or f'slurm-{of_slurm}{case}'}"
+        yield f"folder={shlex.quote(f'{RUNS}/{self.job.job.name}')}/$run_id"
+        yield f"elasticflow={shlex.quote(self.program)}"
+        yield from self.table.setup
+        yield 'if [ -e "$folder/cancel" ]; then'
+        yield '  echo "$run_id was ended by elasticflow cancel, and is not gone on with unless $folder/cancel is removed" >&2'
+        yield f"  exit {self.table.exit_codes.get('75', 75)}"
+        yield "fi"
+
+    def _nodes(self) -> Iterator[str]:
+        yield from self._start()
+        yield "nodes=$!"
+        yield "# Asked to leave, all nodes do so after the same step, with a snapshot. TERM has no trap: `scancel` ends the job."
+        yield "trap 'kill -TERM \"$nodes\"' USR1"
+        yield "# The signal ends `wait`, not the nodes."
+        yield 'while wait "$nodes"; ended=$?; kill -0 "$nodes" 2>/dev/null; do :; done'
+
+    def _start(self) -> Iterator[str]:
+        job, table = self.job, self.table
+        cores = "" if table.cpus_per_task is None else f" --cpus-per-task={table.cpus_per_task}"
+        run = f'run {shlex.join(self.words)} --run-id "$run_id"'
+        if self.is_array or job.nodes.max == 1:
+            join = "" if job.nodes.max == 1 else f" --join {_in_shell(job.nodes.endpoint or '')}"
+            yield f'srun --nodes=1 --ntasks=1{cores} "$elasticflow" {run}{join} &'
+            return
+        shrinking = "--no-kill " if self.may_shrink else ""
+        srun = f'srun {shrinking}--nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1{cores} --kill-on-bad-exit=0 --wait=0'
+        if job.torchrun.is_store_outside:
+            join = f"--join {_in_shell(job.nodes.endpoint or '')}"
+            yield f"{srun} \\"
+            yield f'  "$elasticflow" {run} {join} &'
+            return
+        yield "# This script runs on the first node, which leads: the others find it here."
+        yield "head=$(hostname):$((20000 + SLURM_JOB_ID % 10000))"
+        yield "# shellcheck disable=SC2016  # the rank is each node's own"
+        yield f"""{srun} \\
+  bash -c 'exec "$0" "$@" --node-rank "$SLURM_PROCID"' \\
+  "$elasticflow" {run} \\
+  --join "$head" --set nodes.endpoint="$head" &"""
+
+    def _verdict(self) -> Iterator[str]:
+        again = "$SLURM_JOB_ID"
+        yield "# How it went stands in the run folder. What srun ends with says less: a node that was lost, or one that was refused."
+        yield '"$elasticflow" status "$folder" --exit-code'
+        yield "code=$?"
+        yield "# 75: not over. Where no node was interrupted either, the job was refused, and would be again."
+        yield 'if [ "$code" -eq 75 ] && [ "$ended" -gt 0 ] && [ "$ended" -lt 75 ]; then code=$ended; fi'
+        if self.table.requeues:
+            limit = f'"${{SLURM_RESTART_COUNT:-0}}" -lt {self.table.requeues}'
+            yield "# Queued again, unless it was cancelled. Slurm starts it about two minutes later, and ends this script."
+            yield f'if [ "$code" -eq 75 ] && [ ! -e "$folder/cancel" ] && [ {limit} ]; then'
+            yield f'  scontrol requeue "{again}" && sleep 300'
+            yield "fi"
+        if self.table.exit_codes:
+            yield 'case "$code" in'
+            for ours, theirs in sorted(self.table.exit_codes.items(), key=lambda pair: int(pair[0])):
+                yield f"  {ours}) code={theirs} ;;  # {EXIT_CODES[int(ours)]}"
+            yield "esac"
+        yield 'exit "$code"'
+
+
+def render_slurm(
+    loaded: LoadedJob,
+    overrides: Sequence[str] = (),
+    run_id: str | None = None,
+    *,
+    program: str | None = None,
+) -> str:
+    """Return the batch script that runs a job.
+
+    Args:
+        loaded: The job, without errors.
+        overrides: `--set` values it was loaded with.
+        run_id: The run's whole id; None: it is called after Slurm's job.
+        program: The `elasticflow` that nodes call; None: the one that runs now, or, with `slurm.setup`, the one on the PATH.
+
+    Raises:
+        RenderError: the job does not say how Slurm runs it.
+    """
+    assert loaded.job is not None
+    table = loaded.job.slurm
+    if table is None:
+        raise RenderError(
+            "the job has no [slurm]: how Slurm runs it is not known",
+            'add [slurm] with time = "4 h" and what else sbatch is told here, or --set slurm.time="4 h"',
+        )
+    path = loaded.path.resolve()
+    root = loaded.project_root.resolve()
+    file = path.relative_to(root) if path.is_relative_to(root) else path
+    case = () if loaded.case is None else ("--case", loaded.case)
+    # What the script itself is made of, the nodes need not be told.
+    told = [override for override in overrides if not override.startswith("slurm.")]
+    values = [word for override in told for word in ("--set", override)]
+    if program is None:
+        program = "elasticflow" if table.setup else str(Path(sys.executable).parent / "elasticflow")
+    script = BatchScript(
+        job=loaded.job,
+        table=table,
+        root=root,
+        words=(str(file), *case, *values),
+        case=loaded.case,
+        run_id=run_id,
+        program=program,
+    )
+    return script.text()
+
+
+def slurm_time(seconds: float) -> str:
+    """Return a time as Slurm has it, in whole minutes: `1-12:00:00`."""
+    minutes = math.ceil(seconds / 60)
+    return f"{minutes // 1440}-{minutes // 60 % 24:02}:{minutes % 60:02}:00"
+
+
+def _quoted(text: str) -> str:
+    """Return a text as sbatch reads it in a comment of the script."""
+    return shlex.quote(text)
+
+
+def _in_shell(endpoint: str) -> str:
+    """Return an endpoint in quotes; `${env:NAME}` is each node's own variable."""
+    return '"' + endpoint.replace("${env:", "${") + '"'

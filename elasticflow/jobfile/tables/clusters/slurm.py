@@ -1,0 +1,105 @@
+"""The table that says how Slurm runs a job: what `elasticflow render slurm` writes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.diagnostics.toml_literals import show
+from elasticflow.jobfile.tables.types import Description, DurationText, SizeText, Table, bad_key
+
+# What sbatch reads up to the next blank or comma, and a shell as it stands.
+SlurmName = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+@/-]{0,199}(,[A-Za-z0-9][A-Za-z0-9_.+@/-]{0,199})*$"),
+    Description('a name as Slurm has it, or several with commas: "gpu", "gpu,debug"'),
+]
+Gres = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z][A-Za-z0-9_.:/,+-]{0,499}$", examples=["gpu:a100:4"]),
+    Description('generic resources of a node, like "gpu:a100:4"'),
+]
+OutputFile = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9_./%-]{1,500}$", examples=["%x-%j.out", "logs/%x-%j.out"]),
+    Description('a path of letters, digits, "_", ".", "/", "-" and Slurm\'s %x, %j'),
+]
+Line = Annotated[
+    str,
+    Field(pattern=r"^[^\x00-\x08\x0a-\x1f\x7f]{1,2000}$"),
+    Description("one line that is not empty"),
+]
+OwnCode = Annotated[
+    str, Field(pattern=r"^(1|2|3|75)$"), Description('one of our exit codes in quotes: "1", "2", "3" or "75"')
+]
+
+
+class SlurmTable(Table):
+    """How Slurm runs the job, for `elasticflow render slurm` and `submit slurm`: one process per node, which starts the workers."""
+
+    form: Literal["gang", "array"] = Field(
+        default="gang",
+        description="One allocation of nodes.min to nodes.max nodes, which shrinks; or an array of nodes.max jobs of one node "
+        "each, which grows and shrinks, and meets at a store that stands elsewhere.",
+    )
+    partition: SlurmName | None = Field(default=None, description="sbatch --partition.", examples=["gpu"])
+    account: SlurmName | None = Field(default=None, description="sbatch --account.", examples=["vision"])
+    qos: SlurmName | None = Field(default=None, description="sbatch --qos.", examples=["long"])
+    time: DurationText | None = Field(
+        default=None,
+        description="Time limit of each start of the job; default: the partition's. The job is queued again before it is over.",
+        examples=["4 h"],
+    )
+    notice: DurationText | None = Field(
+        default=None,
+        description="How long before the time limit the nodes are asked to leave; default: snapshots.grace and a minute more.",
+        examples=["2 min"],
+    )
+    gpus: int | None = Field(default=None, ge=1, le=1024, description="GPUs of each node.", examples=[4])
+    gres: Gres | None = Field(default=None, description="sbatch --gres, of each node.")
+    mem: SizeText | None = Field(default=None, description="Memory of each node.", examples=["64 GiB"])
+    cpus_per_task: int | None = Field(
+        default=None, ge=1, le=4096, description="Cores of each node, which has one task.", examples=[16]
+    )
+    exclusive: bool = Field(default=False, description="Whole nodes, shared with no other job.")
+    requeues: int = Field(
+        default=100,
+        ge=0,
+        le=10_000,
+        description="Most times that the script queues the job again; 0: it ends with 75 instead.",
+        examples=[100],
+    )
+    output: OutputFile = Field(
+        default="slurm-%x-%j.out", description="File of what the script prints, in the project's folder."
+    )
+    exit_codes: dict[OwnCode, Annotated[int, Field(ge=0, le=255)]] = Field(
+        default={},
+        description="What the job ends with instead of our exit codes: 1 failed, 2 refused, 3 budget spent, 75 interrupted.",
+        examples=[{"75": 0, "3": 1}],
+    )
+    setup: list[Line] = Field(
+        default=[],
+        description="Lines of shell before anything is started; with any, `elasticflow` is found on the PATH they make.",
+        examples=[["module load cuda", "source ~/venv/bin/activate"]],
+    )
+    extra: list[Line] = Field(
+        default=[],
+        description="More options of sbatch, one each, in their long form.",
+        examples=[["--constraint=a100", "--mail-type=END"]],
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> SlurmTable:
+        if self.gpus is not None and self.gres is not None and self.gres.startswith("gpu"):
+            message = "slurm.gpus and slurm.gres both ask for GPUs"
+            raise bad_key("gres", codes.EXCLUSIVE, message, "keep one of them")
+        if self.extra:
+            from elasticflow.jobfile.tables.clusters.sbatch_options import why_refused
+
+            for line in self.extra:
+                if (refusal := why_refused(line)) is not None:
+                    what, remedy = refusal
+                    raise bad_key("extra", codes.NOT_PASSABLE, f"slurm.extra: {show(line)} {what}", remedy)
+        return self

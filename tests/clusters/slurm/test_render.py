@@ -1,0 +1,92 @@
+"""Batch scripts: the same text as before, without findings of shellcheck. Run as a program: makes the files again."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from elasticflow.clusters.slurm.render import render_slurm, slurm_time
+from elasticflow.errors import RenderError
+from elasticflow.jobfile.load import require_job
+
+HERE = Path(__file__).parent
+GOLDEN, JOBS = HERE / "golden", HERE / "project" / "jobs"
+CASES = {"gang": None, "one": None, "full": None, "array": None, "etcd": None, "sweep": "lr0.01"}
+PROGRAM = "/opt/venv/bin/elasticflow"
+
+
+def rendered(job: str, *overrides: str, run_id: str | None = None, program: str | None = PROGRAM) -> str:
+    """Return the script of a job of the test's project, which is said to lie in /home/me."""
+    loaded = require_job(JOBS / f"{job}.toml", overrides, case=CASES[job], environment=None)
+    text = render_slurm(loaded, overrides, run_id, program=program)
+    return text.replace(str(HERE / "project"), "/home/me/project")
+
+
+@pytest.mark.parametrize("job", CASES)
+def test_script_is_as_it_was(job: str) -> None:
+    """Each change of the text is looked at: `python -m tests.clusters.slurm.test_render`."""
+    assert (GOLDEN / f"{job}.sbatch").read_text("utf-8") == rendered(job)
+
+
+@pytest.mark.parametrize("job", CASES)
+@pytest.mark.usefixtures("real_processes")
+def test_shellcheck_finds_nothing(job: str, tmp_path: Path) -> None:
+    """Nor does bash itself, which reads the script without running it."""
+    (script := tmp_path / "job.sbatch").write_text(rendered(job))
+    subprocess.run(["bash", "-n", script], check=True, timeout=60)
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed")
+    # What the job's own lines read is not here.
+    found = subprocess.run(
+        ["shellcheck", "--exclude=SC1090", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "" == found.stdout
+
+
+def test_words_of_the_command_line_go_on_to_the_nodes() -> None:
+    """Quoted as a shell needs it; what only the script is made of does not."""
+    text = rendered("gang", "optimizer.args.lr=0.5", "env.NOTE=it's", "slurm.time=1 h")
+    assert "--set optimizer.args.lr=0.5 --set 'env.NOTE=it'\"'\"'s' --run-id" in text
+    assert "slurm.time" not in text
+    assert "#SBATCH --time=0-01:00:00" in text
+
+
+def test_run_is_called_after_the_slurm_job_or_as_it_is_given() -> None:
+    """An array's parts share one run; a case ends the name."""
+    assert "run_id=slurm-$SLURM_JOB_ID\n" in rendered("gang")
+    assert "run_id=slurm-$SLURM_ARRAY_JOB_ID\n" in rendered("array")
+    assert "run_id=slurm-$SLURM_JOB_ID-lr0.01\n" in rendered("sweep")
+    assert "run_id=nightly\n" in rendered("gang", run_id="nightly")
+
+
+def test_setup_lines_decide_which_elasticflow_is_called() -> None:
+    """With lines that make a PATH: what is found there; without: the one that rendered the script."""
+    assert "\nelasticflow=elasticflow\nmodule load" in rendered("full", program=None)
+    assert re.search(r"\nelasticflow=/\S+/bin/elasticflow\n", rendered("gang", program=None))
+
+
+def test_a_job_that_does_not_speak_of_slurm_is_refused() -> None:
+    """With what to write."""
+    loaded = require_job(JOBS / "base.toml", (), environment=None)
+    with pytest.raises(RenderError, match=r"no \[slurm\]") as refused:
+        render_slurm(loaded)
+    assert "--set slurm.time=" in (refused.value.remedy or "")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(60, "0-00:01:00"), (61, "0-00:02:00"), (5400, "0-01:30:00"), (129_600, "1-12:00:00")],
+)
+def test_times_are_in_whole_minutes(seconds: float, text: str) -> None:
+    """Slurm counts no seconds: rounded up."""
+    assert text == slurm_time(seconds)
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    for name in CASES:
+        (GOLDEN / f"{name}.sbatch").write_text(rendered(name), "utf-8")
