@@ -325,6 +325,11 @@ SINK_FAILED = Event(
 SINK_RECOVERED = Event(
     "sink.recovered", "a sink takes what is sent again, from where it had failed", ("sink", "seconds")
 )
+SINK_SENDING = Event(
+    "sink.sending",
+    "the launch has ended and waits for what a sink has not got: at most so many more seconds",
+    ("sink", "points", "seconds"),
+)
 SINK_UNSENT = Event(
     "sink.unsent",
     "the launch has ended before a sink had everything; the next launch or `elasticflow sinks send` goes on there",

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 FLUSH_S = 20.0
 """Seconds for what is not delivered when a launch ends."""
+UNTOLD_S = 2.0
+"""Seconds of these after which it is told what is waited for."""
 STUCK_S = 60.0
 """A call of a sink that lasts longer is told."""
 _LOWEST_PRIORITY = 19
@@ -52,7 +54,7 @@ def main() -> None:
     watch = _Watch(deliveries, report)
     while not asked.wait(_LOOK_S):
         watch.look()
-    flush(deliveries, time.monotonic() + FLUSH_S)
+    flush(deliveries, time.monotonic() + FLUSH_S, report)
     tell_unsent(deliveries, report)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -92,10 +94,19 @@ def deliveries_of(folder: RunFolder, report: Report) -> list[Delivery]:
     ]
 
 
-def flush(deliveries: Sequence[Delivery], deadline: float) -> None:
-    """Return once all is delivered, or at *deadline* on the monotonic clock."""
+def flush(deliveries: Sequence[Delivery], deadline: float, report: Report) -> None:
+    """Return once all is delivered, or at *deadline* on the monotonic clock; report what is waited for longer."""
     for delivery in deliveries:
         delivery.finish()
+    _await_all(deliveries, min(deadline, time.monotonic() + UNTOLD_S))
+    for delivery in deliveries:
+        if not delivery.is_done.is_set():
+            left_s = round(max(0.0, deadline - time.monotonic()))
+            report("sink.sending", sink=delivery.name, points=delivery.unsent(), seconds=left_s)
+    _await_all(deliveries, deadline)
+
+
+def _await_all(deliveries: Sequence[Delivery], deadline: float) -> None:
     for delivery in deliveries:
         delivery.is_done.wait(max(0.0, deadline - time.monotonic()))
 

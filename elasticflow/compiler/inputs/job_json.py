@@ -29,6 +29,7 @@ _LATER: tuple[tuple[str, str, Any], ...] = (
     ("dataset", "mix", []),
     *(("logging", name, None) for name in SINKS if name != "kubeflow"),
     ("logging", "custom", {}),
+    ("nodes", "token_file", None),
 )
 _OF_DATA = "$dataset"  # a value of the training data: {"$dataset": "vocab_size"}
 _FLOAT = "$float"  # JSON has no infinity and no NaN: {"$float": "inf"}

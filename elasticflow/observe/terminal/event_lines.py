@@ -383,10 +383,20 @@ def _sink_recovered(record: Record) -> Line:
     return Line("done", "plain", "sink", f"{record.get('sink')} takes what is sent again, after {seconds}")
 
 
-def _sink_unsent(record: Record) -> Line:
+def _points_of_sink(record: Record) -> str:
     # `notify.url`, `notify.command`: what they are sent are messages.
     unit = "message" if str(record.get("sink")).startswith("notify.") else "point"
-    text = f"{record.get('sink')} has not got {plural(int_of(record, 'points'), unit)}: {record.get('error')}"
+    return plural(int_of(record, "points"), unit)
+
+
+def _sink_sending(record: Record) -> Line:
+    what = f"the last {_points_of_sink(record)}" if int_of(record, "points") else "what is left"
+    text = f"{record.get('sink')}: sending {what}, for at most {span(int_of(record, 'seconds'))}"
+    return Line("note", "quiet", "sink", text, ("Ctrl-C does not wait: the next launch goes on there",))
+
+
+def _sink_unsent(record: Record) -> Line:
+    text = f"{record.get('sink')} has not got {_points_of_sink(record)}: {record.get('error')}"
     more = (f"elasticflow sinks send {record.get('run_id')}, or the next launch, goes on there",)
     return Line("warning", "notice", "sink", text, more=more)
 
@@ -433,6 +443,7 @@ CONTEXT_FREE: dict[str, Callable[[Record], Line]] = {
     events.CONNECTION_REFUSED: _connection_refused,
     events.SINK_FAILED: _sink_failed,
     events.SINK_RECOVERED: _sink_recovered,
+    events.SINK_SENDING: _sink_sending,
     events.SINK_UNSENT: _sink_unsent,
     events.FOLLOWER_LOST: _follower_lost,
 }
