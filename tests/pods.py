@@ -73,11 +73,13 @@ class Cluster:
         root: Folder for all files.
         image: What is at the container's working folder before anything is mounted.
         manifest: Objects by their kinds.
+        secrets: Values by the names of Secrets and keys.
     """
 
     root: Path
     image: Path
     manifest: dict[str, Any]
+    secrets: dict[tuple[str, str], str] = field(default_factory=dict)
     pods: list[Pod] = field(default_factory=list)
     _names: dict[str, str] = field(default_factory=dict)
     _made: int = 0
@@ -172,7 +174,7 @@ class Cluster:
         words = [word.replace("$(JOB_COMPLETION_INDEX)", str(index)) for word in container["command"]]
         assert words[0] == "elasticflow"
         run_id, job = words[words.index("--run-id") + 1], self.manifest["Job"]["metadata"]["name"]
-        of_pod = {each["name"]: each["value"] for each in container.get("env", [])}
+        of_pod = {each["name"]: self._value(each) for each in container["env"]}
         environment = {"JOB_COMPLETION_INDEX": str(index), "HOSTNAME": host, **of_pod}
         kept = {name: os.environ[name] for name in ("PATH", "TESTS_PROCESS", "LANG") if name in os.environ}
         output = self.root / f"output-{network}.txt"
@@ -192,6 +194,12 @@ class Cluster:
                 env={**kept, "PYTHONPATH": str(ROOT), **environment},
             )
         return Running(process, RunFolder.of(files, job, run_id), output)
+
+    def _value(self, variable: dict[str, Any]) -> str:
+        if "value" in variable:
+            return str(variable["value"])
+        place = variable["valueFrom"]["secretKeyRef"]
+        return self.secrets[place["name"], place["key"]]
 
     def _tell_names(self) -> None:
         text = "127.0.0.1 localhost\n" + "".join(

@@ -58,6 +58,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         ignored = shutil.ignore_patterns("jobs", "runs", "*.yaml", "output-*")
         shutil.copytree(project.root, image, ignore=ignored)
     made = Cluster.of(tmp_path, image, text)
+    made.secrets["tiny-token", "token"] = "0123456789abcdef" * 4
     try:
         made.make()
     except subprocess.CalledProcessError as error:

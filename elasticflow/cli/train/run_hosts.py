@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import click
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from elasticflow.launcher.hosts.hosts_file import Host
 
 _PORT = 29400
-# What processes of a run know each other by; it is on no command line.
-_PASSED_ON = ("ELASTICFLOW_TOKEN",)
 
 
 def run_hosts(options: RunOptions, path: Path) -> int:
@@ -30,11 +27,14 @@ def run_hosts(options: RunOptions, path: Path) -> int:
 
     Raises:
         HostsError: the file is not right, a host leads nowhere, or there are more than the job may have.
+        TokenError: the run's token cannot be had.
     """
     from elasticflow.jobfile.tables.units import parse_duration
     from elasticflow.launcher.hosts.hosts_file import read_hosts
     from elasticflow.launcher.hosts.order import Order
     from elasticflow.launcher.hosts.run_on_hosts import run_on_hosts
+    from elasticflow.launcher.rendezvous.token import given_token, new_token
+    from elasticflow.protocol.handshake import TOKEN
 
     hosts = read_hosts(path)
     loaded, job, sets = _job_with_endpoint(options, hosts[0])
@@ -49,14 +49,15 @@ def run_hosts(options: RunOptions, path: Path) -> int:
     run_id = options.run_id or new_run_id()
     options.say(f"run {run_id} on {', '.join(host.target for host in hosts)}, which meet at {endpoint}")
     grace_s = parse_duration(job.snapshots.grace)
-    environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    # Nobody else needs to know it: each host is told, by ssh.
+    token = given_token(job.nodes.token_file, loaded.project_root) or new_token()
     orders = [
         (
             host,
             Order(
                 folder=host.folder or str(loaded.project_root.resolve()),
                 words=_words(options, loaded, run_id, endpoint, sets, rank),
-                environment=environment,
+                environment={TOKEN: token},
                 run=f"{job.job.name}/{run_id}",
                 grace_s=grace_s,
             ),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.clusters.kubernetes.pods import quantity
 from elasticflow.clusters.yaml_text import Commented
 from elasticflow.errors import BUDGET_SPENT, INTERRUPTED, NOT_STARTED
+from elasticflow.protocol.handshake import TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,6 +46,7 @@ def rendezvous(pods: PodSpec, name: str) -> list[Any]:
         "name": "rendezvous",
         "image": pods.table.image,
         "command": ["elasticflow", "rendezvous", "serve", "--port", str(port)],
+        "env": [each for each in pods.environment() if _name_of(each) == TOKEN],
         "ports": [{"containerPort": port}],
         "resources": {"requests": asked, "limits": dict(asked)},
         "readinessProbe": {"tcpSocket": {"port": port}},
@@ -85,7 +87,7 @@ def elastic_job(pods: PodSpec) -> Any:
     template = pods.template(pods.name, labels_of(pods))
     comment = (
         f"A pod for each node: {nodes.min} to {nodes.max} take part. Another number, while it runs:\n"
-        f'kubectl patch job {pods.name} -p \'{{"spec":{{"parallelism":N,"completions":N}}}}\''
+        f'{pods.kubectl} patch job {pods.name} -p \'{{"spec":{{"parallelism":N,"completions":N}}}}\''
     )
     return Commented(comment, {**head, "spec": _job_spec(pods, template)})
 
@@ -116,6 +118,11 @@ def train_job(pods: PodSpec, replicated_job: str) -> list[Any]:
 def labels_of(pods: PodSpec) -> dict[str, str]:
     """Return the labels that every object and pod of the run has."""
     return {OF_RUN: pods.name, **pods.table.labels}
+
+
+def _name_of(variable: Any) -> str:
+    plain = variable.value if isinstance(variable, Commented) else variable
+    return str(plain["name"])
 
 
 def _head(version: str, kind: str, pods: PodSpec, name: str) -> dict[str, Any]:

@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from elasticflow.clusters.yaml_text import Commented
 from elasticflow.jobfile.tables.units import parse_duration, parse_size
+from elasticflow.protocol.handshake import TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,6 +57,11 @@ class PodSpec:
     def config_map(self) -> str:
         """Name of the ConfigMap with the job file."""
         return f"{self.name}-job"
+
+    @property
+    def kubectl(self) -> str:
+        """How kubectl is called for the run's namespace."""
+        return "kubectl" if self.table.namespace is None else f"kubectl -n {self.table.namespace}"
 
     def command(self) -> list[str]:
         """Return the command, the same in every pod: it leads the run, or takes part in it."""
@@ -111,8 +118,7 @@ class PodSpec:
             "workingDir": table.workdir,
             "command": self.command(),
         }
-        if env := environment(table):
-            container["env"] = env
+        container["env"] = self.environment()
         if resources := resources_of(table.resources):
             container["resources"] = resources
         container["volumeMounts"] = list(self._mounts())
@@ -122,6 +128,24 @@ class PodSpec:
         # What it printed last stands in the pod's status, where `kubectl describe` shows it.
         container["terminationMessagePolicy"] = "FallbackToLogsOnError"
         return container
+
+    def environment(self) -> list[Any]:
+        """Return the variables of each pod."""
+        table = self.table
+        plain = [{"name": name, "value": _literal(value)} for name, value in table.env.items()]
+        return [*plain, *(_of_secret(name, place) for name, place in table.secrets.items()), *self.token()]
+
+    def token(self) -> list[Any]:
+        """Return the variable with the run's token, unless `kubernetes.secrets` has it."""
+        if TOKEN in self.table.secrets:
+            return []
+        name = f"{self.name}-token"
+        comment = (
+            "Without this Secret, who reaches the pods' port can take part in the run. Before the pods start:\n"
+            f"openssl rand -hex 32 | {self.kubectl} create secret generic {name} --from-file=token=/dev/stdin"
+        )
+        reference = {"name": name, "key": "token", "optional": True}
+        return [Commented(comment, {"name": TOKEN, "valueFrom": {"secretKeyRef": reference}})]
 
     def _mounts(self) -> list[dict[str, Any]]:
         root = self.table.workdir.rstrip("/")
@@ -154,12 +178,6 @@ class PodSpec:
                 limit = {} if volume.size is None else {"sizeLimit": quantity(volume.size)}
                 volumes.append({"name": name, "emptyDir": limit})
         return volumes
-
-
-def environment(table: KubernetesTable) -> list[dict[str, Any]]:
-    """Return the variables of each pod."""
-    plain = [{"name": name, "value": _literal(value)} for name, value in table.env.items()]
-    return [*plain, *(_of_secret(name, place) for name, place in table.secrets.items())]
 
 
 def _of_secret(name: str, place: str) -> dict[str, Any]:
