@@ -141,6 +141,10 @@ class RendezvousError(ElasticflowError):
     """No store for the rendezvous where the job names one."""
 
 
+class InterfaceError(ElasticflowError):
+    """This machine has no network interface of the kind that the job names."""
+
+
 class TokenError(ElasticflowError):
     """The token that the machines of a run share cannot be had, or is none."""
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import socket
 import threading
 from typing import TYPE_CHECKING, TypeVar
 
 from elasticflow.doctor.check import CheckResult, Needs, Verdict, ok
-from elasticflow.protocol.store_address import is_here
+from elasticflow.errors import InterfaceError, PortTakenError
+from elasticflow.launcher.rendezvous.network import find, listen
+from elasticflow.protocol.store_address import is_here, split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,11 +33,11 @@ def network(needs: Needs) -> Iterator[CheckResult]:
         yield _interface(interface)
     endpoint = needs.job.nodes.endpoint
     if endpoint is not None:
-        host, _, port = endpoint.rpartition(":")
+        host, port = split(endpoint)
         torchrun = needs.job.torchrun
         if torchrun.rdzv_backend == "etcd-v2":
             yield from _etcd()
-        yield _endpoint(host.strip("[]"), int(port), endpoint, is_served=torchrun.is_store_outside)
+        yield _endpoint(host, port, endpoint, is_served=torchrun.is_store_outside)
     elif needs.is_for_several_machines:
         meaning = "other machines cannot join the run; nodes on this one can be simulated"
         yield CheckResult(_TOPIC, "endpoint", "warning", "none", meaning, 'set nodes.endpoint = "HOST:PORT"')
@@ -67,12 +70,12 @@ def _own_name(needs: Needs) -> CheckResult:
 
 
 def _interface(name: str) -> CheckResult:
-    names = [known for _, known in socket.if_nameindex()]
-    if name in names:
-        return ok(_TOPIC, "interface", name)
-    meaning = "workers could not talk to each other"
-    remedy = f"set nodes.interface to one of {', '.join(names)}, or leave it out"
-    return CheckResult(_TOPIC, "interface", "problem", f"there is no {name} here", meaning, remedy)
+    try:
+        found = find(name)
+    except InterfaceError as error:
+        meaning = "workers could not talk to each other"
+        return CheckResult(_TOPIC, "interface", "problem", error.message, meaning, error.remedy or "")
+    return ok(_TOPIC, "interface", f"{found.name}, {found.address}")
 
 
 def _endpoint(host: str, port: int, endpoint: str, *, is_served: bool) -> CheckResult:
@@ -111,9 +114,10 @@ def _etcd() -> Iterator[CheckResult]:
 
 def _own_endpoint(host: str, port: int, endpoint: str) -> CheckResult:
     try:
-        socket.create_server((host, port)).close()
-    except OSError as error:
-        fact = f"{endpoint} is this machine; the port cannot be had: {error.strerror}"
+        listen(host, port).close()
+    except PortTakenError as error:
+        reason = os.strerror(error.__cause__.errno or 0) if isinstance(error.__cause__, OSError) else ""
+        fact = f"{endpoint} is this machine; the port cannot be had: {reason}"
         meaning = (
             "a run from here is refused, unless it is a run or `elasticflow rendezvous serve` that listens"
         )

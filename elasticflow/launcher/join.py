@@ -15,12 +15,13 @@ from elasticflow.launcher.agent.agent_process import build_agent_process
 from elasticflow.launcher.agent.waiting_agent import next_launch_id
 from elasticflow.launcher.joined_node import JoinedNode
 from elasticflow.launcher.launch import check_torch
+from elasticflow.launcher.rendezvous import network
 from elasticflow.launcher.rendezvous.invitation import Invitation
 from elasticflow.launcher.rendezvous.leadership import connect, newest_launch, store_address_of
 from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, INVITATION, join_store
 from elasticflow.launcher.rendezvous.token import given_token
 from elasticflow.protocol.json_codec import from_json
-from elasticflow.protocol.store_address import StoreLostError
+from elasticflow.protocol.store_address import StoreLostError, joined
 from elasticflow.run_folder import RunFolder, snapshot_place
 from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.store.catalog import Catalog
@@ -48,8 +49,8 @@ class Address:
     port: int
 
     def __str__(self) -> str:
-        """Return host:port."""
-        return f"{self.host}:{self.port}"
+        """Return host:port; an IPv6 address stands in brackets."""
+        return joined(self.host, self.port)
 
 
 def join(
@@ -74,12 +75,14 @@ def join(
     Raises:
         LaunchNotFoundError: nobody leads a run of the job at *address*.
         NodeRefusedError: this machine would train something else, or does not see the run's snapshots.
+        InterfaceError: this machine has no such interface as the job names.
         TokenError: this machine's token cannot be had.
         TokenRefusedError: it is not the launch's.
     """
     check_torch(warn)
     plan = plan_job(request.job, project_root=request.project_root, job_files=request.files)
     check_rank(plan, request.node_rank)
+    network.check(plan.interface)
     token = given_token(plan.token_file, request.project_root)
     await_server(address, say)
     store_address = store_address_of(plan, address.host, address.port, token)

@@ -16,6 +16,7 @@ from elasticflow.errors import GpuMissingError, StorageError, TorchMissingError
 from elasticflow.launcher import resume_check
 from elasticflow.launcher.agent.waiting_agent import next_launch_id
 from elasticflow.launcher.journal.post_mortem import ending_of
+from elasticflow.launcher.rendezvous import network
 from elasticflow.launcher.rendezvous.leadership import open_store
 from elasticflow.launcher.rendezvous.token import given_token, open_port_warning
 from elasticflow.launcher.run_lock import locked
@@ -100,6 +101,7 @@ def prepare(request: Request, warn: Callable[[str], None]) -> Iterator[Launch]:
         GpuMissingError: the job has a worker for each GPU, and there is none here.
         ScaleError: more nodes are to be simulated than the job may have.
         StorageError: the snapshot URI cannot be written.
+        InterfaceError: this machine has no such interface as the job names.
         TokenError: the run's token cannot be had.
         TokenRefusedError: the store that the job names has another one.
         PortTakenError: the endpoint's port is in use.
@@ -117,6 +119,7 @@ def prepare(request: Request, warn: Callable[[str], None]) -> Iterator[Launch]:
     uri, prefix = snapshot_place(plan.snapshots.uri, request.folder, request.project_root)
     storage = Storage(uri, plan.snapshots.writer.options)
     storage.check_writable()
+    network.check(plan.interface)
     token = given_token(plan.token_file, request.project_root)
     if (sentence := open_port_warning(plan, token)) is not None:
         warn(sentence)

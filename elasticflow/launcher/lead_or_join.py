@@ -15,6 +15,7 @@ from elasticflow.errors import (
 )
 from elasticflow.launcher.join import Node, await_launch, check_rank, why_not_served
 from elasticflow.launcher.launch import check_torch
+from elasticflow.launcher.rendezvous import network
 from elasticflow.launcher.rendezvous.leadership import connect, store_address_of
 from elasticflow.launcher.rendezvous.token import given_token
 from elasticflow.protocol.store_address import StoreLostError, is_here
@@ -59,6 +60,7 @@ def lead_or_join(
     check_torch(warn)
     plan = plan_job(request.job, project_root=request.project_root, job_files=request.files)
     check_rank(plan, request.node_rank)
+    network.check(plan.interface)
     last = 0
     while True:
         if _may_lead(plan, request.node_rank, address, say):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass, field, replace
+from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 PREFIX = "elasticflow"
@@ -40,14 +41,13 @@ class StoreAddress:
     @property
     def endpoint(self) -> str:
         """Its address for people."""
-        return f"{self.host}:{self.port}"
+        return joined(self.host, self.port)
 
     @property
     def url(self) -> str:
         """The whole address but the token in one word, for an environment variable."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
         query = urlencode(self.options)
-        return f"{self.backend}://{host}:{self.port}/{self.prefix}" + (f"?{query}" if query else "")
+        return f"{self.backend}://{self.endpoint}/{self.prefix}" + (f"?{query}" if query else "")
 
     @classmethod
     def parse(cls, url: str, token: str = "") -> StoreAddress:
@@ -56,14 +56,43 @@ class StoreAddress:
         assert parts.hostname is not None
         assert parts.port is not None
         # Not `parts.hostname` alone: it is in lower case, which a name in /etc/hosts may not be.
-        host = parts.netloc.rpartition(":")[0].removeprefix("[").removesuffix("]")
+        host, _ = split(parts.netloc)
         return cls(host, parts.port, parts.path[1:], parts.scheme, dict(parse_qsl(parts.query)), token)
 
 
+def joined(host: str, port: int) -> str:
+    """Return `host:port`; an IPv6 address stands in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split(endpoint: str) -> tuple[str, int]:
+    """Return host and port of `host:port`; an IPv6 address loses its brackets.
+
+    Raises:
+        ValueError: it is of another form.
+    """
+    host, _, port = endpoint.rpartition(":")
+    if host.startswith("[") and host.endswith("]") and ":" in host:
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"an IPv6 address stands in brackets: [{host}]:{port}")
+    if not host or not port.isdecimal():
+        raise ValueError("host and port are written like head:29400")
+    return host, int(port)
+
+
 def is_here(host: str) -> bool:
-    """Return whether *host* is an address of this machine."""
+    """Return whether *host* is an address of this machine, or stands for one."""
     try:
-        with socket.create_server((host, 0)):
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return any(_can_bind(family, address) for family, _, _, _, address in found)
+
+
+def _can_bind(family: int, address: Any) -> bool:
+    try:
+        with socket.create_server(address, family=family):
             return True
     except OSError:
         return False

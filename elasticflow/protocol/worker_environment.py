@@ -17,6 +17,7 @@ GENERATION = "ELASTICFLOW_GENERATION"  # number of the worker group, the same on
 NODE = "ELASTICFLOW_NODE"  # id of the node inside the launch
 RENDEZVOUS = "ELASTICFLOW_RENDEZVOUS"  # where the launch's keys are (`protocol/store_address.py`)
 NUMA = "ELASTICFLOW_NUMA"  # how torch binds a worker to the cores near its GPU, if it does
+ADDRESS = "ELASTICFLOW_ADDRESS"  # under which other machines reach this one, where `nodes.interface` says it
 WRITER = "ELASTICFLOW_WRITER"  # address of the node's snapshot writer
 FAILED_AT = "ELASTICFLOW_FAILED_AT"  # unix time of the failure this generation answers, if any
 HEARTBEAT_FD = "ELASTICFLOW_HEARTBEAT_FD"  # shared memory of the node's heartbeats: one slot per local rank

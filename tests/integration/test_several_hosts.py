@@ -26,11 +26,11 @@ TOKEN = "a-token-of-these-tests"
 
 
 @pytest.fixture
-def hosts() -> Iterator[Hosts]:
+def hosts(request: pytest.FixtureRequest) -> Iterator[Hosts]:
     """Yield two hosts; skips where they cannot be made."""
     if shutil.which("ip") is None:
         pytest.skip("iproute2 is not installed")
-    made = Hosts()
+    made = Hosts(is_v6=getattr(request, "param", "") == "IPv6")
     try:
         made.make()
     except subprocess.CalledProcessError as error:
@@ -95,3 +95,32 @@ def test_host_is_refused_with_another_job_then_joins_is_cut_off_and_comes_back(
     assert not [path for path in written if TOKEN.encode() in path.read_bytes()]
     steps = steps_of(running.run)
     assert list(range(1, len(steps) + 1)) == steps
+
+
+@pytest.mark.parametrize("hosts", ["IPv6"], indirect=True)
+def test_hosts_that_speak_ipv6_only_and_have_another_interface(
+    projects: Callable[[str], Project], hosts: Hosts, tmp_path: Path
+) -> None:
+    """The interface is named by its network. Another one comes first, and leads nowhere; no host has a route to others."""
+    head, other = projects("head"), projects("other")
+    address = f"[{hosts.addresses[0]}]:{PORT}"
+    sets = (
+        f"nodes.endpoint={address}",
+        "nodes.interface=fd77::/64",
+        "nodes.min=2",
+        "nodes.max=2",
+        "nodes.nproc_per_node=1",
+        "train.epochs=2",
+        f"snapshots.uri={tmp_path / 'shared'}",
+    )
+    started = []
+    for project, name, join in zip((head, other), hosts.names, ((), (f"--join={address}",)), strict=True):
+        project.prefix = ("ip", "netns", "exec", name)
+        write_jobs(project)
+        options = [f"--set={text}" for text in sets]
+        command = ("run", "jobs/counting.toml", *join, *options)
+        # The head's run has this id; the one that joins is told it.
+        own = () if join else ("--run-id=six",)
+        started.append(project.start(*command, *own, run_id="six", job="counting", ELASTICFLOW_TOKEN=TOKEN))
+    assert [0, 0] == [running.end() for running in started], started[0].told() + started[1].told()
+    assert 2 == named(started[0].events(), events.GENERATION_STARTED)[-1]["world_size"]

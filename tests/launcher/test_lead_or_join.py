@@ -26,7 +26,7 @@ class _Plan:
     """What is asked of a plan."""
 
     rdzv_backend = "c10d"
-    token_file = None
+    token_file = interface = None
 
     def __init__(self, *, is_store_outside: bool) -> None:
         self.is_store_outside = is_store_outside

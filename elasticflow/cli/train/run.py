@@ -133,13 +133,17 @@ def _join(loaded: LoadedJob, endpoint: str, options: RunOptions) -> int:
     from elasticflow.errors import FINISHED
     from elasticflow.launcher.join import Address, join
     from elasticflow.launcher.lead_or_join import lead_or_join
+    from elasticflow.protocol.store_address import split
     from elasticflow.run_folder import RunFolder
 
     if options.is_simulated or (options.accept_drift and not options.run_id):
         raise click.UsageError("--join takes part in a run as it was started elsewhere: give it alone")
-    host, _, port = endpoint.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise click.BadParameter("write it like head:29400", param_hint="--join")
+    try:
+        host, port = split(endpoint)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--join") from error
+    if not 0 < port < 65536:
+        raise click.BadParameter("ports are numbers from 1 to 65535", param_hint="--join")
     assert loaded.job is not None
     if options.run_id is None:
         take_part, folder = join, RunFolder.of(loaded.project_root, loaded.job.job.name, "joined")
@@ -149,7 +153,7 @@ def _join(loaded: LoadedJob, endpoint: str, options: RunOptions) -> int:
             return FINISHED
     return take_part(
         options.request(loaded, folder),
-        Address(host, int(port)),
+        Address(host, port),
         lambda text: click.echo(text, err=True),
         warn,
         lambda request: _launch(request, options.log_format),

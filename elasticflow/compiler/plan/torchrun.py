@@ -7,6 +7,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from elasticflow.jobfile.tables.launching import is_address
 from elasticflow.jobfile.tables.units import parse_duration
 from elasticflow.protocol import worker_environment
 
@@ -69,7 +70,8 @@ def variables(job: Job) -> tuple[Variable, ...]:
     if job.train.consistency == "exact":
         reason = "without a fixed workspace cuBLAS may add in another order each time"
         listed.append(Variable("CUBLAS_WORKSPACE_CONFIG", ":4096:8", reason))
-    if job.nodes.interface is not None:
+    # Which interface has an address, or one of a network, each machine finds out for itself.
+    if job.nodes.interface is not None and not is_address(job.nodes.interface):
         reason = "workers talk over nodes.interface"
         listed.append(Variable("GLOO_SOCKET_IFNAME", job.nodes.interface, reason))
         listed.append(Variable("NCCL_SOCKET_IFNAME", job.nodes.interface, reason))

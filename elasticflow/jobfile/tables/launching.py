@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import show
@@ -29,10 +30,32 @@ from elasticflow.jobfile.tables.types import (
 from elasticflow.protocol.warm_restarts import Warm  # noqa: TC001  # pydantic reads the fields' types
 from elasticflow.redaction import is_secret
 
+
+def is_address(interface: str) -> bool:
+    """Return whether *interface* is an address or a network, not a name."""
+    try:
+        ipaddress.ip_network(interface, strict=False)
+    except ValueError:
+        return False
+    return True
+
+
+def _interface(text: str) -> str:
+    if "${" not in text and (":" in text or "/" in text) and not is_address(text):
+        raise ValueError(
+            'is no network interface: write its name, an address or a network, like "10.0.0.0/8"'
+        )
+    return text
+
+
 Interface = Annotated[
     str,
-    Field(pattern=or_reference("[A-Za-z0-9._-]{1,15}"), examples=["eth0"]),
-    Description('a network interface, like "eth0"'),
+    Field(
+        pattern=or_reference("[A-Za-z0-9._-]{1,15}|[0-9A-Fa-f.:]+(/[0-9]{1,3})?"),
+        examples=["eth0", "10.0.0.0/8"],
+    ),
+    AfterValidator(_interface),
+    Description('a network interface: its name, an address or a network, like "eth0" or "10.0.0.0/8"'),
 ]
 Streams = Annotated[
     str,
@@ -136,7 +159,7 @@ class NodesTable(Table):
     )
     interface: Annotated[Interface | None, MayRefer()] = Field(
         default=None,
-        description="Network interface the workers talk over; may hold ${env:NAME}.",
+        description="Network interface the workers talk over: name, address or network; may hold ${env:NAME}.",
     )
     token_file: Annotated[str | None, MayRefer("/etc/elasticflow/token")] = Field(
         default=None,

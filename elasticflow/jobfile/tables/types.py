@@ -24,6 +24,7 @@ MOST_SAMPLES = 10**15
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 ENTRY = rf"^{_NAME}(\.{_NAME})*:{_NAME}(\.{_NAME})*$"
+_HOST = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
 _PORT = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 
 
@@ -150,9 +151,9 @@ StepsText = Annotated[
 ]
 Endpoint = Annotated[
     str,
-    Field(pattern=or_reference("[A-Za-z0-9._-]+:[0-9]{1,5}")),
+    Field(pattern=or_reference(f"{_HOST}:[0-9]{{1,5}}")),
     AfterValidator(_endpoint),
-    editor_hints(or_reference(f"[A-Za-z0-9._-]+:{_PORT}"), "head:29400"),
+    editor_hints(or_reference(f"{_HOST}:{_PORT}"), "head:29400", "[fd00::1]:29400"),
     Description('"host:port", like "head:29400"'),
 ]
 Name = Annotated[

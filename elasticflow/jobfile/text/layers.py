@@ -164,6 +164,10 @@ def flag_layer(text: str) -> Layer:
     return Layer(FLAG, text, raw, find_spots)
 
 
+# --set nodes.endpoint=[fd00::1]:29400, which begins like a list
+_IPV6_ENDPOINT = re.compile(r"\[[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*\]:[0-9]+")
+
+
 def _leaf(text: str, value: str, start: int) -> Any:
     import tomli
 
@@ -173,7 +177,7 @@ def _leaf(text: str, value: str, start: int) -> Any:
         from elasticflow.jobfile.diagnostics.excerpt import mask_secrets
         from elasticflow.jobfile.text.slips import mended
 
-        if value[0] in "[{\"'":
+        if value[0] in "[{\"'" and not _IPV6_ENDPOINT.fullmatch(value):
             remedy = "quote it for your shell, for example --set 'dataset.args={ split = \"train\" }'"
             meant = mended(f"v = {value}", len("v = "))
             if meant is not None and meant.line.startswith("v = ") and "\n" not in meant.line:

@@ -86,7 +86,9 @@ class Agent:
         )
         self._orphans = Orphans(self._adopted, self._reporter.left_behind)
         self._store_address = config.store_address
-        self._interface = network.variables(self._store_address.host, self._store_address.port)
+        self._interface = network.variables(
+            self._store_address.host, self._store_address.port, config.interface
+        )
         self._standbys = StandbyKeeper(
             config.warm,
             server,

@@ -53,6 +53,7 @@ class AgentConfig:
         warm: How restarts are kept warm.
         compiles: Workers compile the model: the compiler's cache is kept.
         imports_anew: The launch sets variables that a fork server which was started before has missed.
+        interface: Name, address or network of the interface that workers talk over; None: that towards the keys.
     """
 
     launch_folder: str
@@ -72,6 +73,7 @@ class AgentConfig:
     warm: Warm = "auto"
     compiles: bool = False
     imports_anew: bool = False
+    interface: str | None = None
 
     @property
     def store_address(self) -> StoreAddress:
@@ -220,5 +222,6 @@ def build_agent_process(
         node_rank=node_rank,
         seed=plan.seed,
         compiles=plan.compiles,
+        interface=plan.interface,
     )
     return AgentProcess(config, launch_id)

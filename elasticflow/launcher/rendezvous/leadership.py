@@ -25,7 +25,7 @@ from elasticflow.launcher.rendezvous.network import listen
 from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, SUPERVISOR_BEAT, TOLD, join_store
 from elasticflow.launcher.rendezvous.store_server import StoreServer
 from elasticflow.launcher.rendezvous.token import new_token
-from elasticflow.protocol.store_address import StoreAddress, StoreLostError, is_here
+from elasticflow.protocol.store_address import StoreAddress, StoreLostError, is_here, split
 
 if TYPE_CHECKING:
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
@@ -105,8 +105,8 @@ def open_store(plan: LaunchPlan, token: str = "") -> LaunchStore:
         # Nodes that are simulated on this machine may be joined by others on it.
         endpoint = None if plan.nodes_max == 1 else address.endpoint
         return LaunchStore(address, endpoint, StoreServer(listener, token))
-    host, _, number = plan.endpoint.rpartition(":")
-    address = store_address_of(plan, host, int(number), token)
+    host, number = split(plan.endpoint)
+    address = store_address_of(plan, host, number, token)
     if not plan.is_store_outside:
         listener = listen("", address.port)
         if not is_here(host):

@@ -180,7 +180,7 @@ class StoreServer:
         with suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        client = _Client(connection, str(address[0]), ServerSide(self._token))
+        client = _Client(connection, str(address[0]).removeprefix("::ffff:"), ServerSide(self._token))
         if len(self._greeting) >= _MOST_GREETING:
             self._refuse(next(iter(self._greeting)), "too many came at a time")
         self._clients.append(client)

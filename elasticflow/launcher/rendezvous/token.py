@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.errors import TokenError
 from elasticflow.protocol.handshake import TOKEN
+from elasticflow.protocol.store_address import split
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,7 +68,7 @@ def open_port_warning(plan: LaunchPlan, token: str) -> str | None:
     """Return what to say where this launch serves its keys to anybody who reaches its port; None if it does not."""
     if plan.endpoint is None or plan.nodes_max == 1 or plan.is_store_outside or token:
         return None
-    host, _, port = plan.endpoint.rpartition(":")
+    host, port = split(plan.endpoint)
     return None if is_loopback(host) else open_to_all(f"port {port} of this machine")
 
 
@@ -82,6 +83,6 @@ def open_to_all(place: str) -> str:
 def is_loopback(host: str) -> bool:
     """Return whether only this machine reaches *host*."""
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"

@@ -30,6 +30,7 @@ class Identity:
         failed_at: Unix time of the failure after which this generation was formed.
         heartbeat_fd: Shared memory of the node's heartbeats.
         rendezvous: Where the keys of our agent's launch are.
+        address: Under which other machines reach this one; None: the one that it has towards the launch's keys.
         numa: How to bind this process to the cores near its GPU (torch's affinity mode); None: it is not bound, or is
             already, by torchrun.
     """
@@ -48,6 +49,7 @@ class Identity:
     heartbeat_fd: int | None
     rendezvous: StoreAddress
     numa: str | None
+    address: str | None = None
 
     @classmethod
     def read(cls, environ: Mapping[str, str], folder: Path) -> Identity:
@@ -79,6 +81,7 @@ class Identity:
             heartbeat_fd=int(heartbeat_fd) if heartbeat_fd else None,
             rendezvous=_rendezvous(environ),
             numa=environ.get(worker_environment.NUMA) or None,
+            address=environ.get(worker_environment.ADDRESS) or None,
         )
 
 

@@ -93,22 +93,30 @@ def announce(store: Store, environ: MutableMapping[str, str]) -> None:
 
 
 def _listen(identity: Identity) -> socket.socket:
-    """Return a listening socket on a free port: for this machine alone where all workers are on it."""
+    """Return a listening socket on a free port: for this machine alone where all workers are on it.
+
+    On the interface that the job names, if it names one.
+    """
     if identity.world_size == identity.local_world_size:
         return socket.create_server(("127.0.0.1", 0), backlog=512)
+    if identity.address is not None:
+        family = socket.AF_INET6 if ":" in identity.address else socket.AF_INET
+        return socket.create_server((identity.address, 0), family=family, backlog=512)
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", 0), family=socket.AF_INET6, backlog=512, dualstack_ipv6=True)
     return socket.create_server(("", 0), backlog=512)
 
 
 def _own_address(identity: Identity, keys: RemoteControlStore) -> str | None:
-    """Return the address under which other workers reach this machine: the one it has towards the launch's keys.
+    """Return the address under which other workers reach this machine: the job's, or that towards the launch's keys.
 
     None where that is the loopback and the host's name stands for no other address of this machine: others reach it
     where they find the keys.
     """
     if identity.world_size == identity.local_world_size:
         return "127.0.0.1"
+    if identity.address is not None:
+        return identity.address
     if not ipaddress.ip_address(address := keys.own_address).is_loopback:
         return address
     # A host's name may stand for an address that only others know it by, or for one that it had once.

@@ -261,3 +261,11 @@ def test_every_leaf_stands_where_it_is_said_to(
     for key, value in {**base, **own, **flags}.items():
         layer, span = source.find(tuple(key.split(".")))
         assert {"v": value} == tomli.loads(f"v = {layer.text[slice(*span)]}")
+
+
+def test_ipv6_endpoint_needs_no_quotes(folder: Path) -> None:
+    """It begins like a list of TOML, and is none."""
+    write(folder, job="")
+    source = load_source(folder / "job.toml", ["nodes.endpoint=[fd00::1]:29400"])
+    assert not source.problems
+    assert source.raw == {"nodes": {"endpoint": "[fd00::1]:29400"}}
