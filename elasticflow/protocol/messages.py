@@ -309,12 +309,21 @@ class Stacks:
 
 @dataclass(frozen=True)
 class WorkersEnded:
-    """No worker of a generation is left on a node; *failed* says whether one of them failed there."""
+    """No worker of a generation is left on a node.
+
+    Attributes:
+        generation: Its number.
+        node: The node's id.
+        failed: Whether one of them failed there.
+        workers: How each ended.
+        sent_at: Unix time at which it is told, on the node's clock.
+    """
 
     generation: int
     node: str
     failed: bool
     workers: tuple[WorkerEnd, ...]
+    sent_at: float | None = None
 
 
 Message = (
@@ -368,11 +377,13 @@ class FormGeneration:
         generation: Its number.
         nodes: Ids of its nodes in rank order, each with its number of workers.
         failed_at: Unix time of the failure that it answers, if any.
+        sent_at: Unix time of the order; both on the supervisor's clock.
     """
 
     generation: int
     nodes: tuple[tuple[str, int], ...]
     failed_at: float | None = None
+    sent_at: float | None = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow import events
-from tests.end_to_end.harness import Project, named, steps_of
+from tests.end_to_end.harness import ROOT, Project, named, steps_of
 from tests.end_to_end.trajectory_jobs import SEED, write_jobs
 from tests.hosts import Hosts
 
@@ -97,11 +97,22 @@ def test_host_is_refused_with_another_job_then_joins_is_cut_off_and_comes_back(
     assert list(range(1, len(steps) + 1)) == steps
 
 
+# Read by Python when it starts: this host's clock is an hour late.
+LATE_CLOCK = """
+import time
+_now = time.time
+time.time = lambda: _now() - 3600
+"""
+
+
 @pytest.mark.parametrize("hosts", ["IPv6"], indirect=True)
-def test_hosts_that_speak_ipv6_only_and_have_another_interface(
+def test_hosts_that_speak_ipv6_only_with_clocks_that_differ(
     projects: Callable[[str], Project], hosts: Hosts, tmp_path: Path
 ) -> None:
-    """The interface is named by its network. Another one comes first, and leads nowhere; no host has a route to others."""
+    """A case of a matrix. The interface is named by its network; another one comes first, and leads nowhere.
+
+    The clock of the machine that joins is an hour late: a worker is killed there, and the times that are told are true.
+    """
     head, other = projects("head"), projects("other")
     address = f"[{hosts.addresses[0]}]:{PORT}"
     sets = (
@@ -110,17 +121,37 @@ def test_hosts_that_speak_ipv6_only_and_have_another_interface(
         "nodes.min=2",
         "nodes.max=2",
         "nodes.nproc_per_node=1",
-        "train.epochs=2",
+        "train.epochs=5000",
+        "snapshots.every=50 steps",
         f"snapshots.uri={tmp_path / 'shared'}",
     )
     started = []
     for project, name, join in zip((head, other), hosts.names, ((), (f"--join={address}",)), strict=True):
         project.prefix = ("ip", "netns", "exec", name)
         write_jobs(project)
+        job = project.root / "jobs" / "counting.toml"
+        job.write_text(
+            job.read_text().replace(f"seed = {SEED}\n", "") + "\n[matrix.axes]\njob.seed = [1, 2]\n"
+        )
+        project.write("clock/sitecustomize.py", LATE_CLOCK)
         options = [f"--set={text}" for text in sets]
-        command = ("run", "jobs/counting.toml", *join, *options)
         # The head's run has this id; the one that joins is told it.
-        own = () if join else ("--run-id=six",)
-        started.append(project.start(*command, *own, run_id="six", job="counting", ELASTICFLOW_TOKEN=TOKEN))
-    assert [0, 0] == [running.end() for running in started], started[0].told() + started[1].told()
-    assert 2 == named(started[0].events(), events.GENERATION_STARTED)[-1]["world_size"]
+        more = join or ("--run-id=six",)
+        variables = {"ELASTICFLOW_TOKEN": TOKEN}
+        if join:
+            variables["PYTHONPATH"] = f"{project.root / 'clock'}{os.pathsep}{ROOT}"
+        command = ("run", "jobs/counting.toml", "--case=seed2", *more, *options)
+        started.append(project.start(*command, run_id="six-seed2", job="counting-seed2", **variables))
+    running, joined = started
+    both = running.wait_for_group(2, 0)
+    killed = next(w["pid"] for w in running.state()["workers"] if w["node"] != "n0")
+    os.kill(killed, signal.SIGKILL)
+    running.wait_for_group(2, both)
+    os.kill(running.process.pid, signal.SIGTERM)
+    assert [75, 75] == [running.end(), joined.end()], running.told() + joined.told()
+    happened = running.events()
+    assert "SIGKILL" in named(happened, events.WORKER_FAILED)[0]["error"]
+    ended = named(happened, events.GENERATION_ENDED)[0]
+    begun = named(happened, events.TRAINING_FIRST_STEP)[-1]
+    for told in (ended, begun):
+        assert 0 <= told["seconds_since_failure"] < 600, told

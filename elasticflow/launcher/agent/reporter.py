@@ -168,4 +168,5 @@ class Reporter:
             self._prints = None
         self._told = None
         ends = workers.ends(self._ranks, alone)
-        self._outbox.post(WorkersEnded(self._generation, self._node, failed=failed, workers=ends))
+        ended = WorkersEnded(self._generation, self._node, failed=failed, workers=ends, sent_at=time.time())
+        self._outbox.post(ended)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from elasticflow.launcher.rendezvous.store_keys import ORDER_COUNT, OUTBOX_COUNT, message_key, order_key
 from elasticflow.protocol.messages import MESSAGES, ORDERS, EndLaunch, FormGeneration
+from elasticflow.system.clocks import on_own_clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +29,7 @@ class Assignment:
 
     Attributes:
         generation: Its number.
-        failed_at: Unix time of the failure that it answers, if any.
+        failed_at: Unix time of the failure that it answers, if any, on this machine's clock.
         group_rank: Number of the node among those of the generation, from 0.
         group_world_size: How many nodes those are.
         first_rank: Rank of the node's first worker.
@@ -52,7 +53,9 @@ def assignment_of(order: FormGeneration, node: str) -> Assignment | None:
         if name == node:
             return Assignment(
                 generation=order.generation,
-                failed_at=order.failed_at,
+                failed_at=None
+                if order.failed_at is None
+                else on_own_clock(order.failed_at, order.sent_at, time.time()),
                 group_rank=group_rank,
                 group_world_size=len(order.nodes),
                 first_rank=first_rank,

@@ -82,7 +82,7 @@ class AgentChannel:
 
     def form(self, generation: int, nodes: tuple[tuple[str, int], ...], failed_at: float | None) -> None:
         """Have *nodes*, each with its number of workers, form *generation*."""
-        self._publish(FormGeneration(generation, nodes, failed_at))
+        self._publish(FormGeneration(generation, nodes, failed_at, sent_at=time.time()))
 
     def invite(self, invitation: Invitation) -> None:
         """Tell other machines what they need to take part."""

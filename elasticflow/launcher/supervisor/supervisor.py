@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections import deque
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -55,11 +55,13 @@ from elasticflow.protocol.messages import (
     ProcessLeftBehind,
     StandbysOff,
     StandbysReady,
+    WorkersEnded,
     WriterReports,
 )
 from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.run_folder import step_of
 from elasticflow.snapshots.writer.committer import FENCED
+from elasticflow.system.clocks import on_own_clock
 from elasticflow.telemetry.fields import SCHEMA_VERSION
 from elasticflow.telemetry.masking import mask_of
 
@@ -252,6 +254,8 @@ class Supervisor:
                 self._ingest.reports(message.reports)
                 for generation in fenced:
                     tell(SnapshotFenced(generation))
+            case WorkersEnded():
+                tell(_on_own_clock(message))
             case Activity():
                 self._journal.activity(message)
             case Printed():
@@ -348,6 +352,15 @@ class Supervisor:
         asked = len(self._asked.numbers)
         self._follower.finish(lambda: len(self._asked.numbers) > asked)
         return verdict.exit_code
+
+
+def _on_own_clock(message: WorkersEnded) -> WorkersEnded:
+    """Return the message with the times of this machine's clock: who failed first is asked over all nodes."""
+    now = time.time()
+    workers = tuple(
+        replace(worker, at=on_own_clock(worker.at, message.sent_at, now)) for worker in message.workers
+    )
+    return replace(message, workers=workers)
 
 
 def _invitation(launch: Launch) -> Invitation:

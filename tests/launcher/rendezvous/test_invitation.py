@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -45,3 +46,12 @@ def test_another_job_may_not(tmp_path: Path) -> None:
     """The key that differs is named, with both values."""
     with pytest.raises(NodeRefusedError, match=r"job\.seed is 0 there, 7 here"):
         _invitation(tmp_path).check(make_job(job__seed=7), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["elasticflow", "torch", "python"])
+def test_other_versions_may_not(tmp_path: Path, name: str) -> None:
+    """What differs is named, with both versions."""
+    invitation = replace(_invitation(tmp_path), versions={**versions(), name: "0.9"})
+    with pytest.raises(NodeRefusedError, match=rf"the run uses {name} 0\.9, this machine has ") as refused:
+        invitation.check(make_job(), tmp_path)
+    assert refused.value.remedy == f"install {name} 0.9 here"
