@@ -116,38 +116,24 @@ class Cluster:
     def pod(self, index: int) -> Pod:
         """Start the pod with *index*: with another address and other files than one before it with that index."""
         spec = self.template()["spec"]
-        container, number = spec["containers"][0], self._made
-        self._made += 1
         host = f"{self.manifest['Job']['metadata']['name']}-{index}"
-        address = f"10.78.{number // 250}.{number % 250 + 1}"
-        network = f"{self._switch}-{number}"
-        ip("netns", "add", network)
-        ip(
-            "-n",
-            self._switch,
-            "link",
-            "add",
-            f"p{number}",
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "eth0",
-            "netns",
-            network,
-        )
-        ip("-n", self._switch, "link", "set", f"p{number}", "master", "br0", "up")
-        ip("-n", network, "addr", "add", f"{address}/16", "dev", "eth0")
-        for device in ("lo", "eth0"):
-            ip("-n", network, "link", "set", device, "up")
+        return self._run(spec, host, f"{host}.{spec['subdomain']}", index)
+
+    def rendezvous(self) -> Pod:
+        """Start the pod of the store, by the name of its Service."""
+        name = self.manifest["Deployment"]["metadata"]["name"]
+        return self._run(self.manifest["Deployment"]["spec"]["template"]["spec"], name, name, 0)
+
+    def _run(self, spec: dict[str, Any], host: str, name: str, index: int) -> Pod:
+        network, address = self._network()
         # Written in place: pods have the same files mounted.
-        self._names[f"{host}.{spec['subdomain']}"] = address
-        files = self.root / f"pod-{number}"
+        self._names[name] = address
+        files = self.root / network
         shutil.copytree(self.image, files)
-        self._mount_job(container, spec, files)
-        hosts = self.root / f"hosts-{number}"
+        self._mount_job(spec, files)
+        hosts = self.root / f"hosts-{network}"
         hosts.touch()
-        running = self._start(container, index, (network, host, str(hosts), str(files)), files)
+        running = self._start(spec["containers"][0], index, (network, host, str(hosts), str(files)), files)
         self._tell_names()
         (init,) = running.wait_for(
             "the pod's first process", lambda: _first_process(running.process.pid), limit_s=30
@@ -156,10 +142,25 @@ class Cluster:
         self.pods.append(pod)
         return pod
 
-    def _mount_job(self, container: dict[str, Any], spec: dict[str, Any], files: Path) -> None:
+    def _network(self) -> tuple[str, str]:
+        """Make a network namespace on the switch; return its name and its address."""
+        number = self._made
+        self._made += 1
+        address, network = f"10.78.{number // 250}.{number % 250 + 1}", f"{self._switch}-{number}"
+        link = ["-n", self._switch, "link"]
+        ip("netns", "add", network)
+        ip(*link, "add", f"p{number}", "type", "veth", "peer", "name", "eth0", "netns", network)
+        ip(*link, "set", f"p{number}", "master", "br0", "up")
+        ip("-n", network, "addr", "add", f"{address}/16", "dev", "eth0")
+        for device in ("lo", "eth0"):
+            ip("-n", network, "link", "set", device, "up")
+        return network, address
+
+    def _mount_job(self, spec: dict[str, Any], files: Path) -> None:
         """Put the ConfigMap's files where they are mounted."""
-        maps = {v["name"]: v["configMap"]["name"] for v in spec["volumes"] if "configMap" in v}
-        for mount in container["volumeMounts"]:
+        (container,) = spec["containers"]
+        maps = {v["name"]: v["configMap"]["name"] for v in spec.get("volumes", ()) if "configMap" in v}
+        for mount in container.get("volumeMounts", ()):
             if mount["name"] in maps:
                 assert maps[mount["name"]] == self.manifest["ConfigMap"]["metadata"]["name"]
                 within = os.path.relpath(mount["mountPath"], container["workingDir"])
@@ -173,7 +174,9 @@ class Cluster:
         network, host, hosts, folder = place
         words = [word.replace("$(JOB_COMPLETION_INDEX)", str(index)) for word in container["command"]]
         assert words[0] == "elasticflow"
-        run_id, job = words[words.index("--run-id") + 1], self.manifest["Job"]["metadata"]["name"]
+        (trainer,) = self.template()["spec"]["containers"]
+        run_id = trainer["command"][trainer["command"].index("--run-id") + 1]
+        job = self.manifest["Job"]["metadata"]["name"]
         of_pod = {each["name"]: self._value(each) for each in container["env"]}
         environment = {"JOB_COMPLETION_INDEX": str(index), "HOSTNAME": host, **of_pod}
         kept = {name: os.environ[name] for name in ("PATH", "TESTS_PROCESS", "LANG") if name in os.environ}
@@ -183,7 +186,7 @@ class Cluster:
                 [
                     *("ip", "netns", "exec", network),
                     *("unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"),
-                    *("sh", "-c", _BEGIN, "sh", host, hosts, folder, container["workingDir"]),
+                    *("sh", "-c", _BEGIN, "sh", host, hosts, folder, trainer["workingDir"]),
                     *(sys.executable, "-m", "elasticflow", *words[1:]),
                 ],
                 stdout=stream,

@@ -191,6 +191,7 @@ def test_host_that_was_cut_off_has_one_node_when_it_is_back(
     assert 3 == told.count("| a node on"), told
 
 
+@pytest.mark.campaign
 def test_signal_has_the_nodes_leave(projects: Callable[[str], Project], sshds: Sshds, tmp_path: Path) -> None:
     """Exit code 75 with a snapshot, and how to go on; nothing is left on the hosts."""
     head = projects("head")

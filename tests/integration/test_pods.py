@@ -14,7 +14,7 @@ from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
 from tests.campaign import tiny_job
 from tests.end_to_end.harness import named, project_at, tensors
-from tests.pods import Cluster
+from tests.pods import Cluster, Pod
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +34,7 @@ volumes = {{ snapshots = {{ claim = "snapshots", path = "{shared}" }} }}
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """Yield hosts for the pods of the tiny job, whose manifest was made by the command; skips where they cannot be made."""
     if shutil.which("ip") is None or shutil.which("unshare") is None:
         pytest.skip("iproute2 or util-linux is not installed")
@@ -45,7 +45,8 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         tiny_job.write_standard(project)
         job = project.root / "jobs" / "tiny.toml"
         job.write_text(job.read_text() + TABLE.format(workdir=workdir, shared=shared))
-        sets = (f"snapshots.uri={shared}", "nodes.max=3", "nodes.nproc_per_node=1", "snapshots.keep.last=3")
+        sets = [f"snapshots.uri={shared}", "nodes.max=3", "nodes.nproc_per_node=1", "snapshots.keep.last=3"]
+        sets += getattr(request, "param", [])
         rendered = project.start(
             *("render", "kubernetes", "jobs/tiny.toml", "-o", "tiny.yaml"),
             *(f"--set={text}" for text in sets),
@@ -106,6 +107,56 @@ def test_run_goes_on_whatever_becomes_of_its_pods(
 
     found = tensors(Catalog(Storage(str(tmp_path / "shared")), f"{head.running.run.run_id}/"))
     assert tiny_reference.found["bits"] == found
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("cluster", [["kubernetes.rendezvous_pod=true"]], indirect=True)
+def test_any_pod_leads_where_the_store_has_a_pod_of_its_own(
+    cluster: Cluster, tiny_reference: Reference, tmp_path: Path
+) -> None:
+    """The pod that leads is lost, then another one that leads is drained: those that are left lead on, without waiting.
+
+    The weights are those of a run that nobody disturbed, to the bit.
+    """
+    pods = [cluster.pod(index) for index in range(3)]
+    pods[0].running.wait_for(
+        "its waiting", lambda: "waiting for tiny-rendezvous:29400" in pods[0].running.output.read_text()
+    )
+    cluster.rendezvous()
+    leader = _leader(pods, 3)
+    leader.kill()
+    pods.remove(leader)
+    leader = _leader(pods, 2)
+    leader.signal(signal.SIGTERM)
+    assert 75 == leader.exit_code(), leader.running.told()
+    pods.remove(leader)
+    last = _leader(pods, 1)
+    assert [last] == pods
+    new = cluster.pod(0)
+    last.running.wait_for_group(2, 0)
+    for pod in (last, new):
+        (pod.running.run.path.parents[2] / "hurry").touch()
+    assert [0, 0] == [pod.exit_code() for pod in (last, new)], last.running.told()
+    found = tensors(Catalog(Storage(str(tmp_path / "shared")), f"{last.running.run.run_id}/"))
+    assert tiny_reference.found["bits"] == found
+
+
+def _leader(pods: list[Pod], size: int) -> Pod:
+    """Return the pod that leads a group of *size*, once there is one: it writes the run's state."""
+
+    def leading() -> Pod | None:
+        states = {pod.name: pod.running.state() for pod in pods}
+        fits = [
+            pod
+            for pod in pods
+            if states[pod.name].get("status") == "running"
+            and len(states[pod.name].get("workers", ())) == size
+        ]
+        return fits[0] if fits else None
+
+    leader: Pod = pods[0].running.wait_for(f"a leader of {size}", leading)
+    leader.running.wait_for_group(size, 0)
+    return leader
 
 
 def test_refused_job_fails_at_once(cluster: Cluster) -> None:

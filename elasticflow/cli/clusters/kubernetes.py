@@ -47,7 +47,7 @@ def command(
     \b
     elasticflow render kubernetes jobs/mnist.toml -o mnist.yaml
     kubectl apply -f mnist.yaml
-    elasticflow render kubernetes jobs/mnist.toml --run-id second | kubectl apply -f -
+    elasticflow render kubernetes jobs/mnist.toml --run-id second -o second.yaml
     elasticflow render kubernetes jobs/mnist.toml --form jobset
     """
     from elasticflow.cli.output import show_warnings

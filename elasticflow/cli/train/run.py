@@ -57,7 +57,8 @@ if TYPE_CHECKING:
     metavar="N",
     type=click.IntRange(0),
     envvar="NODE_RANK",
-    help='This machine\'s place among the nodes, from 0, with rdzv_backend = "static"; default: $NODE_RANK.',
+    help='This machine\'s place among the nodes, from 0. With --run-id and --join, 0 leads; rdzv_backend = "static" needs it. '
+    "Default: $NODE_RANK.",
 )
 @case_option
 @click.option("--all", "is_all", is_flag=True, help="Every case of the file's [matrix], one after the other.")
