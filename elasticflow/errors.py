@@ -101,6 +101,10 @@ class NotRunningError(ElasticflowError):
     """The run is not running on this machine."""
 
 
+class ProfileError(ElasticflowError):
+    """A trace that was asked for cannot be had."""
+
+
 class NothingToResumeError(ElasticflowError):
     """There is no run that could go on."""
 

@@ -342,6 +342,31 @@ FOLLOWER_LOST = Event(
     ("reason", "log", "pause_s"),
     level="warning",
 )
+PROFILE_REQUESTED = Event(
+    "profile.requested",
+    "`elasticflow profile` has asked for traces of the next steps",
+    ("profile", "steps", "ranks"),
+)
+PROFILE_STARTED = Event(
+    "profile.started",
+    "a rank traces its next steps, after one that warms up",
+    ("profile", "step", "steps"),
+    emitter="worker",
+)
+PROFILE_FINISHED = Event(
+    "profile.finished",
+    "a rank has written the trace of some steps",
+    ("profile", "path", "first_step", "last_step", "bytes", "seconds"),
+    emitter="worker",
+)
+PROFILE_FAILED = Event(
+    "profile.failed",
+    "there will be no trace of a rank; training goes on",
+    ("profile", "reason"),
+    level="warning",
+    emitter="worker",
+    may_be_supervisors=True,
+)
 # Long, and for a program: hence its level.
 ENVIRONMENT_FOUND = Event(
     "environment.found",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 RUNS = "runs"
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_TRACE = re.compile(r"rank(\d+)\.json\.gz")
 SNAPSHOT_NAME = re.compile(r"(?P<step>\d{12})-(?P<generation>\d{4,})-(?P<id>[0-9a-f]{8})")
 
 
@@ -90,6 +91,32 @@ class RunFolder:
     def rehearsal(self, node: str, local_rank: int) -> Path:
         """How the first step of a worker called its model, where that is compiled; its standby rehearses it."""
         return self.path / "rehearsals" / f"{node}-{local_rank}.json"
+
+    @property
+    def profiles(self) -> Path:
+        """Traces of steps that `elasticflow profile` asked for, by number."""
+        return self.path / "profiles"
+
+    def profile_request(self, number: int) -> Path:
+        """What was to be traced."""
+        return self.profiles / str(number) / "request.json"
+
+    def profile_numbers(self) -> list[int]:
+        """Numbers of all requests for traces that were not withdrawn, ascending."""
+        if not self.profiles.is_dir():
+            return []
+        found = [int(path.name) for path in self.profiles.iterdir() if path.name.isdecimal()]
+        return sorted(number for number in found if self.profile_request(number).exists())
+
+    def trace(self, number: int, rank: int) -> Path:
+        """Trace of one rank."""
+        return self.profiles / str(number) / f"rank{rank}.json.gz"
+
+    def traces(self, number: int) -> dict[int, Path]:
+        """The traces of request *number* that exist, by rank, ascending."""
+        paths = (self.profiles / str(number)).glob("rank*.json.gz")
+        found = {int(match[1]): path for path in paths if (match := _TRACE.fullmatch(path.name))}
+        return dict(sorted(found.items()))
 
     @property
     def compiler_cache(self) -> Path:

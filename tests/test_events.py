@@ -108,6 +108,10 @@ FROZEN = {
     "sink.sending": {"points", "seconds", "sink"},
     "sink.unsent": {"error", "points", "sink"},
     "follower.lost": {"log", "pause_s", "reason"},
+    "profile.requested": {"profile", "ranks", "steps"},
+    "profile.started": {"profile", "step", "steps"},
+    "profile.finished": {"bytes", "first_step", "last_step", "path", "profile", "seconds"},
+    "profile.failed": {"profile", "reason"},
     "environment.found": {"device", "files", "modules"},
     "agent.restarted": {"error", "exit_code", "node"},
     "hang.detected": {
@@ -159,6 +163,9 @@ FROZEN_FROM_WORKERS = {
     "training.first_step",
     "training.started",
     "training.stopped",
+    "profile.started",
+    "profile.finished",
+    "profile.failed",
 }
 
 

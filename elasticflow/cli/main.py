@@ -51,6 +51,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "why": CommandEntry(
         "look.why", "Say what went wrong in a run, root cause first.", guide="troubleshooting"
     ),
+    "profile": CommandEntry(
+        "look.profile", "Trace a few steps of a run with torch's profiler.", guide="observability"
+    ),
     "metrics": CommandEntry(
         "look.metrics", "Show what a run has measured, as a table or curves.", guide="observability"
     ),

@@ -12,7 +12,9 @@ from typing import Literal, NamedTuple
 from elasticflow.events import EventRecord  # noqa: TC001  # the codec reads the fields' types
 from elasticflow.protocol.json_codec import MessageCodec
 
-GenerationRequest = Literal["drain", "stop", "stacks"]
+MOST_PROFILED = 1000
+"""Steps of a trace."""
+GenerationRequest = Literal["drain", "stop", "stacks", "profile"]
 """What a supervisor asks of a generation: leave after a step, be killed now, tell where its workers stand."""
 
 
@@ -143,6 +145,41 @@ class WorkersStarted:
     generation: int
     node: str
     workers: tuple[StartedWorker, ...]
+
+
+@dataclass(frozen=True)
+class ProfileRequest:
+    """What `elasticflow profile` wants to be traced.
+
+    The command writes it to the run folder, where requests are numbered from 1. The supervisor publishes it to the agents, which
+    write its number into the heartbeat slots of the ranks that are meant. A worker reads it at the end of its step.
+
+    Attributes:
+        steps: How many steps, after one that warms up; 1 to `MOST_PROFILED`.
+        ranks: Which ranks write a trace.
+        shapes: With the shapes of operators' inputs.
+        memory: With what operators allocate and free.
+        stacks: With the Python functions that called them.
+    """
+
+    steps: int
+    ranks: tuple[int, ...] = (0,)
+    shapes: bool = False
+    memory: bool = False
+    stacks: bool = False
+
+
+@dataclass(frozen=True)
+class PublishedProfile:
+    """A request as the supervisor gives it to the agents, which may see another run folder.
+
+    Attributes:
+        number: Of the request.
+        request: What is to be traced.
+    """
+
+    number: int
+    request: ProfileRequest
 
 
 @dataclass(frozen=True)

@@ -31,4 +31,7 @@ RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 HEARTBEAT = struct.Struct("<qq16s")  # beats, finished steps, phase
 HELD = struct.Struct("<q")  # right behind: newest step whose state this rank holds in memory; 0: none
+PROFILE = struct.Struct(
+    "<q"
+)  # behind that, written by the agent: number of the newest request for a trace; 0: none
 HEARTBEAT_SLOT = 64  # bytes per local rank: a cache line, so that ranks do not disturb each other

@@ -21,6 +21,7 @@ from elasticflow.launcher.agent.worker_streams import WorkerStreams
 from elasticflow.launcher.agent.workers import ForkedWorkers, GroupState, environment_of
 from elasticflow.launcher.fork_server.helpers import HelperLostError
 from elasticflow.launcher.fork_server.protocol import Rehearsal
+from elasticflow.launcher.profiling.passed_on import ProfileRequests
 from elasticflow.launcher.rendezvous import network
 from elasticflow.launcher.rendezvous.store_keys import is_requested, join_store
 from elasticflow.launcher.rendezvous.supervisor_channel import Orders, Outbox
@@ -99,6 +100,8 @@ class Agent:
             config.node,
             self._outbox.post,
         )
+        self._profiles = ProfileRequests(store, self._folder, heartbeats.request_profile)
+        self._ranks: dict[int, int] = {}
         self._workers: ForkedWorkers | None = None
         self._is_stalled = self._has_told_stacks = False
 
@@ -161,6 +164,7 @@ class Agent:
     def _start(self, assignment: Assignment) -> ForkedWorkers:
         """Return this node's workers of a generation, which have started."""
         ranks = {local_rank: assignment.first_rank + local_rank for local_rank in range(assignment.nproc)}
+        self._ranks = ranks
         self._heartbeats.reset(len(ranks))
         streams = WorkerStreams(self._folder, assignment.generation, ranks, self._options)
         environments = {local_rank: self._environment(assignment, local_rank) for local_rank in ranks}
@@ -217,6 +221,7 @@ class Agent:
             self._reporter.activity()
             self._reporter.left_out(workers.cut_streams())
             self._standbys.look(time.monotonic())
+            self._profiles.look(time.monotonic(), generation, self._ranks)
             self._look_at_compiler_cache()
 
     def _look(self) -> None:

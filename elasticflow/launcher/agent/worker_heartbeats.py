@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.launcher.agent.hang_timeouts import HangTimeouts
-from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT, HELD
+from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT, HELD, PROFILE
 from elasticflow.system.shared_memory import memory_file
 
 if TYPE_CHECKING:
@@ -90,6 +90,11 @@ class WorkerHeartbeats:
         """Return the newest step whose state all local ranks hold in memory; None if one of them holds none."""
         offsets = (rank * HEARTBEAT_SLOT + HEARTBEAT.size for rank in range(len(self._slots)))
         return min((HELD.unpack_from(self._memory, offset)[0] for offset in offsets), default=0) or None
+
+    def request_profile(self, local_rank: int, number: int) -> None:
+        """Have a local rank answer request *number* for a trace, after its step."""
+        offset = local_rank * HEARTBEAT_SLOT + HEARTBEAT.size + HELD.size
+        PROFILE.pack_into(self._memory, offset, number)
 
     def look(self, gone: Container[int]) -> bool:
         """Take in new beats; return whether all workers but those *gone* have made no progress for longer than they may.

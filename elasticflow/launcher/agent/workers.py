@@ -14,9 +14,9 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from elasticflow.launcher.agent.oom_kills import OomKills
 from elasticflow.launcher.agent.rank_logs import tail
 from elasticflow.protocol.messages import WorkerEnd
+from elasticflow.system.oom_kills import OomKills
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping

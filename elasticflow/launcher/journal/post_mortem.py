@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from elasticflow.launcher.agent.oom_kills import counts_of_kills, is_in_log
+from elasticflow.system.oom_kills import counts_of_kills, is_in_log
 from elasticflow.system.processes import started_at
 from elasticflow.system.records import read
 

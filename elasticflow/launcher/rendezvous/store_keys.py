@@ -87,6 +87,12 @@ def is_requested(store: ControlStore, what: GenerationRequest, generation: int) 
     return bool(store.check([request_key(what, generation)]))
 
 
+def requested_profile(store: ControlStore, generation: int) -> str | None:
+    """Return the newest request for traces of *generation*, as the supervisor set it: a `PublishedProfile`; None: none yet."""
+    key = request_key("profile", generation)
+    return store.get(key).decode() if store.check([key]) else None
+
+
 def is_released(store: ControlStore, outbox: int) -> bool:
     """Return whether the agent with *outbox* is to leave."""
     return bool(store.check([release_key(outbox)]))

@@ -28,7 +28,7 @@ from elasticflow.system.polling import attempts
 if TYPE_CHECKING:
     from elasticflow.launcher.rendezvous.invitation import Invitation
     from elasticflow.protocol.control_store import ControlStore
-    from elasticflow.protocol.messages import GenerationRequest, Message, Order
+    from elasticflow.protocol.messages import GenerationRequest, Message, Order, PublishedProfile
 
 # An agent tells that it lives ten times in this; a loaded machine may keep it from doing so for a while.
 SILENT_S = 2.5
@@ -103,6 +103,10 @@ class AgentChannel:
     def request(self, what: GenerationRequest, generation: int) -> None:
         """Ask *what* of the workers of *generation*."""
         self._store.set(request_key(what, generation), "1")
+
+    def request_profile(self, request: PublishedProfile, generation: int) -> None:
+        """Have workers of *generation* trace their next steps; a request that is published later takes its place."""
+        self._store.set(request_key("profile", generation), to_json(request))
 
     def release(self, node: str) -> None:
         """Have the agent of *node* leave; it is not listened for any more."""

@@ -25,6 +25,7 @@ from elasticflow.launcher.journal.display_thread import DisplayThread
 from elasticflow.launcher.journal.environment_record import EnvironmentRecord
 from elasticflow.launcher.journal.journal import Journal
 from elasticflow.launcher.journal.metrics import Metrics
+from elasticflow.launcher.profiling.profiles import Profiles
 from elasticflow.launcher.rendezvous.invitation import Invitation, versions
 from elasticflow.launcher.restarts.restart_ledger import RestartLedger
 from elasticflow.launcher.restarts.restart_policy import RestartPolicy
@@ -110,6 +111,7 @@ class Supervisor:
         self._ingest = Ingest(self._journal, self._metrics, self._environment)
         self._agents = LocalAgents(launch, self._journal)
         self._follower = Follower(launch.follower, launch.folder, self._journal)
+        self._profiles = Profiles(launch.folder, self._journal)
         self._nodes = Nodes(launch.plan.nodes_min, launch.plan.nodes_max)
         self._ledger = RestartLedger(launch.folder.ledger)
         self._lifecycle = self._first_lifecycle()
@@ -234,6 +236,7 @@ class Supervisor:
         self._look_at_signals(tell)
         self._agents.turn(self._lifecycle, tell)
         self._follower.turn(time.monotonic())
+        self._profiles.turn(time.monotonic(), channel.request_profile)
         if (refused := self._launch.store.refused()) is not None:
             self._journal.event(events.CONNECTION_REFUSED, **asdict(refused))
         for node in channel.silent_nodes():
@@ -248,6 +251,8 @@ class Supervisor:
             case LogLines():
                 self._journal.update(held=message.held)
                 self._ingest.lines(message.lines)
+                for line in message.lines:
+                    self._profiles.heard(line)
                 tell(message)
             case WriterReports():
                 fenced = [r["generation"] for r in message.reports if r.get("reason") == FENCED]
@@ -333,6 +338,7 @@ class Supervisor:
         return self._conclude(self._lifecycle.verdict)
 
     def _conclude(self, verdict: Verdict) -> int:
+        self._profiles.give_up("the launch ended")
         fields = {**verdict.fields, **self._journal.durations.figures()}
         if verdict.status == "finished" and (left := self._agents.not_reached):
             changes = [str(change) for change in left]

@@ -406,6 +406,25 @@ def _follower_lost(record: Record) -> Line:
     return Line("warning", "notice", "sinks", text)
 
 
+def _profile_requested(record: Record) -> Line:
+    ranks = record.get("ranks")
+    whose = ", ".join(map(str, ranks)) if isinstance(ranks, list) else "?"
+    text = f"a trace of {plural(int_of(record, 'steps'), 'step')} of rank {whose} was asked for"
+    return Line("note", "plain", "profile", text)
+
+
+def _profile_finished(record: Record) -> Line:
+    first, last = int_of(record, "first_step"), int_of(record, "last_step")
+    text = f"rank {record.get('rank')} has traced steps {first} to {last}"
+    return Line("done", "plain", "profile", text, more=(str(record.get("path")),))
+
+
+def _profile_failed(record: Record) -> Line:
+    return Line(
+        "warning", "notice", "profile", f"no trace of rank {record.get('rank')}: {record.get('reason')}"
+    )
+
+
 CONTEXT_FREE: dict[str, Callable[[Record], Line]] = {
     events.SUPERVISOR_LOST: _supervisor_lost,
     events.PROCESS_LEFT_BEHIND: _process_left_behind,
@@ -446,5 +465,8 @@ CONTEXT_FREE: dict[str, Callable[[Record], Line]] = {
     events.SINK_SENDING: _sink_sending,
     events.SINK_UNSENT: _sink_unsent,
     events.FOLLOWER_LOST: _follower_lost,
+    events.PROFILE_REQUESTED: _profile_requested,
+    events.PROFILE_FINISHED: _profile_finished,
+    events.PROFILE_FAILED: _profile_failed,
 }
 """Events whose line needs nothing but the record."""

@@ -19,6 +19,7 @@ from elasticflow.runtime.data.sample_reader import SampleReader
 from elasticflow.runtime.data.step_plan import StepPlan
 from elasticflow.runtime.data.values import require_same_values, values_of
 from elasticflow.runtime.process import random_streams, stopping
+from elasticflow.runtime.profiling.marks import mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -157,11 +158,16 @@ class IndexLoader:
     def _micro_batches(self, reads: list[Read], fetch: Iterator[Any] | None) -> Iterator[tuple[Any, int]]:
         if fetch is None:
             return map(self._read, reads)
-        return ((self._placed(next(fetch)), len(indices)) for _, indices in reads)
+        return ((self._fetched(fetch), len(indices)) for _, indices in reads)
+
+    def _fetched(self, fetch: Iterator[Any]) -> Any:
+        with mark("data"):
+            return self._placed(next(fetch))
 
     def _read(self, read: Read) -> tuple[Any, int]:
         place, indices = read
-        return self._placed(self._reader.read(place, indices)), len(indices)
+        with mark("data"):
+            return self._placed(self._reader.read(place, indices)), len(indices)
 
     def _placed(self, batch: Any) -> Any:
         return batch if self._stays_here else to_device(batch, self._worker.device)

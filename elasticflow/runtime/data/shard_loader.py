@@ -21,6 +21,7 @@ from elasticflow.runtime.data.step_plan import micro_batches
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.process.position import even_split
 from elasticflow.runtime.process.stopping import Leaving, Stopped
+from elasticflow.runtime.profiling.marks import mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -188,13 +189,16 @@ class ShardLoader:
     ) -> Iterator[tuple[Any, int]]:
         worker = self._worker
         for (first, second), samples in pieces:
-            batch = None
-            if samples:  # else a virtual shard whose data is used up
-                worker.generators.before_data()
-                random_streams.seed_all(random_streams.batch_key(worker.seed, step, first, second))
-                batch = self._collate(samples)
-                worker.generators.after_data()
-            yield batch if worker.device.type == "cpu" else to_device(batch, worker.device), len(samples)
+            with mark("data"):
+                batch = None
+                if samples:  # else a virtual shard whose data is used up
+                    worker.generators.before_data()
+                    random_streams.seed_all(random_streams.batch_key(worker.seed, step, first, second))
+                    batch = self._collate(samples)
+                    worker.generators.after_data()
+                if worker.device.type != "cpu":
+                    batch = to_device(batch, worker.device)
+            yield batch, len(samples)
 
 
 class ShardSupply:

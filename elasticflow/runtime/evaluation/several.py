@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from elasticflow import events
 from elasticflow.runtime.process.stopping import Stopped
+from elasticflow.runtime.profiling.marks import mark
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -220,7 +221,8 @@ class Evaluations:
         if self._worker.vote.evaluation and not is_end:
             due = [name for name in self._sets if name in {*due, *self._due_by_time()}]
         if due:
-            self.run(position, due)
+            with mark("evaluation"):
+                self.run(position, due)
 
     def run_if_owed(self, position: Position) -> None:
         """Make the evaluation after the step gone on from, if it was cut short because all ranks left. Collective."""

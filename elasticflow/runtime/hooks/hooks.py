@@ -19,6 +19,7 @@ from elasticflow.runtime.hooks.context import HookContext
 from elasticflow.runtime.hooks.point_writer import PointWriter
 from elasticflow.runtime.hooks.unchanged import Unchanged
 from elasticflow.runtime.process import random_streams, stopping
+from elasticflow.runtime.profiling.marks import mark
 from elasticflow.runtime.training.precision import autocast
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ class Hooks:
         """Call `on_step` if it is due after this step. Every rank, after each step."""
         hook = self._hooks.get(ON_STEP)
         if hook is not None and position.step % hook.every == 0:
-            self._call(ON_STEP, position)
+            with mark("hook"):
+                self._call(ON_STEP, position)
 
     def _after_evaluation(self, position: Position, metrics: Mapping[str, Any]) -> None:
         self._measured = metrics

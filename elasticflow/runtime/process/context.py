@@ -16,6 +16,7 @@ from elasticflow.runtime.process import process_group, random_streams, stopping
 from elasticflow.runtime.process.compiler import Compilation, forget_if_other, use_cache
 from elasticflow.runtime.process.step_log import Heartbeat, Progress
 from elasticflow.runtime.process.votes import Vote
+from elasticflow.runtime.profiling.step_profiler import StepProfiler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -125,6 +126,10 @@ class Worker:
         self.progress = self._open_log(log_level)
         self.log = logs.get_logger(events.OURS)  # bound to the log opened before
         self._compilation = Compilation()
+        self._profiler = StepProfiler(
+            self.heartbeat, self.run_folder, self.rank, device.type, self.event, self.progress.go_on
+        )
+        self.at_leave.append(self._profiler.finish)
         self._logged_once: set[Event] = set()
 
     @property
@@ -184,6 +189,7 @@ class Worker:
     def log_step(self, position: Position, loss: float, optimizers: AnyOptimizers) -> None:
         """Report a finished step with the global batch's mean loss; every rank, after each step."""
         self.progress.step(position, loss, optimizers)
+        self._profiler.after_step(position.step)
 
     def log_grad_norm(self, norm: Tensor) -> None:
         """Have the step's line say *norm*, which `clip_grad_norm_` returned; nothing waits for the device."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat
 
 from elasticflow import events
 from elasticflow.protocol.metrics_fields import COUNT, GRAD_NORM, MFU, RATE
-from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT, HELD
+from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT, HELD, PROFILE
 from elasticflow.runtime.process.learning_rates import LearningRates
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Heartbeat:
     """This rank's slot in the shared memory that the agent watches; without one, nothing happens.
 
     A beat is progress. Phases are start, build, restore, compile (the first step, and whatever torch compiles later),
-    step, data (waiting for loader processes), evaluate, snapshot and leave: the agent learns how long a rank stands
+    step, data (waiting for loader processes), evaluate, snapshot, profile (writing a trace) and leave: the agent learns how long a rank stands
     still in each.
     """
 
@@ -54,6 +54,13 @@ class Heartbeat:
         """Say that the state after *step* is held in the node's memory."""
         if self._memory is not None:
             HELD.pack_into(self._memory, self._offset + HEARTBEAT.size, step)
+
+    def requested_profile(self) -> int:
+        """Return the number of the newest request for a trace that this rank has got; 0: none."""
+        if self._memory is None:
+            return 0
+        number: int = PROFILE.unpack_from(self._memory, self._offset + HEARTBEAT.size + HELD.size)[0]
+        return number
 
 
 # How long and for how many a line waits: formatting several at once is three times as fast as in the midst of a step.

@@ -13,6 +13,7 @@ from elasticflow.runtime.data.order.order import require_same_order
 from elasticflow.runtime.data.values import marks_of
 from elasticflow.runtime.process import environment, leaving, random_streams
 from elasticflow.runtime.process.context import Restored
+from elasticflow.runtime.profiling.marks import mark
 from elasticflow.runtime.replica_checks.captured import CaptureCheck
 from elasticflow.runtime.replica_checks.replicas import ReplicaCheck, flip
 from elasticflow.runtime.snapshot import memory_tier, restore, writer_connection
@@ -154,7 +155,8 @@ class Snapshots:
             StateError: the first few times: no snapshot would hold something that training moves.
         """
         if self._is_wanted_after(position):
-            self._take(position)
+            with mark("snapshot"):
+                self._take(position)
 
     def finish(self, position: Position) -> None:
         """Take the last snapshot of this launch, unless *position* has one. Every rank, after the last step.

@@ -20,6 +20,7 @@ from elasticflow.runtime.metrics.scalars import NUM_PLACES, Scalars
 from elasticflow.runtime.model import model_buffers, replicable
 from elasticflow.runtime.process import stopping
 from elasticflow.runtime.process.votes import NUM_REQUESTS
+from elasticflow.runtime.profiling.marks import mark
 from elasticflow.runtime.torch_private import foreach_div_
 from elasticflow.runtime.training import stoppable_batches
 from elasticflow.runtime.training.loss import NonFinite, parse_loss
@@ -150,9 +151,10 @@ class DDPStep:
         self, data: Any, count: int, total: int, requests: Callable[[], tuple[float, ...]] | None
     ) -> None:
         forward = self._step if self._ddp is None else self._ddp
-        with autocast(self._precision, self._worker.device):
+        with mark("forward"), autocast(self._precision, self._worker.device):
             ends = forward(data, count, total, requests)
-        torch.autograd.backward(ends)
+        with mark("backward"):
+            torch.autograd.backward(ends)
 
     def _outcome(self, number: int) -> float:
         worker = self._worker

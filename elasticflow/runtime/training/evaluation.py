@@ -23,6 +23,7 @@ from elasticflow.runtime.evaluation.source import source_of
 from elasticflow.runtime.evaluation.whole_set import OfBatch, WholeSet
 from elasticflow.runtime.model import model_buffers
 from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.profiling.marks import mark
 from elasticflow.runtime.training import loss_weights
 from elasticflow.runtime.training.loss import parse_loss
 from elasticflow.runtime.training.precision import AUTOCAST, autocast
@@ -142,7 +143,8 @@ class Evaluation:
         previous, self._last = self._last or self._worker.started_at or self._schedule.start, position
         by_time = self._worker.vote.evaluation
         if by_time or self._due.is_due(previous, position) or self._schedule.is_end(position):
-            self.run(position)
+            with mark("evaluation"):
+                self.run(position)
 
     def is_due(self, previous: Position, position: Position) -> bool:
         """Whether an evaluation is due by what was done between two positions."""

@@ -23,6 +23,7 @@ from elasticflow.runtime.model import model_buffers, replicable
 from elasticflow.runtime.process import environment, stopping
 from elasticflow.runtime.process.position import even_split
 from elasticflow.runtime.process.votes import NUM_REQUESTS
+from elasticflow.runtime.profiling.marks import mark
 from elasticflow.runtime.torch_private import foreach_div_
 from elasticflow.runtime.training import determinism, stoppable_batches
 from elasticflow.runtime.training.fixed_order_sum import BucketLayout, FixedOrderAllReduce
@@ -145,8 +146,11 @@ class ExactStep:
                 given = self._run(shard, data, count, batch.samples)
             elif shard == 0:
                 self._buffers.carry_nothing()
-            self._exchange.push(shard, self._leaf(shard, given))
-        return self._outcome(batch.end.step, self._exchange.total())
+            with mark("exchange"):
+                self._exchange.push(shard, self._leaf(shard, given))
+        with mark("exchange"):
+            totals = self._exchange.total()
+        return self._outcome(batch.end.step, totals)
 
     def _run(
         self, shard: int, data: Any, num_samples: int, total: int
@@ -163,7 +167,7 @@ class ExactStep:
         determinism.require_deterministic()
         loss: Tensor | None = None
         try:
-            with autocast(self._precision, self._worker.device):
+            with mark("forward"), autocast(self._precision, self._worker.device):
                 result = self._step(self._model, data)
             if self._first_look is not None:
                 self._first_look(result, data, num_samples)
@@ -175,7 +179,8 @@ class ExactStep:
             if count is None and num_samples != total:
                 loss = loss * (num_samples / total)
             self._early.begin(is_last=shard == self._high - 1)
-            torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
+            with mark("backward"):
+                torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
         except StopTraining as stop:
             if loss is not None:
                 raise  # within the backward, of which others may have a part already

@@ -21,6 +21,7 @@ from elasticflow.runtime.metrics.scalars import NUM_PLACES, Scalars
 from elasticflow.runtime.model import model_buffers, replicable
 from elasticflow.runtime.process import stopping
 from elasticflow.runtime.process.votes import NUM_REQUESTS
+from elasticflow.runtime.profiling.marks import mark
 from elasticflow.runtime.training import several_optimizers, stoppable_batches
 
 if TYPE_CHECKING:
@@ -176,8 +177,9 @@ class ManualStep:
                     "gradients",
                     "call backward() first, and step() without a closure",
                 )
-            self._meet(number, 0.0)
-            self._make_global(number, self._weight)
+            with mark("exchange"):
+                self._meet(number, 0.0)
+                self._make_global(number, self._weight)
 
         return meet
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.launcher.agent.oom_kills import OomKills
+from elasticflow.system.oom_kills import OomKills
 from tests.campaign.scarcity import memory_group
 
 _GLUTTON = "kept = []\nwhile True: kept.append(b'x' * (4 << 20))"

@@ -1,0 +1,297 @@
+"""`elasticflow profile [RUN]`: where the time of a step goes, traced while the run goes on."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from elasticflow import events
+from elasticflow.cli.output import paint, print_json, shortest_path, table, terminal_width
+from elasticflow.cli.parameters import RUN, format_option
+from elasticflow.errors import ANSWER_IS_NO, FINISHED, NotRunningError, ProfileError
+from elasticflow.jobfile.project import current_project_root
+from elasticflow.observe.profile_trace import read_trace, top
+from elasticflow.observe.records import parse
+from elasticflow.observe.runs import find_run
+from elasticflow.observe.status import is_locked, read_status
+from elasticflow.observe.terminal.formats import plural, size, span
+from elasticflow.protocol.json_codec import to_json
+from elasticflow.protocol.messages import MOST_PROFILED, ProfileRequest
+from elasticflow.system import atomic_files
+from elasticflow.system.json_lines import FollowedLines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from elasticflow.observe.profile_trace import Operator, Trace
+    from elasticflow.observe.records import Record
+    from elasticflow.run_folder import RunFolder
+
+_POLL_S = 0.2
+_TELL_S = 2.0
+_LONGEST_NAME = 44
+
+
+@click.command("profile")
+@click.argument("run", type=RUN, required=False)
+@click.option(
+    "--steps", type=click.IntRange(1, MOST_PROFILED), default=5, show_default=True, help="To trace."
+)
+@click.option("--ranks", default="0", show_default=True, metavar="RANKS", help="As 0,3 or all.")
+@click.option("--shapes", is_flag=True, help="Tell operators apart by the shapes of their inputs.")
+@click.option("--memory", is_flag=True, help="Trace what operators allocate and free.")
+@click.option("--stacks", is_flag=True, help="Trace the Python functions, too: large, and slow.")
+@click.option(
+    "--sort", type=click.Choice(["self", "total", "calls"]), default="self", show_default=True, help="Rows."
+)
+@click.option("--top", "most", type=click.IntRange(0), default=15, show_default=True, help="Rows; 0: all.")
+@click.option("--show", type=click.IntRange(1), metavar="NUMBER", help="Show traces that are there already.")
+@click.option("--no-wait", is_flag=True, help="Ask, and leave.")
+@format_option
+def command(
+    *,
+    run: str | None,
+    steps: int,
+    ranks: str,
+    shapes: bool,
+    memory: bool,
+    stacks: bool,
+    sort: str,
+    most: int,
+    show: int | None,
+    no_wait: bool,
+    form: str,
+) -> int:
+    """Trace the next steps of RUN with torch's profiler, while it trains, and show what takes the time.
+
+    RUN is a run folder, a run id, or a job's name; default: the newest run. Nothing is restarted, and the weights are
+    those of a run without a trace. One step warms up, then --steps are recorded; the trace is written to the run folder
+    (profiles/NUMBER) and opens in https://ui.perfetto.dev or chrome://tracing. Ctrl-C withdraws the request.
+
+    \b
+    elasticflow profile
+    elasticflow profile mnist --steps 10 --ranks all
+    elasticflow profile mnist --show 1 --sort total
+    """
+    folder = find_run(current_project_root(), run)
+    if show is None:
+        request = ProfileRequest(steps, _ranks(folder, ranks), shapes, memory, stacks)
+        show = _ask(folder, request)
+        if no_wait:
+            click.echo(f"asked: elasticflow profile {folder.run_id} --show {show}", err=True)
+            return FINISHED
+        _wait(folder, show, request)
+    return _show(folder, show, sort, most, form)
+
+
+def _ranks(folder: RunFolder, text: str) -> tuple[int, ...]:
+    """Return the ranks that are meant.
+
+    Raises:
+        NotRunningError: the run has no workers now.
+        ProfileError: *text* names none, or some that the run does not have.
+    """
+    status = read_status(folder)
+    if not is_locked(folder) and status.pid is None:
+        raise NotRunningError(
+            f"run {folder.run_id} is {status.status}: only a run that is training can be traced",
+            f"`elasticflow resume {folder.run_id}` goes on with it; --show NUMBER shows traces that are there",
+        )
+    here = sorted(worker.rank for worker in status.workers)
+    if text == "all" and here:
+        return tuple(here)
+    if not re.fullmatch(r"\d+(,\d+)*", text) and text != "all":
+        raise ProfileError(f"--ranks {text}: not a list of ranks", "write --ranks 0,3 or --ranks all")
+    ranks = tuple(sorted({int(each) for each in text.split(",")})) if text != "all" else (0,)
+    if here and (absent := [rank for rank in ranks if rank not in here]):
+        raise ProfileError(
+            f"--ranks {text}: the run has no rank {absent[0]}", f"it has ranks 0 to {here[-1]} now"
+        )
+    return ranks
+
+
+def _ask(folder: RunFolder, request: ProfileRequest) -> int:
+    """Put *request* into the run folder, and return its number."""
+    number = max((int(p.name) for p in folder.profiles.glob("*") if p.name.isdecimal()), default=0) + 1
+    while True:
+        path = folder.profile_request(number)
+        try:
+            path.parent.mkdir(parents=True)
+        except FileExistsError:  # somebody else asks at this moment
+            number += 1
+            continue
+        atomic_files.replace(path, [to_json(request).encode()], sync=False)
+        return number
+
+
+def _wait(folder: RunFolder, number: int, request: ProfileRequest) -> None:
+    """Return once each rank has answered.
+
+    Raises:
+        NotRunningError: the run ended before.
+    """
+    story = _Story(folder, number)
+    began = told = time.monotonic()
+    try:
+        while not story.answers.keys() >= set(request.ranks):
+            is_running = is_locked(folder)
+            story.read()
+            if not is_running and not story.answers:
+                break  # all that it has told is read
+            if time.monotonic() >= told + _TELL_S:
+                told = time.monotonic()
+                click.echo(f"{story.waits_for}, {told - began:.0f} s", err=True)
+            time.sleep(_POLL_S)
+    finally:
+        # It is withdrawn by that, unless the supervisor has taken it.
+        if not story.names:
+            folder.profile_request(number).unlink(missing_ok=True)
+    if not story.answers:
+        raise NotRunningError(
+            f"run {folder.run_id} ended before the trace was there", f"elasticflow why {folder.run_id}"
+        )
+
+
+class _Story:
+    """What the events of a run say of one request.
+
+    Attributes:
+        names: Of the events.
+        answers: By rank, the event that ended its part; a request that could not be read has one of rank None.
+    """
+
+    def __init__(self, folder: RunFolder, number: int) -> None:
+        self._number = number
+        self._lines = FollowedLines(folder.events)
+        self.names: set[str] = set()
+        self.answers: dict[int | None, Record] = {}
+        self.read()
+
+    def read(self) -> None:
+        """Take in what is new."""
+        for line in self._lines.lines():
+            if b'"profile.' not in line or (record := parse(line)) is None:
+                continue
+            if record.get("profile") == self._number:
+                self.names.add(str(record["event"]))
+                if record["event"] in (events.PROFILE_FINISHED, events.PROFILE_FAILED):
+                    self.answers[record.get("rank")] = record
+
+    @property
+    def waits_for(self) -> str:
+        """What the request waits for."""
+        if events.PROFILE_STARTED in self.names:
+            return "tracing"
+        if events.PROFILE_REQUESTED in self.names:
+            return "waiting for the end of a step"
+        return "waiting until the run trains, and traces that were asked for before are there"
+
+
+def _show(folder: RunFolder, number: int, sort: str, most: int, form: str) -> int:
+    """Print what the traces of request *number* say; return the exit code."""
+    found = folder.traces(number)
+    answers = _Story(folder, number).answers
+    failed = [record for record in answers.values() if record["event"] == events.PROFILE_FAILED]
+    for record in failed:
+        click.echo(f"rank {record.get('rank')}: {record.get('reason')}", err=True)
+    elsewhere = [
+        record
+        for record in answers.values()
+        if record["event"] == events.PROFILE_FINISHED and record.get("rank") not in found
+    ]
+    for record in elsewhere:
+        click.echo(
+            f"rank {record.get('rank')}: its trace lies on node {record.get('node')}: {record.get('path')}",
+            err=True,
+        )
+    if not found and not elsewhere and not failed:
+        there = [str(each) for each in folder.profile_numbers() if folder.traces(each)]
+        raise ProfileError(
+            f"run {folder.run_id} has no trace {number}",
+            f"it has {', '.join(there)}" if there else f"elasticflow profile {folder.run_id} writes one",
+        )
+    if form == "json":
+        print_json([_as_json(rank, path, answers.get(rank, {}), sort, most) for rank, path in found.items()])
+    else:
+        for rank, path in found.items():
+            click.echo("\n".join(_text(rank, path, answers.get(rank, {}), sort, most)))
+    return ANSWER_IS_NO if failed else FINISHED
+
+
+def _as_json(rank: int, path: Path, record: Record, sort: str, most: int) -> dict[str, Any]:
+    trace = read_trace(path)
+    return {
+        "rank": rank,
+        "path": str(path),
+        "first_step": record.get("first_step"),
+        "last_step": record.get("last_step"),
+        "steps_us": trace.steps_us,
+        "parts_us": trace.parts,
+        "operators": [asdict(each) for each in top(trace.operators, sort, most)],
+        "kernels": [asdict(each) for each in top(trace.kernels, sort, most)],
+    }
+
+
+def _text(rank: int, path: Path, record: Record, sort: str, most: int) -> Iterator[str]:
+    trace = read_trace(path)
+    count = len(trace.steps_us)
+    which = f" ({record['first_step']} to {record['last_step']})" if "first_step" in record else ""
+    yield paint(f"rank {rank}: {plural(count, 'step')}{which}{_lengths(trace)}", bold=True)
+    if count:
+        yield from _parts(trace)
+    yield ""
+    yield from _operators("OPERATOR", trace.operators, count, sort, most)
+    if trace.kernels:
+        yield ""
+        yield from _operators("KERNEL", trace.kernels, count, sort, most)
+    yield ""
+    yield f"{shortest_path(path)}, {size(path.stat().st_size)}"
+    yield "open it in https://ui.perfetto.dev"
+
+
+def _lengths(trace: Trace) -> str:
+    if not trace.steps_us:
+        return ""
+    middle = sum(trace.steps_us) / len(trace.steps_us)
+    return f", {_time(middle)} each ({_time(min(trace.steps_us))} to {_time(max(trace.steps_us))})"
+
+
+def _parts(trace: Trace) -> Iterator[str]:
+    whole = sum(trace.steps_us)
+    rows = [(name, _time(us / len(trace.steps_us)), f"{us / whole:.0%}") for name, us in trace.parts.items()]
+    yield ""
+    yield from table(("PART", "A STEP", "SHARE"), rows)
+
+
+def _operators(title: str, operators: Sequence[Operator], count: int, sort: str, most: int) -> Iterator[str]:
+    whole = sum(each.self_us for each in operators) or 1.0
+    rows = [
+        (
+            _short(f"{each.name} {each.shapes}".strip()),
+            _time(each.self_us / max(count, 1)),
+            f"{each.self_us / whole:.0%}",
+            _time(each.total_us / max(count, 1)),
+            f"{each.calls / max(count, 1):.0f}",
+        )
+        for each in top(operators, sort, most)
+    ]
+    header = (title, "SELF", "SHARE", "TOTAL", "CALLS")
+    yield from table(header, rows, width=terminal_width(), first_to_go=("TOTAL", "SHARE"))
+    if most and len(operators) > most:
+        yield paint(f"a step of each; {len(operators) - most} more with --top 0", dim=True)
+
+
+def _time(microseconds: float) -> str:
+    """Return `437 us`, `4.1 ms`, `0.35 s`."""
+    if microseconds < 999.5:
+        return f"{microseconds:.0f} us"
+    return f"{microseconds / 1e3:.1f} ms" if microseconds < 99_950 else span(microseconds / 1e6)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."

@@ -1,0 +1,1 @@
+"""Traces of torch's profiler, which are asked for while training goes on."""
