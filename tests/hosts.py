@@ -1,4 +1,4 @@
-"""Two hosts for real, each in a network namespace of its own, with a link between them; needs root and iproute2."""
+"""Hosts for real, each in a network namespace of its own, on one switch; needs root and iproute2."""
 
 from __future__ import annotations
 
@@ -7,39 +7,49 @@ import subprocess
 
 
 class Hosts:
-    """Two network namespaces with a link between them.
+    """Network namespaces, each with a cable to a switch in another one.
 
     Args:
-        is_v6: The link has IPv6 addresses alone, and each host another interface before it, which leads nowhere.
+        count: How many.
+        is_v6: They have IPv6 addresses alone, and each host another interface before the first, which leads nowhere.
+
+    Attributes:
+        names: Of the namespaces.
+        addresses: Of the hosts.
     """
 
-    def __init__(self, *, is_v6: bool = False) -> None:
-        self.names = tuple(f"ef{os.getpid()}-{number}" for number in (1, 2))
-        self.addresses = ("fd77::1", "fd77::2") if is_v6 else ("10.77.0.1", "10.77.0.2")
+    def __init__(self, count: int = 2, *, is_v6: bool = False) -> None:
+        self._switch = f"ef{os.getpid()}-switch"
+        numbers = range(1, count + 1)
+        self.names = tuple(f"ef{os.getpid()}-{number}" for number in numbers)
+        self.addresses = tuple(f"fd77::{number}" if is_v6 else f"10.77.0.{number}" for number in numbers)
         self._bits = 64 if is_v6 else 24
 
     def make(self) -> None:
-        """Make them; both ends of the link are up."""
-        first, second = self.names
-        for name in self.names:
+        """Make them; all cables are plugged in."""
+        ip("netns", "add", self._switch)
+        ip("-n", self._switch, "link", "add", "br0", "type", "bridge")
+        ip("-n", self._switch, "link", "set", "br0", "up")
+        for number, (name, address) in enumerate(zip(self.names, self.addresses, strict=True)):
             ip("netns", "add", name)
             if self._bits == 64:
                 _add_dead_end(name)
-        ip("-n", first, "link", "add", "link0", "type", "veth", "peer", "name", "link0", "netns", second)
-        for name, address in zip(self.names, self.addresses, strict=True):
+            link = ("-n", self._switch, "link")
+            ip(*link, "add", f"port{number}", "type", "veth", "peer", "name", "link0", "netns", name)
+            ip(*link, "set", f"port{number}", "master", "br0", "up")
             # Without a check for a second owner, during which an IPv6 address may not be bound.
             fresh = ("nodad",) if ":" in address else ()
             ip("-n", name, "addr", "add", f"{address}/{self._bits}", "dev", "link0", *fresh)
             for device in ("link0", "lo"):
                 ip("-n", name, "link", "set", device, "up")
 
-    def link(self, state: str) -> None:
-        """Cut the link (`down`) or mend it (`up`)."""
-        ip("-n", self.names[0], "link", "set", "link0", state)
+    def link(self, state: str, number: int = 0) -> None:
+        """Cut the cable of a host at the switch (`down`), or mend it (`up`)."""
+        ip("-n", self._switch, "link", "set", f"port{number}", state)
 
     def remove(self) -> None:
         """Remove what `make` made."""
-        for name in self.names:
+        for name in (*self.names, self._switch):
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from elasticflow.run_folder import RunFolder, snapshot_place
 from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
-from elasticflow.system import atomic_files
+from elasticflow.system import atomic_files, records
 from elasticflow.system.polling import attempts
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 _CONNECT_S = 60.0
 _AGAIN_S = 1.0
+# A network's file system shows a new file after a moment, and what was put in place of another one after a minute at most.
+_SEEN_S, _SEEN_ANEW_S = 5.0, 65.0
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ def join(
     Raises:
         LaunchNotFoundError: nobody leads a run of the job at *address*.
         NodeRefusedError: this machine would train something else, or does not see the run's snapshots.
+        StorageError: it cannot write where the snapshots lie.
         InterfaceError: this machine has no such interface as the job names.
         TokenError: this machine's token cannot be had.
         TokenRefusedError: it is not the launch's.
@@ -182,6 +186,35 @@ def await_launch(
     raise LaunchNotFoundError(f"nobody leads {what}", "start it first: elasticflow run JOB")
 
 
+def check_shared(catalog: Catalog, invitation: Invitation, say: Callable[[str], None]) -> None:
+    """Check that this machine reads at the snapshot URI what the machine that leads has written there for this launch.
+
+    A folder that each machine has for itself may hold a copy of the run's files: what is looked for is new in each launch.
+
+    Raises:
+        NodeRefusedError: it does not, though it was given time: a network's file system may show files late.
+        OSError: the store does not answer.
+    """
+    run_id, where = invitation.run_id, catalog.storage.uri
+    what, began = "", time.monotonic()
+    for attempt, _ in enumerate(attempts(_SEEN_ANEW_S, _AGAIN_S)):
+        record = catalog.read_job_record()
+        if record is not None and record.get("launch_id") == invitation.launch_id:
+            return
+        if record is not None and record.get("run_id") == run_id:
+            what = f"in {where} it reads what another launch has written, as in a copy that this machine has for itself"
+        else:
+            what = f"nothing of it lies in {where}"
+            if time.monotonic() > began + _SEEN_S:
+                break
+        if attempt == 0:
+            say(f"looking in {where} for what the machine that leads has written there")
+    raise NodeRefusedError(
+        f"snapshots.uri: this machine does not see the snapshots of run {run_id}: {what}",
+        "set snapshots.uri to a place that all machines see, such as s3://bucket/prefix or a shared folder",
+    )
+
+
 class Node:
     """This machine as a node of the launch whose keys are at *store_address*.
 
@@ -200,12 +233,9 @@ class Node:
         invitation.check(request.job, request.project_root)
         self.folder = RunFolder.of(request.project_root, request.job.job.name, invitation.run_id)
         uri, prefix = snapshot_place(plan.snapshots.uri, self.folder, request.project_root)
-        record = Catalog(Storage(uri, plan.snapshots.writer.options), prefix).read_job_record()
-        if record is None or record["run_id"] != invitation.run_id:
-            raise NodeRefusedError(
-                f"this machine does not see the snapshots of run {invitation.run_id}: nothing of it lies in {uri}",
-                "set snapshots.uri to a place that all machines see, such as s3://bucket/prefix or a shared folder",
-            )
+        storage = Storage(uri, plan.snapshots.writer.options)
+        storage.check_writable()
+        check_shared(Catalog(storage, prefix), invitation, say)
         node = f"{socket.gethostname()}-{store.add('joined', 1)}"
         launch_folder = self.folder.path / "nodes" / node
         atomic_files.write(launch_folder / "train.py", (invitation.entry_point.encode(),))
@@ -225,9 +255,18 @@ class Node:
             writer,
             origins.launch_id,
             rank,
+            has_own_folder=not self._sees_launch(invitation.launch_id),
         )
         say(f"joining run {invitation.run_id} at {store_address.endpoint} as node {node}")
         self._joined_node = JoinedNode(node, agent, store, say)
+
+    def _sees_launch(self, launch_id: str) -> bool:
+        """Return whether the run folder here is that of the machine that leads: the newest launch in it is this one."""
+        numbers = self.folder.launch_numbers()
+        if not numbers:
+            return False
+        made = records.read(self.folder.launch(numbers[-1]) / JOB_JSON)
+        return isinstance(made, dict) and made.get("launch_id") == launch_id
 
     @property
     def was_asked(self) -> bool:

@@ -114,6 +114,7 @@ class NodeReady:
         nproc: Workers that it starts.
         node_rank: Its place among all nodes, where the rendezvous is static; else None.
         refused: Modules that its fork server could not import beforehand.
+        has_own_folder: The machine that leads does not see the node's run folder.
     """
 
     node: str
@@ -121,6 +122,7 @@ class NodeReady:
     nproc: int
     node_rank: int | None = None
     refused: tuple[RefusedModule, ...] = ()
+    has_own_folder: bool = False
 
 
 @dataclass(frozen=True)
@@ -363,6 +365,33 @@ class WorkersEnded:
     sent_at: float | None = None
 
 
+@dataclass(frozen=True)
+class FilePiece:
+    """Bytes of a file of a node's run folder, as the supervisor asked.
+
+    Attributes:
+        node: The node.
+        path: From the run folder.
+        offset: Where they stand in the file there.
+        data: The bytes, in base64.
+        is_anew: What was sent of the file before does not count any more.
+    """
+
+    node: str
+    path: str
+    offset: int
+    data: str
+    is_anew: bool = False
+
+
+@dataclass(frozen=True)
+class FilesSent:
+    """A node has sent all that the request *number* asked for."""
+
+    node: str
+    number: int
+
+
 Message = (
     NodeReady
     | NodeLeaving
@@ -381,6 +410,8 @@ Message = (
     | Standstill
     | Stacks
     | WorkersEnded
+    | FilePiece
+    | FilesSent
 )
 MESSAGES: MessageCodec[Message] = MessageCodec(
     "type",
@@ -402,6 +433,8 @@ MESSAGES: MessageCodec[Message] = MessageCodec(
         "standstill": Standstill,
         "stacks": Stacks,
         "ended": WorkersEnded,
+        "piece": FilePiece,
+        "sent": FilesSent,
     },
 )
 
@@ -428,5 +461,21 @@ class EndLaunch:
     """The launch is over; agents leave."""
 
 
+@dataclass(frozen=True)
+class FilesWanted:
+    """Nodes with run folders of their own are to send files (`launcher/remote_files/requests.py`).
+
+    Attributes:
+        number: Of the request, from 1.
+        generation: Whose logs.
+        logged: What hooks logged, too.
+    """
+
+    number: int
+    generation: int
+    logged: bool = False
+
+
 Order = FormGeneration | EndLaunch
 ORDERS: MessageCodec[Order] = MessageCodec("type", {"form": FormGeneration, "end": EndLaunch})
+REQUESTS: MessageCodec[FilesWanted] = MessageCodec("type", {"files": FilesWanted})

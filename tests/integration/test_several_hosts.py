@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -45,9 +46,15 @@ def test_host_is_refused_with_another_job_then_joins_is_cut_off_and_comes_back(
 ) -> None:
     """One host begins; others, with no token, a wrong one, or another job, are refused, and the run does not notice.
 
-    With the same job it joins; its link is cut and mended: no step is lost or repeated in the metrics.
+    So is one whose snapshots lie in a folder of its own. With the same job it joins; its link is cut and mended: no step is
+    lost or repeated in the metrics. The head has the logs of the other host, which lie in a folder of that one.
     """
-    head, other = projects("head"), projects("other")
+    head, other, apart = projects("head"), projects("other"), projects("apart")
+    (tmp_path / "shared").mkdir()
+    for project in (head, other):
+        (project.root / "snapshots").symlink_to(tmp_path / "shared")
+    apart.prefix = ("ip", "netns", "exec", hosts.names[1])
+    write_jobs(apart)
     for project, name in zip((head, other), hosts.names, strict=True):
         project.prefix = ("ip", "netns", "exec", name)
         write_jobs(project)
@@ -59,12 +66,13 @@ def test_host_is_refused_with_another_job_then_joins_is_cut_off_and_comes_back(
         "train.epochs=5000",
         "snapshots.every=50 steps",
         "snapshots.keep.last=3",
-        f"snapshots.uri={tmp_path / 'shared'}",
+        "snapshots.uri=snapshots",
     )
     running = head.run("jobs/counting.toml", "hosts", *sets, job="counting", ELASTICFLOW_TOKEN=TOKEN)
     options = [f"--set={text}" for text in sets]
     join = ("run", "jobs/counting.toml", f"--join={address}", *options)
     running.wait_for_step(1)
+    unshared = apart.start(*join, run_id="hosts", ELASTICFLOW_TOKEN=TOKEN)
     for wrong, says in (({}, "this machine has none"), ({"ELASTICFLOW_TOKEN": "x" * 32}, "another token")):
         stranger = other.start(*join, run_id="hosts", **wrong)
         assert 2 == stranger.end(), stranger.told()
@@ -72,19 +80,30 @@ def test_host_is_refused_with_another_job_then_joins_is_cut_off_and_comes_back(
     refused = other.start(*join, "--set=job.seed=7", run_id="hosts", ELASTICFLOW_TOKEN=TOKEN)
     assert 2 == refused.end(), refused.told()
     assert f"job.seed is {SEED} there, 7 here" in refused.output.read_text()
+    assert 2 == unshared.end(), unshared.told()
+    assert f"nothing of it lies in {apart.root / 'snapshots'}" in unshared.output.read_text()
     assert [] == named(running.events(), events.NODE_LOST)
     assert 1 == len(named(running.events(), events.GENERATION_STARTED))
     joined = other.start(*join, run_id="hosts", job="counting", ELASTICFLOW_TOKEN=TOKEN)
     both = running.wait_for_group(2, 0)
+    logs = head.start("logs", "hosts", "--rank=1", "--format=json", run_id="hosts")
+    assert 0 == logs.end(), logs.told()
+    lies_there = "".join(path.read_text() for path in joined.run.generation_logs(both).glob("rank1.*"))
+    shown = [json.loads(line) for line in logs.output.read_text().splitlines()]
+    assert shown
+    assert all(line.get("text", line.get("timestamp")) in lies_there for line in shown), shown
     hosts.link("down")
     alone = running.wait_for_group(1, both)
     hosts.link("up")
-    running.wait_for_group(2, alone)
+    again = running.wait_for_group(2, alone)
     os.kill(joined.process.pid, signal.SIGTERM)
     assert 75 == joined.end(), joined.told()
     os.kill(running.process.pid, signal.SIGTERM)
     assert 75 == running.end(), running.told()
 
+    logs = head.start("logs", "hosts", f"--generation={again}", run_id="hosts")
+    assert 0 == logs.end(), logs.told()
+    assert f"logs of rank 1 of generation {again} are not to be had" in logs.output.read_text()
     happened = running.events()
     assert "it has given no sign of life" in [lost["reason"] for lost in named(happened, events.NODE_LOST)]
     assert {"resized", "node_lost", "preempted"} <= {
@@ -144,11 +163,14 @@ def test_hosts_that_speak_ipv6_only_with_clocks_that_differ(
         started.append(project.start(*command, run_id="six-seed2", job="counting-seed2", **variables))
     running, joined = started
     both = running.wait_for_group(2, 0)
-    killed = next(w["pid"] for w in running.state()["workers"] if w["node"] != "n0")
-    os.kill(killed, signal.SIGKILL)
+    there = next(worker for worker in running.state()["workers"] if worker["node"] != "n0")
+    os.kill(there["pid"], signal.SIGKILL)
     running.wait_for_group(2, both)
     os.kill(running.process.pid, signal.SIGTERM)
     assert [75, 75] == [running.end(), joined.end()], running.told() + joined.told()
+    generation = running.state()["generation"]
+    logs = {each.run.rank_log(generation, there["rank"]).read_text() for each in started}
+    assert 1 == len(logs), logs
     happened = running.events()
     assert "SIGKILL" in named(happened, events.WORKER_FAILED)[0]["error"]
     ended = named(happened, events.GENERATION_ENDED)[0]

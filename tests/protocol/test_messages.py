@@ -14,6 +14,9 @@ from elasticflow.protocol.messages import (
     CompilerCacheFailed,
     CompilerCacheMoved,
     EndLaunch,
+    FilePiece,
+    FilesSent,
+    FilesWanted,
     FormGeneration,
     Frame,
     LoaderStack,
@@ -55,6 +58,9 @@ STALLED = StalledWorker(
 MESSAGES: tuple[Message, ...] = (
     NodeReady("n0", "host", 2, None, (RefusedModule("net", "it starts a thread"),)),
     NodeReady("n1", "host", 2, 1),
+    NodeReady("host-1", "host", 2, has_own_folder=True),
+    FilePiece("host-1", "logs/g0001/rank1.stdout", 12, "cHJpbnRlZA==", is_anew=True),
+    FilesSent("host-1", 3),
     NodeLeaving("n0"),
     AgentDied("host-1", "its agent ended with code 1"),
     WorkersStarted(3, "n0", (StartedWorker(0, 100, "n0"), StartedWorker(1, 101, "n0"))),
@@ -94,6 +100,12 @@ def test_message_arrives_as_it_was(message: Message) -> None:
 
     assert isinstance(json.loads(text)["type"], str)
     assert message == messages.MESSAGES.decode(text.encode())
+
+
+def test_request_for_files_arrives_as_it_was() -> None:
+    """It has a key of its own: nodes that share the run folder do not look."""
+    wanted = FilesWanted(2, 14, logged=True)
+    assert wanted == messages.REQUESTS.decode(messages.REQUESTS.encode(wanted).encode())
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: type(order).__name__)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.output import paint
+from elasticflow.cli.output import paint, warn
 from elasticflow.cli.parameters import RUN, format_option
 from elasticflow.jobfile.project import current_project_root
+from elasticflow.observe import remote_logs
 from elasticflow.observe.records import unix_time
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import read_status
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
 
 _COLOURS = {"debug": "bright_black", "warning": "yellow", "error": "red", "critical": "red"}
+# Seconds between two requests to the hosts of a run that is followed.
+_ASK_S = 1.0
 # Fields that are not repeated behind the event: they are on every line, or shown in front of it.
 _LEFT_OUT = frozenset(
     {
@@ -69,7 +72,8 @@ def command(
 ) -> None:
     """Show what the workers of RUN logged, in order of time, then what they printed.
 
-    RUN is a run folder, a run id, or a job's name; default: the newest run. What steps have measured is shown by
+    RUN is a run folder, a run id, or a job's name; default: the newest run. Hosts that share no file system with this one
+    send theirs when they are asked, while the run goes on, and when it ends: the last MB of each file. What steps have measured is shown by
     `elasticflow metrics`.
 
     \b
@@ -81,6 +85,7 @@ def command(
     show = _as_json if form == "json" else _as_text
     is_shown = partial(_is_shown, level=level, steps=steps)
     lines: Iterable[LogLine]
+    _fetch(folder, generation, rank)
     if is_following:
         lines = _followed(folder, generation, rank, is_shown, tail)
     else:
@@ -88,6 +93,16 @@ def command(
         lines = lines if tail is None else deque(lines, maxlen=tail)
     for line in lines:
         click.echo(show(line))
+
+
+def _fetch(folder: RunFolder, generation: int | None, rank: int | None) -> None:
+    """Have the run's other hosts send their logs here; say which cannot be had."""
+    failure = remote_logs.fetch(folder, generation)
+    if failure is not None:
+        warn(failure)
+    for elsewhere in remote_logs.missing(folder, generation):
+        if rank is None or rank in elsewhere.ranks:
+            warn(elsewhere.sentence(folder))
 
 
 def _is_shown(line: LogLine, *, level: str, steps: bool) -> bool:
@@ -101,12 +116,21 @@ def _followed(
     is_shown: Callable[[LogLine], bool],
     tail: int | None,
 ) -> Iterator[LogLine]:
+    asked_at = time.monotonic()
+
+    def pause(seconds: float) -> None:
+        nonlocal asked_at
+        time.sleep(seconds)
+        if time.monotonic() > asked_at + _ASK_S:
+            asked_at = time.monotonic()
+            remote_logs.ask(folder, generation)
+
     return follow(
         folder,
         generation,
         rank,
         is_live=lambda: read_status(folder).status == "running",
-        pause=time.sleep,
+        pause=pause,
         is_shown=is_shown,
         backlog=tail,
     )

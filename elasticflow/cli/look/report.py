@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.output import shortest_path
+from elasticflow.cli.output import shortest_path, warn
 from elasticflow.cli.parameters import RUN, Completed
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.runs import find_run, list_runs
@@ -58,9 +58,13 @@ def command(runs: tuple[str, ...], sweep: str | None, output: Path | None) -> No
 
 
 def _text(folders: list[RunFolder], target: Path, sweep: str | None) -> str:
+    from elasticflow.observe.remote_logs import fetch
     from elasticflow.report.facts import facts_of
     from elasticflow.report.page import render_comparison, render_run
 
+    for folder in folders:
+        if (failure := fetch(folder, logged=True)) is not None:
+            warn(failure)
     facts = [facts_of(folder, target) for folder in folders]
     if sweep is not None:
         return render_comparison(facts, title=sweep, is_sweep=True)

@@ -22,6 +22,7 @@ from elasticflow.launcher.agent.workers import ForkedWorkers, GroupState, enviro
 from elasticflow.launcher.fork_server.helpers import HelperLostError
 from elasticflow.launcher.fork_server.protocol import Rehearsal
 from elasticflow.launcher.profiling.passed_on import ProfileRequests
+from elasticflow.launcher.remote_files.sender import FileSender
 from elasticflow.launcher.rendezvous import network
 from elasticflow.launcher.rendezvous.store_keys import is_requested, join_store
 from elasticflow.launcher.rendezvous.supervisor_channel import Orders, Outbox
@@ -85,6 +86,9 @@ class Agent:
         self._reporter = Reporter(
             self._outbox, config.node, self._folder, writer, heartbeats, compiles=config.compiles
         )
+        self._files = (
+            FileSender(store, self._outbox.post, config.node, self._folder) if config.has_own_folder else None
+        )
         self._orphans = Orphans(self._adopted, self._reporter.left_behind)
         self._store_address = config.store_address
         self._interface = network.variables(
@@ -124,6 +128,7 @@ class Agent:
                 nproc=self._options.nproc,
                 node_rank=self._config.node_rank,
                 refused=self._server.wait_ready().refused,
+                has_own_folder=self._config.has_own_folder,
             )
         )
 
@@ -225,7 +230,7 @@ class Agent:
             self._look_at_compiler_cache()
 
     def _look(self) -> None:
-        """Pass on a request to leave; end what workers left behind; check the helpers.
+        """Pass on a request to leave; end what workers left behind; send files that are asked for; check the helpers.
 
         Raises:
             NodeReleasedError: this node was let go, or counts as lost.
@@ -233,6 +238,8 @@ class Agent:
         """
         self._node_heartbeat.pass_on()
         self._orphans.pursue(time.monotonic())
+        if self._files is not None:
+            self._files.look()
         if (code := self._writer.exit_code()) is not None:
             raise HelperLostError("snapshot writer", code)
         if not self._server.pump():

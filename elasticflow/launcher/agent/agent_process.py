@@ -53,6 +53,7 @@ class AgentConfig:
         warm: How restarts are kept warm.
         compiles: Workers compile the model: the compiler's cache is kept.
         imports_anew: The launch sets variables that a fork server which was started before has missed.
+        has_own_folder: The machine that leads does not see this one's run folder.
         interface: Name, address or network of the interface that workers talk over; None: that towards the keys.
     """
 
@@ -74,6 +75,7 @@ class AgentConfig:
     compiles: bool = False
     imports_anew: bool = False
     interface: str | None = None
+    has_own_folder: bool = False
 
     @property
     def store_address(self) -> StoreAddress:
@@ -181,6 +183,8 @@ def build_agent_process(
     writer: WriterStart,
     launch_id: str,
     node_rank: int | None = None,
+    *,
+    has_own_folder: bool = False,
 ) -> AgentProcess:
     """Return the agent of *node* on this machine, not yet started.
 
@@ -194,6 +198,7 @@ def build_agent_process(
         writer: What the node's snapshot writer is started with.
         launch_id: Of the launch, as this machine calls it.
         node_rank: The node's place among all, where the rendezvous is static.
+        has_own_folder: The machine that leads does not see the run folder.
     """
     marks = {worker_environment.RUN_ID: folder.run_id, worker_environment.RUN_FOLDER: str(folder.path)}
     if plan.env_secrets:
@@ -223,5 +228,6 @@ def build_agent_process(
         seed=plan.seed,
         compiles=plan.compiles,
         interface=plan.interface,
+        has_own_folder=has_own_folder,
     )
     return AgentProcess(config, launch_id)

@@ -10,6 +10,8 @@ from elasticflow.protocol.json_codec import from_json
 from elasticflow.protocol.messages import ProfileRequest, PublishedProfile
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from elasticflow.events import EventRecord
     from elasticflow.launcher.journal.journal import Journal
     from elasticflow.run_folder import RunFolder
@@ -56,13 +58,12 @@ class Profiles:
             self._taken = number
             self._take(number, publish)
 
-    def heard(self, line: EventRecord) -> None:
-        """Take in that a rank has answered."""
-        if (
-            line["event"] in (events.PROFILE_FINISHED, events.PROFILE_FAILED)
-            and line["profile"] == self._number
-        ):
-            self._awaited.discard(line["rank"])
+    def heard(self, lines: Iterable[EventRecord]) -> None:
+        """Take in that ranks have answered, if *lines* of workers say so."""
+        for line in lines:
+            is_answer = line["event"] in (events.PROFILE_FINISHED, events.PROFILE_FAILED)
+            if is_answer and line["profile"] == self._number:
+                self._awaited.discard(line["rank"])
 
     def give_up(self, reason: str) -> None:
         """Tell that the ranks which have not answered will not do so, if there are any."""

@@ -28,6 +28,7 @@ class Invitation:
         job: The resolved job, as job.json has it.
         entry_point: Text of train.py, which may have been edited by hand.
         versions: What `versions` returns on the machine that leads.
+        launch_id: Of the launch: it stands beside the snapshots, and in the launch's folder.
         sources: SHA-256 of each file of the job's own code, by path from the project's root.
     """
 
@@ -35,6 +36,7 @@ class Invitation:
     job: dict[str, Any]
     entry_point: str
     versions: dict[str, str]
+    launch_id: str = ""
     sources: dict[str, str] = field(default_factory=dict)
 
     def check(self, job: Job, project_root: Path) -> None:

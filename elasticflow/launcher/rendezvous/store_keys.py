@@ -15,6 +15,7 @@ They lie in one control store under the launch's own prefix (`protocol/control_s
     orders/round/<i>        the i-th order to all agents (`protocol/messages.py`)
     orders/drain/<g>        workers of generation g are asked to leave after a step
     orders/stop/<g>         workers of generation g are to be killed now: another worker of it has failed
+    orders/files            nodes with run folders of their own are to send files (`launcher/remote_files/requests.py`)
     orders/stacks/<g>       agents are to tell where the workers of generation g stand
 
 Workers find the store of their own process group through it, under `run/<generation>/` (runtime/process/process_group.py).
@@ -39,6 +40,7 @@ NOTICED = "noticed"
 SUPERVISOR_BEAT = "head"
 OUTBOX_COUNT = f"{TOLD}/feeds"
 ORDER_COUNT = f"{ORDERS}/rounds"
+FILES_WANTED = f"{ORDERS}/files"
 
 
 def join_store(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from elasticflow.launcher.rendezvous.liveness import Silence
 from elasticflow.launcher.rendezvous.store_keys import (
     EXIT_CODE,
+    FILES_WANTED,
     INVITATION,
     NOTICED,
     ORDER_COUNT,
@@ -22,13 +23,19 @@ from elasticflow.launcher.rendezvous.store_keys import (
     request_key,
 )
 from elasticflow.protocol.json_codec import to_json
-from elasticflow.protocol.messages import MESSAGES, ORDERS, EndLaunch, FormGeneration, NodeReady
+from elasticflow.protocol.messages import MESSAGES, ORDERS, REQUESTS, EndLaunch, FormGeneration, NodeReady
 from elasticflow.system.polling import attempts
 
 if TYPE_CHECKING:
     from elasticflow.launcher.rendezvous.invitation import Invitation
     from elasticflow.protocol.control_store import ControlStore
-    from elasticflow.protocol.messages import GenerationRequest, Message, Order, PublishedProfile
+    from elasticflow.protocol.messages import (
+        FilesWanted,
+        GenerationRequest,
+        Message,
+        Order,
+        PublishedProfile,
+    )
 
 # An agent tells that it lives ten times in this; a loaded machine may keep it from doing so for a while.
 SILENT_S = 2.5
@@ -107,6 +114,15 @@ class AgentChannel:
     def request_profile(self, request: PublishedProfile, generation: int) -> None:
         """Have workers of *generation* trace their next steps; a request that is published later takes its place."""
         self._store.set(request_key("profile", generation), to_json(request))
+
+    @property
+    def nodes(self) -> set[str]:
+        """The nodes that have joined and were not let go."""
+        return set(self._outboxes)
+
+    def want_files(self, wanted: FilesWanted) -> None:
+        """Have nodes with run folders of their own send files."""
+        self._store.set(FILES_WANTED, REQUESTS.encode(wanted))
 
     def release(self, node: str) -> None:
         """Have the agent of *node* leave; it is not listened for any more."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from elasticflow.compiler.inputs.job_json import job_to_json
+from elasticflow.launcher.rendezvous.invitation import Invitation, versions
 from elasticflow.launcher.supervisor.scale_schedule import ALONE
 
 if TYPE_CHECKING:
@@ -63,3 +65,15 @@ class Launch:
     sources: Mapping[str, str] = field(default_factory=dict)
     lost: Ending | None = None
     follower: tuple[str, ...] = ()
+
+    def invitation(self) -> Invitation:
+        """Return what another machine has to know to take part."""
+        entry_point = self.folder.launch(self.number) / "train.py"
+        return Invitation(
+            run_id=self.folder.run_id,
+            job=job_to_json(self.job),
+            entry_point=entry_point.read_text(encoding="utf-8"),
+            versions=versions(),
+            launch_id=self.launch_id,
+            sources=dict(self.sources),
+        )

@@ -18,7 +18,6 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from elasticflow import errors, events
-from elasticflow.compiler.inputs.job_json import job_to_json
 from elasticflow.errors import RendezvousError, RunFolderError
 from elasticflow.jobfile.tables.units import parse_duration
 from elasticflow.launcher.journal.display_thread import DisplayThread
@@ -26,7 +25,7 @@ from elasticflow.launcher.journal.environment_record import EnvironmentRecord
 from elasticflow.launcher.journal.journal import Journal
 from elasticflow.launcher.journal.metrics import Metrics
 from elasticflow.launcher.profiling.profiles import Profiles
-from elasticflow.launcher.rendezvous.invitation import Invitation, versions
+from elasticflow.launcher.remote_files.gatherer import RemoteFiles
 from elasticflow.launcher.restarts.restart_ledger import RestartLedger
 from elasticflow.launcher.restarts.restart_policy import RestartPolicy
 from elasticflow.launcher.supervisor.agent_channel import AgentChannel
@@ -50,8 +49,11 @@ from elasticflow.protocol.messages import (
     Activity,
     CompilerCacheFailed,
     CompilerCacheMoved,
+    FilePiece,
+    FilesSent,
     LogLeftOut,
     LogLines,
+    NodeReady,
     Printed,
     ProcessLeftBehind,
     StandbysOff,
@@ -110,6 +112,7 @@ class Supervisor:
         self._environment = EnvironmentRecord(launch.folder.launch(launch.number))
         self._ingest = Ingest(self._journal, self._metrics, self._environment)
         self._agents = LocalAgents(launch, self._journal)
+        self._remote_files = RemoteFiles(launch.folder)
         self._follower = Follower(launch.follower, launch.folder, self._journal)
         self._profiles = Profiles(launch.folder, self._journal)
         self._nodes = Nodes(launch.plan.nodes_min, launch.plan.nodes_max)
@@ -181,7 +184,7 @@ class Supervisor:
     def _open(self) -> AgentChannel:
         try:
             channel = AgentChannel(self._launch.store.connect())
-            channel.invite(_invitation(self._launch))
+            channel.invite(self._launch.invitation())
         except StoreLostError as error:
             raise RendezvousError(str(error), "once it answers again, the same command goes on") from error
         return channel
@@ -237,6 +240,7 @@ class Supervisor:
         self._agents.turn(self._lifecycle, tell)
         self._follower.turn(time.monotonic())
         self._profiles.turn(time.monotonic(), channel.request_profile)
+        self._remote_files.turn(channel, time.monotonic())
         if (refused := self._launch.store.refused()) is not None:
             self._journal.event(events.CONNECTION_REFUSED, **asdict(refused))
         for node in channel.silent_nodes():
@@ -251,8 +255,7 @@ class Supervisor:
             case LogLines():
                 self._journal.update(held=message.held)
                 self._ingest.lines(message.lines)
-                for line in message.lines:
-                    self._profiles.heard(line)
+                self._profiles.heard(message.lines)
                 tell(message)
             case WriterReports():
                 fenced = [r["generation"] for r in message.reports if r.get("reason") == FENCED]
@@ -265,6 +268,10 @@ class Supervisor:
                 self._journal.activity(message)
             case Printed():
                 self._journal.printed(message)
+            case FilePiece() | FilesSent() | NodeReady():
+                self._remote_files.hear(message)
+                if isinstance(message, NodeReady):
+                    tell(message)
             case (
                 ProcessLeftBehind()
                 | LogLeftOut()
@@ -276,6 +283,12 @@ class Supervisor:
                 self._journal.event(_EVENTS[type(message)], **asdict(message))
             case _:
                 tell(message)
+
+    def _hear_last(self, message: Message, tell: Callable[[LifecycleEvent], None]) -> None:
+        """Take in what still matters once the launch has its verdict."""
+        last = LogLines | Printed | WriterReports | ProcessLeftBehind | FilePiece | FilesSent
+        if isinstance(message, last):
+            self._hear(message, tell)
 
     def _look_at_signals(self, tell: Callable[[LifecycleEvent], None]) -> None:
         if len(self._asked.numbers) > 1:
@@ -317,6 +330,15 @@ class Supervisor:
     def _close(self, channel: AgentChannel, tell: Callable[[LifecycleEvent], None], verdict: Verdict) -> int:
         """End the agents, take in what they still have to say, and write the verdict."""
         self._launch.store.outlive_store()
+        if self._lifecycle.is_idle:
+            asked = len(self._asked.numbers)
+            with contextlib.suppress(StoreLostError):
+                self._remote_files.gather_last(
+                    channel,
+                    self._journal.generation,
+                    lambda message: self._hear_last(message, tell),
+                    lambda: len(self._asked.numbers) > asked,
+                )
         # Messages from and to others are lost with the store; how the launch ended is not.
         with contextlib.suppress(StoreLostError):
             channel.stop(verdict.exit_code)
@@ -326,8 +348,7 @@ class Supervisor:
         with contextlib.suppress(StoreLostError):
             channel.await_notice(self._agents.nodes, _NOTICE_S)
             for message in channel.take():
-                if isinstance(message, LogLines | Printed | WriterReports | ProcessLeftBehind):
-                    self._hear(message, tell)
+                self._hear_last(message, tell)
         return self._conclude(verdict)
 
     def _end_without_store(self, tell: Callable[[LifecycleEvent], None], error: str) -> int:
@@ -367,15 +388,3 @@ def _on_own_clock(message: WorkersEnded) -> WorkersEnded:
         replace(worker, at=on_own_clock(worker.at, message.sent_at, now)) for worker in message.workers
     )
     return replace(message, workers=workers)
-
-
-def _invitation(launch: Launch) -> Invitation:
-    """Return what another machine has to know to take part."""
-    entry_point = launch.folder.launch(launch.number) / "train.py"
-    return Invitation(
-        run_id=launch.folder.run_id,
-        job=job_to_json(launch.job),
-        entry_point=entry_point.read_text(encoding="utf-8"),
-        versions=versions(),
-        sources=dict(launch.sources),
-    )

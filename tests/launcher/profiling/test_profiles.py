@@ -47,7 +47,7 @@ class Launch:
 
     def answer(self, number: int, rank: int) -> None:
         """Have a rank write its trace."""
-        self.profiles.heard({"event": "profile.finished", "profile": number, "rank": rank})
+        self.profiles.heard([{"event": "profile.finished", "profile": number, "rank": rank}])
 
     def told(self) -> list[tuple[Any, ...]]:
         """Return the events about traces."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def _invitation(root: Path) -> Invitation:
     job = make_job()
     sources = {name: each.sha256 for name, each in own_sources(job, root, []).items()}
-    return Invitation("run", job_to_json(job), "", versions(), sources)
+    return Invitation("run", job_to_json(job), "", versions(), sources=sources)
 
 
 def test_the_same_code_may_take_part(tmp_path: Path) -> None:

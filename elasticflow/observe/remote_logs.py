@@ -1,0 +1,147 @@
+"""Logs that lie on other hosts: have them sent, and tell which cannot be had."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from elasticflow import events
+from elasticflow.launcher.remote_files.requests import Request, put_request
+from elasticflow.observe.records import int_of, read, text_of
+from elasticflow.observe.status import read_status
+from elasticflow.observe.worker_logs import generations
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from elasticflow.run_folder import RunFolder
+
+# Seconds that the run has to answer in: longer than its nodes have.
+_PATIENCE_S = 10.0
+_POLL_S = 0.02
+# As supervisors call the nodes of their own machine.
+_OWN_NODE = re.compile(r"n\d+")
+
+
+@dataclass
+class _Node:
+    """A node of a launch."""
+
+    name: str
+    host: str
+    nproc: int
+    is_gone: bool = False
+
+    @property
+    def is_other(self) -> bool:
+        """Whether it is on another machine than the supervisor."""
+        return _OWN_NODE.fullmatch(self.name) is None
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Workers whose logs are not in this run folder.
+
+    Attributes:
+        generation: Their generation.
+        ranks: They.
+        node: Where they ran.
+        host: Its machine.
+        is_gone: The node is lost, or has left, and cannot be asked.
+    """
+
+    generation: int
+    ranks: tuple[int, ...]
+    node: str
+    host: str
+    is_gone: bool
+
+    def sentence(self, folder: RunFolder) -> str:
+        """Return what to tell a person."""
+        ranks = ", ".join(map(str, self.ranks))
+        whose = f"rank {ranks}" if len(self.ranks) == 1 else f"ranks {ranks}"
+        why = "which is gone" if self.is_gone else "which did not send them"
+        there = f"runs/{folder.job}/{folder.run_id}/logs/g{self.generation:04d}"
+        return (
+            f"logs of {whose} of generation {self.generation} are not to be had: they are on host {self.host} "
+            f"(node {self.node}), {why}; there they lie in {there} of the project"
+        )
+
+
+def fetch(folder: RunFolder, generation: int | None = None, *, logged: bool = False) -> str | None:
+    """Have the run's other hosts send their logs into *folder*, if it is going on; return why that failed, if it did.
+
+    Args:
+        folder: The run, on the machine that leads.
+        generation: Whose logs; None: the newest.
+        logged: What hooks logged, too.
+    """
+    if (path := ask(folder, generation, logged=logged)) is None:
+        return None
+    deadline = time.monotonic() + _PATIENCE_S
+    while path.exists():
+        if time.monotonic() > deadline:
+            path.unlink(missing_ok=True)
+            return f"the run did not say within {_PATIENCE_S:g} s what its other hosts have logged"
+        time.sleep(_POLL_S)
+    return None
+
+
+def ask(folder: RunFolder, generation: int | None = None, *, logged: bool = False) -> Path | None:
+    """Do as `fetch` without waiting; return the file that is gone once the answer is there, None where nobody is asked."""
+    members = _members(folder)
+    can_answer = any(node.is_other and not node.is_gone for nodes in members.values() for node in nodes)
+    if not can_answer:
+        return None
+    return put_request(folder, Request(generation or max(members), logged))
+
+
+def missing(folder: RunFolder, generation: int | None = None) -> list[Elsewhere]:
+    """Return whose logs of a generation are not here: of the newest by default."""
+    members = _members(folder)
+    number = generation or max([*members, *generations(folder)], default=0)
+    logs = folder.generation_logs(number)
+    first, found = 0, []
+    for node in members.get(number, ()):
+        ranks = tuple(
+            rank for rank in range(first, first + node.nproc) if not any(logs.glob(f"rank{rank}.*"))
+        )
+        first += node.nproc
+        # A worker of this machine that has not begun has no log, either.
+        if ranks and node.is_other:
+            found.append(Elsewhere(number, ranks, node.name, node.host, node.is_gone))
+    return found
+
+
+def _members(folder: RunFolder) -> dict[int, list[_Node]]:
+    """Return the nodes of each generation, in rank order."""
+    nodes: dict[str, _Node] = {}
+    members: dict[int, list[_Node]] = {}
+    for record in read(folder.events):
+        name = text_of(record, "node") or ""
+        match record.get("event"):
+            case events.RUN_STARTED:
+                _let_go(nodes.values())
+                nodes = {}
+            case events.NODE_JOINED:
+                _let_go([nodes[name]] if name in nodes else [])
+                nodes[name] = _Node(name, text_of(record, "host") or "?", int_of(record, "nproc"))
+            case events.NODE_LOST | events.NODE_LEFT:
+                _let_go([nodes.pop(name)] if name in nodes else [])
+            case events.GENERATION_STARTED:
+                given = record.get("members")
+                texts = given if isinstance(given, list) else []
+                members[int_of(record, "generation")] = [nodes[text] for text in texts if text in nodes]
+            case _:
+                pass
+    if read_status(folder).status != "running":
+        _let_go(nodes.values())
+    return members
+
+
+def _let_go(nodes: Iterable[_Node]) -> None:
+    for node in nodes:
+        node.is_gone = True

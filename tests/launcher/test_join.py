@@ -1,0 +1,75 @@
+"""What a machine looks at before it takes part in a launch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elasticflow.compiler.inputs.job_json import job_to_json
+from elasticflow.errors import NodeRefusedError
+from elasticflow.launcher import join
+from elasticflow.launcher.join import check_shared
+from elasticflow.launcher.rendezvous.invitation import Invitation, versions
+from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.storage.storage import Storage
+from tests.compiler.jobs import make_job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+INVITATION = Invitation("run", job_to_json(make_job()), "", versions(), "this launch")
+
+
+@pytest.fixture(name="catalog")
+def _catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Catalog:
+    """Return a run's place, of which nobody waits long to see something."""
+    for name in ("_SEEN_S", "_SEEN_ANEW_S", "_AGAIN_S"):
+        monkeypatch.setattr(join, name, 0.01)
+    return Catalog(Storage(str(tmp_path)), "run/")
+
+
+def test_place_that_the_head_has_written_to_is_shared(catalog: Catalog) -> None:
+    """It is the launch's own record that counts; nothing is said, and nothing waited for."""
+    catalog.write_job_record({"run_id": "run", "launch_id": "this launch"})
+    said: list[str] = []
+    check_shared(catalog, INVITATION, said.append)
+    assert [] == said
+
+
+@pytest.mark.parametrize(
+    ("record", "what"),
+    [
+        (None, "nothing of it lies in "),
+        ({"run_id": "another", "launch_id": "this launch too"}, "nothing of it lies in "),
+        ({"run_id": "run", "launch_id": "the one before"}, "as in a copy that this machine has for itself"),
+    ],
+    ids=["empty", "another run", "a copy"],
+)
+def test_place_of_this_machine_alone_is_refused(
+    catalog: Catalog, record: dict[str, str] | None, what: str
+) -> None:
+    """The place is named, and what to do; also where the files of the run were once copied there."""
+    if record is not None:
+        catalog.write_job_record(record)
+    with pytest.raises(NodeRefusedError, match=what) as refused:
+        check_shared(catalog, INVITATION, print)
+    assert catalog.storage.uri in refused.value.message
+    assert "snapshots.uri" in str(refused.value.remedy)
+
+
+def test_record_that_is_seen_late_is_waited_for(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network's file system may show the record of the launch before for a while."""
+    catalog.write_job_record({"run_id": "run", "launch_id": "the one before"})
+    monkeypatch.setattr(join, "_SEEN_ANEW_S", 60.0)
+    check_shared(
+        catalog, INVITATION, lambda _: catalog.write_job_record({"run_id": "run", "launch_id": "this launch"})
+    )
+
+
+def test_launch_that_is_new_is_looked_for(catalog: Catalog) -> None:
+    """What the launch before has written does not do for the next one."""
+    catalog.write_job_record({"run_id": "run", "launch_id": "this launch"})
+    with pytest.raises(NodeRefusedError):
+        check_shared(catalog, replace(INVITATION, launch_id="the next one"), print)
