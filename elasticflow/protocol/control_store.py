@@ -35,6 +35,10 @@ class ControlStore(Protocol):
 class RemoteControlStore(ControlStore, Protocol):
     """A control store that another process serves."""
 
+    @property
+    def patience_s(self) -> float:
+        """Seconds that a request may take, while the server is away, beyond those that an answer takes."""
+
     def forget(self) -> None:
         """Remove all keys below the address's prefix."""
 

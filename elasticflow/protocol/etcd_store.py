@@ -67,6 +67,11 @@ class EtcdControlStore:
         }
 
     @property
+    def patience_s(self) -> float:
+        """Seconds that a request may take, while etcd is away; less than who waits for signs of life has."""
+        return 0.0
+
+    @property
     def own_address(self) -> str:
         """Address of this machine towards etcd.
 

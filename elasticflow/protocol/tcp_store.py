@@ -4,12 +4,16 @@ Needs no torch, so that neither the supervisor nor the agents have to import it.
 launch's token (`protocol/handshake.py`). Then they send frames: four bytes of length, one byte for the kind (`Request` or `Answer`), and parts, each
 after four bytes of its length. A connection has one request under way at a time; the server sends changes to a
 connection that watches.
+
+A server that keeps its keys on disk says which they are (`Request.STATE`). Clients of it wait for it when it is away, and go
+on where they were; whatever they had asked for and got no answer to is asked again, and done once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
+import os
 import select
 import socket
 import struct
@@ -32,6 +36,10 @@ _LENGTH = struct.Struct("!I")
 _GET_S = 300.0
 _CONNECT_S = 10.0
 _AGAIN_S = 0.2
+# Seconds in which a server that keeps its keys has to be back.
+AWAY_S = 60.0
+# Of a connection to such a server: after so long a silence its machine counts as gone, and another connection is made.
+_IDLE_S, _PROBE_S, _PROBES = 5, 2, 3
 
 
 class Request(enum.IntEnum):
@@ -44,6 +52,7 @@ class Request(enum.IntEnum):
     DELETE = 5
     WATCH = 6
     FORGET = 7
+    STATE = 8
 
 
 class Answer(enum.IntEnum):
@@ -120,14 +129,19 @@ class TcpControlStore:
     def __init__(self, address: StoreAddress, mirrored: Iterable[str] = (), answer_s: float = 60.0) -> None:
         self._address, self._answer_s = address, answer_s
         self._lock = threading.Lock()
-        self._socket = _connect(address, answer_s)
-        self._frames = Frames()
+        self._connection = _Connection(address, answer_s)
         self._mirrors = {
-            word: _Mirror(address, self._path(f"{word}/").decode(), answer_s) for word in mirrored
+            word: _Mirror(_Connection(address, answer_s), self._path(f"{word}/").decode())
+            for word in mirrored
         }
-        connections = [self._socket, *(mirror.socket for mirror in self._mirrors.values())]
+        connections = [self._connection, *(mirror.connection for mirror in self._mirrors.values())]
         # The connections end with the last reference to this object, as those of torch's store do.
         self.close = weakref.finalize(self, _close, connections)
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds that a request may take, while the server is away, beyond those that an answer takes."""
+        return AWAY_S if self._connection.state else 0.0
 
     def set(self, key: str, value: str | bytes) -> None:
         """Give *key* a value."""
@@ -148,11 +162,11 @@ class TcpControlStore:
     @property
     def own_address(self) -> str:
         """Address of this machine towards the store."""
-        return str(self._socket.getsockname()[0])
+        return str(self._connection.socket.getsockname()[0])
 
     def add(self, key: str, number: int) -> int:
         """Add *number* to the value of *key*, 0 at first, in one act; return the sum."""
-        _, parts = self._ask(Request.ADD, self._path(key), str(number).encode())
+        _, parts = self._ask(Request.ADD, self._path(key), str(number).encode(), os.urandom(16))
         return int(parts[0])
 
     def check(self, keys: list[str]) -> bool:
@@ -179,41 +193,119 @@ class TcpControlStore:
 
     def _ask(self, request: Request, *parts: bytes, limit_s: float | None = None) -> tuple[int, list[bytes]]:
         with self._lock:
+            while True:
+                try:
+                    return self._connection.ask(limit_s or self._answer_s, request, *parts)
+                except (OSError, ValueError) as error:
+                    self._connection.renew(error)
+
+
+class _Connection:
+    """A connection to the store at *address*, whose server has *answer_s* seconds to answer.
+
+    Attributes:
+        socket: The connection.
+        state: Which keys the server keeps; empty: it keeps none, and its end is that of what it served.
+
+    Raises:
+        StoreLostError: nobody answers, or something else than such a store.
+        TokenRefusedError: it has another token than *address*.
+    """
+
+    def __init__(self, address: StoreAddress, answer_s: float) -> None:
+        self.address, self.answer_s = address, answer_s
+        self.socket = _connect(address, answer_s)
+        self.frames = Frames()
+        try:
+            self.state = self._state()
+        except (OSError, ValueError) as error:
+            self.socket.close()
+            raise _lost(address, error) from error
+        if self.state:
+            _notice_silence(self.socket)
+
+    def ask(self, limit_s: float, request: Request, *parts: bytes) -> tuple[int, list[bytes]]:
+        """Return kind and parts of the answer to *request*.
+
+        Raises:
+            OSError: none has come.
+            ValueError: it is none.
+        """
+        self.socket.settimeout(limit_s)
+        self.socket.sendall(frame(request, *parts))
+        while True:
+            for answer in self.frames.take(_received(self.socket)):
+                return answer
+
+    def renew(self, error: OSError | ValueError) -> None:
+        """Make another connection, once the server that keeps its keys is back after *error*.
+
+        Raises:
+            StoreLostError: it does not come back, or without these keys; or it keeps none.
+        """
+        # An answer that comes later would be taken for the answer to the next request.
+        self.socket.close()
+        is_too_slow = isinstance(error, TimeoutError) and error.errno is None
+        if not self.state or is_too_slow or isinstance(error, ValueError):
+            raise _lost(self.address, error) from error
+        deadline = time.monotonic() + AWAY_S
+        state = None
+        while state is None:
             try:
-                self._socket.settimeout(limit_s or self._answer_s)
-                self._socket.sendall(frame(request, *parts))
-                while True:
-                    for answer in self._frames.take(_received(self._socket)):
-                        return answer
-            except (OSError, ValueError) as error:
-                # An answer that comes later would be taken for the answer to the next request.
-                self._socket.close()
-                raise _lost(self._address, error) from error
+                self.socket = _connect_once(self.address, min(self.answer_s, _CONNECT_S))
+                self.frames = Frames()
+                state = self._state()
+            except (OSError, ValueError) as again:
+                self.socket.close()
+                if time.monotonic() > deadline:
+                    raise _lost(self.address, again) from again
+                time.sleep(_AGAIN_S)
+        if state != self.state:
+            self.socket.close()
+            raise StoreLostError(
+                f"the store at {self.address.endpoint} was started again, and does not know this launch: "
+                "elasticflow rendezvous serve needs the --state that it had"
+            )
+        _notice_silence(self.socket)
+
+    def close(self) -> None:
+        """End it."""
+        self.socket.close()
+
+    def _state(self) -> str:
+        _, parts = self.ask(self.answer_s, Request.STATE, b"")
+        return parts[0].decode()
 
 
 class _Mirror:
-    """A copy of the keys that begin with *prefix*, as far as the server has sent them."""
+    """A copy of the keys that begin with *prefix*, as far as the server has sent them over *connection*."""
 
-    def __init__(self, address: StoreAddress, prefix: str, answer_s: float) -> None:
-        self._address = address
+    def __init__(self, connection: _Connection, prefix: str) -> None:
+        self.connection, self._prefix = connection, prefix
         self._lock = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Ask for all there is, and for what changes from then on; return once all has come."""
+        connection = self.connection
         self._values: dict[str, bytes] = {}
-        self._frames = Frames()
-        self.socket = _connect(address, answer_s)
         self._is_whole = False
         # Not `select.select`, which takes no descriptor above 1023.
         self._poll = select.poll()
-        self._poll.register(self.socket, select.POLLIN)
+        self._poll.register(connection.socket, select.POLLIN)
         try:
-            self.socket.sendall(frame(Request.WATCH, prefix.encode()))
-        except OSError as error:
-            self.socket.close()
-            raise _lost(address, error) from error
-        deadline = time.monotonic() + answer_s
-        while not self._is_whole:
-            self._follow(deadline - time.monotonic())
-            if time.monotonic() > deadline:
-                raise _lost(address, TimeoutError(f"no answer in {answer_s:g} s"))
+            connection.socket.sendall(frame(Request.WATCH, self._prefix.encode()))
+            deadline = time.monotonic() + connection.answer_s
+            while not self._is_whole:
+                self._receive(deadline - time.monotonic())
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"no answer in {connection.answer_s:g} s")
+        except (OSError, ValueError) as error:
+            self._renew(error)
+
+    def _renew(self, error: OSError | ValueError) -> None:
+        self.connection.renew(error)
+        self._begin()
 
     def value(self, path: str) -> bytes | None:
         """Return the value of *path*; None if it has none."""
@@ -226,7 +318,7 @@ class _Mirror:
         while (value := self.value(path)) is None:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise _lost(self._address, TimeoutError(f"no {path} in {limit_s:g} s"))
+                raise _lost(self.connection.address, TimeoutError(f"no {path} in {limit_s:g} s"))
             self._follow(left)
         return value
 
@@ -234,12 +326,15 @@ class _Mirror:
         """Take in what the server has sent, waiting at most *limit_s* seconds for the first frame."""
         with self._lock:
             try:
-                while self._poll.poll(max(0.0, limit_s) * 1000):
-                    for kind, parts in self._frames.take(_received(self.socket)):
-                        self._take(kind, parts)
-                    limit_s = 0.0
+                self._receive(limit_s)
             except (OSError, ValueError) as error:
-                raise _lost(self._address, error) from error
+                self._renew(error)
+
+    def _receive(self, limit_s: float) -> None:
+        while self._poll.poll(max(0.0, limit_s) * 1000):
+            for kind, parts in self.connection.frames.take(_received(self.connection.socket)):
+                self._take(kind, parts)
+            limit_s = 0.0
 
     def _take(self, kind: int, parts: list[bytes]) -> None:
         if kind == Answer.CHANGED:
@@ -274,7 +369,16 @@ def _connect_once(address: StoreAddress, answer_s: float) -> socket.socket:
         return connection
 
 
-def _close(connections: list[socket.socket]) -> None:
+def _notice_silence(connection: socket.socket) -> None:
+    """Have the kernel end the connection when the machine at its other end does not answer any more."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
+    wait_ms = 1000 * (_IDLE_S + _PROBE_S * _PROBES)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, wait_ms)
+
+
+def _close(connections: list[_Connection]) -> None:
     for connection in connections:
         connection.close()
 

@@ -16,13 +16,18 @@ import pytest
 from elasticflow import events
 from elasticflow.protocol.etcd_store import EtcdControlStore
 from elasticflow.protocol.store_address import StoreAddress, StoreLostError
+from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.storage.storage import Storage
 from tests import servers
-from tests.end_to_end.harness import ROOT, Project, named, steps_of
+from tests.campaign import tiny_job
+from tests.end_to_end.harness import ROOT, Project, Running, named, read_lines, steps_of, tensors
 from tests.end_to_end.trajectory_jobs import write_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
+
+    from tests.campaign.tiny_job import Reference
 
 pytestmark = pytest.mark.integration
 
@@ -208,3 +213,66 @@ def test_run_meets_in_a_store_of_its_own_and_ends_with_it(projects: Callable[[st
     assert 75 == running.end(), running.told()
     [ended] = named(running.events(), events.RUN_INTERRUPTED)
     assert f"the store at 127.0.0.1:{port} is lost" in ended["reason"]
+
+
+def test_run_goes_on_while_its_store_is_killed_and_started_again(
+    projects: Callable[[str], Project], tiny_reference: Reference, tmp_path: Path
+) -> None:
+    """Two machines train on without the store, whose state is on disk; once it is back, a worker that is killed is replaced.
+
+    The weights are those of a run that nobody disturbed.
+    """
+    head, other = projects("head"), projects("other")
+    for project in (head, other):
+        tiny_job.write_standard(project)
+    port = servers.free_port()
+
+    def serve() -> Running:
+        store = ("rendezvous", "serve", "--host=127.0.0.1", f"--port={port}", f"--state={tmp_path / 'store'}")
+        serving = head.start(*store, run_id="store")
+        serving.wait_for("a store", lambda: "serving" in serving.output.read_text())
+        return serving
+
+    serving = serve()
+    sets = (
+        f"nodes.endpoint=127.0.0.1:{port}",
+        "torchrun.rdzv_conf={is_host=false}",
+        "nodes.max=2",
+        "nodes.nproc_per_node=1",
+        f"snapshots.uri={tmp_path / 'shared'}",
+    )
+    running = head.run("jobs/tiny.toml", "kept", *sets, job="tiny", TINY_PAUSE_S="0.05")
+    options = [f"--set={text}" for text in sets]
+    join = ("run", "jobs/tiny.toml", f"--join=127.0.0.1:{port}", *options)
+    joined = other.start(*join, run_id="kept", job="tiny", TINY_PAUSE_S="0.05")
+    both = running.wait_for_group(2, 0)
+    os.kill(serving.process.pid, signal.SIGKILL)
+    serving.process.wait()
+    step = _last_step((head, other), both)
+    running.wait_for("steps without a store", lambda: _last_step((head, other), both) > step + 3)
+    step = _last_step((head, other), both)
+    serving = serve()
+    running.wait_for_step(step)
+    os.kill(running.pid_of(1), signal.SIGKILL)
+    running.wait_for_group(2, both)
+    for project in (head, other):
+        tiny_job.hurry(project)
+    assert [0, 0] == [running.end(), joined.end()], running.told() + joined.told()
+    assert tiny_reference.found["bits"] == tensors(Catalog(Storage(str(tmp_path / "shared")), "kept/"))
+    formed = [event["reason"] for event in named(running.events(), events.GENERATION_STARTED)]
+    assert 1 == formed.count("crash"), formed
+    assert [] == named(running.events(), events.NODE_LOST)
+    os.kill(serving.process.pid, signal.SIGTERM)
+    assert 0 == serving.end(), serving.told()
+
+
+def _last_step(projects: Iterable[Project], generation: int) -> int:
+    """Return the last step in the logs of a generation's workers, which lie in the folders of their machines."""
+    lines = [
+        line
+        for project in projects
+        for path in project.root.glob(f"runs/tiny/kept/logs/g{generation:04d}/rank*.jsonl")
+        for line in read_lines(path)
+        if "step" in line
+    ]
+    return max((int(line["step"]) for line in lines), default=0)

@@ -34,7 +34,12 @@ def command() -> None:
     metavar="PATH",
     help="File with the token that machines have to know; $ELASTICFLOW_TOKEN goes before it.",
 )
-def serve(host: str, port: int, token_file: str | None) -> int:
+@click.option(
+    "--state",
+    metavar="DIR",
+    help="Folder in which the store is kept: killed and started again with it, it goes on, and the runs with it.",
+)
+def serve(host: str, port: int, token_file: str | None, state: str | None) -> int:
     """Serve a store in which the machines of runs meet, until Ctrl-C or SIGTERM.
 
     It trains nothing and may run on any machine, such as a login node. Jobs name it and say that it is there:
@@ -51,8 +56,9 @@ def serve(host: str, port: int, token_file: str | None) -> int:
     on any other one:  elasticflow run JOB --join store:29400
 
     Any of the machines that train may be lost then, also the one that began: a machine that has joined leads the run
-    on, from its newest snapshot. If the store is lost, the run ends with 75, and `elasticflow resume` goes on with it
-    at the same endpoint once a store is served there again. Several runs may use one store, one of each job at a time.
+    on, from its newest snapshot. With --state the store may be lost as well: runs train on, and wait for it for a minute.
+    Else, or after that, they end with 75, and `elasticflow resume` goes on with them at the same endpoint once a store
+    is served there again. Several runs may use one store, one of each job at a time.
     With a token, nobody speaks to it who does not have the same one: see `elasticflow guide machines`. Without one it
     serves all who reach its port.
     """
@@ -62,4 +68,5 @@ def serve(host: str, port: int, token_file: str | None) -> int:
     from elasticflow.launcher.rendezvous.token import given_token
 
     token = given_token(token_file, Path.cwd())
-    return serve_until_asked(host, port, token, lambda text: click.echo(text, err=True))
+    folder = None if state is None else Path(state)
+    return serve_until_asked(host, port, token, lambda text: click.echo(text, err=True), folder)

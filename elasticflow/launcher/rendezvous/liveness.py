@@ -12,7 +12,7 @@ from elasticflow.launcher.rendezvous.store_keys import SUPERVISOR_BEAT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.protocol.control_store import ControlStore
+    from elasticflow.protocol.control_store import ControlStore, RemoteControlStore
 
 BEAT_S = 0.25
 _SILENT_S = 3.0
@@ -59,7 +59,7 @@ class Beat:
     Args:
         join: Returns a client of the store.
         key: Key of the number.
-        limit_s: Seconds without an answer after which the store counts as lost.
+        limit_s: Seconds without an answer after which the store counts as lost; a server that may be away has more.
         when_silent: Called when it does.
         when_failed: Called when a request has failed.
         after_each: Called with the store after each change.
@@ -67,19 +67,20 @@ class Beat:
 
     def __init__(
         self,
-        join: Callable[[], ControlStore],
+        join: Callable[[], RemoteControlStore],
         key: str,
         limit_s: float,
         *,
         when_silent: Callable[[], None],
         when_failed: Callable[[], None] = lambda: None,
-        after_each: Callable[[ControlStore], None] = lambda _: None,
+        after_each: Callable[[RemoteControlStore], None] = lambda _: None,
     ) -> None:
         self._join, self._key, self._limit_s = join, key, limit_s
         self._when_silent, self._when_failed, self._after_each = when_silent, when_failed, after_each
         self._is_over = threading.Event()
         self._needs_store = True
         self._answers = 0
+        self._patience_s = 0.0
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
@@ -106,6 +107,7 @@ class Beat:
     def _beat(self) -> None:
         try:
             store = self._join()
+            self._patience_s = store.patience_s
             for number in itertools.count():
                 store.set(self._key, str(number))
                 self._after_each(store)
@@ -121,7 +123,7 @@ class Beat:
         while not self._is_over.wait(BEAT_S):
             now = time.monotonic()
             silence.look(self._answers, now)
-            if self._needs_store and silence.is_too_long(now):
+            if self._needs_store and silence.is_too_long(now - self._patience_s):
                 self._when_silent()
 
 

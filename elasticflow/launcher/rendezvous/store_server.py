@@ -10,11 +10,16 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from elasticflow.errors import StorageError
 from elasticflow.launcher.rendezvous.refusals import Refusals
 from elasticflow.protocol.handshake import ServerSide, StrangerError
 from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.protocol.tcp_store import Answer, Frames, Request, frame
+
+if TYPE_CHECKING:
+    from elasticflow.launcher.rendezvous.kept_keys import KeptKeys
 
 _MOST_AT_ONCE = 1 << 16
 # Bytes that wait for a client that does not read; beyond that it is let go.
@@ -48,17 +53,20 @@ class StoreServer:
     Args:
         listener: A listening socket.
         token: What clients have to know; empty: nothing.
+        kept: Where the keys are kept; None: in this process' memory alone. Closed with the server.
 
     Attributes:
         refusals: Connections that were refused.
+        failure: Why the keys could not be kept any more, which ends the server.
     """
 
-    def __init__(self, listener: socket.socket, token: str = "") -> None:
-        self._token = token
+    def __init__(self, listener: socket.socket, token: str = "", kept: KeptKeys | None = None) -> None:
+        self._token, self._kept = token, kept
+        self.failure: str | None = None
         self.refusals = Refusals()
         # In the order in which they came.
         self._greeting: dict[_Client, None] = {}
-        self._values: dict[str, bytes] = {}
+        self._values: dict[str, bytes] = {} if kept is None else kept.load()
         self._changed = threading.Condition()
         self._clients: list[_Client] = []
         # Paths that have changed and that clients have not been told of.
@@ -114,6 +122,18 @@ class StoreServer:
         self._wake()
         return total
 
+    def _add_once(self, path: str, number: int, request: bytes) -> int:
+        """Do as `add`, unless *request* was done before: a client that has got no answer asks again."""
+        if self._kept is None:
+            return self.add(path, number)
+        if (done := self._kept.sum_of(request)) is not None:
+            return done
+        total = int(self._values.get(path, b"0")) + number
+        self._kept.put_sum(path, total, request)
+        with self._changed:
+            self._note(path, str(total).encode())
+        return total
+
     def has(self, path: str) -> bool:
         """Return whether *path* has a value."""
         with self._changed:
@@ -126,6 +146,8 @@ class StoreServer:
             self._require_served()
             was_there = self._values.pop(path, None) is not None
             if was_there:
+                if self._kept is not None:
+                    self._kept.delete(path)
                 self._untold.append(path)
         self._wake()
         return was_there
@@ -135,6 +157,11 @@ class StoreServer:
             raise StoreLostError("the thread that served the launch's keys has ended")
 
     def _put(self, path: str, value: bytes) -> None:
+        if self._kept is not None:
+            self._kept.put(path, value)
+        self._note(path, value)
+
+    def _note(self, path: str, value: bytes) -> None:
         self._values[path] = value
         self._untold.append(path)
         self._changed.notify_all()
@@ -157,6 +184,9 @@ class StoreServer:
                         self._hear(key.data, happened)
                 self._drop_late()
                 self._tell_changes()
+        except StorageError as error:
+            # Nobody may be told that something was done which the next server would not know.
+            self.failure = str(error)
         finally:  # also when memory is short: clients that wait must see that no answer will come
             with self._changed:
                 self._is_over = True
@@ -166,6 +196,8 @@ class StoreServer:
             self._selector.close()
             for connection in (self._listener, self._wake_read, self._wake_write):
                 connection.close()
+            if self._kept is not None:
+                self._kept.close()
 
     def _accept(self) -> None:
         try:
@@ -240,7 +272,7 @@ class StoreServer:
                 client.waits_for = path
                 self._give(client)
             case Request.ADD:
-                total = self.add(path, int(parts[1]))
+                total = self._add_once(path, int(parts[1]), parts[2])
                 self._send(client, frame(Answer.VALUE, str(total).encode()))
             case Request.CHECK:
                 has_all = all(part.decode() in self._values for part in parts)
@@ -249,6 +281,9 @@ class StoreServer:
                 self._send(client, frame(Answer.YES if self.delete(path) else Answer.NO))
             case Request.WATCH:
                 self._begin_watch(client, path)
+            case Request.STATE:
+                state = "" if self._kept is None else self._kept.state
+                self._send(client, frame(Answer.VALUE, state.encode()))
             case Request.FORGET:
                 for below, _ in self._below(path):
                     self.delete(below)
