@@ -64,3 +64,9 @@ def _add_dead_end(name: str) -> None:
 def ip(*arguments: str) -> None:
     """Run iproute2's `ip`."""
     subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+def ip_pids(name: str) -> list[int]:
+    """Return the processes in a network namespace."""
+    listed = subprocess.run(["ip", "netns", "pids", name], check=True, capture_output=True, text=True)
+    return [int(word) for word in listed.stdout.split()]

@@ -18,7 +18,7 @@ from elasticflow.launcher.joined_node import JoinedNode
 from elasticflow.launcher.launch import check_torch
 from elasticflow.launcher.rendezvous import network
 from elasticflow.launcher.rendezvous.invitation import Invitation
-from elasticflow.launcher.rendezvous.leadership import connect, newest_launch, store_address_of
+from elasticflow.launcher.rendezvous.leadership import NAME_REMEDY, connect, newest_launch, store_address_of
 from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, INVITATION, join_store
 from elasticflow.launcher.rendezvous.token import given_token
 from elasticflow.protocol.json_codec import from_json
@@ -154,6 +154,9 @@ def await_server(address: Address, say: Callable[[str], None]) -> None:
         if refusal is None:
             say(f"waiting for {address}: {error}")
         refusal = error
+    if isinstance(refusal, socket.gaierror):
+        message = f"--join: {address.host} does not resolve: {refusal.strerror}"
+        raise LaunchNotFoundError(message, NAME_REMEDY) from refusal
     raise LaunchNotFoundError(
         f"nobody serves a launch at {address}: {refusal}",
         "start the run on that machine first, with nodes.endpoint naming it, and open the port",

@@ -20,6 +20,7 @@ from elasticflow.storage.storage import Storage
 from tests import servers
 from tests.campaign import tiny_job
 from tests.end_to_end.harness import ROOT, Project, Running, tensors
+from tests.hosts import ip_pids
 from tests.integration.test_several_hosts import hosts as hosts  # noqa: PLC0414  # a fixture
 
 if TYPE_CHECKING:
@@ -68,12 +69,9 @@ class Sshds:
 
     def crash(self, number: int) -> None:
         """Kill all that runs on a host."""
-        listed = subprocess.run(
-            ["ip", "netns", "pids", self.hosts.names[number]], check=True, capture_output=True, text=True
-        )
-        for word in listed.stdout.split():
+        for pid in ip_pids(self.hosts.names[number]):
             with contextlib.suppress(psutil.NoSuchProcess):
-                psutil.Process(int(word)).kill()
+                psutil.Process(pid).kill()
 
     def command(self) -> str:
         """Return an ssh that knows the hosts' keys, and soon sees that a host is silent."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.compiler.inputs.job_json import job_to_json
-from elasticflow.errors import NodeRefusedError
+from elasticflow.errors import LaunchNotFoundError, NodeRefusedError
 from elasticflow.launcher import join
-from elasticflow.launcher.join import check_shared
+from elasticflow.launcher.join import Address, await_server, check_shared
 from elasticflow.launcher.rendezvous.invitation import Invitation, versions
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
@@ -28,6 +28,27 @@ def _catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Catalog:
     for name in ("_SEEN_S", "_SEEN_ANEW_S", "_AGAIN_S"):
         monkeypatch.setattr(join, name, 0.01)
     return Catalog(Storage(str(tmp_path)), "run/")
+
+
+@pytest.mark.parametrize(
+    ("host", "what", "remedy"),
+    [
+        ("head.invalid", "--join: head.invalid does not resolve: ", "getent hosts"),
+        ("127.0.0.1", "nobody serves a launch at 127.0.0.1:1: ", "start the run on that machine first"),
+    ],
+    ids=["no such host", "nobody there"],
+)
+def test_address_at_which_nobody_is_found_is_named(
+    monkeypatch: pytest.MonkeyPatch, host: str, what: str, remedy: str
+) -> None:
+    """What is waited for is said at once, and what to do in the end."""
+    monkeypatch.setattr(join, "_CONNECT_S", 0.0)
+    said: list[str] = []
+    with pytest.raises(LaunchNotFoundError) as refused:
+        await_server(Address(host, 1), said.append)
+    assert refused.value.message.startswith(what)
+    assert remedy in str(refused.value.remedy)
+    assert said[0].startswith(f"waiting for {host}:1: ")
 
 
 def test_place_that_the_head_has_written_to_is_shared(catalog: Catalog) -> None:

@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     from elasticflow.launcher.rendezvous.refusals import Refused
     from elasticflow.protocol.control_store import ControlStore
 
+NAME_REMEDY = "write a name that every machine knows (getent hosts NAME), or an address"
 _NEWEST = "newest"
 _LOOK_S = 0.25
 _CLAIM_S = 5.0
 _ANSWER_S = 10.0
+_ELSEWHERE_S = 3.0
 _LONGEST_SILENCE_S = 20.0
 
 
@@ -93,8 +95,8 @@ def open_store(plan: LaunchPlan, token: str = "") -> LaunchStore:
     Raises:
         TokenRefusedError: the store has another token.
         PortTakenError: the endpoint's port is in use.
-        RendezvousError: nobody serves the store that the job names.
-        LedElsewhereError: another process leads a run of the job there.
+        RendezvousError: nobody serves the store that the job names, or the endpoint's host does not resolve.
+        LedElsewhereError: another process leads a run of the job there, or another machine serves a launch there.
     """
     if not plan.is_store_outside and plan.nodes_max == 1:
         token = token or new_token()
@@ -108,8 +110,10 @@ def open_store(plan: LaunchPlan, token: str = "") -> LaunchStore:
     host, number = split(plan.endpoint)
     address = store_address_of(plan, host, number, token)
     if not plan.is_store_outside:
+        if not (names_this_machine := is_here(host)):
+            _check_elsewhere(address)
         listener = listen("", address.port)
-        if not is_here(host):
+        if not names_this_machine:
             address = replace(address, host="127.0.0.1")
         server = StoreServer(listener, token)
         return LaunchStore(address.under("1"), None if plan.nodes_max == 1 else plan.endpoint, server)
@@ -118,6 +122,27 @@ def open_store(plan: LaunchPlan, token: str = "") -> LaunchStore:
     except StoreLostError as error:
         raise RendezvousError(str(error), "once it answers again, the same command goes on") from error
     return LaunchStore(launch_address, plan.endpoint, _beat=_start_beat(launch_address))
+
+
+def _check_elsewhere(address: StoreAddress) -> None:
+    """Check that the job's endpoint, which is no address of this machine's own, may be one that leads to it.
+
+    Raises:
+        RendezvousError: its host does not resolve.
+        LedElsewhereError: somebody serves there already: another machine leads.
+    """
+    try:
+        socket.create_connection((address.host, address.port), timeout=_ELSEWHERE_S).close()
+    except socket.gaierror as error:
+        raise RendezvousError(
+            f"nodes.endpoint: {address.host} does not resolve: {error.strerror}", NAME_REMEDY
+        ) from error
+    except OSError:
+        return
+    raise LedElsewhereError(
+        f"nodes.endpoint: {address.endpoint} is another machine, and a launch is served there",
+        f"take part in it: elasticflow run JOB --join {address.endpoint}; or have nodes.endpoint name this machine",
+    )
 
 
 def _start_beat(address: StoreAddress) -> Beat:
@@ -157,6 +182,9 @@ def connect(address: StoreAddress) -> ControlStore:
         store = join_store(address, looks_at="", answer_s=_ANSWER_S)
         store.check([_NEWEST])
     except (OSError, ImportError, StoreLostError) as error:
+        if isinstance(error, socket.gaierror):
+            message = f"nodes.endpoint: {address.host} does not resolve: {error.strerror}"
+            raise RendezvousError(message, NAME_REMEDY) from error
         raise RendezvousError(
             f"no store for the rendezvous at {address.endpoint}: {str(error).splitlines()[0]}",
             "start etcd there with --enable-v2, and pip install 'elasticflow[etcd]' here"

@@ -41,7 +41,8 @@ def listen(host: str, port: int) -> socket.socket:
         raise PortTakenError(
             # Not `error.strerror`: Python adds the address to it, which stands here already.
             f"nodes.endpoint: cannot listen on {joined(host or '*', port)}: {os.strerror(error.errno or 0)}",
-            "end the process that uses the port, or name another one in nodes.endpoint",
+            "end the process that uses the port, or name another one in nodes.endpoint; "
+            "to take part in a run that is led there: --join",
         ) from error
 
 

@@ -162,6 +162,34 @@ def test_head_is_silent_once_its_number_stands_still(served: StoreAddress) -> No
     assert not mute.look()
 
 
+def test_second_head_is_told_that_another_machine_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The endpoint is another machine's, and somebody serves a launch there: this one is to join it, not to lead."""
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = StoreAddress("127.0.0.1", head.getsockname()[1])
+        monkeypatch.setattr(leadership, "is_here", lambda _: False)
+        with pytest.raises(errors.LedElsewhereError) as refused:
+            open_store(plan_for(address, tmp_path, torchrun__rdzv_conf={}))
+    assert f"nodes.endpoint: {address.endpoint} is another machine" in refused.value.message
+    assert f"--join {address.endpoint}" in str(refused.value.remedy)
+    # Behind an address that leads to it, and that is none of its own, a machine may lead.
+    found = open_store(plan_for(address, tmp_path, torchrun__rdzv_conf={}))
+    assert "127.0.0.1" == found.address.host
+    found.close()
+
+
+@pytest.mark.parametrize("is_outside", [False, True], ids=["own store", "store of its own"])
+def test_host_that_does_not_resolve_is_named(tmp_path: Path, *, is_outside: bool) -> None:
+    """By the key that names it, with what to write; the zone is one in which no name ever is (RFC 6761)."""
+    conf: dict[str, object] = {"torchrun__rdzv_conf": {}} if not is_outside else {}
+    with pytest.raises(
+        errors.RendezvousError, match=r"nodes\.endpoint: head\.invalid does not resolve: "
+    ) as refused:
+        open_store(plan_for(StoreAddress("head.invalid", 29400), tmp_path, **conf))
+    assert "getent hosts" in str(refused.value.remedy)
+
+
 def test_store_that_speaks_otherwise_is_refused() -> None:
     """One of an earlier version, whose line is another: said to be no store that this version can use."""
     with socket.create_server(("127.0.0.1", 0)) as earlier:
