@@ -19,7 +19,7 @@ from elasticflow.launcher.launch import check_torch
 from elasticflow.launcher.rendezvous import network
 from elasticflow.launcher.rendezvous.invitation import Invitation
 from elasticflow.launcher.rendezvous.leadership import NAME_REMEDY, connect, newest_launch, store_address_of
-from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, INVITATION, join_store
+from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, INVITATION, LAUNCH, join_store
 from elasticflow.launcher.rendezvous.token import given_token
 from elasticflow.protocol.json_codec import from_json
 from elasticflow.protocol.store_address import StoreLostError, joined
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.launcher.launch import Request
-    from elasticflow.protocol.control_store import ControlStore
+    from elasticflow.protocol.control_store import ControlStore, RemoteControlStore
     from elasticflow.protocol.store_address import StoreAddress
 
 _CONNECT_S = 60.0
@@ -218,6 +218,11 @@ def check_shared(catalog: Catalog, invitation: Invitation, say: Callable[[str], 
     )
 
 
+def store_of_node(store_address: StoreAddress) -> RemoteControlStore:
+    """Return the launch's keys for a machine that takes part: what it looks at all the time is sent to it."""
+    return join_store(store_address, looks_at=LAUNCH)
+
+
 class Node:
     """This machine as a node of the launch whose keys are at *store_address*.
 
@@ -231,7 +236,7 @@ class Node:
     def __init__(
         self, request: Request, plan: LaunchPlan, store_address: StoreAddress, say: Callable[[str], None]
     ) -> None:
-        store = join_store(store_address, looks_at="")
+        store = store_of_node(store_address)
         invitation = from_json(Invitation, json.loads(store.get(INVITATION)))
         invitation.check(request.job, request.project_root)
         self.folder = RunFolder.of(request.project_root, request.job.job.name, invitation.run_id)
@@ -261,7 +266,7 @@ class Node:
             has_own_folder=not self._sees_launch(invitation.launch_id),
         )
         say(f"joining run {invitation.run_id} at {store_address.endpoint} as node {node}")
-        self._joined_node = JoinedNode(node, agent, store, say)
+        self._joined_node = JoinedNode(node, agent, store, say, is_store_outside=plan.is_store_outside)
 
     def _sees_launch(self, launch_id: str) -> bool:
         """Return whether the run folder here is that of the machine that leads: the newest launch in it is this one."""

@@ -27,12 +27,27 @@ _SOON_S = 60.0
 
 
 class JoinedNode:
-    """This machine's part in the launch: its agent, and the signals that end it."""
+    """This machine's part in the launch: its agent, and the signals that end it.
+
+    Args:
+        node: Its id.
+        agent: Its agent, not started yet.
+        store: The launch's keys; the server sends those below `LAUNCH`.
+        say: Called with what a person should know.
+        is_store_outside: The store outlives the supervisor, which has to be watched then.
+    """
 
     def __init__(
-        self, node: str, agent: AgentProcess, store: ControlStore, say: Callable[[str], None]
+        self,
+        node: str,
+        agent: AgentProcess,
+        store: ControlStore,
+        say: Callable[[str], None],
+        *,
+        is_store_outside: bool = True,
     ) -> None:
         self._node, self._agent, self._store, self._say = node, agent, store, say
+        self._is_store_outside = is_store_outside
         self._outbox = Outbox(store)
         self._final: int | None = None
         self._asked = LeaveRequests()
@@ -49,7 +64,8 @@ class JoinedNode:
         Nothing that it started lives afterwards.
         """
         previous = self._asked.listen()
-        supervisor = SupervisorWatch(self._store)
+        # One that serves the store gives no sign of life: the connection's end is its own. Each look costs it a request.
+        supervisor = SupervisorWatch(self._store) if self._is_store_outside else None
         try:
             self._start()
             has_asked = False
@@ -65,7 +81,7 @@ class JoinedNode:
                 code = self._agent.exit_code()
                 if code is not None and (final := self._ended(code)) is not None:
                     return final
-                if self._is_silent(supervisor) and not self._asked.numbers:
+                if supervisor is not None and self._is_silent(supervisor) and not self._asked.numbers:
                     return None
         finally:
             self._agent.end()

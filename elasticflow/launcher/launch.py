@@ -16,7 +16,7 @@ from elasticflow.errors import GpuMissingError, StorageError, TorchMissingError
 from elasticflow.launcher import resume_check
 from elasticflow.launcher.agent.waiting_agent import next_launch_id
 from elasticflow.launcher.journal.post_mortem import ending_of
-from elasticflow.launcher.rendezvous import network
+from elasticflow.launcher.rendezvous import descriptors, network
 from elasticflow.launcher.rendezvous.leadership import open_store
 from elasticflow.launcher.rendezvous.token import given_token, open_port_warning
 from elasticflow.launcher.run_lock import locked
@@ -121,8 +121,9 @@ def prepare(request: Request, warn: Callable[[str], None]) -> Iterator[Launch]:
     storage.check_writable()
     network.check(plan.interface)
     token = given_token(plan.token_file, request.project_root)
-    if (sentence := open_port_warning(plan, token)) is not None:
-        warn(sentence)
+    for sentence in (open_port_warning(plan, token), descriptors.warning(plan)):
+        if sentence is not None:
+            warn(sentence)
     with locked(request.folder), contextlib.closing(open_store(plan, token)) as store:
         writer = WriterStart(uri, request.folder.run_id, plan.snapshots.writer, prefix)
         yield _next_launch(request, compiled, Catalog(storage, prefix), writer, store, warn)

@@ -28,6 +28,12 @@ class ControlStore(Protocol):
     def check(self, keys: list[str], /) -> bool:
         """Return whether all *keys* have values."""
 
+    def changed(self, folder: str, /) -> list[str] | None:
+        """Return the keys below *folder*, which this process looks at all the time, that got a value since the last call.
+
+        None: any of them may have, as at the first call.
+        """
+
     def delete_key(self, key: str, /) -> bool:
         """Remove *key*; return whether it was there."""
 

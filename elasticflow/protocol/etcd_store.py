@@ -124,6 +124,9 @@ class EtcdControlStore:
         """Return whether all *keys* have values, without waiting for any."""
         return all(self._look(key) is not None for key in keys)
 
+    def changed(self, folder: str) -> None:
+        """Return None: any key may have been given a value."""
+
     def delete_key(self, key: str) -> bool:
         """Remove *key*; return whether it was there."""
         try:

@@ -440,20 +440,34 @@ MESSAGES: MessageCodec[Message] = MessageCodec(
 
 
 @dataclass(frozen=True)
-class FormGeneration:
-    """Start the workers of a generation.
+class GenerationFormed:
+    """A generation is formed: its nodes start their workers.
+
+    Who they are, and what each does, is not told to all: an agent reads the block of `NodeParts` in which its node would stand.
 
     Attributes:
         generation: Its number.
-        nodes: Ids of its nodes in rank order, each with its number of workers.
+        nodes: How many nodes it has.
+        world_size: Workers of all nodes.
+        blocks: In how many blocks the nodes' parts lie (`store_keys.block_of`).
         failed_at: Unix time of the failure that it answers, if any.
         sent_at: Unix time of the order; both on the supervisor's clock.
     """
 
     generation: int
-    nodes: tuple[tuple[str, int], ...]
+    nodes: int
+    world_size: int
+    blocks: int
     failed_at: float | None = None
     sent_at: float | None = None
+
+
+class NodePart(NamedTuple):
+    """A node's part in a generation: its number among the nodes from 0, the rank of its first worker, its workers."""
+
+    group_rank: int
+    first_rank: int
+    nproc: int
 
 
 @dataclass(frozen=True)
@@ -476,6 +490,17 @@ class FilesWanted:
     logged: bool = False
 
 
-Order = FormGeneration | EndLaunch
-ORDERS: MessageCodec[Order] = MessageCodec("type", {"form": FormGeneration, "end": EndLaunch})
+Order = GenerationFormed | EndLaunch
+ORDERS: MessageCodec[Order] = MessageCodec("type", {"form": GenerationFormed, "end": EndLaunch})
 REQUESTS: MessageCodec[FilesWanted] = MessageCodec("type", {"files": FilesWanted})
+
+
+@dataclass(frozen=True)
+class NodeParts:
+    """The parts of some nodes in a generation.
+
+    Attributes:
+        nodes: Part of each, by its id.
+    """
+
+    nodes: dict[str, NodePart]

@@ -180,6 +180,15 @@ class TcpControlStore:
                 return False
         return not asked or self._ask(Request.CHECK, *asked)[0] == Answer.YES
 
+    def changed(self, folder: str) -> list[str] | None:
+        """Return the keys below *folder*, which is mirrored, that were given a value since the last call.
+
+        None at the first call: any may have been.
+        """
+        paths = self._mirrors[folder.partition("/")[0]].changed(self._path(f"{folder}/").decode())
+        start = len(self._path(""))
+        return None if paths is None else [path[start:] for path in paths]
+
     def delete_key(self, key: str) -> bool:
         """Remove *key*; return whether it was there."""
         return self._ask(Request.DELETE, self._path(key))[0] == Answer.YES
@@ -283,12 +292,15 @@ class _Mirror:
     def __init__(self, connection: _Connection, prefix: str) -> None:
         self.connection, self._prefix = connection, prefix
         self._lock = threading.Lock()
+        self._heard = 0
         self._begin()
 
     def _begin(self) -> None:
         """Ask for all there is, and for what changes from then on; return once all has come."""
         connection = self.connection
         self._values: dict[str, bytes] = {}
+        # Paths that were given a value since they were asked for; None: any may have been.
+        self._news: dict[str, None] | None = None
         self._is_whole = False
         # Not `select.select`, which takes no descriptor above 1023.
         self._poll = select.poll()
@@ -313,7 +325,9 @@ class _Mirror:
         return self._values.get(path)
 
     def await_value(self, path: str, limit_s: float) -> bytes:
-        """Return the value of *path* once it has one."""
+        """Return the value of *path* once it has one; one that was sent before the store was lost is there still."""
+        if (value := self._values.get(path)) is not None:
+            return value
         deadline = time.monotonic() + limit_s
         while (value := self.value(path)) is None:
             left = deadline - time.monotonic()
@@ -322,23 +336,37 @@ class _Mirror:
             self._follow(left)
         return value
 
+    def changed(self, folder: str) -> list[str] | None:
+        """Return the paths below *folder* that were given a value since the last call; None: any may have been."""
+        self._follow(0.0)
+        with self._lock:
+            news, self._news = self._news, {}
+        return None if news is None else [path for path in news if path.startswith(folder)]
+
     def _follow(self, limit_s: float) -> None:
         """Take in what the server has sent, waiting at most *limit_s* seconds for the first frame."""
         with self._lock:
+            heard = self._heard
             try:
                 self._receive(limit_s)
             except (OSError, ValueError) as error:
-                self._renew(error)
+                # What the server said last counts; that it is gone is seen again at the next look.
+                if self._heard == heard:
+                    self._renew(error)
 
     def _receive(self, limit_s: float) -> None:
         while self._poll.poll(max(0.0, limit_s) * 1000):
             for kind, parts in self.connection.frames.take(_received(self.connection.socket)):
                 self._take(kind, parts)
+                self._heard += 1
             limit_s = 0.0
 
     def _take(self, kind: int, parts: list[bytes]) -> None:
         if kind == Answer.CHANGED:
-            self._values[parts[0].decode()] = parts[1]
+            path = parts[0].decode()
+            self._values[path] = parts[1]
+            if self._news is not None:
+                self._news[path] = None
         elif kind == Answer.REMOVED:
             self._values.pop(parts[0].decode(), None)
         else:

@@ -69,7 +69,8 @@ def render_run(facts: RunFacts) -> str:
         parts=parts_of_bar(durations),
         goodput=percent(goodput(durations)),
         took=span(sum(durations.values())) if durations else "-",
-        lanes=_lanes(facts.timeline),
+        lanes=(lanes := _lanes(facts.timeline)),
+        lanes_left_out=len(facts.timeline.lanes) - len(lanes),
         snapshot_marks=_thinned(facts.timeline.snapshots, facts.timeline.seconds),
         pauses=_pauses(facts.timeline),
         ticks=_time_ticks(facts.timeline.seconds),
@@ -221,7 +222,7 @@ def _lanes(timeline: Timeline) -> list[dict[str, Any]]:
             ],
             "marks": _thinned(lane.marks, timeline.seconds),
         }
-        for lane in timeline.lanes
+        for lane in timeline.shown_lanes()
     ]
 
 

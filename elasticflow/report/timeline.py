@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
     from elasticflow.observe.records import Record
 
+MOST_LANES = 32
+"""Lanes on a page: of a thousand nodes nobody reads a thousand."""
 Tone = Literal["good", "note", "bad"]
 _ENDS = frozenset({events.RUN_FINISHED, events.RUN_FAILED, events.RUN_INTERRUPTED})
 _NODE_ENDS: dict[str, tuple[str, Tone]] = {
@@ -59,6 +62,16 @@ class Lane:
     spans: list[Span] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
 
+    @property
+    def troubles(self) -> int:
+        """How often it was lost, excluded, or the node of a worker that failed."""
+        return sum(mark.tone == "bad" for mark in self.marks)
+
+    @property
+    def course(self) -> tuple[int, ...]:
+        """The generations that it was part of."""
+        return tuple(span.generation for span in self.spans)
+
 
 @dataclass(frozen=True)
 class Pause:
@@ -85,6 +98,15 @@ class Timeline:
     lanes: list[Lane] = field(default_factory=list)
     snapshots: list[Mark] = field(default_factory=list)
     pauses: list[Pause] = field(default_factory=list)
+
+    def shown_lanes(self, most: int = MOST_LANES) -> list[Lane]:
+        """Return at most so many lanes: those of nodes to which more happened than to others first, in their order."""
+        if len(self.lanes) <= most:
+            return self.lanes
+        usual = Counter(lane.course for lane in self.lanes)
+        ranked = sorted(self.lanes, key=lambda lane: (-lane.troubles, usual[lane.course]))
+        chosen = {id(lane) for lane in ranked[:most]}
+        return [lane for lane in self.lanes if id(lane) in chosen]
 
     @classmethod
     def of(cls, happened: Iterable[Record]) -> Timeline:

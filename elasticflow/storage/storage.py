@@ -11,6 +11,7 @@ import copy
 import os
 import re
 import secrets
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -23,15 +24,27 @@ from elasticflow.storage.retry import Patience
 from elasticflow.storage.store import RangeReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from elasticflow.storage.store import Store
     from elasticflow.system import atomic_files
 
 T = TypeVar("T")
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
+_AT_A_TIME = 16
 
 # Short, so that a wrong address is reported soon.
 _AT_THE_CHECK = Patience(total_s=15.0)
+
+
+def several_at_a_time(action: Callable[[_In], _Out], items: Iterable[_In]) -> list[_Out]:
+    """Return what *action* gives for each of *items*, in their order; some threads do it."""
+    pool = ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="storage")
+    try:
+        return list(pool.map(action, items))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True)
@@ -187,6 +200,14 @@ class Storage:
         fault_injection.reach("storage.remove")
         with contextlib.suppress(FileNotFoundError):
             self._do("remove", path, lambda store: store.remove(path))
+
+    def map(self, action: Callable[[_In], _Out], items: Iterable[_In]) -> Sequence[_Out]:
+        """Return what *action*, which asks this storage, gives for each of *items*, in their order.
+
+        On another machine several are asked for at a time: an answer may take longer than it takes to be given. What
+        one of them raises is raised here, and the others are not begun any more.
+        """
+        return [action(item) for item in items] if self.is_local else several_at_a_time(action, items)
 
     def remove_tree(self, folder: str) -> None:
         """Remove the folder and all in it; no error if it is absent."""

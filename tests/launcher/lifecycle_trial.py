@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, assert_never
 from elasticflow import events
 from elasticflow.compiler.plan.launch_plan import RestartPlan
 from elasticflow.launcher.supervisor.commands import (
+    AddWorkers,
     AgentEnded,
     AskWorkers,
     ClaimFailed,
     ClaimGeneration,
     ClearSnapshot,
     ForgetAgent,
+    FormGeneration,
     GenerationClaimed,
     Instant,
     ListSnapshots,
@@ -33,7 +35,6 @@ from elasticflow.launcher.supervisor.commands import (
 from elasticflow.launcher.supervisor.lifecycle import Lifecycle, RunSoFar
 from elasticflow.launcher.supervisor.nodes import Nodes
 from elasticflow.protocol.messages import (
-    FormGeneration,
     LogLines,
     NodeReady,
     RefusedModule,
@@ -190,6 +191,8 @@ class Trial:
                 self.agents.forgotten.append(command.node)
             case RecordEvent():
                 self.records.append({"event": command.event, **command.fields})
+            case AddWorkers():
+                self.state["workers"] = [*self.state.get("workers", []), *map(vars, command.workers)]
             case UpdateState():
                 self.state.update(command.fields)
             case RecordFailure():

@@ -17,8 +17,8 @@ from elasticflow.protocol.messages import (
     FilePiece,
     FilesSent,
     FilesWanted,
-    FormGeneration,
     Frame,
+    GenerationFormed,
     LoaderStack,
     LogLeftOut,
     LogLines,
@@ -84,7 +84,7 @@ MESSAGES: tuple[Message, ...] = (
         workers=(WorkerEnd(0, 100, -9, 5.5, ended_by_us=False, oom_killed=True, stderr="x"),),
     ),
 )
-ORDERS: tuple[Order, ...] = (FormGeneration(4, (("n0", 2), ("n1", 3)), 12.5), EndLaunch())
+ORDERS: tuple[Order, ...] = (GenerationFormed(4, 2, 5, 1, 12.5), EndLaunch())
 
 
 def test_every_message_is_tried() -> None:

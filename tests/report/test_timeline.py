@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from elasticflow.report.timeline import Timeline
+from elasticflow.report.timeline import MOST_LANES, Timeline
 from tests.observe.hand_made import event, story_of_a_kill
 
 
@@ -96,3 +96,24 @@ def test_a_clock_that_is_set_back_stands_still() -> None:
     assert [(s.begin, s.end) for s in timeline.lanes[0].spans] == [(9, 9), (9, 9)]
     assert len(timeline.lanes) == 1
     assert Timeline.of([]).lanes == []
+
+
+def test_of_a_thousand_nodes_those_have_lanes_to_which_something_happened() -> None:
+    """One is lost, one comes later; of all others, to which the same happened, a few stand for the rest."""
+    names = [f"n{number}" for number in range(1000)]
+    story = [event(0, "node.joined", 0, node=name, host="h") for name in names]
+    story += [
+        event(1, "generation.started", 1, members=names, reason="start"),
+        event(5, "node.lost", 1, node="n700", reason="no sign of life"),
+        event(6, "generation.ended", 1, class_="node_lost", reason="no sign of life"),
+        event(7, "node.joined", 1, node="late", host="h"),
+        event(8, "generation.started", 2, members=[*names[:700], *names[701:], "late"], reason="node_lost"),
+        event(9, "run.finished", 2, step=9),
+    ]
+    timeline = Timeline.of(story)
+    shown = [lane.node for lane in timeline.shown_lanes()]
+
+    assert 1001 == len(timeline.lanes)
+    assert MOST_LANES == len(shown) == len(set(shown))
+    assert ["n700", "late"] == shown[-2:]
+    assert timeline.lanes == timeline.shown_lanes(2000)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import os
 import time
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
@@ -19,11 +21,11 @@ from elasticflow.system.records import read as read_record
 from elasticflow.telemetry.masking import Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from elasticflow.events import EventRecord
     from elasticflow.launcher.journal.durations import Parts
-    from elasticflow.protocol.messages import Activity, Printed
+    from elasticflow.protocol.messages import Activity, Printed, StartedWorker
     from elasticflow.run_folder import RunFolder
     from elasticflow.telemetry.event import Event
 
@@ -91,7 +93,10 @@ class Journal:
         self._lines = AppendedLines(folder.events)
         self.damage = self._lines.damage
         self._show = show
-        self._written = 0.0
+        self._written = self._told = 0.0
+        # What is known, and was put off: the state on disk, and what nodes are at.
+        self._is_written_late = self._is_told_late = False
+        self._activities: dict[str, dict[str, Any]] = {}
         self.generation = 0
         self.state: dict[str, Any] = {
             "status": "running",
@@ -137,16 +142,18 @@ class Journal:
 
     def _follow(self, record: EventRecord) -> None:
         """Keep what is known beside the events in step with them."""
-        activities = self.state["activities"]
+        activities = self._activities
         match record["event"]:
             case events.BUDGET_CHARGED:
                 self.know(budget_left=record["left"])
             case events.BUDGET_REFILLED:
                 self.know(budget_left=record["budget"])
             case events.GENERATION_ENDED if activities:
+                activities.clear()
                 self.know(activities={})
             case events.NODE_JOINED | events.NODE_LOST | events.NODE_LEFT if record.get("node") in activities:
-                self.know(activities={node: at for node, at in activities.items() if node != record["node"]})
+                del activities[record["node"]]
+                self._tell_activities()
             case _:
                 pass
 
@@ -157,15 +164,36 @@ class Journal:
 
     def activity(self, activity: Activity) -> None:
         """Take in what a node has been at for longer than a moment, or that this is over."""
-        others = {node: at for node, at in self.state["activities"].items() if node != activity.node}
+        self._activities.pop(activity.node, None)
         if activity.phase:
-            others[activity.node] = {
+            self._activities[activity.node] = {
                 "phase": activity.phase,
                 "subject": activity.subject,
                 "step": activity.step,
                 "since": round(time.time() - activity.seconds, 3),
             }
-        self.know(activities=others)
+        self._tell_activities()
+
+    def _tell_activities(self) -> None:
+        """Tell what nodes are at, a few times a second at most: a thousand may tell at a time, and all are told of each time."""
+        self._is_told_late = time.monotonic() - self._told < _STATE_EVERY_S
+        if not self._is_told_late:
+            self._told = time.monotonic()
+            self.know(activities=dict(self._activities))
+
+    def add_workers(self, workers: Iterable[StartedWorker]) -> None:
+        """Put *workers*, which have started, to those of the generation in the state, in the order of their ranks."""
+        listed = self.state["workers"] = self.state["workers"] or []
+        for worker in workers:
+            bisect.insort(listed, vars(worker), key=itemgetter("rank"))
+        self.update()
+
+    def turn(self) -> None:
+        """Write and show what was put off, once it is time; to be called many times a second."""
+        if self._is_told_late:
+            self._tell_activities()
+        if self._is_written_late:
+            self.update()
 
     def printed(self, printed: Printed) -> None:
         """Show what rank 0 printed; it is kept in the run's logs by those who print it."""
@@ -177,9 +205,10 @@ class Journal:
         self._show(record)
 
     def update(self, *, at_once: bool = False, **fields: Any) -> None:
-        """Change the state; written now, or with the next write at most a quarter of a second later."""
+        """Change the state; written now, or by a `turn` at most a quarter of a second later."""
         self.state.update(fields)
-        if at_once or time.monotonic() - self._written >= _STATE_EVERY_S:
+        self._is_written_late = not at_once and time.monotonic() - self._written < _STATE_EVERY_S
+        if not self._is_written_late:
             self.write_state()
 
     def write_state(self) -> None:

@@ -3,16 +3,18 @@
 They lie in one control store under the launch's own prefix (`protocol/control_store.py`):
 
     invitation              what another machine has to know to take part (`invitation.py`)
-    exit_code               of the launch, once it is over
-    noticed                 number of machines that have read it
+    noticed                 number of machines that have read the exit code
+    launch/exit_code        of the launch, once it is over
     head                    a number that the supervisor changes while it lives (`leadership.py`)
     joined                  number of machines that have joined so far
     told/feeds              number of outboxes so far: one for each agent that was started, and each machine that joined
     told/feed/<o>/<i>       the i-th message to the supervisor in outbox o (`protocol/messages.py`)
     told/beat/<o>           a number that the agent with outbox o changes several times a second while it lives
-    orders/gone/<o>         the agent with outbox o is to leave: its node was let go, or counts as lost
+    gone<o>/now             the agent with outbox o is to leave: its node was let go, or counts as lost. The server sends it to
+                            that agent alone, also where half of all nodes are lost at a time
     orders/rounds           number of orders so far
     orders/round/<i>        the i-th order to all agents (`protocol/messages.py`)
+    parts/<i>/<b>           what the nodes of block b are to do by that order: no agent reads what all others are to do
     orders/drain/<g>        workers of generation g are asked to leave after a step
     orders/stop/<g>         workers of generation g are to be killed now: another worker of it has failed
     orders/files            nodes with run folders of their own are to send files (`launcher/remote_files/requests.py`)
@@ -23,6 +25,7 @@ Workers find the store of their own process group through it, under `run/<genera
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING
 
 from elasticflow.protocol import control_store
@@ -34,13 +37,17 @@ if TYPE_CHECKING:
 
 TOLD = "told"
 ORDERS = "orders"
+LAUNCH = "launch"
 INVITATION = "invitation"
-EXIT_CODE = "exit_code"
+EXIT_CODE = f"{LAUNCH}/exit_code"
 NOTICED = "noticed"
 SUPERVISOR_BEAT = "head"
+FEED = f"{TOLD}/feed"
 OUTBOX_COUNT = f"{TOLD}/feeds"
 ORDER_COUNT = f"{ORDERS}/rounds"
 FILES_WANTED = f"{ORDERS}/files"
+# Nodes whose parts lie together, about: each agent reads so many, and the supervisor writes so many at a time.
+_BLOCK = 32
 
 
 def join_store(
@@ -61,7 +68,12 @@ def join_store(
 
 def message_key(outbox: int, number: int) -> str:
     """Return the key of the *number*-th message in *outbox*."""
-    return f"{TOLD}/feed/{outbox}/{number}"
+    return f"{FEED}/{outbox}/{number}"
+
+
+def outbox_of(key: str) -> int:
+    """Return the number of the outbox in which the message with *key* lies."""
+    return int(key.removeprefix(f"{FEED}/").partition("/")[0])
 
 
 def beat_key(outbox: int) -> str:
@@ -69,14 +81,34 @@ def beat_key(outbox: int) -> str:
     return f"{TOLD}/beat/{outbox}"
 
 
+def release_folder(outbox: int) -> str:
+    """Return the first word of the keys that the server sends to the heartbeat of the agent with *outbox*."""
+    return f"gone{outbox}"
+
+
 def release_key(outbox: int) -> str:
     """Return the key that has the agent with *outbox* leave."""
-    return f"{ORDERS}/gone/{outbox}"
+    return f"{release_folder(outbox)}/now"
 
 
 def order_key(number: int) -> str:
     """Return the key of the *number*-th order."""
     return f"{ORDERS}/round/{number}"
+
+
+def parts_key(order: int, block: int) -> str:
+    """Return the key of what the nodes of *block* are to do by the *order*-th order."""
+    return f"parts/{order}/{block}"
+
+
+def blocks_of(nodes: int) -> int:
+    """Return in how many blocks the parts of so many *nodes* lie."""
+    return -(-nodes // _BLOCK)
+
+
+def block_of(node: str, blocks: int) -> int:
+    """Return the block of *node*: by its name alone, so that every process knows it."""
+    return zlib.crc32(node.encode()) % blocks
 
 
 def request_key(what: GenerationRequest, generation: int) -> str:

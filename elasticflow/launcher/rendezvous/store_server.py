@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import errno
-import resource
 import selectors
 import socket
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import StorageError
+from elasticflow.launcher.rendezvous import descriptors
+from elasticflow.launcher.rendezvous.key_table import KeyTable, Subscriptions
 from elasticflow.launcher.rendezvous.refusals import Refusals
 from elasticflow.protocol.handshake import ServerSide, StrangerError
 from elasticflow.protocol.store_address import StoreLostError
@@ -22,12 +23,13 @@ if TYPE_CHECKING:
     from elasticflow.launcher.rendezvous.kept_keys import KeptKeys
 
 _MOST_AT_ONCE = 1 << 16
+# Connections that are accepted before others are heard again: all nodes of a launch may come at a time.
+_MOST_ACCEPTED = 64
 # Bytes that wait for a client that does not read; beyond that it is let go.
 _MOST_WAITING = 1 << 28
 # Connections whose handshake is under way, and the seconds that each has for it: strangers hold no more than that.
 _MOST_GREETING = 1024
 _GREETING_S = 10.0
-_DESCRIPTORS = 1 << 16
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
@@ -41,8 +43,7 @@ class _Client:
     frames: Frames = field(default_factory=Frames)
     began: float = field(default_factory=time.monotonic)
     unsent: bytearray = field(default_factory=bytearray)
-    waits_for: str | None = None
-    watches: str | None = None
+    is_stuck: bool = False  # what is unsent waits until it reads
 
 
 class StoreServer:
@@ -66,9 +67,15 @@ class StoreServer:
         self.refusals = Refusals()
         # In the order in which they came.
         self._greeting: dict[_Client, None] = {}
-        self._values: dict[str, bytes] = {} if kept is None else kept.load()
+        self._keys = KeyTable()
+        for path, value in () if kept is None else kept.load().items():
+            self._keys.put(path, value)
         self._changed = threading.Condition()
-        self._clients: list[_Client] = []
+        self._clients: dict[_Client, None] = {}
+        # A change is told to those whom it concerns, and costs nothing for all others.
+        self._subscriptions: Subscriptions[_Client] = Subscriptions()
+        # Paths that were given a value since this process asked last what is new in a folder.
+        self._news: dict[str, dict[str, None]] = {}
         # Paths that have changed and that clients have not been told of.
         self._untold: list[str] = []
         self._selector = selectors.DefaultSelector()
@@ -80,7 +87,7 @@ class StoreServer:
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._is_over = False
         self._accepts = True
-        _allow_descriptors()
+        descriptors.allow_many()
         self._thread = threading.Thread(target=self._serve, daemon=True, name="keys")
         self._thread.start()
 
@@ -109,15 +116,15 @@ class StoreServer:
     def get(self, path: str) -> bytes:
         """Return the value of *path*, once it has one."""
         with self._changed:
-            self._changed.wait_for(lambda: path in self._values or self._is_over)
+            self._changed.wait_for(lambda: path in self._keys or self._is_over)
             self._require_served()
-            return self._values[path]
+            return self._keys[path]
 
     def add(self, path: str, number: int) -> int:
         """Add *number* to the value of *path*, 0 at first; return the sum."""
         with self._changed:
             self._require_served()
-            total = int(self._values.get(path, b"0")) + number
+            total = int(self._keys.get(path) or b"0") + number
             self._put(path, str(total).encode())
         self._wake()
         return total
@@ -128,7 +135,7 @@ class StoreServer:
             return self.add(path, number)
         if (done := self._kept.sum_of(request)) is not None:
             return done
-        total = int(self._values.get(path, b"0")) + number
+        total = int(self._keys.get(path) or b"0") + number
         self._kept.put_sum(path, total, request)
         with self._changed:
             self._note(path, str(total).encode())
@@ -138,19 +145,27 @@ class StoreServer:
         """Return whether *path* has a value."""
         with self._changed:
             self._require_served()
-            return path in self._values
+            return path in self._keys
 
     def delete(self, path: str) -> bool:
         """Remove *path*; return whether it was there."""
         with self._changed:
             self._require_served()
-            was_there = self._values.pop(path, None) is not None
+            was_there = self._keys.delete(path)
             if was_there:
                 if self._kept is not None:
                     self._kept.delete(path)
                 self._untold.append(path)
         self._wake()
         return was_there
+
+    def changed(self, folder: str) -> list[str] | None:
+        """Return the paths that begin with *folder* and were given a value since the last call; None at the first."""
+        with self._changed:
+            self._require_served()
+            news = self._news.get(folder)
+            self._news[folder] = {}
+            return None if news is None else list(news)
 
     def _require_served(self) -> None:
         if self._is_over and threading.current_thread() is not self._thread:
@@ -162,7 +177,10 @@ class StoreServer:
         self._note(path, value)
 
     def _note(self, path: str, value: bytes) -> None:
-        self._values[path] = value
+        self._keys.put(path, value)
+        for folder, news in self._news.items():
+            if path.startswith(folder):
+                news[path] = None
         self._untold.append(path)
         self._changed.notify_all()
 
@@ -176,7 +194,7 @@ class StoreServer:
             while not self._is_over:
                 for key, happened in self._selector.select(self._until_next_is_late()):
                     if key.fileobj is self._listener:
-                        self._accept()
+                        self._accept_all()
                     elif key.fileobj is self._wake_read:
                         with suppress(BlockingIOError):
                             self._wake_read.recv(_MOST_AT_ONCE)
@@ -199,15 +217,24 @@ class StoreServer:
             if self._kept is not None:
                 self._kept.close()
 
-    def _accept(self) -> None:
-        try:
-            connection, address = self._listener.accept()
-        except OSError as error:
-            # No more until a client goes: the listener would be ready all the time. After other errors the client is gone.
-            if error.errno in _NO_DESCRIPTORS:
-                self._selector.unregister(self._listener)
-                self._accepts = False
-            return
+    def _accept_all(self) -> None:
+        """Accept the clients that have come, as far as others need not wait for that."""
+        for _ in range(_MOST_ACCEPTED):
+            try:
+                connection, address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                # No more until a client goes: the listener would be ready all the time. After other errors the client is gone.
+                if error.errno in _NO_DESCRIPTORS:
+                    self._selector.unregister(self._listener)
+                    self._accepts = False
+                    self.refusals.note("another machine", descriptors.exhausted())
+                    return
+                continue
+            self._begin(connection, address)
+
+    def _begin(self, connection: socket.socket, address: tuple[Any, ...]) -> None:
         connection.setblocking(False)
         with suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -215,7 +242,7 @@ class StoreServer:
         client = _Client(connection, str(address[0]).removeprefix("::ffff:"), ServerSide(self._token))
         if len(self._greeting) >= _MOST_GREETING:
             self._refuse(next(iter(self._greeting)), "too many came at a time")
-        self._clients.append(client)
+        self._clients[client] = None
         self._greeting[client] = None
         self._selector.register(connection, selectors.EVENT_READ, client)
 
@@ -269,13 +296,12 @@ class StoreServer:
                 self.set(path, parts[1])
                 self._send(client, frame(Answer.YES))
             case Request.GET:
-                client.waits_for = path
-                self._give(client)
+                self._give_later(client, path)
             case Request.ADD:
                 total = self._add_once(path, int(parts[1]), parts[2])
                 self._send(client, frame(Answer.VALUE, str(total).encode()))
             case Request.CHECK:
-                has_all = all(part.decode() in self._values for part in parts)
+                has_all = all(part.decode() in self._keys for part in parts)
                 self._send(client, frame(Answer.YES if has_all else Answer.NO))
             case Request.DELETE:
                 self._send(client, frame(Answer.YES if self.delete(path) else Answer.NO))
@@ -293,32 +319,38 @@ class StoreServer:
         for path, value in self._below(prefix):
             self._send(client, _change(path, value))
         # Only now: changes from here on have to follow the values that were there.
-        client.watches = prefix
+        self._subscriptions.watch(client, prefix)
         self._send(client, frame(Answer.YES))
 
     def _below(self, prefix: str) -> list[tuple[str, bytes]]:
         """Return paths under *prefix* with their values; this process' other threads may change them at any time."""
         with self._changed:
-            return [(path, value) for path, value in self._values.items() if path.startswith(prefix)]
+            return self._keys.below(prefix)
 
-    def _give(self, client: _Client) -> None:
-        """Answer a client that waits for a value, if the value is there."""
-        value = None if client.waits_for is None else self._values.get(client.waits_for)
-        if value is not None:
-            client.waits_for = None
+    def _give_later(self, client: _Client, path: str) -> None:
+        """Answer with the value of *path*, now or once it has one."""
+        value = self._keys.get(path)
+        if value is None:
+            self._subscriptions.wait(client, path)
+        else:
             self._send(client, frame(Answer.VALUE, value))
 
     def _tell_changes(self) -> None:
         with self._changed:
-            changed = [(path, self._values.get(path)) for path in dict.fromkeys(self._untold)]
+            changed = [(path, self._keys.get(path)) for path in dict.fromkeys(self._untold)]
             self._untold = []
-        frames = [(path, _change(path, value)) for path, value in changed]
-        for client in list(self._clients if frames else ()):
+        news: dict[_Client, list[bytes]] = {}
+        for path, value in changed:
+            if value is not None:
+                for client in self._subscriptions.take_waiting(path):
+                    news.setdefault(client, []).append(frame(Answer.VALUE, value))
+            data = b""
+            for client in self._subscriptions.watching(path):
+                data = data or _change(path, value)
+                news.setdefault(client, []).append(data)
+        for client, frames in news.items():
             try:
-                self._give(client)
-                for path, data in frames:
-                    if client.watches is not None and path.startswith(client.watches):
-                        self._send(client, data)
+                self._send(client, b"".join(frames))
             except OSError:
                 self._drop(client)
 
@@ -330,14 +362,16 @@ class StoreServer:
                 del client.unsent[:sent]
         if len(client.unsent) > _MOST_WAITING:
             raise BrokenPipeError("it does not read")
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.unsent else 0)
-        if self._selector.get_key(client.connection).events != wanted:
+        if client.is_stuck != bool(client.unsent):
+            client.is_stuck = bool(client.unsent)
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.is_stuck else 0)
             self._selector.modify(client.connection, wanted, client)
 
     def _drop(self, client: _Client) -> None:
         if client in self._clients:
-            self._clients.remove(client)
+            del self._clients[client]
             self._greeting.pop(client, None)
+            self._subscriptions.leave(client)
             self._selector.unregister(client.connection)
             client.connection.close()
             if not self._accepts and not self._is_over:
@@ -367,6 +401,11 @@ class LocalControlStore:
         """Return whether all *keys* have values."""
         return all(self._server.has(f"{self._prefix}/{key}") for key in keys)
 
+    def changed(self, folder: str) -> list[str] | None:
+        """Return the keys below *folder* that were given a value since the last call; None at the first."""
+        paths = self._server.changed(f"{self._prefix}/{folder}/")
+        return None if paths is None else [path[len(self._prefix) + 1 :] for path in paths]
+
     def delete_key(self, key: str) -> bool:
         """Remove *key*; return whether it was there."""
         return self._server.delete(f"{self._prefix}/{key}")
@@ -377,12 +416,3 @@ def _change(path: str, value: bytes | None) -> bytes:
     if value is None:
         return frame(Answer.REMOVED, path.encode())
     return frame(Answer.CHANGED, path.encode(), value)
-
-
-def _allow_descriptors() -> None:
-    """Let this process have many descriptors: each node has half a dozen connections, each worker that waits has one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

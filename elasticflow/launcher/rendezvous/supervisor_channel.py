@@ -5,19 +5,28 @@ The supervisor's side is `launcher/supervisor/agent_channel.py`; the keys are de
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
 
-from elasticflow.launcher.rendezvous.store_keys import ORDER_COUNT, OUTBOX_COUNT, message_key, order_key
-from elasticflow.protocol.messages import MESSAGES, ORDERS, EndLaunch, FormGeneration
+from elasticflow.launcher.rendezvous.store_keys import (
+    ORDER_COUNT,
+    OUTBOX_COUNT,
+    block_of,
+    message_key,
+    order_key,
+    parts_key,
+)
+from elasticflow.protocol.json_codec import from_json
+from elasticflow.protocol.messages import MESSAGES, ORDERS, EndLaunch, GenerationFormed, NodeParts
 from elasticflow.system.clocks import on_own_clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elasticflow.protocol.control_store import ControlStore
-    from elasticflow.protocol.messages import Message
+    from elasticflow.protocol.messages import Message, NodePart
 
 _POLL_S = 0.002
 _LOOK_S = 0.05
@@ -46,24 +55,18 @@ class Assignment:
     world_size: int
 
 
-def assignment_of(order: FormGeneration, node: str) -> Assignment | None:
-    """Return the part that *node* takes in the generation of *order*, or None if it takes none."""
-    first_rank, world_size = 0, sum(nproc for _, nproc in order.nodes)
-    for group_rank, (name, nproc) in enumerate(order.nodes):
-        if name == node:
-            return Assignment(
-                generation=order.generation,
-                failed_at=None
-                if order.failed_at is None
-                else on_own_clock(order.failed_at, order.sent_at, time.time()),
-                group_rank=group_rank,
-                group_world_size=len(order.nodes),
-                first_rank=first_rank,
-                nproc=nproc,
-                world_size=world_size,
-            )
-        first_rank += nproc
-    return None
+def assignment_of(order: GenerationFormed, part: NodePart) -> Assignment:
+    """Return what a node with *part* does in the generation of *order*."""
+    failed_at = order.failed_at
+    return Assignment(
+        generation=order.generation,
+        failed_at=None if failed_at is None else on_own_clock(failed_at, order.sent_at, time.time()),
+        group_rank=part.group_rank,
+        group_world_size=order.nodes,
+        first_rank=part.first_rank,
+        nproc=part.nproc,
+        world_size=order.world_size,
+    )
 
 
 class Outbox:
@@ -116,11 +119,18 @@ class Orders:
             match order:
                 case EndLaunch():
                     return None
-                case FormGeneration():
-                    if (assignment := assignment_of(order, self._node)) is not None:
-                        return assignment
+                case GenerationFormed():
+                    if (part := self._part_in(order)) is not None:
+                        return assignment_of(order, part)
                 case _:
                     assert_never(order)
+
+    def _part_in(self, order: GenerationFormed) -> NodePart | None:
+        """Return this node's part; None if it has none, or a later order has taken the place of this one."""
+        key = parts_key(self._seen, block_of(self._node, order.blocks))
+        if not self._store.check([key]):
+            return None
+        return from_json(NodeParts, json.loads(self._store.get(key))).nodes.get(self._node)
 
     def _wait_for(self, key: str, may_wait: Callable[[], None]) -> None:
         looked = 0.0

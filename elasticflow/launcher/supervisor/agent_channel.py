@@ -11,22 +11,38 @@ from typing import TYPE_CHECKING
 from elasticflow.launcher.rendezvous.liveness import Silence
 from elasticflow.launcher.rendezvous.store_keys import (
     EXIT_CODE,
+    FEED,
     FILES_WANTED,
     INVITATION,
     NOTICED,
     ORDER_COUNT,
     OUTBOX_COUNT,
     beat_key,
+    block_of,
+    blocks_of,
     message_key,
     order_key,
+    outbox_of,
+    parts_key,
     release_key,
     request_key,
 )
 from elasticflow.protocol.json_codec import to_json
-from elasticflow.protocol.messages import MESSAGES, ORDERS, REQUESTS, EndLaunch, FormGeneration, NodeReady
+from elasticflow.protocol.messages import (
+    MESSAGES,
+    ORDERS,
+    REQUESTS,
+    EndLaunch,
+    GenerationFormed,
+    NodePart,
+    NodeParts,
+    NodeReady,
+)
 from elasticflow.system.polling import attempts
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from elasticflow.launcher.rendezvous.invitation import Invitation
     from elasticflow.protocol.control_store import ControlStore
     from elasticflow.protocol.messages import (
@@ -49,28 +65,36 @@ class AgentChannel:
     def __init__(self, store: ControlStore) -> None:
         self._store = store
         # Messages taken so far, by outbox.
-        self._taken: list[int] = []
+        self._taken: dict[int, int] = {}
         # The outbox of each node that has joined.
         self._outboxes: dict[str, int] = {}
         self._silences: dict[str, Silence] = {}
         self._looked = 0.0
         self._order_count = 0
+        # Number of each order that has formed a generation and of which parts are in the store, with its blocks.
+        self._parts: dict[int, int] = {}
 
     def take(self) -> list[Message]:
         """Return the messages that agents have sent since the last call, and forget them."""
         messages = []
-        if self._store.check([OUTBOX_COUNT]):
-            self._taken += [0] * (int(self._store.get(OUTBOX_COUNT)) - len(self._taken))
-        for index in range(len(self._taken)):
-            while self._store.check([key := message_key(index + 1, self._taken[index] + 1)]):
+        for outbox in self._outboxes_with_news():
+            taken = self._taken.get(outbox, 0)
+            while self._store.check([key := message_key(outbox, taken + 1)]):
                 message = MESSAGES.decode(self._store.get(key))
                 if isinstance(message, NodeReady):
-                    self._outboxes[message.node] = index + 1
+                    self._outboxes[message.node] = outbox
                     self._silences.pop(message.node, None)
                 messages.append(message)
                 self._store.delete_key(key)
-                self._taken[index] += 1
+                taken += 1
+                self._taken[outbox] = taken
         return messages
+
+    def _outboxes_with_news(self) -> Iterable[int]:
+        """Return the outboxes that may hold messages: this is asked a hundred times a second, and most hold none."""
+        if (changed := self._store.changed(FEED)) is not None:
+            return sorted({outbox_of(key) for key in changed})
+        return range(1, 1 + int(self._store.get(OUTBOX_COUNT) if self._store.check([OUTBOX_COUNT]) else 0))
 
     def silent_nodes(self) -> list[str]:
         """Look for signs of life, a few times a second at most; return the nodes that have given none for `SILENT_S`."""
@@ -89,7 +113,24 @@ class AgentChannel:
 
     def form(self, generation: int, nodes: tuple[tuple[str, int], ...], failed_at: float | None) -> None:
         """Have *nodes*, each with its number of workers, form *generation*."""
-        self._publish(FormGeneration(generation, nodes, failed_at, sent_at=time.time()))
+        blocks = blocks_of(len(nodes))
+        parts: list[dict[str, NodePart]] = [{} for _ in range(blocks)]
+        world_size = 0
+        for group_rank, (node, nproc) in enumerate(nodes):
+            parts[block_of(node, blocks)][node] = NodePart(group_rank, world_size, nproc)
+            world_size += nproc
+        number = self._order_count + 1
+        for block, own in enumerate(parts):
+            self._store.set(parts_key(number, block), to_json(NodeParts(own)))
+        self._forget_parts()
+        self._parts[number] = blocks
+        self._publish(GenerationFormed(generation, len(nodes), world_size, blocks, failed_at, time.time()))
+
+    def _forget_parts(self) -> None:
+        """Remove the parts of generations that are over, but for the last one, which a late agent may be reading of."""
+        for number in list(self._parts)[:-1]:
+            for block in range(self._parts.pop(number)):
+                self._store.delete_key(parts_key(number, block))
 
     def invite(self, invitation: Invitation) -> None:
         """Tell other machines what they need to take part."""

@@ -10,11 +10,13 @@ from elasticflow import events
 from elasticflow.errors import StorageError
 from elasticflow.launcher.restarts.restart_ledger import CLAIMED_FAILURES
 from elasticflow.launcher.supervisor.commands import (
+    AddWorkers,
     AskWorkers,
     ClaimFailed,
     ClaimGeneration,
     ClearSnapshot,
     ForgetAgent,
+    FormGeneration,
     GenerationClaimed,
     ListSnapshots,
     RecordEvent,
@@ -27,7 +29,6 @@ from elasticflow.launcher.supervisor.commands import (
     StartAgent,
     UpdateState,
 )
-from elasticflow.protocol.messages import FormGeneration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,6 +88,8 @@ class CommandRunner:
                 self._journal.event(command.event, **command.fields)
             case UpdateState():
                 self._journal.update(at_once=True, **command.fields)
+            case AddWorkers():
+                self._journal.add_workers(command.workers)
             case RecordFailure():
                 self._ledger.append(command.entry)
             case _:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from elasticflow.errors import INTERRUPTED
 from elasticflow.protocol.messages import (
     AgentDied,
-    FormGeneration,
     LogLines,
     NodeLeaving,
     NodeReady,
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from elasticflow.launcher.agent.agent_process import AgentEnd
     from elasticflow.launcher.restarts.restart_ledger import LedgerEntry
-    from elasticflow.protocol.messages import GenerationRequest
+    from elasticflow.protocol.messages import GenerationRequest, StartedWorker
     from elasticflow.telemetry.event import Event
 
 
@@ -222,6 +221,28 @@ class ClearSnapshot:
     reason: str
 
 
+@dataclass(frozen=True)
+class FormGeneration:
+    """Have nodes start the workers of a generation.
+
+    Attributes:
+        generation: Its number.
+        nodes: Ids of its nodes in rank order, each with its number of workers.
+        failed_at: Unix time of the failure that it answers, if any.
+    """
+
+    generation: int
+    nodes: tuple[tuple[str, int], ...]
+    failed_at: float | None = None
+
+
+@dataclass(frozen=True)
+class AddWorkers:
+    """Put workers that have started to those of the generation in state.json."""
+
+    workers: tuple[StartedWorker, ...]
+
+
 Command = (
     ClaimGeneration
     | FormGeneration
@@ -231,6 +252,7 @@ Command = (
     | ForgetAgent
     | RecordEvent
     | UpdateState
+    | AddWorkers
     | RecordFailure
     | ListSnapshots
     | SetSnapshotAside

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
 from elasticflow import events
 from elasticflow.launcher.restarts.failures import Failure, Report, first_failure
 from elasticflow.launcher.supervisor.commands import (
+    AddWorkers,
     AskWorkers,
     ClaimGeneration,
     Command,
+    FormGeneration,
     RecordEvent,
     UpdateState,
 )
-from elasticflow.protocol.messages import FormGeneration, Stacks, Standstill, WorkersEnded, WorkersStarted
+from elasticflow.protocol.messages import Stacks, Standstill, WorkersEnded, WorkersStarted
 
 if TYPE_CHECKING:
     from elasticflow.events import EventRecord
@@ -113,6 +115,11 @@ class Generation:
     workers: dict[str, tuple[StartedWorker, ...]] = field(default_factory=dict)
     ended: dict[str, WorkersEnded] = field(default_factory=dict)
     lost: dict[str, tuple[str, str]] = field(default_factory=dict)
+    _running: dict[str, None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Have all of its nodes run."""
+        self._running = dict.fromkeys(self.nodes)
 
     def hear(self, line: EventRecord) -> None:
         """Take in a line of a worker's log."""
@@ -139,7 +146,7 @@ class Generation:
         match message:
             case WorkersStarted():
                 self.workers[node] = message.workers
-                return [UpdateState({"workers": [vars(worker) for worker in self.started]})]
+                return [AddWorkers(message.workers)]
             case Standstill(is_so=True):
                 self.stalled_nodes.add(node)
             case Standstill():
@@ -148,6 +155,7 @@ class Generation:
                 self.stacks[node] = message.workers
             case WorkersEnded():
                 self.ended[node] = message
+                self._running.pop(node, None)
                 return self.stop() if message.failed else []
             case _:
                 assert_never(message)
@@ -155,9 +163,10 @@ class Generation:
 
     def lose(self, node: str, failure_class: str, reason: str, *, also_alone: bool = False) -> list[Command]:
         """Take in that *node* is gone with its workers, unless they had ended; those of all others are killed."""
-        if node not in self.nodes or node in self.ended:
+        if node not in self._running:
             return []
         self.lost[node] = (failure_class, reason)
+        self._running.pop(node, None)
         return self.stop(also_alone=also_alone)
 
     def stop(self, *, also_alone: bool = False) -> list[Command]:
@@ -178,17 +187,12 @@ class Generation:
     @property
     def is_over(self) -> bool:
         """Whether no worker of any node is left."""
-        return not self.running
+        return not self._running
 
     @property
     def running(self) -> tuple[str, ...]:
         """Its nodes that have neither told how their workers ended nor are lost."""
-        return tuple(node for node in self.nodes if node not in self.ended and node not in self.lost)
-
-    @property
-    def started(self) -> tuple[StartedWorker, ...]:
-        """Its workers on all nodes on which they have started."""
-        return tuple(worker for node in self.nodes for worker in self.workers.get(node, ()))
+        return tuple(self._running)
 
     def cause(self) -> Cause:
         """Return why its workers were killed: a lost node, else the worker that failed first, else a drain that was late."""

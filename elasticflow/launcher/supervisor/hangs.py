@@ -63,6 +63,8 @@ def end_hang(generation: Generation, now: float) -> list[Command]:
 
 def _stands_still(generation: Generation) -> bool:
     """Return whether all workers of all nodes that have not ended stand still."""
+    if not generation.stalled_nodes:  # asked a hundred times a second
+        return False
     running = generation.running
     return bool(running) and generation.stalled_nodes.issuperset(running)
 

@@ -248,6 +248,7 @@ class Supervisor:
             if not self._agents.kill(node):
                 tell(NodeLost(node, "node_lost", "it has given no sign of life"))
         tell(TimePassed())
+        self._journal.turn()
 
     def _hear(self, message: Message, tell: Callable[[LifecycleEvent], None]) -> None:
         """Write down what *message* says, and pass on what the lifecycle has to know."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import heapq
 import math
 from typing import TYPE_CHECKING
 
@@ -126,11 +127,13 @@ def balanced(
 
 
 def _spread(sizes: Mapping[str, int], parts: int, ahead: int = 0) -> list[list[str]]:
-    loads = [ahead, *[0] * (parts - 1)]
+    # Bytes and number of each part, the lightest first.
+    loads = [(ahead if part == 0 else 0, part) for part in range(parts)]
+    heapq.heapify(loads)
     keys_of: list[list[str]] = [[] for _ in range(parts)]
     for key in sorted(sizes, key=lambda key: (-sizes[key], key)):
-        lightest = loads.index(min(loads))
-        loads[lightest] += sizes[key]
+        load, lightest = loads[0]
+        heapq.heapreplace(loads, (load + sizes[key], lightest))
         keys_of[lightest].append(key)
     return keys_of
 

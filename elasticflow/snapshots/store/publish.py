@@ -25,6 +25,8 @@ UNFINISHED = ".tmp-"
 # Prefix of such a folder while it is being removed.
 SWEPT = ".swept-"
 _POLL_LEAST_S, _POLL_MOST_S = 0.02, 1.0
+# Of all nodes that wait for a commit.
+_MOST_LOOKS_PER_S = 256
 # While a store is in trouble, the next snapshot matters more than tidying up after the last one.
 _TIDYING = Patience(total_s=2.0)
 
@@ -124,8 +126,8 @@ class Publisher:
         self._storage.remove_tree(f"{place}/{folder}")
 
     def _check_files(self, place: str, record: Manifest) -> None:
-        for name, entry in record.files.items():
-            size = self._storage.size(f"{place}/{name}")
+        sizes = self._storage.map(lambda name: self._storage.size(f"{place}/{name}"), record.files)
+        for (name, entry), size in zip(record.files.items(), sizes, strict=True):
             if size != entry.size:
                 raise CommitRefusedError(f"{name} has {size} bytes on the store, {entry.size} were written")
         for location, entry in record.borrowed.items():
@@ -143,18 +145,18 @@ class Publisher:
     ) -> list[WrittenFile]:
         """Return the shards of *ranks*, which other nodes write.
 
+        Each look lists the folder, and reads what is new there: the store is not asked for each rank again and again.
+
         Raises:
             CommitRefusedError: a node failed, *limit_s* passed, or *alive* became false.
         """
         written: dict[int, list[WrittenFile]] = {}
         deadline, pause = time.monotonic() + limit_s, _POLL_LEAST_S
         while missing := [rank for rank in ranks if rank not in written]:
-            for rank in missing:
-                content = self._read(_record(self.place(name), rank))
-                if content is not None and "failed" in content:
+            for rank, content in self._announced(name, missing):
+                if "failed" in content:
                     raise CommitRefusedError(f"rank {rank}: {content['failed']}")
-                if content is not None:
-                    written[rank] = [shard_file.WrittenFile.from_json(file) for file in content["files"]]
+                written[rank] = [shard_file.WrittenFile.from_json(file) for file in content["files"]]
             if len(written) == len(ranks):
                 break
             if not alive():
@@ -165,14 +167,30 @@ class Publisher:
             pause = min(2 * pause, _POLL_MOST_S)
         return [file for files in written.values() for file in files]
 
-    def await_commit(self, name: str, rank: int, limit_s: float, alive: Callable[[], bool]) -> None:
+    def _announced(self, name: str, ranks: Sequence[int]) -> list[tuple[int, dict[str, Any]]]:
+        """Return what those of *ranks* have announced that have done so."""
+        names = set(self._storage.list(self.place(name)))
+        there = [rank for rank in ranks if _record_name(rank) in names]
+        contents = self._storage.map(lambda rank: self._read(_record(self.place(name), rank)), there)
+        return [
+            (rank, content)
+            for rank, content in zip(there, contents, strict=True)
+            if content is not None  # half written
+        ]
+
+    def await_commit(
+        self, name: str, rank: int, limit_s: float, alive: Callable[[], bool], nodes: int = 1
+    ) -> None:
         """Wait until the node of rank 0 has committed snapshot *name*, of which *rank* of this node wrote a shard.
+
+        Where many *nodes* wait for that, each looks less often: together they ask no more of the store.
 
         Raises:
             CommitAbandonedError: that node gave the snapshot up.
             CommitRefusedError: *limit_s* passed, or *alive* became false; that node may still commit.
         """
         deadline, pause = time.monotonic() + limit_s, _POLL_LEAST_S
+        longest_s = max(_POLL_MOST_S, nodes / _MOST_LOOKS_PER_S)
         record = _record(self.place(name), rank)
         while not self.is_committed(name):
             verdict = self._read(_record(self.place(name), 0))
@@ -188,7 +206,7 @@ class Publisher:
             if time.monotonic() > deadline:
                 raise CommitRefusedError(f"the node of rank 0 did not commit within {limit_s:g} s")
             time.sleep(pause)
-            pause = min(2 * pause, _POLL_MOST_S)
+            pause = min(2 * pause, longest_s)
 
     def withdraw(self, name: str, files: Collection[str], ranks: Collection[int]) -> None:
         """Remove *files*, the shards of *ranks*, and what was announced of them, from a snapshot that was given up."""
@@ -197,8 +215,8 @@ class Publisher:
     def remove_records(self, name: str, ranks: Sequence[int]) -> None:
         """Remove the other nodes' records from the committed snapshot *name*."""
         with contextlib.suppress(OSError, StorageError):
-            for rank in ranks:
-                self._storage.remove(_record(self._catalog.folder(name), rank))
+            folder = self._catalog.folder(name)
+            self._storage.map(lambda rank: self._storage.remove(_record(folder, rank)), ranks)
 
     def _put_manifest(self, path: str, data: bytes) -> bool:
         """Create the manifest; True also if an earlier put succeeded and only its answer was lost."""
@@ -226,4 +244,8 @@ def bare_name(folder: str) -> str:
 
 
 def _record(folder: str, rank: int) -> str:
-    return f"{folder}/shard-{rank:05d}.json"
+    return f"{folder}/{_record_name(rank)}"
+
+
+def _record_name(rank: int) -> str:
+    return f"shard-{rank:05d}.json"

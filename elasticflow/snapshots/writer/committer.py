@@ -76,6 +76,7 @@ class Committer:
             min(pending.staged),
             self._start.limits.shares_s,
             lambda: self._pending_snapshots.is_current(pending),
+            pending.world_size // pending.local_world_size,
         )
         self._pending_snapshots.published(pending)
         self._tell(pending, events.SNAPSHOT_COMMITTED, to_parent=False)

@@ -16,7 +16,7 @@ from elasticflow.launcher.journal.journal import Journal
 from elasticflow.launcher.journal.metrics import Metrics
 from elasticflow.launcher.supervisor.ingest import Ingest
 from elasticflow.protocol.display import is_only_shown
-from elasticflow.protocol.messages import Activity, Printed, PrintedLine
+from elasticflow.protocol.messages import Activity, Printed, PrintedLine, StartedWorker
 from elasticflow.run_folder import RunFolder
 from elasticflow.system.json_lines import AppendedLines
 
@@ -100,9 +100,13 @@ def test_event_says_who_when_and_how_bad(folder: RunFolder) -> None:
     assert set(events.COMMON_FIELDS) <= lost.keys()
 
 
-def test_what_no_event_tells_is_in_the_state_and_shown(folder: RunFolder) -> None:
+def test_what_no_event_tells_is_in_the_state_and_shown(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What nodes are at and what failures may still cost; an end of the group, or of the node's way to it, is the end of it."""
     shown: list[dict[str, Any]] = []
+    seconds = iter(range(100, 10**9))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(seconds)))
     journal = Journal(folder, 1, shown.append)
     journal.know(epochs=5, budget_left=3)
     journal.activity(Activity("n0", "evaluate", "", 7, 60.0))
@@ -138,6 +142,35 @@ def test_fields_may_be_called_as_the_event_is(folder: RunFolder) -> None:
     assert (events.SNAPSHOT_REMOVED, "000000000020-0001-aaaaaaaa") == (record["event"], record["name"])
 
 
+def test_what_many_nodes_tell_at_a_time_is_written_and_shown_together(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand nodes import, then a thousand workers start: what is written of that grows as their number does."""
+    now = 100.0
+    shown: list[dict[str, Any]] = []
+    writes: list[None] = []
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    journal = Journal(folder, 1, shown.append)
+    write = journal.write_state
+
+    def counted() -> None:
+        writes.append(None)
+        write()
+
+    monkeypatch.setattr(journal, "write_state", counted)
+    for number in reversed(range(1000)):
+        journal.activity(Activity(f"n{number}", "import", "torch"))
+        journal.add_workers([StartedWorker(number, 5000 + number, f"n{number}")])
+        journal.turn()
+    assert 1 == len(shown) == len(writes)
+    now += 0.3
+    journal.turn()
+
+    assert 2 == len(shown) == len(writes)
+    assert 1000 == len(_state(folder)["activities"])
+    assert list(range(1000)) == [worker["rank"] for worker in _state(folder)["workers"]]
+
+
 def test_state_is_written_at_most_every_quarter_second(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,9 +187,15 @@ def test_state_is_written_at_most_every_quarter_second(
     journal.update(step=3)
     assert 3 == _state(folder)["step"]
     journal.update(step=4)
+    journal.turn()
+    assert 3 == _state(folder)["step"]
+    now += 0.3
+    journal.turn()
+    assert 4 == _state(folder)["step"]
+    journal.update(step=5)
     journal.close()
 
-    assert 4 == _state(folder)["step"]
+    assert 5 == _state(folder)["step"]
 
 
 def test_reader_sees_the_old_or_the_new_state(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,89 @@ def test_large_value_travels_whole(address: StoreAddress) -> None:
     assert value == watching.get("orders/large")
 
 
+class Counted(dict[Any, None]):
+    """A dictionary that counts how often all that is in it is gone through."""
+
+    rounds = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        """Count one more."""
+        self.rounds += 1
+        return super().__iter__()
+
+
+def test_change_costs_nothing_for_clients_that_it_does_not_concern(
+    served: tuple[StoreServer, StoreAddress],
+) -> None:
+    """Signs of life of a thousand nodes would else cost a million looks at connections each time."""
+    server, address = served
+    others = [TcpControlStore(address, mirrored=("orders",)) for _ in range(20)]
+    client = TcpControlStore(address)
+    server._clients = Counted(server._clients)
+    for number in range(50):
+        client.set("told/beat/1", str(number))
+    client.set("orders/one", "1")
+    for other in others:
+        wait_until(partial(_holds, other, "orders/one", b"1"))
+        other.close()
+    wait_until(lambda: len(server._clients) == 1)
+
+    assert 0 == server._clients.rounds
+    assert 0 == len(server._subscriptions)
+
+
+def test_all_nodes_may_come_at_a_time(served: tuple[StoreServer, StoreAddress]) -> None:
+    """More connections than are accepted at once, each with its handshake, all of them answered."""
+    _, address = served
+    clients: list[TcpControlStore] = []
+    threads = [
+        threading.Thread(target=lambda: clients.append(TcpControlStore(address, mirrored=("orders",))))
+        for _ in range(150)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    clients[0].set("orders/one", "1")
+
+    assert 150 == len(clients)
+    for client in clients:
+        wait_until(partial(_holds, client, "orders/one", b"1"))
+        client.close()
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_keys_that_were_given_a_value_are_told_once(
+    served: tuple[StoreServer, StoreAddress], is_local: bool
+) -> None:
+    """By folder, also those that are gone again; at first any may have been."""
+    server, address = served
+    store = server.store("own") if is_local else TcpControlStore(address, mirrored=("told",))
+    client = TcpControlStore(address)
+    assert None is store.changed("told/feed")
+    for key in ("told/feed/1/1", "told/feed/2/1", "told/feed/1/2", "told/beat/1", "orders/a"):
+        client.set(key, "1")
+    client.delete_key("told/feed/2/1")
+    wait_until(lambda: store.check(["told/beat/1"]) and not store.check(["told/feed/2/1"]))
+
+    assert ["told/feed/1/1", "told/feed/2/1", "told/feed/1/2"] == store.changed("told/feed")
+    assert [] == store.changed("told/feed")
+
+
+def test_last_words_of_a_server_count(served: tuple[StoreServer, StoreAddress]) -> None:
+    """A launch's exit code, for instance, which was sent right before the end."""
+    server, address = served
+    mirror = TcpControlStore(address, mirrored=("launch",))
+    server.store("own").set("launch/exit_code", "75")
+    wait_until(lambda: not server._untold)
+    server.close()
+
+    assert mirror.check(["launch/exit_code"])
+    assert b"75" == mirror.get("launch/exit_code")
+    with pytest.raises(StoreLostError):
+        mirror.check(["launch/other"])
+
+
 def test_end_of_the_server_is_seen_by_all(served: tuple[StoreServer, StoreAddress]) -> None:
     """By the one that waits, the one that asks next, and the one that only looks at its mirror."""
     server, address = served
@@ -207,7 +290,7 @@ def test_server_out_of_descriptors_takes_clients_once_others_go(
 ) -> None:
     """It waits for that without spinning, and whoever stood in line is answered."""
     server, address = served
-    accept, refused = server._accept, []
+    accept, refused = server._accept_all, []
 
     def full() -> None:
         if len(server._clients) < 1:
@@ -218,7 +301,7 @@ def test_server_out_of_descriptors_takes_clients_once_others_go(
             patch.setattr(socket.socket, "accept", _without_descriptors)
             accept()
 
-    monkeypatch.setattr(server, "_accept", full)
+    monkeypatch.setattr(server, "_accept_all", full)
     first = TcpControlStore(address)
     thread = threading.Thread(target=lambda: TcpControlStore(address).set("late", "1"))
     thread.start()

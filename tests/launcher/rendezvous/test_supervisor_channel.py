@@ -67,6 +67,55 @@ def test_lone_node_forms_a_generation_without_a_last_call(launch: Launch) -> Non
     assert Assignment(4, 12.5, 0, 1, first_rank=0, nproc=2, world_size=2) == assignment
 
 
+def test_no_agent_reads_what_all_others_are_to_do(launch: Launch) -> None:
+    """Each of a thousand nodes has its own ranks, and reads a few kilobytes for that; parts of old generations are forgotten."""
+    nodes = tuple((f"host-{number:04d}.cluster.internal", 1 + number % 3) for number in range(1000))
+    server = launch.channel._store._server  # type: ignore[attr-defined]
+    for generation in range(1, 5):
+        launch.channel.form(generation, nodes, None)
+    agents = [(launch.agent(node), nproc) for node, nproc in nodes[::50]]
+    keys = join_store(launch.address)
+    order = keys.get("orders/round/4")
+    parts = [value for _, value in server._keys.below(f"{launch.address.prefix}/parts/4/")]
+    first_ranks = {node: sum(nproc for _, nproc in nodes[:place]) for place, (node, _) in enumerate(nodes)}
+    for agent, nproc in agents:
+        agent._seen = 3
+        expected = (4, first_ranks[agent._node], nproc, 1000, 1999)
+        assignment = agent.wait_for_next()
+        assert assignment is not None
+        found = (assignment.generation, assignment.first_rank, assignment.nproc)
+        assert expected == (*found, assignment.group_world_size, assignment.world_size)
+
+    assert len(order) < 300
+    assert max(map(len, parts)) < 8000
+    assert 1000 == sum(value.count(b".internal") for value in parts)
+    kept = {path.split("/")[-2] for path, _ in server._keys.below(f"{launch.address.prefix}/parts/")}
+    assert {"3", "4"} == kept
+
+
+def test_messages_are_looked_for_where_there_are_any(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of a thousand outboxes are empty most of the time, and the supervisor looks a hundred times a second."""
+    boxes = [Outbox(join_store(launch.address, looks_at="")) for _ in range(40)]
+    for box in boxes:
+        box.post(NodeReady(f"n{box.number}", "h", 1))
+    assert 40 == len(launch.channel.take())
+    looked: list[str] = []
+    check = launch.channel._store.check
+
+    def counted(keys: list[str]) -> bool:
+        looked.extend(keys)
+        return check(keys)
+
+    monkeypatch.setattr(launch.channel._store, "check", counted)
+    assert not launch.channel.take()
+    assert not looked
+    boxes[7].post(LogLines((), 3))
+    boxes[7].post(LogLines((), 4))
+
+    assert [LogLines((), 3), LogLines((), 4)] == launch.channel.take()
+    assert 3 == len(looked)
+
+
 def test_process_groups_of_two_generations_share_no_key(launch: Launch, tmp_path: Path) -> None:
     """What the workers of one generation left in the store is not there for those of the next, same rank or not."""
     stores = []

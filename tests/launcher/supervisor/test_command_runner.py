@@ -17,6 +17,7 @@ from elasticflow.launcher.supervisor.commands import (
     ClaimGeneration,
     ClearSnapshot,
     ForgetAgent,
+    FormGeneration,
     GenerationClaimed,
     ListSnapshots,
     RecordEvent,
@@ -29,7 +30,6 @@ from elasticflow.launcher.supervisor.commands import (
     StartAgent,
     UpdateState,
 )
-from elasticflow.protocol.messages import FormGeneration
 from elasticflow.run_folder import RunFolder, snapshot_name
 from elasticflow.snapshots.format.manifest import Manifest
 from elasticflow.snapshots.store.catalog import Catalog

@@ -14,6 +14,7 @@ from elasticflow.launcher.restarts.failure_classes import FAILURES
 from elasticflow.launcher.restarts.restart_ledger import LedgerEntry
 from elasticflow.launcher.supervisor.commands import (
     ClaimGeneration,
+    FormGeneration,
     GenerationClaimed,
     Instant,
     Interrupted,
@@ -26,7 +27,7 @@ from elasticflow.launcher.supervisor.commands import (
 )
 from elasticflow.launcher.supervisor.lifecycle import UNTRAINED_S, Lifecycle, RunSoFar
 from elasticflow.launcher.supervisor.nodes import Nodes
-from elasticflow.protocol.messages import FormGeneration, NodeReady, WorkersEnded
+from elasticflow.protocol.messages import NodeReady, WorkersEnded
 from tests.launcher.lifecycle_trial import GRACE_S, worker
 
 if TYPE_CHECKING:
