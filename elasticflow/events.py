@@ -386,7 +386,8 @@ LOG_LEFT_OUT = Event(
 )
 CONNECTION_REFUSED = Event(
     "connection.refused",
-    "somebody reached the launch's port who does not know its token, or is no elasticflow; told once a minute at most",
+    "somebody reached the launch's port who does not know its token, or is no elasticflow, or the process may not have more files "
+    "open; told once a minute at most",
     ("connections", "address", "reason"),
     level="warning",
 )

@@ -25,7 +25,7 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -36,8 +36,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 # The path comes first.
 from elasticflow.protocol.handshake import TOKEN
 from elasticflow.run_folder import RunFolder, snapshot_name
-from tests.benchmarks.scale_figures import KEPT, Phase, drawing, exponents, keep, kept, table
-from tests.benchmarks.scale_supervisor import JOB, RUN_ID
+from tests.benchmarks.scale_figures import KEPT, Phase, exponents, keep, kept, table
+from tests.benchmarks.scale_picture import drawing
+from tests.benchmarks.scale_supervisor import JOB, RUN_ID, SERVED
 from tests.servers import free_port
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "scale.svg"
 SIZES = (64, 256, 1024)
+NOW, BEFORE = "now", "before"
+"""Names under which the figures of the picture are kept."""
 _HOSTS = 4
 _STEADY_S = 5.0
 _LIMIT_S = 120.0
@@ -64,7 +67,8 @@ class Child:
             cwd=Path(__file__).resolve().parents[2],
         )
         self.said: queue.Queue[dict[str, Any]] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         for line in _pipe(self.process.stdout):
@@ -95,6 +99,10 @@ class Child:
         """Kill it, if it lives."""
         self.process.kill()
         self.process.wait()
+        self._reader.join()
+        with suppress(BrokenPipeError):
+            _pipe(self.process.stdin).close()
+        _pipe(self.process.stdout).close()
 
 
 class Story:
@@ -115,11 +123,11 @@ class Story:
                 "tests.benchmarks.scale_supervisor", "--serve", str(port), environment=environment
             )
             self.server.hear(lambda line: line.get("event") == "serving")
-        leads = [str(folder), str(nodes), str(port), *(["outside"] if is_served else [])]
+        leads = [str(folder), str(nodes), str(port), *([SERVED] if is_served else [])]
         self.supervisor = self._child("tests.benchmarks.scale_supervisor", *leads, environment=environment)
         self.supervisor.hear(lambda line: line.get("event") == "run.started")
         count = min(_HOSTS, nodes)
-        takes = [str(folder), str(port), str(nodes), str(pause_ms), *(["outside"] if is_served else [])]
+        takes = [str(folder), str(port), str(nodes), str(pause_ms), *([SERVED] if is_served else [])]
         self.hosts = [
             self._child("tests.benchmarks.scale_nodes", *takes, environment=environment) for _ in range(count)
         ]
@@ -138,7 +146,7 @@ class Story:
         """End all processes."""
         self._ends.close()
 
-    def tell(self) -> None:
+    def tell(self, steady_s: float = _STEADY_S) -> None:
         """Have everything happen."""
         numbers = [range(first, self.nodes, len(self.hosts)) for first in range(len(self.hosts))]
         with self._phase("all join, a group is formed"):
@@ -147,8 +155,8 @@ class Story:
             self._await(self.nodes, lambda line: line["did"] == "formed")
         with self._phase("first step"):
             self._train(1, self.nodes)
-        with self._phase(f"steady state, {_STEADY_S:g} s"):
-            time.sleep(_STEADY_S)
+        with self._phase(f"steady state, {steady_s:g} s"):
+            time.sleep(steady_s)
         with self._phase("snapshot") as phase:
             name = snapshot_name(10, 1, secrets.token_hex(4))
             before = self._operations()
@@ -156,11 +164,11 @@ class Story:
             self._await(self.nodes, lambda line: line["did"] in {"snapshot.committed", "snapshot.failed"})
             self.supervisor.hear(lambda line: line.get("event") == "snapshot.committed")
             phase.operations = self._operations() - before
-        with self._phase("a node is lost, the others train again"):
+        with self._phase("a node is lost, others train"):
             self._tell_hosts(do="kill", number=self.nodes - 1)
             self._await(self.nodes - 1, lambda line: line["did"] == "formed")
             self._train(2, self.nodes - 1)
-        with self._phase("a node is added, all drain and train again"):
+        with self._phase("a node is added, all drain, train"):
             self.hosts[0].tell(do="start", numbers=[self.nodes, self.nodes + 1, 1])
             self._await(self.nodes, lambda line: line["did"] == "formed")
             self._train(3, self.nodes)
@@ -199,9 +207,12 @@ class Story:
             line["operations"] for line in self._await(len(self.hosts), lambda line: line["did"] == "sample")
         )
 
-    def _sample(self) -> dict[str, Any]:
-        self.supervisor.tell()
-        sample: dict[str, Any] = self.supervisor.hear(lambda line: "sample" in line)["sample"]
+    def _sample(self, *, is_last: bool = False) -> dict[str, Any]:
+        if not is_last:
+            self.supervisor.tell()
+        sample: dict[str, Any] = self.supervisor.hear(
+            lambda line: "sample" in line and ("code" in line) == is_last
+        )["sample"]
         if self.server is not None:
             self.server.tell()
             own = self.server.hear(lambda line: "sample" in line)["sample"]
@@ -214,7 +225,7 @@ class Story:
         before, hosts_before = self._sample(), self._hosts_cpu_s()
         phase = Phase(title, self.nodes)
         yield phase
-        after = self.supervisor.hear(lambda line: "code" in line)["sample"] if is_last else self._sample()
+        after = self._sample(is_last=is_last)
         phase.take(before, after, self._hosts_cpu_s() - hosts_before)
         self.phases.append(phase)
         print(f"{self.nodes:5d}  {phase}", flush=True)
@@ -228,17 +239,23 @@ def _pipe(pipe: IO[str] | None) -> IO[str]:
     return pipe
 
 
-def measure(nodes: int, phases: list[Phase], pause_ms: int = 0, *, is_served: bool = False) -> None:
+def measure(
+    nodes: int,
+    phases: list[Phase],
+    pause_ms: int = 0,
+    *,
+    is_served: bool = False,
+    steady_s: float = _STEADY_S,
+) -> None:
     """Add to *phases* what each part of a launch of *nodes* nodes has cost; where one fails, those before it.
 
     Raises:
         RuntimeError: a node or the supervisor failed.
     """
-    root = "/dev/shm" if Path("/dev/shm").is_dir() else None  # no disk is measured
-    with tempfile.TemporaryDirectory(dir=root) as folder:
+    with tempfile.TemporaryDirectory() as folder:
         story = Story(nodes, Path(folder), phases, pause_ms, is_served=is_served)
         try:
-            story.tell()
+            story.tell(steady_s)
             phases[-1].journal_bytes = RunFolder.of(Path(folder), JOB, RUN_ID).events.stat().st_size
         finally:
             story.close()
@@ -267,7 +284,8 @@ def main() -> None:
     for line in exponents(all_phases):
         print(line)
     if options.plot:
-        PICTURE.write_text(drawing(kept()), encoding="utf-8")
+        figures = kept()
+        PICTURE.write_text(drawing(figures[NOW], figures.get(BEFORE, ())), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -142,8 +142,3 @@ def _rounded(phase: Phase) -> dict[str, Any]:
     return {
         key: round(value, 3) if isinstance(value, float) else value for key, value in asdict(phase).items()
     }
-
-
-def drawing(figures: Mapping[str, Sequence[Phase]]) -> str:
-    """Return a picture of the CPU seconds of each part over the number of nodes."""
-    raise NotImplementedError

@@ -1,6 +1,6 @@
 """Nodes of `scale.py`: many in one process, each with the connections, messages and snapshot writer of a real one.
 
-    python -m tests.benchmarks.scale_nodes PROJECT PORT PAUSE_MS
+    python -m tests.benchmarks.scale_nodes PROJECT PORT NODES PAUSE_MS [served]
 
 What is real of each node: how it finds the launch and its invitation (`join.await_launch`), its connections (`join_store`), its
 two outboxes, orders and requests as it reads them, the part of `joined_node.JoinedNode` that looks for the launch's end, each
@@ -69,7 +69,7 @@ from elasticflow.snapshots.writer.pending import PendingSnapshot, PendingSnapsho
 from elasticflow.snapshots.writer.shard_writer import ShardWriter
 from elasticflow.storage.storage import Storage, several_at_a_time
 from elasticflow.system.processes import die_with_parent
-from tests.benchmarks.scale_supervisor import JOB, RUN_ID, job_of, tell
+from tests.benchmarks.scale_supervisor import JOB, RUN_ID, SERVED, job_of, tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -119,7 +119,7 @@ class CountingStorage(Storage):
 
     def map(self, action: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         """Return what *action* gives for each of *items*, as a store on another machine is asked if this one is slow."""
-        return several_at_a_time(action, items) if self.pause_s else super().map(action, items)
+        return several_at_a_time(action, items) if self.pause_s else list(super().map(action, items))
 
     def _do(self, what: str, path: str, action: Callable[[Any], Any], patience: Any = None) -> Any:
         self.operations += 1
@@ -320,10 +320,12 @@ class NodeWriter:
 class Host:
     """The nodes of this process."""
 
-    def __init__(self, project: Path, port: int, nodes: int, pause_s: float) -> None:
+    def __init__(self, project: Path, port: int, nodes: int, pause_s: float, *, is_served: bool) -> None:
         self.project = project
         self.folder = RunFolder.of(project, JOB, RUN_ID).path
-        plan = plan_job(job_of(nodes, port), project_root=project, job_files=(project / "job.toml",))
+        plan = plan_job(
+            job_of(nodes, port, is_served=is_served), project_root=project, job_files=(project / "job.toml",)
+        )
         token = given_token(plan.token_file, project)
         self.address = store_address_of(plan, "127.0.0.1", port, token)
         self.storage = CountingStorage(str(self.folder), pause_s)
@@ -402,7 +404,7 @@ def main() -> None:
     die_with_parent(parent)
     threading.stack_size(256 * 1024)
     project, port, nodes, pause_ms = Path(sys.argv[1]), *map(int, sys.argv[2:5])
-    host = Host(project, port, nodes, pause_ms / 1000)
+    host = Host(project, port, nodes, pause_ms / 1000, is_served=sys.argv[5:] == [SERVED])
     for which in range(_PULSE_THREADS):
         threading.Thread(target=host.pulses, args=(which,), daemon=True).start()
     tell({"did": "ready"})

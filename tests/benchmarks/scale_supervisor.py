@@ -1,6 +1,6 @@
 """The supervisor of `scale.py`, in a process of its own: the real one, whose key server counts what it is sent.
 
-    python -m tests.benchmarks.scale_supervisor PROJECT NODES     leads a launch, whose nodes join from elsewhere
+    python -m tests.benchmarks.scale_supervisor PROJECT NODES PORT [served]     leads a launch, whose nodes join from elsewhere
     python -m tests.benchmarks.scale_supervisor --serve PORT      serves keys, as `elasticflow rendezvous serve` does
 
 It leads a launch with no agent on this machine. On standard output it writes a line of JSON for each event of the run that
@@ -25,6 +25,7 @@ from elasticflow.launcher import launch as launches
 from elasticflow.launcher.rendezvous import leadership
 from elasticflow.launcher.rendezvous.network import listen
 from elasticflow.launcher.rendezvous.store_server import StoreServer
+from elasticflow.launcher.rendezvous.token import given_token
 from elasticflow.launcher.supervisor import agent_channel
 from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
 from elasticflow.run_folder import RunFolder
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from elasticflow.protocol.tcp_store import Request
 
 JOB = "scale"
+SERVED = "served"
 RUN_ID = "run"
 # Instead of 2.5: a thousand nodes on two cores, which others use, too, are late with their signs of life.
 SILENT_S = 60.0
@@ -110,9 +112,15 @@ def _thread_cpu_s(thread: threading.Thread) -> float:
     return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
 
 
-def job_of(nodes: int, port: int, *, is_outside: bool = False, backend: str = "c10d") -> Job:
-    """Return the job: one worker on each node, a generation of all nodes or of all but one."""
-    outside = {"rdzv_backend": backend} if is_outside else {}
+def job_of(nodes: int, port: int, *, is_served: bool = False) -> Job:
+    """Return the job: one worker on each node, a generation of all nodes or of all but one.
+
+    Args:
+        nodes: Most of them.
+        port: On this machine.
+        is_served: Another process than the supervisor serves the keys.
+    """
+    outside = {"rdzv_conf": {"is_host": False}} if is_served else {}
     return Job.model_validate(
         {
             "job": {"name": JOB},
@@ -146,14 +154,14 @@ def _warn(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def lead(project: Path, nodes: int, port: int) -> int:
+def lead(project: Path, nodes: int, port: int, *, is_served: bool) -> int:
     """Lead a launch to its end; return its exit code."""
     began = time.monotonic()
     vars(leadership)["StoreServer"] = CountingServer
     vars(agent_channel)["SILENT_S"] = SILENT_S
     threading.Thread(target=_answer_samples, args=(began,), daemon=True).start()
     request = launches.Request(
-        job_of(nodes, port),
+        job_of(nodes, port, is_served=is_served),
         (project / "job.toml",),
         (),
         project,
@@ -173,7 +181,7 @@ def lead(project: Path, nodes: int, port: int) -> int:
 def serve(port: int) -> int:
     """Serve keys until a signal comes."""
     began = time.monotonic()
-    server = CountingServer(listen("127.0.0.1", port))
+    server = CountingServer(listen("127.0.0.1", port), given_token(None, Path()))
     threading.Thread(target=_answer_samples, args=(began,), daemon=True).start()
     tell({"event": "serving"})
     signal.sigwait({signal.SIGTERM})
@@ -186,4 +194,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "--serve":
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         sys.exit(serve(int(sys.argv[2])))
-    sys.exit(lead(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
+    sys.exit(lead(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), is_served=sys.argv[4:] == [SERVED]))

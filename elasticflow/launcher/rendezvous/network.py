@@ -11,6 +11,8 @@ from elasticflow.errors import InterfaceError, PortTakenError
 from elasticflow.protocol.store_address import joined
 from elasticflow.protocol.worker_environment import ADDRESS
 
+# Connections that wait to be accepted: all nodes may come at a time. The kernel allows `net.core.somaxconn`, 4096 as a rule.
+_BACKLOG = 4096
 # gloo and NCCL read them; without them gloo takes the address that the host name stands for, often 127.0.1.1.
 _VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
@@ -34,9 +36,11 @@ def listen(host: str, port: int) -> socket.socket:
     """
     try:
         if not host and socket.has_dualstack_ipv6():
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=512)
+            return socket.create_server(
+                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG
+            )
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=512)
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise PortTakenError(
             # Not `error.strerror`: Python adds the address to it, which stands here already.

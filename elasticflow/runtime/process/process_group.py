@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 # Under our agent a hang is noticed by its heartbeats; a collective's own limit would only end a slow evaluation.
 _TIMEOUT = {"launcher": timedelta(hours=24), "torchrun": timedelta(hours=2)}
 _STORE_TIMEOUT = timedelta(minutes=5)
+# Workers that wait for rank 0 to accept them: all of a generation come at a time.
+_BACKLOG = 4096
 # Where rank 0 serves the store of its generation's workers.
 _STORE = "store"
 
@@ -98,13 +100,13 @@ def _listen(identity: Identity) -> socket.socket:
     On the interface that the job names, if it names one.
     """
     if identity.world_size == identity.local_world_size:
-        return socket.create_server(("127.0.0.1", 0), backlog=512)
+        return socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
     if identity.address is not None:
         family = socket.AF_INET6 if ":" in identity.address else socket.AF_INET
-        return socket.create_server((identity.address, 0), family=family, backlog=512)
+        return socket.create_server((identity.address, 0), family=family, backlog=_BACKLOG)
     if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, backlog=512, dualstack_ipv6=True)
-    return socket.create_server(("", 0), backlog=512)
+        return socket.create_server(("", 0), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
+    return socket.create_server(("", 0), backlog=_BACKLOG)
 
 
 def _own_address(identity: Identity, keys: RemoteControlStore) -> str | None:
