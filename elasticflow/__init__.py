@@ -5,14 +5,20 @@ What user code may import stands here; everything else is private to the command
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
+    from elasticflow.runtime.own_loop.batch import Batch as Batch
+    from elasticflow.runtime.own_loop.run import Run as Run
+    from elasticflow.runtime.own_loop.run import join as join
+
 __version__ = "0.1.0"
 
-__all__ = ["StopTraining", "__version__", "get_logger"]
+__all__ = ["Batch", "Run", "StopTraining", "__version__", "get_logger", "join"]
+
+_OF_OWN_LOOP = {"Batch": "batch", "Run": "run", "join": "run"}
 
 
 class StopTraining(Exception):  # noqa: N818  # no error: the run counts as finished
@@ -28,3 +34,12 @@ def get_logger(name: str = "user") -> FilteringBoundLogger:
     from elasticflow import logs
 
     return logs.get_logger(name)
+
+
+def __getattr__(name: str) -> Any:
+    # A script that trains imports torch anyway; the command, and whatever else imports this package, must not.
+    if name not in _OF_OWN_LOOP:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"elasticflow.runtime.own_loop.{_OF_OWN_LOOP[name]}"), name)

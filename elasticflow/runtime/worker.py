@@ -44,6 +44,7 @@ def join(
     seed: int,
     threads: int | None,
     log_level: str = "info",
+    shows_log: bool = True,
 ) -> Worker:
     """Return this process as a member of its worker group, its random generators seeded. Collective: every rank.
 
@@ -57,6 +58,7 @@ def join(
         seed: Of the data order and every random stream.
         threads: CPU threads; None: the node's cores shared out among its workers.
         log_level: Lines below it are left out of the rank logs; what the supervisor follows never is.
+        shows_log: Where no supervisor follows, rank 0 writes its log on standard output, too.
     """
     global _current  # noqa: PLW0603  # one worker per process
     _prepare_process()
@@ -73,6 +75,7 @@ def join(
         store=store,
         generation=generation,
         log_level=log_level,
+        shows_log=shows_log,
     )
     _equip(worker, snapshots)
     if store is not None:
@@ -190,16 +193,25 @@ def _wait_for_others(worker: Worker) -> None:
 
 def run(main: Callable[[], None]) -> NoReturn:
     """Run *main* and end the process; an exception leaves one `worker.raised` line and its traceback."""
-    code = errors.FINISHED
     try:
         main()
-    except stopping.Leaving:  # before anything was trained
+    except stopping.Leaving:
         assert _current is not None
-        code = _code_of_leaving(_current)
+        leave_untrained(_current)
     except BaseException as error:  # noqa: BLE001  # reported, and the process ends
-        _report(error)
-        code = error.exit_code if isinstance(error, errors.ElasticflowError) else errors.ANSWER_IS_NO
-    _exit(code)
+        end_by(error)
+    _exit(errors.FINISHED)
+
+
+def leave_untrained(worker: Worker) -> NoReturn:
+    """End this process before anything was trained."""
+    _exit(_code_of_leaving(worker))
+
+
+def end_by(error: BaseException) -> NoReturn:
+    """End this process because of *error*, of which it leaves one `worker.raised` line and the traceback."""
+    _report(error)
+    _exit(error.exit_code if isinstance(error, errors.ElasticflowError) else errors.ANSWER_IS_NO)
 
 
 def _report(error: BaseException) -> None:

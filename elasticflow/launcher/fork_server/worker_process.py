@@ -58,10 +58,18 @@ def end_with(action: Callable[[], None]) -> NoReturn:
         code = 0
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-    except BaseException:  # noqa: BLE001  the last frame of a process: everything is shown, then it ends
-        traceback.print_exc()
+    except BaseException as error:  # noqa: BLE001  the last frame of a process: everything is shown, then it ends
+        _show(error)
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def _show(error: BaseException) -> None:
+    """Show *error* as Python does: by the hook that the script may have set, else its traceback."""
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except BaseException:  # noqa: BLE001  the hook's own: both are shown
+        traceback.print_exc()

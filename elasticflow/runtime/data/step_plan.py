@@ -126,9 +126,7 @@ def rank_pieces(
 
     A last, small batch goes to fewer ranks, two samples each: BatchNorm refuses a single one.
     """
-    ranks = world_size
-    if count < full and count < 2 * world_size:
-        ranks = max(1, count // 2)
+    ranks = _num_ranks(count, full, world_size)
     if rank >= ranks:
         return []
     low, high = even_split(count, ranks, rank)
@@ -136,6 +134,15 @@ def rank_pieces(
         return []
     cuts = micro_batches(high - low, micro_batch_size)
     return [Piece((rank, number), low + begin, low + end) for number, (begin, end) in enumerate(cuts)]
+
+
+def max_samples(count: int, full: int, world_size: int) -> int:
+    """Return how many samples of a batch of *count*, where a full one has *full*, the rank has that has most of them."""
+    return -(-count // _num_ranks(count, full, world_size))
+
+
+def _num_ranks(count: int, full: int, world_size: int) -> int:
+    return max(1, count // 2) if count < full and count < 2 * world_size else world_size
 
 
 def micro_batches(count: int, most: int | None) -> list[tuple[int, int]]:

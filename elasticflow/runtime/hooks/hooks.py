@@ -157,7 +157,9 @@ class Hooks:
 
     def _metrics(self) -> dict[str, Any]:
         progress = self._worker.progress
-        metrics: dict[str, Any] = {} if progress.loss is None else {"loss": progress.loss, **progress.scalars}
+        metrics: dict[str, Any] = (
+            {} if progress.loss is None else {"loss": float(progress.loss), **progress.scalars}
+        )
         return metrics if self._measured is None else {**metrics, "eval": dict(self._measured)}
 
 

@@ -14,7 +14,7 @@ from elasticflow.runtime.metrics.gradient_norm import norm_of, read_late
 from elasticflow.runtime.metrics.speed import Measures, device_name
 from elasticflow.runtime.process import process_group, random_streams, stopping
 from elasticflow.runtime.process.compiler import Compilation, forget_if_other, use_cache
-from elasticflow.runtime.process.step_log import Heartbeat, Progress
+from elasticflow.runtime.process.step_log import Heartbeat, LateNumber, Progress
 from elasticflow.runtime.process.votes import Vote
 from elasticflow.runtime.profiling.step_profiler import StepProfiler
 
@@ -99,6 +99,7 @@ class Worker:
         store: Store | None,
         generation: int,
         log_level: str,
+        shows_log: bool = True,
     ) -> None:
         self.identity, self.job, self.job_digest, self.seed = identity, job, job_digest, seed
         self.device, self.store, self.generation = device, store, generation
@@ -123,7 +124,7 @@ class Worker:
         self.dataset_values: Mapping[str, Any] = {}
         self.trajectory_recorder: StepRecorder | None = None
         self.heartbeat = Heartbeat(identity.heartbeat_fd, identity.local_rank)
-        self.progress = self._open_log(log_level)
+        self.progress = self._open_log(log_level, shows_log=shows_log)
         self.log = logs.get_logger(events.OURS)  # bound to the log opened before
         self._compilation = Compilation()
         self._profiler = StepProfiler(
@@ -186,7 +187,7 @@ class Worker:
         with self.stoppable:
             scheduler.step()
 
-    def log_step(self, position: Position, loss: float, optimizers: AnyOptimizers) -> None:
+    def log_step(self, position: Position, loss: float | LateNumber, optimizers: AnyOptimizers) -> None:
         """Report a finished step with the global batch's mean loss; every rank, after each step."""
         self.progress.step(position, loss, optimizers)
         self._profiler.after_step(position.step)
@@ -300,12 +301,12 @@ class Worker:
         use_cache()
         forget_if_other(self.rank, self.world_size)
 
-    def _open_log(self, level: str) -> Progress:
+    def _open_log(self, level: str, *, shows_log: bool) -> Progress:
         stream = logs.open_log(self.run_folder.rank_log(self.generation, self.rank))
         streams, outputs = [stream], []
         if self.rank == 0:
             outputs.append(stream.fileno())
-            if self.identity.started_by != "launcher":
+            if shows_log and self.identity.started_by != "launcher":
                 streams.append(sys.stdout)
                 with suppress(OSError, ValueError):  # a stdout without a descriptor gets no step lines
                     outputs.append(sys.stdout.fileno())

@@ -73,11 +73,25 @@ GradientNorm = SupportsFloat | dict[str, float] | None
 """One, which a GPU may still be computing, or one by each optimizer's name; None: nobody computed it."""
 
 
+class LateNumber:
+    """A number that is there after its step, once all ranks have told of theirs.
+
+    Attributes:
+        value: None until then.
+    """
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+
+    def __float__(self) -> float:
+        return math.nan if self.value is None else self.value
+
+
 class _Facts(NamedTuple):
     """What a step's line says. `per_s`: items per second; `of_peak`: share of the devices' peak."""
 
     position: Position
-    loss: float
+    loss: float | LateNumber
     rates: Rates
     unix: float
     seconds: float
@@ -126,7 +140,7 @@ class Progress:
         self._second, self._date = 0, ""
         self._waiting: list[_Facts] = []
         self.scalars: Mapping[str, float] = {}
-        self.loss: float | None = None
+        self.loss: float | LateNumber | None = None
         self._count, self._counted = 0.0, 0.0  # items of the step, and of all steps since the last line
         self._grad_norm: GradientNorm = None
         self._count_field = f"items{RATE}"
@@ -183,8 +197,8 @@ class Progress:
         if self.is_next_logged:
             self._rates = self._learning_rates.read(optimizers)
 
-    def step(self, position: Position, loss: float, optimizers: AnyOptimizers) -> None:
-        """Report a finished step with the global batch's mean loss. Every rank; rank 0 logs it.
+    def step(self, position: Position, loss: float | LateNumber, optimizers: AnyOptimizers) -> None:
+        """Report a finished step with the global batch's mean loss. Every rank; rank 0 logs it, once the loss is there.
 
         The learning rates are those that were noted, else those in *optimizers* now.
         """
@@ -200,9 +214,9 @@ class Progress:
             self._on_first_step(number)
             self._on_first_step = None
         if self.after_step is not None:
-            self.after_step(position, loss)
+            self.after_step(position, float(loss))
 
-    def _report(self, position: Position, loss: float, optimizers: AnyOptimizers) -> None:
+    def _report(self, position: Position, loss: float | LateNumber, optimizers: AnyOptimizers) -> None:
         now = time.perf_counter()
         passed, steps = now - self._since, self._steps
         self._since, self._steps = now, 0
@@ -229,15 +243,18 @@ class Progress:
             per_s,
             of_peak,
         )
-        self._waiting.append(_Facts(*facts, norm if math.isfinite(loss) else None))
+        is_finite = isinstance(loss, LateNumber) or math.isfinite(loss)
+        self._waiting.append(_Facts(*facts, norm if is_finite else None))
         if is_due and not is_late:
             self.flush()
         if is_due:
             self._written = now
 
     def flush(self) -> None:
-        """Write the lines that have waited."""
-        waiting, self._waiting = self._waiting, []
+        """Write the lines that have waited, up to one whose loss is not there yet."""
+        late = (n for n, facts in enumerate(self._waiting) if getattr(facts.loss, "value", 0.0) is None)
+        first = next(late, len(self._waiting))
+        waiting, self._waiting = self._waiting[:first], self._waiting[first:]
         if not waiting:
             return
         lines = "".join(map(self._line, waiting)).encode()
@@ -245,7 +262,8 @@ class Progress:
             os.write(output, lines)
 
     def _line(self, facts: _Facts) -> str:
-        position, loss, rates, unix, seconds, *_ = facts
+        position, late, rates, unix, seconds, *_ = facts
+        loss = float(late)
         second = int(unix)
         if second != self._second:  # formatting the date anew would be half of the line's cost
             self._second, self._date = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))

@@ -133,13 +133,14 @@ class SnapshotMetadata:
         fingerprints: Of the datasets, by name.
 
     Attributes:
+        fingerprints: As above; a loop of the script's own opens its data late.
         parent: The committed snapshot that this generation goes on from, if any.
     """
 
     def __init__(self, me: Worker, state: State, schedule: Schedule, fingerprints: Mapping[str, str]) -> None:
         self._me, self._evaluation, self._schedule = me, state.evaluation, schedule
         self._environment = environment.describe(me.device)
-        self._fingerprints = dict(fingerprints)
+        self.fingerprints = fingerprints
         self._options = state.options.to_json()
         self.parent: str | None = None
 
@@ -176,7 +177,7 @@ class SnapshotMetadata:
             samples=position.samples,
             aliases=captured.aliases,
             memory_formats=captured.memory_formats,
-            fingerprints=self._fingerprints,
+            fingerprints=dict(self.fingerprints),
             versions=self._environment,
         )
         return SnapshotRecord(state.to_json(), facts)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from elasticflow.runtime.training.ddp import DDPStep
     from elasticflow.runtime.training.exact import ExactStep
     from elasticflow.runtime.training.manual_step import ManualStep
+    from elasticflow.snapshots.format.manifest import Manifest
     from elasticflow.snapshots.format.policy import HasPosition
 
 __all__ = ["Keep", "Policy", "Snapshots", "load_weights"]
@@ -54,7 +55,7 @@ class Snapshots:
         state: What a snapshot holds.
         step: Makes the steps.
         schedule: What positions mean.
-        dataset: The training data, as `open_dataset` or `open_shards` returned it.
+        dataset: The training data, as `open_dataset` or `open_shards` returned it; None: `use_data` tells it later.
         policy: When, where, which stay.
         compare_every: When the ranks' replicas are compared, besides before each snapshot; None: never.
 
@@ -68,12 +69,14 @@ class Snapshots:
         state: State,
         step: DDPStep | ExactStep | ManualStep,
         schedule: Schedule,
-        dataset: OpenedDataset,
+        dataset: OpenedDataset | None,
         policy: Policy,
         compare_every: str | None = None,
     ) -> None:
         self._worker, self._state, self._step, self._schedule = worker, state, step, schedule
         self._dataset = opened(dataset)
+        self._awaits_data = dataset is None
+        self._unchecked: tuple[StateRecord, Manifest] | None = None
         self._catalog = policy.catalog(worker.run_folder, worker.run_id)
         self._client = writer_connection.connect(worker, policy, self._catalog.prefix, state)
         # While a slow store is waited for.
@@ -102,10 +105,21 @@ class Snapshots:
             worker.vote.snapshot_wanted = self._is_due_by_time
         worker.at_leave.append(self._finish)
         fault_injection.expose(partial(flip, state.model))
-        # A stateful dataset is left out, and said to be: positions take its place, and its state may be more than that.
-        if worker.rank == 0 and state.misses(content := self._dataset.content):
-            kind = f"{type(content).__module__}.{type(content).__qualname__}"
-            worker.event(events.STATE_LEFT_OUT, name="dataset", type=kind)
+        self._tell_of_stateful_data()
+
+    def use_data(self, dataset: OpenedDataset) -> None:
+        """Go on with *dataset*, by the schedule as it is now: for a loop that opens its data after `restore`. Every rank.
+
+        Raises:
+            DatasetError: the snapshot that was restored was taken on other data.
+            StateError: its position counts in another order of samples.
+        """
+        self._dataset, self._awaits_data = dataset, False
+        self._metadata.fingerprints = self._fingerprints()
+        unchecked, self._unchecked = self._unchecked, None
+        if unchecked is not None:
+            self._require_same_data(*unchecked)
+        self._tell_of_stateful_data()
 
     def restore(self) -> Position:
         """Go on from the newest state that every rank can read, else from the beginning. Collective: every rank.
@@ -157,6 +171,11 @@ class Snapshots:
         if self._is_wanted_after(position):
             with mark("snapshot"):
                 self._take(position)
+
+    def is_due(self, position: Position) -> bool:
+        """Whether, by what was done until *position*, replicas are compared or a snapshot is taken; the clock apart."""
+        is_held = self._memory_tier is not None and self._memory_tier.is_due(position)
+        return self._due.is_due(self._last, position) or is_held or self._replica_check.is_due(position)
 
     def finish(self, position: Position) -> None:
         """Take the last snapshot of this launch, unless *position* has one. Every rank, after the last step.
@@ -258,13 +277,11 @@ class Snapshots:
 
     def _take_over(self, content: SnapshotContent, loader: NodeLoader) -> Position:
         worker, manifest, record = self._worker, content.manifest, StateRecord.from_json(content.state)
-        require_same_order(self._schedule.order_record, record.order)
-        samples = self._schedule.samples, record.samples
         worker.random_version = record.random_version
-        began_otherwise = {}
-        if worker.random_version != random_streams.VERSION and self._dataset.has_drawn:
-            began_otherwise[TRAINING_DATA] = hasattr(self._dataset.content, "fingerprint")
-        require_same(self._fingerprints(), manifest.fingerprints, *samples, began_otherwise)
+        if self._awaits_data:
+            self._unchecked = record, manifest
+        else:
+            self._require_same_data(record, manifest)
         restore.complete_evaluation(record.tree, manifest)
         environment.log_changes(worker, manifest.versions, is_exact=self._step.is_exact)
         # Logged before the snapshot is used: a failure from here on may be its fault.
@@ -280,6 +297,20 @@ class Snapshots:
         worker.generators.are_used |= record.draws_random
         self._metadata.parent = self._staged = manifest.name
         return record.position
+
+    def _require_same_data(self, record: StateRecord, manifest: Manifest) -> None:
+        require_same_order(self._schedule.order_record, record.order)
+        samples = self._schedule.samples, record.samples
+        began_otherwise = {}
+        if self._worker.random_version != random_streams.VERSION and self._dataset.has_drawn:
+            began_otherwise[TRAINING_DATA] = hasattr(self._dataset.content, "fingerprint")
+        require_same(self._fingerprints(), manifest.fingerprints, *samples, began_otherwise)
+
+    def _tell_of_stateful_data(self) -> None:
+        # A stateful dataset is left out, and said to be: positions take its place, and its state may be more than that.
+        if self._worker.rank == 0 and self._state.misses(content := self._dataset.content):
+            kind = f"{type(content).__module__}.{type(content).__qualname__}"
+            self._worker.event(events.STATE_LEFT_OUT, name="dataset", type=kind)
 
     def _fingerprints(self) -> dict[str, str]:
         evaluation = self._state.evaluation

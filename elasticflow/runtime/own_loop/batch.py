@@ -1,0 +1,128 @@
+"""A step's batch as the script gets it: this rank's part of the samples, and what part that is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from elasticflow.errors import StateError
+from elasticflow.runtime.process.position import even_split
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.runtime.data import index_loader
+    from elasticflow.runtime.process.position import Position
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one rank reads of a global batch, on the run's device.
+
+    Attributes:
+        samples: Of this rank. 0: the batch has fewer samples than there are ranks. `data` has one or two of another rank
+            then, so that the model can run, and `share` is 0.
+        total: Of all ranks.
+        share: What to multiply the mean loss of `data` by, so that the mean over ranks that DistributedDataParallel
+            makes of the gradients is the mean over the global batch: 1 where all ranks have as many samples.
+        end: Position after the step: `end.step` counts from 1, `end.epoch` the finished passes over the dataset.
+        most: Samples of the rank that has most of them.
+    """
+
+    samples: int
+    total: int
+    share: float
+    end: Position
+    most: int
+    read: Any = None
+    shards: index_loader.Batch | None = None
+
+    @property
+    def data(self) -> Any:
+        """What the dataset's samples were made into: by `collate`, or as torch's DataLoader does.
+
+        Raises:
+            StateError: the run adds up virtual shards: they are read one by one, by `Run.gradients`.
+        """
+        if self.shards is not None:
+            raise StateError(
+                "this batch comes in virtual shards, of which each is read when its turn has come",
+                "give run.gradients a function that takes one of them: run.gradients(lambda part: ..., batch)",
+            )
+        return self.read
+
+    @property
+    def inputs(self) -> Any:
+        """The first of a pair."""
+        return self._pair()[0]
+
+    @property
+    def targets(self) -> Any:
+        """The second of a pair."""
+        return self._pair()[1]
+
+    def parts(self, most: int) -> Iterator[Batch]:
+        """Yield this batch in pieces of at most *most* samples, each with its own share: for gradient accumulation.
+
+        There are as many on every rank, so that each may run a collective, as DistributedDataParallel does. A rank that has
+        fewer samples than there are pieces gets one of them again, with the share 0.
+
+        Raises:
+            ValueError: *most* is less than 1.
+        """
+        if most < 1:
+            raise ValueError(f"parts({most}): a part has at least one sample")
+        rows, number = _rows(self.data), -(-self.most // most)
+        for low, high in (even_split(rows, number, part) for part in range(number)):
+            count = 0 if self.samples == 0 else high - low
+            data = _cut(self.data, low, high) if high > low else _cut(self.data, 0, 1)
+            yield Batch(
+                count, self.total, self.share * (high - low) / rows, self.end, min(most, self.most), data
+            )
+
+    def _pair(self) -> Any:
+        data = self.data
+        if isinstance(data, tuple | list) and len(data) == 2:
+            return data
+        raise StateError(
+            f"the dataset's samples are no pairs of input and target: a batch is a {type(data).__name__}",
+            "use batch.data",
+        )
+
+
+def _rows(data: Any) -> int:
+    for tensor in _tensors(data):
+        return len(tensor)
+    raise StateError(
+        "batch.parts cuts tensors, and there is none in this batch", "cut batch.data in the script"
+    )
+
+
+def _tensors(data: Any) -> Iterator[Tensor]:
+    if isinstance(data, Tensor):
+        if data.dim() > 0:
+            yield data
+    elif isinstance(data, Mapping):
+        for item in data.values():
+            yield from _tensors(item)
+    elif isinstance(data, list | tuple):
+        for item in data:
+            yield from _tensors(item)
+
+
+def _cut(data: Any, low: int, high: int) -> Any:
+    """Return the rows of all tensors in *data*; a list of strings, as torch collates them, is cut like a tensor."""
+    if isinstance(data, Tensor):
+        return data[low:high] if data.dim() > 0 else data
+    if isinstance(data, Mapping):
+        return type(data)({key: _cut(item, low, high) for key, item in data.items()})  # type: ignore[call-arg]
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(_cut(item, low, high) for item in data))
+    if isinstance(data, list | tuple):
+        if data and all(isinstance(item, str | bytes) for item in data):
+            return data[low:high]
+        return type(data)(_cut(item, low, high) for item in data)
+    return data

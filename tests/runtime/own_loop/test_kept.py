@@ -1,0 +1,111 @@
+"""What a snapshot holds of a script's objects, by their classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW
+from torch.optim.lr_scheduler import StepLR
+from torch.optim.swa_utils import AveragedModel
+
+from elasticflow.errors import StateError
+from elasticflow.runtime.own_loop.kept import bare, left_out, state_of
+
+
+class Sampler:
+    """Has a state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it."""
+        return {"place": 3}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take it."""
+
+
+def test_objects_are_known_by_their_classes() -> None:
+    """Whatever they are called: model, optimizer, schedule, scaler, average, and what has a state."""
+    net = nn.Linear(2, 2)
+    descent = SGD(net.parameters())
+    state = state_of(
+        {
+            "net": net,
+            "descent": descent,
+            "rates": StepLR(descent, 1),
+            "amp": torch.amp.GradScaler("cpu"),
+            "average": AveragedModel(net),
+            "sampler": Sampler(),
+        }
+    )
+
+    assert set(state.objects) == {"model", "optimizer", "scheduler", "scaler", "ema", "include.sampler"}
+    assert state.model is net
+
+
+def test_several_optimizers_and_their_schedules() -> None:
+    """A GAN: one model called `model`, the other by its name; optimizers in a mapping, schedules in a list."""
+    first, second = nn.Linear(2, 2), nn.Linear(2, 1)
+    moves = {"g": SGD(first.parameters()), "d": AdamW(second.parameters())}
+    rates = [StepLR(each, 1) for each in moves.values()]
+    state = state_of({"model": first, "critic": second, "moves": moves, "rates": rates})
+
+    assert set(state.objects) == {
+        "model", "include.critic", "optimizer.moves_g", "optimizer.moves_d", "include.rates_0", "include.rates_1",
+    }  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # torch.compile imports it
+def test_wrapped_models_are_kept_bare() -> None:
+    """A snapshot has the same keys with DistributedDataParallel, torch.compile and without."""
+    net = nn.Linear(2, 2)
+    compiled: Any = torch.compile(net)
+    wrapped = nn.DataParallel(compiled)
+
+    assert bare(wrapped) is net
+    assert state_of({"model": wrapped, "optimizer": SGD(net.parameters())}).model is net
+
+
+@pytest.mark.parametrize(
+    ("objects", "text"),
+    [
+        ({"optimizer": SGD([nn.Parameter(torch.ones(1))])}, "was given none: no model"),
+        ({"a": nn.Linear(1, 1), "b": nn.Linear(1, 1)}, "was given a, b: no model called `model`"),
+        ({"model": nn.Linear(1, 1)}, "was given no optimizer"),
+        (
+            {"model": (net := nn.Linear(1, 1)), "optimizer": SGD(net.parameters()), "epoch": 3},
+            "include.epoch is a builtins.int",
+        ),
+    ],
+    ids=["no model", "two", "no optimizer", "no state"],
+)
+def test_what_cannot_be_kept_is_refused(objects: dict[str, Any], text: str) -> None:
+    """With what to write instead."""
+    with pytest.raises(StateError, match=text) as refused:
+        state_of(objects)
+
+    assert refused.value.remedy
+
+
+def test_what_was_forgotten_is_named() -> None:
+    """Objects of the script with a state of their own; no parts of what is kept, no classes, no losses."""
+    net = nn.Sequential(nn.Linear(2, 2))
+    optimizer = SGD(net.parameters())
+    variables = {
+        "net": net,
+        "replicas": nn.DataParallel(net),
+        "layer": net[0],
+        "optimizer": optimizer,
+        "rates": StepLR(optimizer, 1),
+        "criterion": nn.CrossEntropyLoss(),
+        "off": torch.amp.GradScaler("cpu", enabled=False),
+        "Sampler": Sampler,
+        "number": 3,
+        "_hidden": Sampler(),
+    }
+
+    assert left_out(state_of({"model": net, "optimizer": optimizer}), variables) == {
+        "rates": "torch.optim.lr_scheduler.StepLR"
+    }

@@ -1,0 +1,54 @@
+"""What scripts may import from `elasticflow`: names, signatures and attributes, frozen."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import elasticflow
+
+
+def test_names() -> None:
+    """All of them can be had; another one is no attribute."""
+    assert elasticflow.__all__ == ["Batch", "Run", "StopTraining", "__version__", "get_logger", "join"]
+    assert all(hasattr(elasticflow, name) for name in elasticflow.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'jion'"):
+        _ = elasticflow.jion
+
+
+def test_signatures_of_the_run() -> None:
+    """A script that was written against them goes on running."""
+    methods = ["keep", "batches", "gradients", "log", "step", "evaluate", "stop", "finish"]
+    parameters = {
+        name: list(inspect.signature(getattr(elasticflow.Run, name)).parameters)[1:] for name in methods
+    }
+
+    assert parameters == {
+        "keep": ["objects"],
+        "batches": ["dataset", "size", "epochs", "steps", "tail", "num_workers", "collate"],
+        "gradients": ["fn", "batch"],
+        "log": ["scalars"],
+        "step": ["loss", "samples"],
+        "evaluate": ["dataset", "loss", "metrics", "name", "model", "size", "samples", "collate"],
+        "stop": ["reason"],
+        "finish": [],
+    }
+    assert list(inspect.signature(elasticflow.join).parameters) == [
+        "seed", "name", "folder", "snapshots", "every", "keep", "virtual_shards", "log_every", "threads",
+    ]  # fmt: skip
+    assert {"data", "inputs", "parts", "targets"} <= set(dir(elasticflow.Batch))
+    assert list(inspect.signature(elasticflow.Batch).parameters)[:4] == ["samples", "total", "share", "end"]
+
+
+@pytest.mark.usefixtures("real_processes")
+def test_the_package_alone_loads_no_torch() -> None:
+    """The command imports it first."""
+    text = "import sys, elasticflow; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", text], text=True, capture_output=True, timeout=60, check=True
+    )
+
+    assert done.stdout.strip() == "False"
