@@ -51,6 +51,11 @@ class BatchScript:
         return self.table.form == "array"
 
     @property
+    def _own_id(self) -> str:
+        """What Slurm calls the job that the script runs in; of an array, the number alone may mean all elements."""
+        return "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if self.is_array else "$SLURM_JOB_ID"
+
+    @property
     def may_shrink(self) -> bool:
         """Whether the run goes on without a node that is lost; else Slurm is to start the job anew, on as many as before."""
         return not self.is_array and self.job.nodes.min < self.job.nodes.max
@@ -133,7 +138,8 @@ class BatchScript:
         yield from self._start()
         yield "nodes=$!"
         yield "# Asked to leave, all nodes do so after the same step, with a snapshot. TERM has no trap: `scancel` ends the job."
-        yield "trap 'kill -TERM \"$nodes\"' USR1"
+        yield "# (srun itself would kill them at once.)"
+        yield f"trap 'scancel --signal=TERM \"{self._own_id}\"' USR1"
         yield "# The signal ends `wait`, not the nodes."
         yield 'while wait "$nodes"; ended=$?; kill -0 "$nodes" 2>/dev/null; do :; done'
 
@@ -154,14 +160,27 @@ class BatchScript:
             return
         yield "# This script runs on the first node, which leads: the others find it here."
         yield "head=$(hostname):$((20000 + SLURM_JOB_ID % 10000))"
-        yield "# shellcheck disable=SC2016  # the rank is each node's own"
+        if job.nodes.token_file is None:
+            yield "# Nobody takes part without this; srun hands it to the nodes."
+            yield "token=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')"
+            yield 'export ELASTICFLOW_TOKEN="${ELASTICFLOW_TOKEN:-$token}"'
+        yield "# What each node does. Slurm may signal this shell, too: it waits for what it has started, whose code counts."
+        yield "# If the first node is lost, this script is lost with it: then another node queues the job again, after ten minutes."
+        yield "export first=$SLURMD_NODENAME"
+        yield "# shellcheck disable=SC2016  # each node's own"
+        yield """node='trap : TERM
+"$0" "$@" --node-rank "$SLURM_PROCID"
+code=$?
+left=$(squeue -h -t RUNNING -j "$SLURM_JOB_ID" -o %N)
+if [ "$code" -eq 75 ] && [ -n "$left" ] && ! scontrol show hostnames "$left" | grep -qx "$first"; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"'"""
         yield f"""{srun} \\
-  bash -c 'exec "$0" "$@" --node-rank "$SLURM_PROCID"' \\
-  "$elasticflow" {run} \\
+  bash -c "$node" "$elasticflow" {run} \\
   --join "$head" --set nodes.endpoint="$head" &"""
 
     def _verdict(self) -> Iterator[str]:
-        again = "$SLURM_JOB_ID"
         yield "# How it went stands in the run folder. What srun ends with says less: a node that was lost, or one that was refused."
         yield '"$elasticflow" status "$folder" --exit-code'
         yield "code=$?"
@@ -171,7 +190,7 @@ class BatchScript:
             limit = f'"${{SLURM_RESTART_COUNT:-0}}" -lt {self.table.requeues}'
             yield "# Queued again, unless it was cancelled. Slurm starts it about two minutes later, and ends this script."
             yield f'if [ "$code" -eq 75 ] && [ ! -e "$folder/cancel" ] && [ {limit} ]; then'
-            yield f'  scontrol requeue "{again}" && sleep 300'
+            yield f'  scontrol requeue "{self._own_id}" && sleep 300'
             yield "fi"
         if self.table.exit_codes:
             yield 'case "$code" in'

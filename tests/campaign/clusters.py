@@ -1,0 +1,223 @@
+"""Runs under a real Slurm that are disturbed as clusters disturb them: `python -m tests.campaign.clusters` writes `clusters.md`.
+
+Each ends with the same weights and losses as an undisturbed run, bit for bit (exact mode), or the program fails.
+"""
+
+from __future__ import annotations
+
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elasticflow import events
+from tests.campaign import tiny_job
+from tests.clusters.slurm import stories
+from tests.clusters.slurm.cluster import cluster
+from tests.clusters.slurm.stories import Login
+from tests.end_to_end.harness import project_at
+from tests.servers import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.campaign.tiny_job import Reference
+    from tests.clusters.slurm.stories import SlurmJob
+
+TABLE = Path(__file__).with_suffix(".md")
+Figures = dict[str, Any]
+
+
+def to_the_end(login: Login, reference: Reference) -> Figures:
+    """Four nodes, nothing happens."""
+    login.write_job("plain", 2, 4, 'time = "30 min"')
+    job = login.submit("plain")
+    stories.wait("four workers", lambda: len(stories.workers(job)) == 4)
+    return stories.finish(login, job, reference)
+
+
+def worker_killed(login: Login, reference: Reference) -> Figures:
+    """A worker is killed with -9, on a node that does not lead."""
+    login.write_job("killed", 2, 4, 'time = "30 min"')
+    job = login.submit("killed")
+    stories.reach(job, 20)
+    stories.kill_worker(job, 2)
+    return stories.finish(login, job, reference)
+
+
+def node_down(login: Login, reference: Reference) -> Figures:
+    """A node is set DOWN: four nodes become three, in the same allocation."""
+    login.write_job("down", 2, 4, 'time = "30 min"')
+    job = login.submit("down")
+    stories.wait("four workers", lambda: len(stories.workers(job)) == 4)
+    stories.reach(job, 20)
+    login.cluster.call("scontrol", "update", "nodename=n4", "state=DOWN", "reason=test")
+    stories.wait("three workers", lambda: len(stories.workers(job)) == 3)
+    return stories.finish(login, job, reference)
+
+
+def preempted(login: Login, reference: Reference) -> Figures:
+    """A job in a partition of higher priority takes all nodes; its end lets the first one begin again."""
+    login.write_job("preempted", 2, 4, 'time = "30 min"\npartition = "low"')
+    job = login.submit("preempted")
+    stories.reach(job, 20)
+    other = login.occupy("--partition=high", "--nodes=4")
+    stories.wait("the other one runs", lambda: login.cluster.state(other) == "RUNNING")
+    assert stories.events(job, events.RUN_INTERRUPTED), "it was killed, not asked to leave"
+    login.cluster.call("scancel", str(other))
+    stories.requeued(login, job)
+    return stories.finish(login, job, reference)
+
+
+def limit_twice(login: Login, reference: Reference) -> Figures:
+    """A time limit of a minute, reached twice: Slurm's own notice, half a minute before it."""
+    login.write_job("limit", 2, 3, 'time = "1 min"\nnotice = "30 s"')
+    job = login.submit("limit")
+    for times in (1, 2):
+        stories.requeued(login, job, times)
+        left = stories.events(job, events.RUN_INTERRUPTED)
+        assert len(left) == times, "it was killed, not asked to leave"
+        if times == 2:
+            (login.root / "hurry").touch()
+    figures = stories.finish(login, job, reference)
+    (login.root / "hurry").unlink()
+    return figures
+
+
+def array_grows(login: Login, reference: Reference) -> Figures:
+    """An array of four, two nodes being busy at first; then the element that leads is preempted by name and comes back."""
+    port = free_port()
+    more = f'endpoint = "127.0.0.1:{port}"\n[torchrun]\nrdzv_conf = {{ is_host = false }}'
+    login.write_job("array", 1, 4, 'form = "array"\ntime = "30 min"\npartition = "low"', more)
+    store = login.start("rendezvous", "serve", "--port", str(port))
+    try:
+        other = login.occupy("--partition=high", "--nodes=2")
+        stories.wait("the other one runs", lambda: login.cluster.state(other) == "RUNNING")
+        job = login.submit("array")
+        stories.wait("two workers", lambda: len(stories.workers(job)) == 2)
+        stories.reach(job, 20)
+        login.cluster.call("scancel", str(other))
+        stories.wait("four workers", lambda: len(stories.workers(job)) == 4)
+        return stories.finish(login, job, reference)
+    finally:
+        store.send_signal(signal.SIGTERM)
+        store.wait(timeout=60)
+
+
+def array_leader_requeued(login: Login, reference: Reference) -> Figures:
+    """The element of an array that leads is queued again: another one leads on, and it comes back as one more node."""
+    port = free_port()
+    more = f'endpoint = "127.0.0.1:{port}"\n[torchrun]\nrdzv_conf = {{ is_host = false }}'
+    login.write_job("leader", 1, 3, 'form = "array"\ntime = "30 min"\npartition = "low"', more)
+    store = login.start("rendezvous", "serve", "--port", str(port))
+    try:
+        job = login.submit("leader")
+        stories.wait("three workers", lambda: len(stories.workers(job)) == 3)
+        stories.reach(job, 20)
+        leader = _element_that_leads(login, job)
+        login.cluster.call("scontrol", "requeue", leader)
+        stories.wait("another one leads", lambda: stories.state(job).get("launch") == 2)
+        login.cluster.call("scontrol", "update", f"JobId={leader}", "StartTime=now")
+        return stories.finish(login, job, reference)
+    finally:
+        store.send_signal(signal.SIGTERM)
+        store.wait(timeout=60)
+
+
+def cancelled(login: Login, reference: Reference) -> Figures:
+    """`elasticflow cancel` on the login node: not queued again; submitted again with its run id, it goes on."""
+    login.write_job("cancelled", 2, 3, 'time = "30 min"\nexit_codes = { "75" = 7 }')
+    job = login.submit("cancelled")
+    stories.reach(job, 20)
+    for command in ("status", "logs", "why", "report", "metrics"):
+        login.call(command, job.run.run_id)
+    login.call("cancel", job.run.run_id)
+    stories.wait("the job is over", lambda: stories.is_over(login, job))
+    assert "FAILED" == login.cluster.state(job.number)
+    assert "7:0" == login.cluster.field(job.number, "ExitCode")
+    assert "0" == login.cluster.field(job.number, "Restarts")
+    return stories.finish(login, login.submit("cancelled", f"--run-id={job.run.run_id}"), reference)
+
+
+def scancelled(login: Login, reference: Reference) -> Figures:
+    """`scancel`: ends the job, with a snapshot within Slurm's KillWait, and does not queue it again."""
+    login.write_job("scancelled", 2, 3, 'time = "30 min"')
+    job = login.submit("scancelled")
+    stories.reach(job, 20)
+    login.cluster.call("scancel", str(job.number))
+    stories.wait("the job is over", lambda: stories.is_over(login, job))
+    assert "CANCELLED" == login.cluster.state(job.number)
+    stories.wait("the run has left", lambda: stories.state(job)["status"] == "interrupted", 60)
+    return stories.finish(login, login.submit("scancelled", f"--run-id={job.run.run_id}"), reference)
+
+
+STORIES: tuple[Callable[[Login, Reference], Figures], ...] = (
+    to_the_end, worker_killed, node_down, preempted, limit_twice, array_grows, array_leader_requeued,
+    cancelled, scancelled,
+)  # fmt: skip
+
+
+def _element_that_leads(login: Login, job: SlurmJob) -> str:
+    """Return the Slurm job of the element whose output the supervisor's lines are in."""
+    started = stories.events(job, events.RUN_STARTED)[-1]["pid"]
+    environment = Path(f"/proc/{started}/environ").read_bytes().split(b"\0")
+    return next(each for each in environment if each.startswith(b"SLURM_JOB_ID=")).decode().partition("=")[2]
+
+
+def _row(name: str, about: str, seconds: float, job: Figures) -> str:
+    parts = ", ".join(f"{part} {value:.1f}" for part, value in job["durations"].items() if value >= 0.05)
+    what = about.splitlines()[0].rstrip(".")
+    return f"| {name.replace('_', ' ')} | {what} | {job['launch']} | {job['generation']} | {seconds:.0f} | {parts} |"
+
+
+def main(names: list[str]) -> int:
+    """Play the stories, or those named, and write the table if all were played and ended well."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the daemons end with this program
+    rows, failed = [], []
+    with tempfile.TemporaryDirectory(prefix="elasticflow-clusters-") as folder:
+        reference = tiny_job.reference(Path(folder) / "reference")
+        for story in STORIES:
+            if names and story.__name__ not in names:
+                continue
+            place, began = Path(folder) / story.__name__, time.monotonic()
+            try:
+                with cluster(place / "slurm") as made, project_at(place / "project") as project:
+                    figures = story(Login(made, project), reference)
+            except AssertionError as error:
+                failed.append(story.__name__)
+                print(f"{story.__name__}: FAILED: {error}", flush=True)
+                continue
+            rows.append(_row(story.__name__, story.__doc__ or "", time.monotonic() - began, figures))
+            print(rows[-1], flush=True)
+    if not names and not failed:
+        TABLE.write_text(_page(rows))
+    return 1 if failed else 0
+
+
+def _page(rows: list[str]) -> str:
+    slurm = subprocess.run(["sinfo", "--version"], capture_output=True, text=True, check=False).stdout.strip()
+    head = f"""\
+# Runs under Slurm
+
+`python -m tests.campaign.clusters`, {datetime.now(UTC):%Y-%m-%d}: {slurm}, four nodes on one machine of 2 cores that did other work as well;
+torch {version("torch")}, Python {platform.python_version()}, gloo. The tiny job in exact mode, 200 steps, one worker on each node. Each run ended with the
+losses and tensors of an undisturbed one, bit for bit.
+
+Launches: how often the run was started. Generations: worker groups. Seconds are those of the whole story, the making of the cluster
+and its end counted; a job that is queued again is started at once by the test, not after the two minutes that Slurm takes. Parts: where
+the run's own time went, in seconds.
+
+| story | what | launches | generations | seconds | parts |
+|---|---|---|---|---|---|
+"""
+    return head + "".join(f"{row}\n" for row in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,209 @@
+"""The tiny job under a real Slurm: started as a newcomer would, disturbed, compared with what it comes to undisturbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.run_folder import RunFolder
+from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.storage.storage import Storage
+from tests.campaign import tiny_job
+from tests.end_to_end.harness import ROOT, read_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.clusters.slurm.cluster import Cluster
+    from tests.end_to_end.harness import Project
+
+LIMIT_S = 300.0
+_BIN = Path(sys.executable).parent
+_GRACE = "10 s"
+
+
+@dataclass
+class SlurmJob:
+    """A job of Slurm and its run.
+
+    Attributes:
+        number: Slurm's.
+        run: The run's folder.
+    """
+
+    number: int
+    run: RunFolder
+
+
+class Login:
+    """A login node: commands are typed in a project whose folder all nodes see.
+
+    Args:
+        cluster: The running cluster.
+        project: With the tiny job.
+        pause_s: Of each forward: time for disturbances.
+    """
+
+    def __init__(self, cluster: Cluster, project: Project, pause_s: float = 0.02) -> None:
+        self.cluster, self.root = cluster, project.root
+        tiny_job.write_standard(project)
+        self.environment = {
+            **os.environ,
+            **cluster.environment,
+            "PATH": f"{_BIN}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "TINY_PAUSE_S": str(pause_s),
+        }
+
+    def write_job(self, name: str, lowest: int, highest: int, slurm: str, more: str = "") -> None:
+        """Write a job file: the tiny job on so many nodes of one worker each, with these lines under [slurm]."""
+        text = (
+            f'extends = "tiny.toml"\n[nodes]\nnproc_per_node = 1\nmin = {lowest}\nmax = {highest}\n{more}\n'
+            f'[snapshots]\ngrace = "{_GRACE}"\n[slurm]\nexclusive = true\n{slurm}\n'
+        )
+        (self.root / "jobs" / f"{name}.toml").write_text(text)
+
+    def call(self, *words: str, expects: int | None = 0) -> str:
+        """Return what a command prints on standard output, once it has ended with that code."""
+        done = subprocess.run(
+            ["elasticflow", *words],
+            cwd=self.root,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        assert expects in {None, done.returncode}, f"{words} ended with {done.returncode}: {done.stderr}"
+        return done.stdout
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        """Return a command that goes on."""
+        return subprocess.Popen(
+            ["elasticflow", *words],
+            cwd=self.root,
+            env=self.environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def submit(self, job: str, *options: str) -> SlurmJob:
+        """Submit a job file and return what it became."""
+        said = self.call("submit", "slurm", f"jobs/{job}.toml", *options)
+        number, run_id = said.split()[2], said.splitlines()[0].split()[-1]
+        return SlurmJob(int(number), RunFolder.of(self.root, "tiny", run_id))
+
+    def occupy(self, *options: str) -> int:
+        """Submit a job that sleeps on other nodes, or on those of others, and return its number."""
+        said = self.cluster.call(
+            "sbatch",
+            "--parsable",
+            "--exclusive",
+            f"--chdir={self.root}",
+            "--output=/dev/null",
+            *options,
+            "--wrap=sleep 600",
+        )
+        return int(said)
+
+
+def wait(what: str, is_so: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
+    """Return the first true value of *is_so*."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if value := is_so():
+            return value
+        time.sleep(0.1)
+    raise AssertionError(f"{what}: not within {limit_s:g} s")
+
+
+def state(job: SlurmJob) -> dict[str, Any]:
+    """Return state.json of a job's run; empty before it is there."""
+    with suppress(FileNotFoundError):
+        found: dict[str, Any] = json.loads(job.run.state.read_text())
+        return found
+    return {}
+
+
+def events(job: SlurmJob, name: str) -> list[dict[str, Any]]:
+    """Return the events of that name."""
+    return [event for event in read_lines(job.run.events) if event["event"] == name]
+
+
+def step(job: SlurmJob) -> int:
+    """Return the newest step of a job's run."""
+    return int(state(job).get("step", 0))
+
+
+def reach(job: SlurmJob, number: int) -> None:
+    """Return once the run has done that step."""
+    wait(f"step {number} of {job.run.run_id}", lambda: step(job) >= number)
+
+
+def workers(job: SlurmJob) -> list[dict[str, Any]]:
+    """Return the workers that run."""
+    return list(state(job).get("workers", ()))
+
+
+def kill_worker(job: SlurmJob, rank: int) -> None:
+    """Kill one worker, as an OOM killer does."""
+    os.kill(next(each["pid"] for each in workers(job) if each["rank"] == rank), signal.SIGKILL)
+
+
+def output(login: Login, job: SlurmJob) -> str:
+    """Return what the batch script has printed."""
+    return "\n".join(path.read_text() for path in sorted(login.root.glob(f"slurm-*-{job.number}*.out")))
+
+
+def is_over(login: Login, job: SlurmJob) -> bool:
+    """Return whether no part of the job waits or runs."""
+    ended = {"COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "PREEMPTED", "TIMEOUT", "GONE"}
+    return set(login.cluster.state(job.number).split("+")) <= ended
+
+
+def requeued(login: Login, job: SlurmJob, times: int = 1) -> None:
+    """Return once the job waits to be started again, for that often; it is started at once."""
+    wait(
+        f"job {job.number} is queued again",
+        lambda: (
+            login.cluster.state(job.number) == "PENDING"
+            and int(login.cluster.field(job.number, "Restarts")) >= times
+        ),
+    )
+    # Slurm's record that the job was killed counts in seconds: one that is started in the same second is killed again.
+    soonest = time.monotonic() + 3
+    wait("a second later", lambda: time.monotonic() > soonest)
+    login.cluster.start_now(job.number)
+
+
+def finish(login: Login, job: SlurmJob, reference: tiny_job.Reference) -> dict[str, Any]:
+    """Return the run's figures once the job is over; it must have finished, with the bits of the undisturbed run.
+
+    Raises:
+        AssertionError: it did not finish, or in another state, or with other weights or losses.
+    """
+    wait(f"the end of job {job.number}", lambda: is_over(login, job))
+    said = output(login, job)
+    assert "finished" == state(job).get("status"), said[-3000:]
+    shown = json.loads(login.call("status", job.run.run_id, "--exit-code", "--format=json"))
+    catalog = Catalog(Storage(str(job.run.path)))
+    newest = catalog.newest()
+    assert newest is not None
+    bits = {
+        key: catalog.storage.read(f"{catalog.folder()}/{newest.location(at.file)}")[
+            at.offset : at.offset + at.nbytes
+        ]
+        for key, at in newest.tensors.items()
+    }
+    losses = {line["step"]: line["loss"] for line in read_lines(job.run.metrics) if "loss" in line}
+    assert reference.found["losses"] == losses
+    assert reference.found["bits"] == bits
+    return {name: shown[name] for name in ("launch", "generation", "durations")}

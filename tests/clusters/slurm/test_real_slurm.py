@@ -1,0 +1,96 @@
+"""One story under a real Slurm; the others are in `tests/campaign/clusters.py`."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elasticflow import events
+from elasticflow.errors import NOT_STARTED
+from tests.clusters.slurm import stories
+from tests.clusters.slurm.cluster import cluster
+from tests.clusters.slurm.stories import Login
+from tests.clusters.slurm.test_render import CASES, GOLDEN
+from tests.end_to_end.harness import project_at
+from tests.servers import MissingServerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.campaign.tiny_job import Reference
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def login(tmp_path: Path) -> Iterator[Login]:
+    """Yield the login node of a cluster of three nodes; skips where Slurm is not installed."""
+    try:
+        with cluster(tmp_path / "slurm", 3) as made, project_at(tmp_path / "project") as project:
+            yield Login(made, project)
+    except MissingServerError as error:
+        pytest.skip(str(error))
+
+
+def test_gang_loses_a_worker_and_a_node_leaves_at_its_limit_and_goes_on(
+    login: Login, tiny_reference: Reference
+) -> None:
+    """Submitted; scripts are taken by sbatch itself; a worker is killed; a node goes down; notice of the limit: queued again.
+
+    The same run goes on to the same bits, and the job's exit code is that of the run.
+    """
+    _sbatch_takes_every_script(login)
+    login.write_job("gang", 2, 3, 'time = "30 min"')
+    refused = login.call(
+        "submit", "slurm", "jobs/gang.toml", "--set=slurm.partition=none", expects=NOT_STARTED
+    )
+    assert "" == refused
+    job = login.submit("gang")
+    stories.reach(job, 10)
+    stories.kill_worker(job, 1)
+    stories.reach(job, 20)
+    login.cluster.call("scontrol", "update", "nodename=n3", "state=DOWN", "reason=test")
+    stories.wait("the others go on", lambda: len(stories.workers(job)) == 2)
+    seen = stories.step(job)
+    stories.reach(job, seen + 5)
+    # What Slurm sends before the limit; to the script alone.
+    login.cluster.call("scancel", "--batch", "--signal=USR1", str(job.number))
+    stories.requeued(login, job)
+    assert stories.events(job, events.RUN_INTERRUPTED), "it was killed, not asked to leave"
+    (login.root / "hurry").touch()
+    stories.finish(login, job, tiny_reference)
+    assert "COMPLETED" == login.cluster.state(job.number)
+    assert 2 == stories.state(job)["launch"]
+
+
+def _sbatch_takes_every_script(login: Login) -> None:
+    """All that is rendered: as this cluster has no GPUs, accounts and so many nodes, without asking for those."""
+    absent = (
+        "partition",
+        "account",
+        "qos",
+        "gres",
+        "gpus-per-node",
+        "constraint",
+        "mem",
+        "cpus-per-task",
+        "nodes",
+        "chdir",
+    )
+    for name in CASES:
+        text = (GOLDEN / f"{name}.sbatch").read_text("utf-8").splitlines(keepends=True)
+        kept = [
+            line for line in text if not line.startswith(tuple(f"#SBATCH --{option}=" for option in absent))
+        ]
+        (script := login.root / f"{name}.sbatch").write_text("".join(kept))
+        done = subprocess.run(
+            ["sbatch", "--test-only", script],
+            env=login.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert 0 == done.returncode, done.stderr
