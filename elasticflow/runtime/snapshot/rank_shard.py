@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # Staging buffers whose views are kept.
 _BUFFERS = 8
+# So many ranks each store a part, however small it is; of more than that as many as have so many bytes each.
+_FEW, _WORTH_A_FILE = 64, 16 << 20
 
 
 class RankShard:
@@ -110,20 +112,39 @@ def balanced(
 ) -> list[list[str]]:
     """Return which keys each of *parts* ranks stores: whole tensors, bytes balanced, the same on every rank.
 
+    Of many ranks only some store anything (`_storing_ranks`).
+
     Args:
         sizes: Bytes of each tensor, by key.
         parts: How many ranks there are.
         frozen: Keys that are spread by themselves: most snapshots write only the others.
         local: Keys that rank 0 stores, whose values count: so no rank waits for another to make them equal.
     """
+    ranks = _storing_ranks(sum(sizes.values()), parts)
     of_rank_0 = [key for key in sizes if key in local]
     rest = {key: size for key, size in sizes.items() if key not in local}
     ahead = sum(sizes[key] for key in of_rank_0)
-    trained = _spread({key: size for key, size in rest.items() if key not in frozen}, parts, ahead)
-    still = _spread({key: size for key, size in rest.items() if key in frozen}, parts)
+    trained = _spread({key: size for key, size in rest.items() if key not in frozen}, len(ranks), ahead)
+    still = _spread({key: size for key, size in rest.items() if key in frozen}, len(ranks))
     trained[0] += of_rank_0
     # Each time the first rank gets the largest tensor: from both ends in turn, no rank gets both.
-    return [first + second for first, second in zip(trained, reversed(still), strict=True)]
+    shares = [first + second for first, second in zip(trained, reversed(still), strict=True)]
+    if len(ranks) == parts:
+        return shares
+    keys_of: list[list[str]] = [[] for _ in range(parts)]
+    for rank, share in zip(ranks, shares, strict=True):
+        keys_of[rank] = share
+    return keys_of
+
+
+def _storing_ranks(nbytes: int, ranks: int) -> list[int]:
+    """Return which of so many *ranks* store a state of *nbytes* bytes: rank 0, and others as far apart as possible.
+
+    Every node of a group reads every file of a snapshot. If each rank wrote one, a thousand nodes would ask the store for a
+    million small files at each start.
+    """
+    storing = min(ranks, max(_FEW, -(-nbytes // _WORTH_A_FILE)))
+    return [number * ranks // storing for number in range(storing)]
 
 
 def _spread(sizes: Mapping[str, int], parts: int, ahead: int = 0) -> list[list[str]]:

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.writer.pending import PendingSnapshot
 
 
+# Ranks of which each has a shard's file, though it may be empty.
+_ALWAYS = 64
+
+
 class ShardWriter:
     """Writes shards of one run's snapshots; may be used from several threads."""
 
@@ -47,8 +51,11 @@ class ShardWriter:
         ranks = rank, pending.world_size
         about = {"run_id": self._run_id, "snapshot": pending.name, "step": str(pending.step)}
         own = [tensor for tensor in shard.tensors if not tensor.frozen]
-        packed = shard_file.pack(shard_file.shard_name(*ranks), tensors=own, staged=staged, about=about)
-        files = [shard_file.write_shard(self._storage, folder, packed, self._integrity)]
+        files = []
+        # A rank of few always has a file; of many some store nothing, and nobody has to read that.
+        if own or pending.world_size <= _ALWAYS:
+            packed = shard_file.pack(shard_file.shard_name(*ranks), tensors=own, staged=staged, about=about)
+            files.append(shard_file.write_shard(self._storage, folder, packed, self._integrity))
         if frozen := [tensor for tensor in shard.tensors if tensor.frozen]:
             # The header names no snapshot, so that equal tensors make equal files.
             about = {"run_id": self._run_id}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import Counter
@@ -229,6 +230,23 @@ def test_shares_are_balanced_and_complete() -> None:
     loads = [sum(sizes[key] for key in part) for part in found]
     assert max(loads) - min(loads) <= 5
     assert balanced({}, 2) == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "ranks", "storing"),
+    [(1, 64, 64), (1, 65, 64), (500, 1024, 64), (32_768, 1024, 1024), (16_384, 2048, 1024), (1, 8192, 64)],
+)
+def test_of_many_ranks_some_store_the_state(megabytes: int, ranks: int, storing: int) -> None:
+    """Each node reads every file at a start: as many as are worth one, rank 0 among them, as far apart as can be."""
+    sizes = {f"t{number}": megabytes * 256 for number in range(4096)}
+    shares = balanced(sizes, ranks, {"t5", "t6"}, {"t7"})
+    owners = [rank for rank, share in enumerate(shares) if share]
+
+    assert storing == len(owners)
+    assert sorted(sizes) == sorted(key for share in shares for key in share)
+    assert "t7" in shares[0]
+    gaps = {after - before for before, after in itertools.pairwise([*owners, ranks])}
+    assert gaps <= {ranks // storing, ranks // storing + 1}
 
 
 def test_an_evaluation_may_come_and_go() -> None:
