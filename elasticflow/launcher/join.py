@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 _CONNECT_S = 60.0
 _AGAIN_S = 1.0
+# A machine that is cut off has to know that before others have done without it for long.
+_ANSWER_S = 10.0
 # A network's file system shows a new file after a moment, and what was put in place of another one after a minute at most.
 _SEEN_S, _SEEN_ANEW_S = 5.0, 65.0
 
@@ -220,7 +222,25 @@ def check_shared(catalog: Catalog, invitation: Invitation, say: Callable[[str], 
 
 def store_of_node(store_address: StoreAddress) -> RemoteControlStore:
     """Return the launch's keys for a machine that takes part: what it looks at all the time is sent to it."""
-    return join_store(store_address, looks_at=LAUNCH)
+    return join_store(store_address, looks_at=LAUNCH, answer_s=_ANSWER_S)
+
+
+def _reached_again(store_address: StoreAddress, launch_id: str) -> ControlStore | None:
+    """Return a client of the store of the launch *launch_id*; None if it is gone for good.
+
+    Raises:
+        StoreLostError: nobody answers for now.
+    """
+    refusal = why_not_served(Address(store_address.host, store_address.port))
+    if isinstance(refusal, ConnectionRefusedError):
+        return None
+    if refusal is not None:
+        raise StoreLostError(str(refusal)) from refusal
+    store = store_of_node(store_address)
+    if not store.check([INVITATION]):
+        return None
+    invitation = from_json(Invitation, json.loads(store.get(INVITATION)))
+    return store if invitation.launch_id == launch_id else None
 
 
 class Node:
@@ -266,7 +286,14 @@ class Node:
             has_own_folder=not self._sees_launch(invitation.launch_id),
         )
         say(f"joining run {invitation.run_id} at {store_address.endpoint} as node {node}")
-        self._joined_node = JoinedNode(node, agent, store, say, is_store_outside=plan.is_store_outside)
+        self._joined_node = JoinedNode(
+            node,
+            agent,
+            store,
+            say,
+            lambda: _reached_again(store_address, invitation.launch_id),
+            is_store_outside=plan.is_store_outside,
+        )
 
     def _sees_launch(self, launch_id: str) -> bool:
         """Return whether the run folder here is that of the machine that leads: the newest launch in it is this one."""

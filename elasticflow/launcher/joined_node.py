@@ -13,6 +13,8 @@ from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, NOTICED
 from elasticflow.launcher.rendezvous.supervisor_channel import Outbox
 from elasticflow.launcher.supervisor.leave_requests import LeaveRequests
 from elasticflow.protocol.messages import AgentDied
+from elasticflow.protocol.store_address import StoreLostError
+from elasticflow.system.polling import attempts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +26,8 @@ _POLL_S = 0.05
 # An agent that ends so many times in a row, each time so soon after its start, will not do better.
 _MOST_STARTS = 5
 _SOON_S = 60.0
+# A machine that is cut off tries for so long to reach the launch again.
+_BACK_S, _AGAIN_S = 60.0, 1.0
 
 
 class JoinedNode:
@@ -34,6 +38,8 @@ class JoinedNode:
         agent: Its agent, not started yet.
         store: The launch's keys; the server sends those below `LAUNCH`.
         say: Called with what a person should know.
+        reconnect: Returns another client of the store if the launch can be reached again, None if it is gone for good.
+            Raises StoreLostError while neither is known.
         is_store_outside: The store outlives the supervisor, which has to be watched then.
     """
 
@@ -43,15 +49,18 @@ class JoinedNode:
         agent: AgentProcess,
         store: ControlStore,
         say: Callable[[str], None],
+        reconnect: Callable[[], ControlStore | None] = lambda: None,
         *,
         is_store_outside: bool = True,
     ) -> None:
         self._node, self._agent, self._store, self._say = node, agent, store, say
-        self._is_store_outside = is_store_outside
+        self._reconnect, self._is_store_outside = reconnect, is_store_outside
         self._outbox = Outbox(store)
+        self._supervisor = self._watch()
         self._final: int | None = None
         self._asked = LeaveRequests()
         self._started_at, self._soon_ended = 0.0, 0
+        self._next_try = 0.0
 
     @property
     def was_asked(self) -> bool:
@@ -64,8 +73,7 @@ class JoinedNode:
         Nothing that it started lives afterwards.
         """
         previous = self._asked.listen()
-        # One that serves the store gives no sign of life: the connection's end is its own. Each look costs it a request.
-        supervisor = SupervisorWatch(self._store) if self._is_store_outside else None
+        self._supervisor = self._watch()
         try:
             self._start()
             has_asked = False
@@ -81,26 +89,34 @@ class JoinedNode:
                 code = self._agent.exit_code()
                 if code is not None and (final := self._ended(code)) is not None:
                     return final
-                if supervisor is not None and self._is_silent(supervisor) and not self._asked.numbers:
+                if self._is_silent() and not self._asked.numbers:
                     return None
         finally:
             self._agent.end()
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def _is_silent(self, supervisor: SupervisorWatch) -> bool:
+    def _watch(self) -> SupervisorWatch | None:
+        """Return what watches the supervisor; one that serves the store gives no sign of life: the connection's end is its own."""
+        return SupervisorWatch(self._store) if self._is_store_outside else None
+
+    def _is_silent(self) -> bool:
         try:
-            return supervisor.look()
+            return self._supervisor is not None and self._supervisor.look()
         except RuntimeError:  # the agent sees it, too, and ends
             return False
 
     def _look_for_end(self) -> None:
         """Note the launch's exit code as soon as it is there: its store may go soon after."""
-        if self._final is None:
-            with contextlib.suppress(RuntimeError):  # the agent sees it, too, and ends
-                if self._store.check([EXIT_CODE]):
-                    self._final = int(self._store.get(EXIT_CODE))
-                    self._store.add(NOTICED, 1)
+        if self._final is not None:
+            return
+        try:
+            if self._store.check([EXIT_CODE]):
+                self._final = int(self._store.get(EXIT_CODE))
+                self._store.add(NOTICED, 1)
+        except RuntimeError:  # the agent sees it, too, and ends
+            if time.monotonic() > self._next_try:
+                self._connect_again()
 
     def _ended(self, code: int) -> int | None:
         """Return this process' exit code now that the agent has ended; None if it was started again."""
@@ -109,7 +125,7 @@ class JoinedNode:
         try:
             if self._asked.numbers:
                 return INTERRUPTED
-            self._outbox.post(AgentDied(self._node, f"its agent ended with code {code}"))
+            self._tell_of_end(code)
         except RuntimeError as error:
             self._say(f"the launch is gone: {error}")
             return INTERRUPTED
@@ -124,6 +140,40 @@ class JoinedNode:
         self._say(f"the agent ended with code {code}, and is started again")
         self._start()
         return None
+
+    def _tell_of_end(self, code: int) -> None:
+        """Tell the supervisor that the agent has ended; a machine that was cut off does so once it is back.
+
+        Raises:
+            StoreLostError: the launch is gone, or does not come back.
+        """
+        message = AgentDied(self._node, f"its agent ended with code {code}")
+        has_told = False
+        for _ in attempts(_BACK_S, _AGAIN_S):
+            try:
+                self._outbox.post(message)
+            except StoreLostError as error:
+                if not has_told:
+                    self._say(f"cut off from the launch: {error}")
+                has_told = True
+                if self._asked.numbers or not self._connect_again():
+                    raise
+            else:
+                return
+        self._outbox.post(message)
+
+    def _connect_again(self) -> bool:
+        """Try to reach the launch by another connection; return false if it is gone for good.
+
+        One that was cut for long comes back late, by TCP's own rules.
+        """
+        self._next_try = time.monotonic() + _AGAIN_S
+        with contextlib.suppress(StoreLostError):
+            if (store := self._reconnect()) is None:
+                return False
+            self._store, self._outbox = store, Outbox(store)
+            self._supervisor = self._watch()
+        return True
 
     def _start(self) -> None:
         self._agent.start()

@@ -39,7 +39,9 @@ _AGAIN_S = 0.2
 # Seconds in which a server that keeps its keys has to be back.
 AWAY_S = 60.0
 # Of a connection to such a server: after so long a silence its machine counts as gone, and another connection is made.
-_IDLE_S, _PROBE_S, _PROBES = 5, 2, 3
+_IDLE_S, _PROBE_S, _PROBES, _UNHEARD_MS = 5, 1, 3, 6000
+# Of each try to reach it: TCP's own tries come ever later.
+_TRY_S = 2.0
 
 
 class Request(enum.IntEnum):
@@ -206,6 +208,10 @@ class TcpControlStore:
                 try:
                     return self._connection.ask(limit_s or self._answer_s, request, *parts)
                 except (OSError, ValueError) as error:
+                    if limit_s is not None and isinstance(error, TimeoutError):
+                        # Nobody has given the key a value.
+                        self._connection.socket.close()
+                        raise _lost(self._address, error) from error
                     self._connection.renew(error)
 
 
@@ -225,6 +231,7 @@ class _Connection:
         self.address, self.answer_s = address, answer_s
         self.socket = _connect(address, answer_s)
         self.frames = Frames()
+        self._error: Exception | None = None
         try:
             self.state = self._state()
         except (OSError, ValueError) as error:
@@ -254,14 +261,15 @@ class _Connection:
         """
         # An answer that comes later would be taken for the answer to the next request.
         self.socket.close()
-        is_too_slow = isinstance(error, TimeoutError) and error.errno is None
-        if not self.state or is_too_slow or isinstance(error, ValueError):
-            raise _lost(self.address, error) from error
+        self._error = self._error or error
+        if not self.state or isinstance(error, ValueError):
+            # The first error is the cause: a connection that is closed fails in other ways.
+            raise _lost(self.address, self._error) from error
         deadline = time.monotonic() + AWAY_S
         state = None
         while state is None:
             try:
-                self.socket = _connect_once(self.address, min(self.answer_s, _CONNECT_S))
+                self.socket = _connect_once(self.address, _TRY_S)
                 self.frames = Frames()
                 state = self._state()
             except (OSError, ValueError) as again:
@@ -276,13 +284,10 @@ class _Connection:
                 "elasticflow rendezvous serve needs the --state that it had"
             )
         _notice_silence(self.socket)
-
-    def close(self) -> None:
-        """End it."""
-        self.socket.close()
+        self._error = None
 
     def _state(self) -> str:
-        _, parts = self.ask(self.answer_s, Request.STATE, b"")
+        _, parts = self.ask(min(self.answer_s, _CONNECT_S), Request.STATE, b"")
         return parts[0].decode()
 
 
@@ -402,13 +407,12 @@ def _notice_silence(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
-    wait_ms = 1000 * (_IDLE_S + _PROBE_S * _PROBES)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, wait_ms)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNHEARD_MS)
 
 
 def _close(connections: list[_Connection]) -> None:
     for connection in connections:
-        connection.close()
+        connection.socket.close()
 
 
 def _received(connection: socket.socket, most: int = 1 << 16) -> bytes:

@@ -19,8 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from elasticflow import events
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
@@ -38,7 +36,7 @@ TABLE = Path(__file__).with_name("hosts.md")
 RESULTS = Path(tempfile.gettempdir()) / "elasticflow-hosts.jsonl"
 STEPS, EVERY, BUDGET = 800, 5, 1000
 PAUSE_S, PORT, TOKEN = 0.02, 29400, "a-token-of-this-campaign"
-TRIES = 3
+TRIES = 2
 # A host that is cut off has let its workers go after so long.
 _ALONE_S = 20.0
 
@@ -71,6 +69,10 @@ class Run:
         name: Of the run.
         shared: Folder for its snapshots, which all see.
         store: Host that serves the store; None: the one that leads.
+
+    Attributes:
+        generation: The one that trained last.
+        is_last: None may follow on it.
     """
 
     def __init__(
@@ -78,6 +80,8 @@ class Run:
     ) -> None:
         self.projects, self.hosts, self.name, self.shared = projects, hosts, name, shared
         self.generation = 0
+        self.is_last = False
+        self._workers: list[int] = []
         endpoint = f"{hosts.addresses[store or 0]}:{PORT}"
         outside = [] if store is None else ["torchrun.rdzv_conf={is_host=false}"]
         sets = [
@@ -113,28 +117,33 @@ class Run:
     def trains(self, count: int, after: int | None = None) -> None:
         """Wait until a generation of so many workers, after the last one or *after*, has trained a few steps."""
         self.generation = self.leads.wait_for_group(count, self.generation if after is None else after)
+        self._workers = [worker["pid"] for worker in self.leads.state()["workers"]]
 
-    def workers_on(self, number: int) -> list[psutil.Process]:
-        """Return the workers that live on a host."""
-        found = []
-        for pid in ip_pids(self.hosts.names[number]):
-            try:
-                process = psutil.Process(pid)
-                if "GROUP_RANK" in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
+    def workers_on(self, *numbers: int) -> list[int]:
+        """Return the workers of the generation that trained last that are on some hosts, and live."""
+        there = {pid for number in numbers for pid in ip_pids(self.hosts.names[number])}
+        return [pid for pid in self._workers if pid in there]
 
-    def finish(self, done: Try, expected: dict[str, Any], ends: Callable[[int], int] = lambda _: 0) -> None:
-        """Let it come to its end, and compare it with the undisturbed one; *ends*: exit code by host."""
+    def hurry(self) -> None:
+        """Let it come to its end."""
         for project in self.projects:
             tiny_job.hurry(project)
+        for running in self.commands.values():
+            running.end()
+
+    def finish(self, done: Try, expected: dict[str, Any]) -> None:
+        """Let it come to its end, and compare it with the undisturbed one."""
+        self.hurry()
         for number, running in self.commands.items():
-            if (code := running.end()) != ends(number):
+            if (code := running.end()) != 0:
                 done.problems.append(f"host {number + 1} ended with {code}: {running.told()[-1500:]}")
         happened = self.leads.events()
         done.generations = len(named(happened, events.GENERATION_STARTED))
+        if (
+            self.is_last
+            and (last := named(happened, events.GENERATION_STARTED)[-1]["generation"]) != self.generation
+        ):
+            done.problems.append(f"generation {last} after {self.generation}")
         done.charged = len(named(happened, events.BUDGET_CHARGED))
         if expected["bits"] != tensors(Catalog(Storage(str(self.shared)), f"{self.name}/")):
             done.problems.append("other weights than undisturbed")
@@ -148,28 +157,27 @@ def _cut(run: Run, done: Try, host: int, seconds: float) -> None:
     """Cut a host off for a while; a short cut is not noticed, after a long one all train together again."""
     run.start(0, 1, 2)
     run.trains(3)
-    began, before = time.monotonic(), run.generation
+    began = time.monotonic()
+    alone = [1, 2] if host == 0 else [host]
+    cut_off = run.workers_on(*alone)
+    if len(cut_off) != len(alone):
+        done.problems.append(f"workers {cut_off} on {len(alone)} hosts")
     run.hosts.link("down", host)
     if seconds <= 1:
         time.sleep(seconds)
         run.hosts.link("up", host)
         mended = time.monotonic()
         run.leads.wait_for_step(run.leads.state()["step"] + 20)
-        if (now := run.leads.state()["generation"]) != before:
-            done.problems.append(f"generation {now} after so short a cut")
+        run.is_last = True
     else:
-        if host == 0:
-            run.trains(1)
-        else:
-            run.trains(2)
-        alone = [1, 2] if host == 0 else [host]
+        run.trains(1 if host == 0 else 2)
         while time.monotonic() < began + seconds:
             time.sleep(0.1)
-            if time.monotonic() > began + _ALONE_S and any(run.workers_on(number) for number in alone):
+            there = [pid for number in alone for pid in ip_pids(run.hosts.names[number])]
+            if time.monotonic() > began + _ALONE_S and not set(cut_off).isdisjoint(there):
                 done.problems.append(f"workers on a host that is cut off, after {_ALONE_S:g} s")
                 break
-        while time.monotonic() < began + seconds:
-            time.sleep(0.1)
+        time.sleep(max(0.0, began + seconds - time.monotonic()))
         run.hosts.link("up", host)
         mended = time.monotonic()
         run.trains(3)
@@ -179,27 +187,21 @@ def _cut(run: Run, done: Try, host: int, seconds: float) -> None:
 def _cut_store(run: Run, done: Try, seconds: float) -> None:
     """Cut off the host that serves the store, and trains nothing: all go on, and nothing is formed anew."""
     with _served(run):
-        run.start(0, 1, 2)
-        run.trains(3)
+        _start_led_by_first(run)
         run.hosts.link("down", 3)
         time.sleep(seconds)
         run.hosts.link("up", 3)
         mended = time.monotonic()
         run.leads.wait_for_step(run.leads.state()["step"] + 20)
         done.seconds = time.monotonic() - mended
-        if (now := run.leads.state()["generation"]) != run.generation:
-            done.problems.append(f"generation {now}")
-        for project in run.projects:
-            tiny_job.hurry(project)
-        for running in run.commands.values():
-            running.end()
+        run.is_last = True
+        run.hurry()
 
 
 def _kill_store(run: Run, done: Try) -> None:
     """Kill the server of the store again and again; in the end a worker, which is replaced."""
     with _served(run) as serving:
-        run.start(0, 1, 2)
-        run.trains(3)
+        _start_led_by_first(run)
         for _ in range(3):
             os.kill(serving[-1].process.pid, signal.SIGKILL)
             serving[-1].process.wait()
@@ -207,13 +209,18 @@ def _kill_store(run: Run, done: Try) -> None:
             began = time.monotonic()
             run.leads.wait_for_step(run.leads.state()["step"] + 20)
             done.seconds = max(done.seconds, time.monotonic() - began)
-        before = run.generation
-        psutil.Process(run.workers_on(1)[0].pid).kill()
-        run.trains(3, before)
-        for project in run.projects:
-            tiny_job.hurry(project)
-        for running in run.commands.values():
-            running.end()
+        os.kill(run.workers_on(1)[0], signal.SIGKILL)
+        run.trains(3)
+        run.is_last = True
+        run.hurry()
+
+
+def _start_led_by_first(run: Run) -> None:
+    """Start the first host, which leads before the others come: any may, where the store is elsewhere."""
+    run.start(0)
+    run.trains(1)
+    run.start(1, 2)
+    run.trains(3)
 
 
 @contextmanager
@@ -258,8 +265,7 @@ def _stranger(run: Run, done: Try) -> None:
         refused = stranger.start(*run.words, run_id=run.name, **token)
         if (code := refused.end()) != 2 or "token" not in refused.output.read_text():
             done.problems.append(f"a stranger ended with {code}: {refused.told()}")
-    if (now := run.leads.state()["generation"]) != run.generation:
-        done.problems.append(f"generation {now} after strangers")
+    run.is_last = True
     if not named(run.leads.events(), events.CONNECTION_REFUSED):
         done.problems.append("nobody was told of strangers")
 
@@ -271,7 +277,11 @@ def _crash(run: Run, done: Try) -> None:
     for pid in ip_pids(run.hosts.names[2]):
         os.kill(pid, signal.SIGKILL)
     run.commands.pop(2).process.wait()
+    crashed = run.generation
     run.trains(2)
+    logs = run.projects[0].start("logs", run.name, f"--generation={crashed}", run_id=run.name, job="tiny")
+    if logs.end() != 0 or "are not to be had: they are on host" not in logs.output.read_text():
+        done.problems.append(f"nobody is told of logs that are gone: {logs.told()}")
     began = time.monotonic()
     run.start(2)
     run.trains(3)

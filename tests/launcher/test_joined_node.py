@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from elasticflow.errors import ANSWER_IS_NO
+import pytest
+
+from elasticflow.errors import ANSWER_IS_NO, INTERRUPTED
 from elasticflow.launcher import joined_node
 from elasticflow.launcher.joined_node import JoinedNode
+from elasticflow.protocol.store_address import StoreLostError
 
 if TYPE_CHECKING:
-    import pytest
-
     from elasticflow.launcher.agent.agent_process import AgentProcess
     from elasticflow.protocol.control_store import ControlStore
 
@@ -59,3 +60,36 @@ def test_agent_that_keeps_ending_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
     assert ANSWER_IS_NO == code
     assert (5, 5) == (agent.starts, len(store.told))
     assert agent.last_words() == said[-1]
+
+
+class _Cut(_Store):
+    """A connection that was cut: nothing comes through."""
+
+    def set(self, _: str, value: str) -> None:
+        raise StoreLostError(f"no way for {value}")
+
+    def check(self, _: list[str]) -> bool:
+        raise StoreLostError("no way")
+
+
+@pytest.mark.parametrize("comes_back", [True, False], ids=["comes back", "is gone"])
+def test_node_that_was_cut_off_tries_other_connections(
+    monkeypatch: pytest.MonkeyPatch, *, comes_back: bool
+) -> None:
+    """Its agent has ended meanwhile: once the launch is reached again, that is told there, and another one is started."""
+    for name in ("_POLL_S", "_AGAIN_S"):
+        monkeypatch.setattr(joined_node, name, 0.001)
+    agent, said, back = _Agent(), list[str](), _Store()
+    answers = iter([None, None, back]) if comes_back else iter([None, None])
+
+    def reconnect() -> ControlStore | None:
+        if (store := next(answers, back if comes_back else None)) is None and comes_back:
+            raise StoreLostError("not yet")
+        return cast("ControlStore | None", store)
+
+    node = JoinedNode("n", cast("AgentProcess", agent), cast("ControlStore", _Cut()), said.append, reconnect)
+    code = node.run()
+
+    assert code == (ANSWER_IS_NO if comes_back else INTERRUPTED)
+    assert (5 if comes_back else 0) == len(back.told)
+    assert ("the launch is gone: no way" in "\n".join(said)) != comes_back

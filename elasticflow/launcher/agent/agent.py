@@ -6,6 +6,7 @@ not import torch: it would start two seconds later and take 100 MB more.
 
 from __future__ import annotations
 
+import contextlib
 import select
 import signal
 import socket
@@ -28,6 +29,7 @@ from elasticflow.launcher.rendezvous.store_keys import is_requested, join_store
 from elasticflow.launcher.rendezvous.supervisor_channel import Orders, Outbox
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.messages import Activity, NodeReady
+from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -107,6 +109,7 @@ class Agent:
         self._profiles = ProfileRequests(store, self._folder, heartbeats.request_profile)
         self._ranks: dict[int, int] = {}
         self._workers: ForkedWorkers | None = None
+        self._generation = 0
         self._is_stalled = self._has_told_stacks = False
 
     def _rehearsals(self) -> list[Rehearsal]:
@@ -165,9 +168,14 @@ class Agent:
         if self._compiler_cache is not None:
             self._tell(self._compiler_cache.finish())
         self._reporter.forward()
+        if self._files is not None:
+            # The launch may be over, and its store gone: nobody wants them then.
+            with contextlib.suppress(StoreLostError):
+                self._files.send_last(self._generation)
 
     def _start(self, assignment: Assignment) -> ForkedWorkers:
         """Return this node's workers of a generation, which have started."""
+        self._generation = assignment.generation
         ranks = {local_rank: assignment.first_rank + local_rank for local_rank in range(assignment.nproc)}
         self._ranks = ranks
         self._heartbeats.reset(len(ranks))

@@ -10,14 +10,14 @@ from elasticflow.launcher.remote_files import requests
 from elasticflow.launcher.remote_files.requests import MOST_AT_ONCE, MOST_OF_A_FILE, PIECE
 from elasticflow.launcher.rendezvous.store_keys import FILES_WANTED
 from elasticflow.protocol import points
-from elasticflow.protocol.messages import REQUESTS, FilePiece, FilesSent
+from elasticflow.protocol.messages import REQUESTS, FilePiece, FilesSent, FilesWanted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from elasticflow.protocol.control_store import ControlStore
-    from elasticflow.protocol.messages import FilesWanted, Message
+    from elasticflow.protocol.messages import Message
     from elasticflow.run_folder import RunFolder
 
 # The line from which on a file is sent begins within so many bytes.
@@ -57,6 +57,15 @@ class FileSender:
         if (message := next(self._messages, None)) is None:
             self._messages = None
         else:
+            self._post(message)
+
+    def send_last(self, generation: int) -> None:
+        """Send unasked what is new of *generation*, and of what hooks logged: this node leaves, and cannot be asked any more.
+
+        Raises:
+            StoreLostError: the store is gone.
+        """
+        for message in self._answer(FilesWanted(0, generation, logged=True)):
             self._post(message)
 
     def _answer(self, wanted: FilesWanted) -> Iterator[Message]:

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 # An agent tells that it lives ten times in this; a loaded machine may keep it from doing so for a while.
 SILENT_S = 2.5
 _LOOK_S = 0.25
+_LONGEST_GRACE_S = 10.0
 _NOTICE_POLL_S = 0.02
 
 
@@ -109,7 +110,22 @@ class AgentChannel:
             silence.look(self._store.get(key) if self._store.check([key]) else None, now)
             if silence.is_too_long(now):
                 silent.append(node)
-        return silent
+        return [] if silent and self._store_was_away() else silent
+
+    def _store_was_away(self) -> bool:
+        """Return whether the store itself could not be reached for a while, once it can: nodes could not be heard, then.
+
+        They have as long again to be heard: TCP's pauses between two tries grow with the time that an address does not answer.
+        """
+        began = time.monotonic()
+        # No key of which this process has a copy: the store has to answer.
+        self._store.check([INVITATION])
+        now = time.monotonic()
+        if now - began < _LOOK_S:
+            return False
+        self._silences.clear()
+        self._looked = now + min(now - began + SILENT_S, _LONGEST_GRACE_S)
+        return True
 
     def form(self, generation: int, nodes: tuple[tuple[str, int], ...], failed_at: float | None) -> None:
         """Have *nodes*, each with its number of workers, form *generation*."""

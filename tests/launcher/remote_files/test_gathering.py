@@ -171,6 +171,18 @@ def test_machine_that_led_before_sends_what_is_its_own(pair: Pair) -> None:
     assert not (pair.head.path / LOG).exists()
 
 
+def test_node_that_leaves_sends_what_nobody_has_asked_for(pair: Pair) -> None:
+    """What was sent before is not sent again."""
+    path = pair.write(LOG, "one\n")
+    pair.fetch()
+    with path.open("a") as file:
+        file.write("two\n")
+    pair.channel.release("b-1")
+    pair.sender.send_last(2)
+    pair.hear()
+    assert "one\ntwo\n" == pair.read(LOG)
+
+
 def test_node_that_is_gone_or_silent_is_not_waited_for(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command has its answer, without those logs."""
     monkeypatch.setattr(gatherer, "PATIENCE_S", 0.1)
