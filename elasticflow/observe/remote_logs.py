@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elasticflow import events
-from elasticflow.launcher.remote_files.requests import Request, put_request
+from elasticflow.launcher.remote_files.requests import Request, copies_in, put_request
 from elasticflow.observe.records import int_of, read, text_of
 from elasticflow.observe.status import read_status
 from elasticflow.observe.worker_logs import generations
@@ -34,6 +34,7 @@ class _Node:
     host: str
     nproc: int
     is_gone: bool = False
+    is_lost: bool = False
 
     @property
     def is_other(self) -> bool:
@@ -43,7 +44,7 @@ class _Node:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Workers whose logs are not in this run folder.
+    """Workers whose logs are not in this run folder, or may be there in part.
 
     Attributes:
         generation: Their generation.
@@ -51,6 +52,7 @@ class Elsewhere:
         node: Where they ran.
         host: Its machine.
         is_gone: The node is lost, or has left, and cannot be asked.
+        is_partly_here: What the node has sent before it was lost is here.
     """
 
     generation: int
@@ -58,11 +60,17 @@ class Elsewhere:
     node: str
     host: str
     is_gone: bool
+    is_partly_here: bool = False
 
     def sentence(self, folder: RunFolder) -> str:
         """Return what to tell a person."""
         ranks = ", ".join(map(str, self.ranks))
         whose = f"rank {ranks}" if len(self.ranks) == 1 else f"ranks {ranks}"
+        if self.is_partly_here:
+            return (
+                f"logs of {whose} of generation {self.generation} may lack their end: they are what host {self.host} "
+                f"(node {self.node}) had sent before it was lost"
+            )
         why = "which is gone" if self.is_gone else "which did not send them"
         there = f"runs/{folder.job}/{folder.run_id}/logs/g{self.generation:04d}"
         return (
@@ -103,16 +111,21 @@ def missing(folder: RunFolder, generation: int | None = None) -> list[Elsewhere]
     """Return whose logs of a generation are not here: of the newest by default."""
     members = _members(folder)
     number = generation or max([*members, *generations(folder)], default=0)
-    logs = folder.generation_logs(number)
+    logs, copies = folder.generation_logs(number), copies_in(folder)
     first, found = 0, []
     for node in members.get(number, ()):
-        ranks = tuple(
-            rank for rank in range(first, first + node.nproc) if not any(logs.glob(f"rank{rank}.*"))
-        )
+        ranks = range(first, first + node.nproc)
         first += node.nproc
         # A worker of this machine that has not begun has no log, either.
-        if ranks and node.is_other:
-            found.append(Elsewhere(number, ranks, node.name, node.host, node.is_gone))
+        if not node.is_other:
+            continue
+        absent = tuple(rank for rank in ranks if not any(logs.glob(f"rank{rank}.*")))
+        here = [(rank, path) for rank in ranks for path in logs.glob(f"rank{rank}.*")]
+        sent = {rank for rank, path in here if path.relative_to(folder.path).as_posix() in copies}
+        if absent:
+            found.append(Elsewhere(number, absent, node.name, node.host, node.is_gone))
+        if node.is_lost and sent:
+            found.append(Elsewhere(number, tuple(sorted(sent)), node.name, node.host, node.is_gone, True))
     return found
 
 
@@ -129,8 +142,9 @@ def _members(folder: RunFolder) -> dict[int, list[_Node]]:
             case events.NODE_JOINED:
                 _let_go([nodes[name]] if name in nodes else [])
                 nodes[name] = _Node(name, text_of(record, "host") or "?", int_of(record, "nproc"))
-            case events.NODE_LOST | events.NODE_LEFT:
-                _let_go([nodes.pop(name)] if name in nodes else [])
+            case events.NODE_LOST | events.NODE_LEFT if name in nodes:
+                nodes[name].is_lost = record.get("event") == events.NODE_LOST
+                _let_go([nodes.pop(name)])
             case events.GENERATION_STARTED:
                 given = record.get("members")
                 texts = given if isinstance(given, list) else []

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
+from elasticflow.launcher.remote_files.requests import note_copies
 from elasticflow.observe.remote_logs import fetch, missing
 from elasticflow.run_folder import RunFolder
 
@@ -46,6 +47,24 @@ def test_logs_that_are_not_here_are_named_with_their_host(tmp_path: Path) -> Non
     assert elsewhere.sentence(folder) == (
         "logs of ranks 1, 2 of generation 1 are not to be had: they are on host b (node b-1), which is gone; "
         "there they lie in runs/job/run/logs/g0001 of the project"
+    )
+
+
+def test_logs_of_a_host_that_was_lost_may_lack_their_end(tmp_path: Path) -> None:
+    """What it had sent is here; what one that left had sent is all."""
+    folder = _run(
+        tmp_path,
+        *(_joined("n0", "a"), _joined("b-1", "b"), _joined("c-2", "c"), _generation(1, "n0", "b-1", "c-2")),
+        *((events.NODE_LOST, {"node": "b-1"}), (events.NODE_LEFT, {"node": "c-2"})),
+    )
+    for rank in range(3):
+        log = folder.rank_log(1, rank)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.touch()
+    note_copies(folder, {"logs/g0001/rank1.jsonl", "logs/g0001/rank2.jsonl"})
+    assert ["b"] == [each.host for each in missing(folder)]
+    assert missing(folder)[0].sentence(folder) == (
+        "logs of rank 1 of generation 1 may lack their end: they are what host b (node b-1) had sent before it was lost"
     )
 
 

@@ -29,39 +29,66 @@ class Metrics:
         self._lines = AppendedLines(folder.metrics, _is_metrics)
         self.damage = self._lines.damage
         self._damaged_at = self._lines.damaged_at
+        # The newest generation that has gone on, and after which step.
+        self._generation = self._began_after = 0
 
     def add(self, records: list[EventRecord]) -> None:
-        """Append the step and evaluation lines among a worker's log lines."""
-        self._lines.append(
-            [_metrics_of(r) for r in records if r["event"] in (events.STEP, events.EVALUATION)]
-        )
+        """Append the step and evaluation lines among a worker's log lines.
+
+        A node that was cut off, and counts as lost, may tell of its steps when others have long done them again.
+        """
+        lines = [_metrics_of(r) for r in records if r["event"] in (events.STEP, events.EVALUATION)]
+        late = [line for line in lines if line.get("generation", self._generation) < self._generation]
+        self._lines.append([line for line in lines if line not in late])
+        if late:
+            self._move_to_redone([line for line in late if line["step"] > self._began_after])
+            self._put_in([line for line in late if line["step"] <= self._began_after])
 
     def last_step(self) -> int:
         """Return the last step that the file has; 0 if it has none."""
         return _last_step(self._folder.metrics)
 
-    def settle(self, step: int) -> float:
-        """Make the file end exactly with *step*, where a generation is about to go on; return the seconds that cost.
+    def settle(self, step: int, generation: int = 0) -> float:
+        """Make the file end exactly with *step*, where *generation* is about to go on; return the seconds that cost.
 
         Lines beyond it are moved to metrics.redone.jsonl. Lines up to it that the supervisor did not live to write, or
         that were damaged, are taken from the rank logs of earlier generations.
         """
+        self._generation, self._began_after = generation, step
         if self._damaged_at is not None:
             self._refill(self._damaged_at, step)
             self._damaged_at = None
         size, lost = _after(self._folder.metrics, step)
         seconds = _seconds_of(lost)
         if lost or size < self._folder.metrics.stat().st_size:
-            redone = AppendedLines(self._folder.metrics_redone)
-            redone.append(lost)
-            redone.sync()
-            redone.close()
+            self._move_to_redone(lost)
             self._lines.truncate(size)
         last = _last_step(self._folder.metrics)
         if last < step:
             self._lines.append(self._missing(last, step))
             self._lines.sync()
         return seconds
+
+    def _move_to_redone(self, lines: list[EventRecord]) -> None:
+        """Append lines of steps that do not count."""
+        if lines:
+            redone = AppendedLines(self._folder.metrics_redone)
+            redone.append(lines)
+            redone.sync()
+            redone.close()
+
+    def _put_in(self, lines: list[EventRecord]) -> None:
+        """Put lines where they belong, unless they are there: of steps that count, and whose lines nobody had told."""
+        if not lines:
+            return
+        size, later = _after(self._folder.metrics, min(line["step"] for line in lines) - 1)
+        there = {_key(line): line for line in later}
+        new = {_key(line): line for line in lines if _key(line) not in there}
+        if new:
+            all_lines = new | there
+            self._lines.truncate(size)
+            self._lines.append([all_lines[key] for key in sorted(all_lines)])
+            self._lines.sync()
 
     def _refill(self, start: int, step: int) -> None:
         """Put the lines up to *step* that damage took back where they were, from byte *start* on."""

@@ -112,6 +112,10 @@ class FileSender:
                 # Of a stream that became too long, the middle is taken out of its file.
                 is_anew = sent is not None and size < sent
                 at = 0 if sent is None or is_anew else sent
+                if sent is None and size == 0:
+                    # That there is nothing in it is known then.
+                    self._sent[name] = 0
+                    yield self._piece(name, 0, b"", is_anew=False)
                 if size - at > most:
                     at = _line_after(file.fileno(), size - most)
                 file.seek(at)

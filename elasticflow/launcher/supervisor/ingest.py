@@ -24,9 +24,18 @@ class Ingest:
         self._environment = environment
 
     def lines(self, lines: Sequence[EventRecord]) -> None:
-        """Take in followed lines of the rank logs, in the order they were written."""
+        """Take in followed lines of the rank logs, in the order they were written.
+
+        Of a generation that is over only what was measured counts: a node that was cut off, and counts as lost, tells late.
+        """
         measured: list[EventRecord] = []
-        for line in lines:
+        late = [
+            line
+            for line in lines
+            if line.get("generation", self._journal.generation) < self._journal.generation
+        ]
+        self._metrics.add(late)
+        for line in lines if not late else [line for line in lines if line not in late]:
             if line["event"] in (events.STEP, events.EVALUATION):
                 measured.append(line)
                 continue
@@ -51,7 +60,7 @@ class Ingest:
         if name == events.DATASET_OPENED:
             self._environment.data(line)
         elif name == events.TRAINING_STARTED:
-            self._journal.durations.redone(self._metrics.settle(line["step"]))
+            self._journal.durations.redone(self._metrics.settle(line["step"], line["generation"]))
             self._journal.update(at_once=True, step=line["step"], steps=line["steps"], epoch=line["epoch"])
         elif name == events.SNAPSHOT_CHOSEN:
             # Newer ones, if there were any, have been set aside.

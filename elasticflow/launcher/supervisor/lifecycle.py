@@ -293,7 +293,10 @@ class Lifecycle:
 
     def _log_lines(self, lines: Sequence[EventRecord]) -> None:
         self._heard_at = self._now.unix
+        number = 0 if self.generation is None else self.generation.number
         for line in lines:
+            if line.get("generation", number) < number:
+                continue  # of a node that was cut off: others have done these steps again
             if line["event"] in {events.STEP, events.TRAINING_STARTED, events.TRAINING_FINISHED}:
                 self._step = line["step"]
             if self.generation is not None:

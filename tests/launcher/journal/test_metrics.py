@@ -48,6 +48,24 @@ def test_steps_that_were_lost_move_to_the_redone_file(folder: RunFolder) -> None
     assert [4, 5] == [r["step"] for r in _read(folder.metrics_redone)]
 
 
+def test_steps_that_a_node_tells_late_count_where_they_count(folder: RunFolder) -> None:
+    """It was cut off after step 5; the snapshot of 4 was taken, of which it had told 2 steps. 5 and 6 are done again."""
+    metrics = Metrics(folder)
+    metrics.add([_line(1), _evaluation(1), _line(2)])
+    metrics.settle(4, 2)
+    metrics.add([_line(step, 2) for step in (5, 6)])
+    metrics.add([_line(2), _line(3), _evaluation(3), _line(4), _line(5)])
+    metrics.add([_line(7, 2)])
+    metrics.close()
+
+    counted = [(r["step"], r["generation"], "eval" in r) for r in _read(folder.metrics)]
+    plain, evaluated = [(1, 1), (2, 1), (3, 1), (4, 1), (5, 2), (6, 2), (7, 2)], [(1, 1), (3, 1)]
+    assert plain == [(step, generation) for step, generation, is_evaluation in counted if not is_evaluation]
+    assert evaluated == [(step, generation) for step, generation, is_evaluation in counted if is_evaluation]
+    assert sorted(counted) == counted
+    assert [(5, 1)] == [(r["step"], r["generation"]) for r in _read(folder.metrics_redone)]
+
+
 def test_evaluation_of_the_snapshot_step_stays(folder: RunFolder) -> None:
     """An evaluation at the step that is restored is kept, a later one is redone."""
     metrics = Metrics(folder)

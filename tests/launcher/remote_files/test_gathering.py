@@ -91,6 +91,7 @@ def test_logs_come_as_they_grow(pair: Pair) -> None:
     """Each byte once, also of an agent that was started again; of the wanted generation alone, and the agent's own log."""
     path = pair.write(LOG, "one\n")
     pair.write("logs/g0001/rank1.stdout", "older\n")
+    pair.write("logs/g0002/rank1.stderr", "")
     pair.write("logs/agent-b-1.log", "started\n")
     pair.write("logs/g0002/secret.txt", "no log\n")
     pair.fetch()
@@ -105,7 +106,7 @@ def test_logs_come_as_they_grow(pair: Pair) -> None:
     assert "one\ntwo\nthree\n" == pair.read(LOG)
     assert "started\n" == pair.read("logs/agent-b-1.log")
     there = {p.relative_to(pair.head.path).as_posix() for p in pair.head.path.rglob("*") if p.is_file()}
-    assert {LOG, "logs/agent-b-1.log", "logs/copies.json"} == there
+    assert {LOG, "logs/g0002/rank1.stderr", "logs/agent-b-1.log", "logs/copies.json"} == there
 
 
 def test_of_a_long_log_the_end_comes(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
