@@ -37,6 +37,9 @@ class _Store:
     def get(self, key: str) -> bytes:
         return self.values[key]
 
+    def changed(self, _: str) -> None:
+        """Any key may have been given a value."""
+
     def delete_key(self, key: str) -> bool:
         return self.values.pop(key, None) is not None
 
