@@ -367,6 +367,7 @@ def _errors(raw: dict[str, Any]) -> Iterator[Any]:
 
 
 _BEYOND_WORDS = (
+    "is no network interface",
     "greater than nodes.max",
     "names no metric",
     "a group of parameters needs",
