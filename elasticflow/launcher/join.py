@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from elasticflow.compiler.inputs.job_json import job_to_json
 from elasticflow.compiler.inputs.origins import JOB_JSON, origins_now
 from elasticflow.compiler.plan.launch_plan import plan_job
-from elasticflow.errors import LaunchNotFoundError, LedElsewhereError, NodeRefusedError
+from elasticflow.errors import LaunchNotFoundError, LedElsewhereError, NodeRefusedError, RunLockedError
 from elasticflow.launcher.agent.agent_process import build_agent_process
 from elasticflow.launcher.agent.waiting_agent import next_launch_id
 from elasticflow.launcher.joined_node import JoinedNode
@@ -110,7 +110,7 @@ def join(
         )
         try:
             return lead(replace(request, folder=node.folder, accept_drift=False))
-        except LedElsewhereError:
+        except (LedElsewhereError, RunLockedError):  # the lock comes before the lead
             last = number
 
 

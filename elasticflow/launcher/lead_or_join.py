@@ -12,6 +12,7 @@ from elasticflow.errors import (
     LedElsewhereError,
     NodeRefusedError,
     RendezvousError,
+    RunLockedError,
 )
 from elasticflow.launcher.join import Node, await_launch, check_rank, why_not_served
 from elasticflow.launcher.launch import check_torch
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 # A scheduler may start the machine that leads long after the others: its image has to be fetched first.
 _PATIENCE_S = 600.0
 _AGAIN_S = 1.0
+# Each time a minute is waited for the launch of whoever has the run's lock.
+_MOST_LOCKED = 10
 
 
 def lead_or_join(
@@ -54,6 +57,7 @@ def lead_or_join(
 
     Raises:
         LeaderMissingError: nobody leads the run for ten minutes.
+        RunLockedError: another process has the run's lock for ten minutes, and does not lead it at *address*.
         NodeRefusedError: this machine would train something else, or does not see the run's snapshots.
         ElasticflowError: it leads, and the launch cannot begin (`launch.prepare`).
     """
@@ -61,13 +65,18 @@ def lead_or_join(
     plan = plan_job(request.job, project_root=request.project_root, job_files=request.files)
     check_rank(plan, request.node_rank)
     network.check(plan.interface)
-    last = 0
+    last = locked = 0
     while True:
         if _may_lead(plan, request.node_rank, address, say):
             try:
                 return lead(request)
             except LedElsewhereError:
                 pass
+            except RunLockedError:
+                # Of machines that start at once and share the run folder, the first one has the lock before it leads.
+                locked += 1
+                if not plan.is_store_outside or locked > _MOST_LOCKED:
+                    raise
         try:
             code, last = _take_part(request, plan, address, last, say)
         except (StoreLostError, LaunchNotFoundError, RendezvousError) as error:
@@ -75,6 +84,7 @@ def lead_or_join(
             continue
         if code is not None:
             return code
+        locked = 0
 
 
 def _may_lead(plan: LaunchPlan, node_rank: int | None, address: Address, say: Callable[[str], None]) -> bool:

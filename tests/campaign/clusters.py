@@ -1,20 +1,24 @@
-"""Runs under a real Slurm that are disturbed as clusters disturb them: `python -m tests.campaign.clusters` writes `clusters.md`.
+"""Runs under a real Slurm that are disturbed as clusters disturb them: `python -m tests.campaign.clusters` writes its part of `clusters.md`.
 
 Each ends with the same weights and losses as an undisturbed run, bit for bit (exact mode), or the program fails.
 """
 
 from __future__ import annotations
 
+import os
 import platform
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from elasticflow import events
 from tests.campaign import tiny_job
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from tests.clusters.slurm.stories import SlurmJob
 
 TABLE = Path(__file__).with_suffix(".md")
+_HEADING = "## A real Slurm\n"  # to the end of the table's file
 Figures = dict[str, Any]
 
 
@@ -120,10 +125,28 @@ def array_leader_requeued(login: Login, reference: Reference) -> Figures:
         job = login.submit("leader")
         stories.wait("three workers", lambda: len(stories.workers(job)) == 3)
         stories.reach(job, 20)
-        leader = _element_that_leads(login, job)
+        leader = _of_leader(job, "SLURM_JOB_ID")
         login.cluster.call("scontrol", "requeue", leader)
         stories.wait("another one leads", lambda: stories.state(job).get("launch") == 2)
         login.cluster.call("scontrol", "update", f"JobId={leader}", "StartTime=now")
+        return stories.finish(login, job, reference)
+    finally:
+        store.send_signal(signal.SIGTERM)
+        store.wait(timeout=60)
+
+
+def head_node_lost(login: Login, reference: Reference) -> Figures:
+    """The first node is lost, and the batch script with it: the store is outside, the others go on and end the job."""
+    port = free_port()
+    more = f'endpoint = "127.0.0.1:{port}"\n[torchrun]\nrdzv_conf = {{ is_host = false }}'
+    login.write_job("head", 2, 4, 'time = "30 min"', more)
+    store = login.start("rendezvous", "serve", "--port", str(port))
+    try:
+        job = login.submit("head")
+        stories.wait("four workers", lambda: len(stories.workers(job)) == 4)
+        stories.reach(job, 20)
+        _lose_node(login, job, "n1")
+        stories.wait("the others go on", lambda: len(stories.workers(job)) == 3)
         return stories.finish(login, job, reference)
     finally:
         store.send_signal(signal.SIGTERM)
@@ -159,15 +182,34 @@ def scancelled(login: Login, reference: Reference) -> Figures:
 
 STORIES: tuple[Callable[[Login, Reference], Figures], ...] = (
     to_the_end, worker_killed, node_down, preempted, limit_twice, array_grows, array_leader_requeued,
-    cancelled, scancelled,
+    head_node_lost, cancelled, scancelled,
 )  # fmt: skip
 
 
-def _element_that_leads(login: Login, job: SlurmJob) -> str:
-    """Return the Slurm job of the element whose output the supervisor's lines are in."""
-    started = stories.events(job, events.RUN_STARTED)[-1]["pid"]
-    environment = Path(f"/proc/{started}/environ").read_bytes().split(b"\0")
-    return next(each for each in environment if each.startswith(b"SLURM_JOB_ID=")).decode().partition("=")[2]
+def _lose_node(login: Login, job: SlurmJob, node: str) -> None:
+    """Kill all that runs on a node, its daemon first, as a power cut does; and Slurm finds it DOWN."""
+    daemon = int((login.cluster.folder / f"slurmd.{node}.pid").read_text())
+    lost = [process for process in psutil.process_iter() if _is_on(process, job, node)]
+    for process in [psutil.Process(daemon), *lost]:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    login.cluster.call("scontrol", "update", f"nodename={node}", "state=DOWN", "reason=test")
+
+
+def _is_on(process: psutil.Process, job: SlurmJob, node: str) -> bool:
+    """Whether a process belongs to a job's part on a node: Slurm's own for it, or one of its environment."""
+    with suppress(psutil.Error):
+        if process.name() == "slurmstepd":
+            children = (child for child in process.children() if child.name() != "slurmstepd")
+            return any(_is_on(child, job, node) for child in children)
+        variables = process.environ()
+        return variables.get("SLURM_JOB_ID") == str(job.number) and variables.get("SLURMD_NODENAME") == node
+    return False
+
+
+def _of_leader(job: SlurmJob, variable: str) -> str:
+    """Return what Slurm has told the process that leads, in a variable of its environment."""
+    return psutil.Process(stories.events(job, events.RUN_STARTED)[-1]["pid"]).environ()[variable]
 
 
 def _row(name: str, about: str, seconds: float, job: Figures) -> str:
@@ -196,16 +238,17 @@ def main(names: list[str]) -> int:
             rows.append(_row(story.__name__, story.__doc__ or "", time.monotonic() - began, figures))
             print(rows[-1], flush=True)
     if not names and not failed:
-        TABLE.write_text(_page(rows))
+        before, _, _ = TABLE.read_text().partition(_HEADING)
+        TABLE.write_text(f"{before.rstrip()}\n\n{_page(rows)}")
     return 1 if failed else 0
 
 
 def _page(rows: list[str]) -> str:
     slurm = subprocess.run(["sinfo", "--version"], capture_output=True, text=True, check=False).stdout.strip()
+    load = " to ".join(f"{value:.0f}" for value in sorted(os.getloadavg())[::2])
     head = f"""\
-# Runs under Slurm
-
-`python -m tests.campaign.clusters`, {datetime.now(UTC):%Y-%m-%d}: {slurm}, four nodes on one machine of 2 cores that did other work as well;
+{_HEADING}
+`python -m tests.campaign.clusters`, {datetime.now(UTC):%Y-%m-%d}: {slurm}, four nodes on one machine of 2 cores that did other work as well (load {load});
 torch {version("torch")}, Python {platform.python_version()}, gloo. The tiny job in exact mode, 200 steps, one worker on each node. Each run ended with the
 losses and tensors of an undisturbed one, bit for bit.
 

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from elasticflow.errors import FINISHED, INTERRUPTED, LeaderMissingError, LedElsewhereError, NodeRefusedError
+from elasticflow.errors import (
+    FINISHED,
+    INTERRUPTED,
+    LaunchNotFoundError,
+    LeaderMissingError,
+    LedElsewhereError,
+    NodeRefusedError,
+    RunLockedError,
+)
 from elasticflow.launcher import lead_or_join as tested
 from elasticflow.launcher.join import Address
 from elasticflow.launcher.launch import Request
@@ -153,3 +161,37 @@ def test_leader_that_does_not_come_is_waited_for_again(monkeypatch: pytest.Monke
     with pytest.raises(LeaderMissingError, match="nobody leads the run") as raised:
         world.call(1, _never)
     assert INTERRUPTED == raised.value.exit_code
+
+
+def _locked(_: Request) -> int:
+    raise RunLockedError("run r is running (process 1)")
+
+
+def test_machine_that_finds_the_run_locked_takes_part_where_the_store_is_outside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who has the lock leads in a moment; where the head serves the store, nobody else may have it."""
+    world = _World([FINISHED])
+    world.install(monkeypatch, is_store_outside=True)
+    assert FINISHED == world.call(None, _locked)
+
+    world.install(monkeypatch, is_store_outside=False)
+    with pytest.raises(RunLockedError):
+        world.call(0, _locked)
+
+
+def test_lock_of_a_run_that_is_not_led_here_is_not_waited_for_forever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run that is led elsewhere, or at another store, is refused as running."""
+    world = _World([])
+    world.install(monkeypatch, is_store_outside=True)
+
+    def nobody_leads(*_: object) -> int:
+        world.lasts.append(0)
+        raise LaunchNotFoundError("nobody leads a run of this job")
+
+    monkeypatch.setattr(tested, "await_launch", nobody_leads)
+    with pytest.raises(RunLockedError, match="is running"):
+        world.call(None, _locked)
+    assert 10 == len(world.lasts)

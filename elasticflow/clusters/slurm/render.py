@@ -153,32 +153,44 @@ class BatchScript:
             return
         shrinking = "--no-kill " if self.may_shrink else ""
         srun = f'srun {shrinking}--nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1{cores} --kill-on-bad-exit=0 --wait=0'
+        yield from self._each_node()
         if job.torchrun.is_store_outside:
             join = f"--join {_in_shell(job.nodes.endpoint or '')}"
-            yield f"{srun} \\"
-            yield f'  "$elasticflow" {run} {join} &'
-            return
-        yield "# This script runs on the first node, which leads: the others find it here."
-        yield "head=$(hostname):$((20000 + SLURM_JOB_ID % 10000))"
-        if job.nodes.token_file is None:
-            yield "# Nobody takes part without this; srun hands it to the nodes."
-            yield "token=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')"
-            yield 'export ELASTICFLOW_TOKEN="${ELASTICFLOW_TOKEN:-$token}"'
-        yield "# What each node does. Slurm may signal this shell, too: it waits for what it has started, whose code counts."
-        yield "# If the first node is lost, this script is lost with it: then another node queues the job again, after ten minutes."
-        yield "export first=$SLURMD_NODENAME"
-        yield "# shellcheck disable=SC2016  # each node's own"
-        yield """node='trap : TERM
-"$0" "$@" --node-rank "$SLURM_PROCID"
-code=$?
-left=$(squeue -h -t RUNNING -j "$SLURM_JOB_ID" -o %N)
-if [ "$code" -eq 75 ] && [ -n "$left" ] && ! scontrol show hostnames "$left" | grep -qx "$first"; then
-  scontrol requeue "$SLURM_JOB_ID"
-fi
-exit "$code"'"""
+        else:
+            yield "# This script runs on the first node, which leads: the others find it here."
+            yield "head=$(hostname):$((20000 + SLURM_JOB_ID % 10000))"
+            if job.nodes.token_file is None:
+                yield "# Nobody takes part without this; srun hands it to the nodes."
+                yield "token=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')"
+                yield 'export ELASTICFLOW_TOKEN="${ELASTICFLOW_TOKEN:-$token}"'
+            join = '--join "$head" --set nodes.endpoint="$head"'
         yield f"""{srun} \\
   bash -c "$node" "$elasticflow" {run} \\
-  --join "$head" --set nodes.endpoint="$head" &"""
+  {join} &"""
+
+    def _each_node(self) -> Iterator[str]:
+        """Yield what a gang's nodes do: the command, and the script's part where the script was lost with the first node."""
+        rank = "" if self.job.torchrun.is_store_outside else ' --node-rank "$SLURM_PROCID"'
+        again = f'[ ! -e "$folder/cancel" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {self.table.requeues} ]'
+        yield "# What each node does. Slurm may signal this shell, too: it waits for what it has started, whose code counts."
+        yield "# If the first node is lost, this script is lost with it: then each node that is left sees to the end of the job."
+        if not self.job.torchrun.is_store_outside:
+            yield "# They find out that nobody leads after ten minutes."
+        yield "export folder first=$SLURMD_NODENAME"
+        yield "# shellcheck disable=SC2016  # each node's own"
+        yield f"""node='trap : TERM
+"$0" "$@"{rank}
+code=$?
+left=$(squeue -h -t RUNNING -j "$SLURM_JOB_ID" -o %N)
+if [ -n "$left" ] && ! scontrol show hostnames "$left" | grep -qx "$first"; then
+  if [ "$code" -eq 75 ] && {again}; then
+    scontrol requeue "$SLURM_JOB_ID"
+  else
+    "$0" status "$folder" --exit-code
+    if [ "$?" -ne 75 ] || [ "$code" -eq 75 ]; then scancel "$SLURM_JOB_ID"; fi
+  fi
+fi
+exit "$code"'"""
 
     def _verdict(self) -> Iterator[str]:
         yield "# How it went stands in the run folder. What srun ends with says less: a node that was lost, or one that was refused."
