@@ -19,7 +19,7 @@ PACKAGE = Path(elasticflow.__file__).parent
 FLOORS = (
     {"", "errors", "events", "logs", "run_folder", "redaction", "guide", "fault_injection", "torch_versions", "schedules", "metrics", "hugging_face", "system", "protocol", "storage", "telemetry"},
     {"jobfile", "snapshots"},
-    {"compiler", "scaffold"},
+    {"compiler", "scaffold", "lint"},
     {"launcher", "runtime"},
     {"deep_check", "observe", "sinks", "clusters"},
     {"doctor", "notify", "trials", "report"},

@@ -34,6 +34,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "validate": CommandEntry(
         "write.validate", "Check job files; nothing is run and torch is not needed.", guide="job-files"
     ),
+    "lint": CommandEntry(
+        "write.lint", "Read training scripts for what a kill or a resize breaks.", guide="adopting"
+    ),
     "plan": CommandEntry("write.plan", "Show what a run of a job file would do.", guide="job-files"),
     "compile": CommandEntry(
         "write.compile", "Write a job's launch folder: train.py, torchrun.sh, plan.", guide="adopting"
@@ -99,7 +102,7 @@ SECTIONS = {
 }
 
 # Commands that only read and print; the garbage collector would cost them more than it frees.
-SHORT = ("validate", "schema", "explain")
+SHORT = ("validate", "lint", "schema", "explain")
 # Commands that end with a snapshot and exit code 75 when a signal comes.
 TRAINING = ("run", "resume")
 

@@ -29,6 +29,7 @@ PROMISED = {
         "--deep-step",
         "--deep-timeout",
     },
+    "lint": {"[PATH]...", "--select", "--ignore", "--strict", "--output-format"},
     "plan": {"JOB", "--case", "--set", "--diff", "--format", "--deep", "--deep-step", "--deep-timeout"},
     "compile": {"JOB", "-o", "--case", "--set", "--force"},
     "run": {

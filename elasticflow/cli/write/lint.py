@@ -1,0 +1,158 @@
+"""`elasticflow lint [PATH]...`: read training scripts for what goes wrong when they are killed, restarted or resized."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from elasticflow.cli.output import paint
+from elasticflow.cli.parameters import SCRIPT_OR_FOLDER
+from elasticflow.errors import ANSWER_IS_NO, FINISHED
+from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, in_order
+from elasticflow.jobfile.diagnostics.render_text import FORMATS, Format, render
+from elasticflow.observe.terminal.colours import wants_colour
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elasticflow.lint.check import Selection
+
+_CODE = re.compile(r"EF6?[0-9]{0,2}|ALL")
+
+
+@click.command("lint")
+@click.argument("paths", nargs=-1, metavar="[PATH]...", type=SCRIPT_OR_FOLDER)
+@click.option(
+    "--select", multiple=True, metavar="CODES", help="Only these, as --select EF61,EF631; notes too."
+)
+@click.option("--ignore", multiple=True, metavar="CODES", help="Not these.")
+@click.option("--strict", is_flag=True, help="Warnings are errors.")
+@click.option(
+    "--output-format",
+    type=click.Choice(FORMATS),
+    default="full",
+    envvar="ELASTICFLOW_OUTPUT_FORMAT",
+    show_default=True,
+    show_envvar=True,
+    help="How findings are printed.",
+)
+def command(
+    paths: tuple[Path, ...],
+    select: tuple[str, ...],
+    ignore: tuple[str, ...],
+    output_format: str,
+    *,
+    strict: bool,
+) -> int:
+    """Read training scripts, and tell what goes wrong when they are killed, restarted or resized.
+
+    Nothing is run or imported, neither your code nor torch. What cannot be told for sure is not told. Exit code 0 without
+    errors, 1 with: an error hangs or destroys by itself, a warning loses work or changes the training, a note may be
+    meant and is shown in JSON and SARIF, or when its code is selected.
+
+    A folder stands for the Python files in it, at any depth, that import torch; default: the project. Hidden folders,
+    virtual environments and runs are left alone.
+
+    `# noqa: EF611` at the end of a line takes its finding away, `# elasticflow: noqa: EF611` those of the whole file.
+
+    \b
+    elasticflow lint train.py
+    elasticflow lint --select EF61 src/            what concerns checkpoints, notes too
+    elasticflow lint --ignore EF603,EF614 train.py
+    elasticflow lint --output-format github .
+    elasticflow explain EF611                      why, with a bad and a good example
+    """
+    from elasticflow.lint.check import lint_file
+
+    selection = _selection(select, ignore)
+    files, num_others = _files(paths)
+    findings = in_order(each for path, name in files for each in lint_file(path, name, selection))
+    style = cast("Format", output_format)
+    shown = [each for each in findings if _is_shown(each, style, selection)]
+    if text := render(shown, style, colour=wants_colour(sys.stdout, os.environ)):
+        click.echo(text, color=True)
+    if style in {"full", "concise"}:
+        click.echo(
+            ("\n" if shown and style == "full" else "")
+            + _summary(shown, len(files), num_others, strict=strict)
+        )
+    if style == "full" and shown:
+        click.echo(f"`elasticflow explain {shown[0].code}` says more, with an example")
+    severities = {each.severity for each in findings}
+    return ANSWER_IS_NO if "error" in severities or (strict and "warning" in severities) else FINISHED
+
+
+def _selection(select: Sequence[str], ignore: Sequence[str]) -> Selection:
+    """Return which codes are wanted.
+
+    Raises:
+        click.BadParameter: a code is none of this command's.
+    """
+    from elasticflow.jobfile.diagnostics.explanations import titles
+    from elasticflow.lint.check import Selection
+
+    known = [code for code in titles() if code.startswith("EF6")]
+    sides = []
+    for option, values in (("--select", select), ("--ignore", ignore)):
+        words = [word.strip().upper() for value in values for word in value.split(",") if word.strip()]
+        for word in words:
+            if not _CODE.fullmatch(word) or (
+                word != "ALL" and not any(code.startswith(word) for code in known)
+            ):
+                raise click.BadParameter(
+                    f'there is no code "{word}"; codes are {", ".join(known)}, and what they begin with',
+                    param_hint=option,
+                )
+        sides.append(tuple("EF" if word == "ALL" else word for word in words))
+    return Selection(*sides)
+
+
+def _files(given: Sequence[Path]) -> tuple[list[tuple[Path, str]], int]:
+    """Return the files that are meant, each once with the name it was given, and how many others do not import torch.
+
+    Raises:
+        click.UsageError: there is no Python file in a folder.
+    """
+    from elasticflow.jobfile.project import current_project_root
+    from elasticflow.lint.check import may_train
+    from elasticflow.lint.files import python_files_in
+
+    files: dict[str, tuple[Path, str]] = {}
+    num_others, here = 0, Path.cwd()
+    for path in given or [current_project_root()]:
+        inside = python_files_in(path) if path.is_dir() else [path]
+        if not inside:
+            raise click.UsageError(f"there is no Python file in {path}")
+        for each in inside:
+            if may_train(each):
+                name = each.relative_to(here) if path.is_dir() and each.is_relative_to(here) else each
+                files.setdefault(os.path.realpath(each), (each, str(name)))
+            else:
+                num_others += 1
+    return list(files.values()), num_others
+
+
+def _is_shown(finding: Diagnostic, style: Format, selection: Selection) -> bool:
+    is_asked = any(len(each) > len("EF6") and finding.code.startswith(each) for each in selection.select)
+    return finding.severity != "note" or style in {"json", "sarif"} or is_asked or "EF" in selection.select
+
+
+def _summary(shown: Sequence[Diagnostic], num_files: int, num_others: int, *, strict: bool) -> str:
+    numbers = {
+        severity: sum(each.severity == severity for each in shown)
+        for severity in ("error", "warning", "note")
+    }
+    counts = [f"{number} {noun}{'s' if number > 1 else ''}" for noun, number in numbers.items() if number]
+    text = f"{num_files} file{'' if num_files == 1 else 's'} checked: {', '.join(counts) or 'no problems'}"
+    if strict and numbers["warning"]:
+        text += " (with --strict, warnings are errors)"
+    if num_others:
+        text += paint(
+            f" ({num_others:,} other{'s do' if num_others > 1 else ' does'} not import torch)", dim=True
+        )
+    return text

@@ -1,0 +1,135 @@
+"""From a Python file to diagnostics."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, NamedTuple
+
+from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+from elasticflow.lint.finding import Finding, View
+from elasticflow.lint.rules import checkpoints, collectives, launching, replicas, samplers
+from elasticflow.lint.script.collectives import Collectives
+from elasticflow.lint.script.ranks import Ranks
+from elasticflow.lint.script.script import Script
+from elasticflow.lint.suppressions import suppressions_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+RULES: tuple[Callable[[View], Iterator[Finding]], ...] = (
+    samplers.sampler_without_epoch,
+    samplers.repeated_samples,
+    samplers.batch_per_rank,
+    checkpoints.saved_in_place,
+    checkpoints.saved_by_all,
+    checkpoints.saved_in_part,
+    checkpoints.saved_without_random_state,
+    checkpoints.load_without_map,
+    launching.fixed_ports,
+    launching.spawns_under_torchrun,
+    collectives.collectives_of_some_ranks,
+    collectives.collectives_in_handlers,
+    replicas.unused_parameters,
+)
+# What is imported by whoever trains on several processes; other files of a folder are not parsed.
+_MENTIONS = (b"torch", b"accelerate", b"lightning")
+
+
+class Selection(NamedTuple):
+    """Which codes are wanted: those that begin with one of *select* and with none of *ignore*; the longer one wins."""
+
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+
+    def wants(self, code: str) -> bool:
+        """Return whether findings with a code are wanted."""
+        chosen = max((len(each) for each in self.select if code.startswith(each)), default=-1)
+        refused = max((len(each) for each in self.ignore if code.startswith(each)), default=-1)
+        return (chosen >= 0 or not self.select) and (refused < 0 or refused < chosen)
+
+
+EVERYTHING = Selection()
+"""Every code is wanted."""
+
+
+def may_train(path: Path) -> bool:
+    """Return whether a file mentions what training scripts import; True for one that cannot be read."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return True
+    return any(word in content for word in _MENTIONS)
+
+
+def lint_file(path: Path, name: str, selection: Selection = EVERYTHING) -> list[Diagnostic]:
+    """Return what is found in a file.
+
+    Args:
+        path: The file.
+        name: As the user called it.
+        selection: Which codes are wanted.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        return [Diagnostic(codes.LINT_UNREADABLE, "error", f"cannot be read: {error.strerror}", name)]
+    return lint_source(content, name, selection)
+
+
+def lint_source(content: bytes, name: str, selection: Selection = EVERYTHING) -> list[Diagnostic]:
+    """Return what is found in the source of a file, in no particular order."""
+    try:
+        text = importlib.util.decode_source(content)
+        script = Script(text)
+    except (SyntaxError, UnicodeDecodeError) as error:
+        return [_unreadable(error, name)]
+    ranks = Ranks(script)
+    view = View(script, ranks, Collectives(script, ranks))
+    findings = [each for rule in RULES for each in rule(view) if selection.wants(each.code)]
+    suppressions = suppressions_in(text) if findings else None
+    return [
+        _diagnostic(each, script, name)
+        for each in findings
+        if suppressions is None or not suppressions.covers(each.code, *_lines(each))
+    ]
+
+
+def _lines(finding: Finding) -> tuple[int, int]:
+    return finding.node.lineno, finding.node.end_lineno or finding.node.lineno
+
+
+def _diagnostic(finding: Finding, script: Script, name: str) -> Diagnostic:
+    from elasticflow.jobfile.diagnostics.excerpt import mask_secrets
+
+    first, last = _lines(finding)
+    begin = _column(script.lines[first - 1], finding.node.col_offset)
+    end = _column(script.lines[last - 1], finding.node.end_col_offset or 0)
+    return Diagnostic(
+        finding.code, finding.severity, finding.message, name, first, begin, last, end, finding.help, mask_secrets(script.lines[first - 1])
+    )  # fmt: skip
+
+
+def _column(line: str, offset: int) -> int:
+    """Return the column, from 1 in code points, of an offset in UTF-8 bytes."""
+    return offset + 1 if line.isascii() else len(line.encode()[:offset].decode(errors="replace")) + 1
+
+
+def _unreadable(error: SyntaxError | UnicodeDecodeError, name: str) -> Diagnostic:
+    if isinstance(error, UnicodeDecodeError) or error.lineno is None:
+        what = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error.msg or str(error)
+        return Diagnostic(codes.LINT_UNREADABLE, "error", f"not Python that can be read here: {what}", name)
+    line, column = max(error.lineno, 1), max(error.offset or 1, 1)
+    excerpt = (error.text or "").rstrip("\n")
+    return Diagnostic(
+        codes.LINT_UNREADABLE,
+        "error",
+        f"not Python that can be read here: {error.msg}",
+        name,
+        line,
+        column,
+        line,
+        column + 1,
+        excerpt=excerpt or None,
+    )

@@ -1,0 +1,1 @@
+"""What `elasticflow lint` looks for: one module per concept, one function per code."""

@@ -1,0 +1,326 @@
+"""Checkpoints that a kill destroys, that all ranks write, or from which training does not go on as it was."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+from elasticflow.jobfile.diagnostics import codes
+from elasticflow.lint.finding import Finding
+from elasticflow.lint.rules.launching import reads_of_environment
+from elasticflow.lint.rules.replicas import DDP
+from elasticflow.lint.rules.saves import Contents, Save, loads_in, resumes, saves_in
+from elasticflow.lint.script.names import dotted_name
+from elasticflow.lint.script.ranks import RANKISH, may_choose_ranks, words_of
+from elasticflow.lint.script.script import argument, called_name, has_unpacked, is_constant
+from elasticflow.lint.script.values import is_repeated, values_given, words_behind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from elasticflow.lint.finding import View
+    from elasticflow.lint.script.script import Script
+
+_OPTIMIZER = re.compile(r"optim|(^|_)opts?(_|\d|$)|adam|sgd", re.IGNORECASE)
+_SCHEDULE = re.compile(r"sched|(^|_)lr_|warmup", re.IGNORECASE)
+_POSITION = re.compile(
+    r"epoch|step|iter|position|progress|(^|_)it(_|$)|num_|batch|count|samples|tokens", re.IGNORECASE
+)
+_RANDOM = re.compile(r"rng|random|generator", re.IGNORECASE)
+_MOVES = ("os.replace", "os.rename", "os.renames", "shutil.move", "shutil.copy", "shutil.copyfile", "shutil.copy2", "os.link", "os.symlink")  # fmt: skip
+# With these, what a rank holds is its own, or the framework writes.
+_SHARDED = re.compile(
+    r"FullyShardedDataParallel|\bFSDP\b|deepspeed|fully_shard|tensor_parallel|megatron|xla_model|torch_xla"
+)
+
+
+def saved_in_place(view: View) -> Iterator[Finding]:
+    """Yield a checkpoint that every save writes over, where no other one is kept."""
+    script = view.script
+    saves = [save for save in saves_in(script) if save.has_model or not save.contents]
+    if not saves or any(script.calls_of(*_MOVES)) or _renames(script):
+        return
+    repeated = [save for save in saves if is_repeated(script, save.call)]
+    if not repeated or len({_spelled(script, save.path) for save in saves}) != 1:
+        return
+    for save in repeated[:1]:
+        if save.has_model and _is_the_same_each_time(script, save.path):
+            yield Finding(
+                codes.LINT_SAVED_IN_PLACE,
+                save.call.func,
+                "each save writes over the only checkpoint: a kill while it does leaves none that can be read",
+                "write to a file beside it, then os.replace(temporary, path)",
+            )
+
+
+def _renames(script: Script) -> bool:
+    """Return whether a path is renamed, or a file or an old checkpoint moved, by a method."""
+    return any(
+        isinstance(call.func, ast.Attribute)
+        and (call.func.attr in {"rename", "symlink_to", "link_to", "hardlink_to"} or (call.func.attr == "replace" and len(call.args) == 1))
+        for call in script.calls
+    )  # fmt: skip
+
+
+def _spelled(script: Script, path: ast.expr) -> str:
+    given = values_given(script, path)
+    if len(given) == 1 and isinstance(given[0], ast.Name):
+        values = [value for value in script.names.assigned(given[0].id) if value is not None]
+        if len(values) == 1:
+            return ast.unparse(values[0])
+    return "|".join(sorted(ast.unparse(each) for each in given))
+
+
+def _is_the_same_each_time(script: Script, path: ast.expr) -> bool:
+    """Return whether a path is made of constants, options and attributes that nothing counts on."""
+    given = values_given(script, path)
+    return len(given) == 1 and _is_fixed(script, given[0])
+
+
+def _is_fixed(script: Script, node: ast.expr, hops: int = 4) -> bool:
+    match node:
+        case ast.Constant(value=str()):
+            return True
+        case ast.Name(id=name):
+            values = script.names.assigned(name)
+            if not values and hops and (given := values_given(script, node)) != [node]:
+                return bool(given) and all(_is_fixed(script, each, hops - 1) for each in given)
+            return len(values) == 1 and values[0] is not None and bool(hops) and not _is_in_loop(script, values[0]) and _is_fixed(script, values[0], hops - 1)  # fmt: skip
+        case ast.Attribute(value=ast.Name(id="self"), attr=name):
+            values = script.names.assigned_attribute(name)
+            return len(values) == 1 and values[0] is not None and bool(hops) and (_is_fixed(script, values[0], hops - 1) or _is_given_to_init(script, values[0]))  # fmt: skip
+        case ast.Attribute(value=ast.Name(id=owner), attr=name):  # args.checkpoint
+            words = {"args", "opt", "opts", "options", "cfg", "config", "hparams", "flags", "FLAGS"}
+            return owner in words and not _POSITION.search(name) and not script.names.assigned_attribute(name)
+        case ast.Call(args=parts, keywords=[]) if script.origin(node.func) in {"os.path.join", "pathlib.Path", "builtins.str"}:  # fmt: skip
+            return _all_fixed_or_folder(script, parts, hops)
+        case ast.BinOp(op=ast.Div() | ast.Add(), left=left, right=right):
+            return _all_fixed_or_folder(script, [left, right], hops)
+        case ast.JoinedStr(values=parts):
+            inner = [each.value if isinstance(each, ast.FormattedValue) else each for each in parts]
+            return _all_fixed_or_folder(script, inner, hops)
+        case _:
+            return False
+
+
+def _all_fixed_or_folder(script: Script, parts: Iterable[ast.expr], hops: int) -> bool:
+    """Return whether every part is fixed; what comes before the last may be any folder that no loop makes."""
+    parts = list(parts)
+    if not parts or not hops:
+        return False
+    *folders, last = parts
+    return _is_fixed(script, last, hops - 1) and all(
+        _is_fixed(script, each, hops - 1) or _is_plain_folder(script, each) for each in folders
+    )
+
+
+def _is_plain_folder(script: Script, node: ast.expr) -> bool:
+    name = dotted_name(node)
+    if not name or _POSITION.search(name):
+        return False
+    values = script.names.assigned(name) if isinstance(node, ast.Name) else []
+    return all(value is not None and isinstance(value, ast.Constant) for value in values) and bool(
+        values or isinstance(node, ast.Attribute)
+    )
+
+
+def _is_in_loop(script: Script, node: ast.AST) -> bool:
+    return any(isinstance(whole, ast.For | ast.While) for whole, _ in script.above(node))
+
+
+def _is_given_to_init(script: Script, node: ast.expr) -> bool:
+    """Return whether an attribute is what `__init__` was given, and every call in this file gives something fixed."""
+    given = values_given(script, node)
+    return bool(given) and given != [node] and all(_is_fixed(script, each, 2) for each in given)
+
+
+def saved_by_all(view: View) -> Iterator[Finding]:
+    """Yield each checkpoint that all ranks write to one file, by all the text shows."""
+    script = view.script
+    if not _is_replicated(script) or _SHARDED.search(script.text):
+        return
+    for save in saves_in(script):
+        words = words_behind(script, save.path)
+        given = [word for each in values_given(script, save.path) for word in words_behind(script, each)]
+        if any(RANKISH.search(word) for word in (*words, *given)) or not save.has_model:
+            continue
+        if _is_run_by_all(script, save.call):
+            yield Finding(
+                codes.LINT_SAVED_BY_ALL,
+                save.call.func,
+                "every rank writes this file, all at the same time",
+                "put it under `if dist.get_rank() == 0:`",
+                "error",
+            )
+
+
+def _is_replicated(script: Script) -> bool:
+    return any(script.calls_of(DDP)) and any(script.calls_of("torch.distributed.init_process_group"))
+
+
+def _is_run_by_all(script: Script, node: ast.AST, hops: int = 6) -> bool:
+    """Return whether nothing on the way to a place, in this file, may tell ranks apart."""
+    if not hops:
+        return False
+    line = getattr(node, "lineno", 0)
+    for whole, part in script.above(node):
+        if (
+            isinstance(whole, ast.If | ast.While | ast.IfExp)
+            and part is not whole.test
+            and may_choose_ranks(whole.test)
+        ):
+            return False
+        if isinstance(whole, ast.With | ast.Match) and _is_odd(whole):
+            return False
+    function = script.function_of(node)
+    body = script.tree if function is None else function
+    exits = [
+        each for each in ast.walk(body) if isinstance(each, ast.If) and each.lineno < line and _leaves(each)
+    ]
+    if any(script.function_of(each) is function and may_choose_ranks(each.test) for each in exits):
+        return False
+    if function is None:
+        return True
+    if function.decorator_list and not all(_is_plain_mark(mark) for mark in function.decorator_list):
+        return False
+    callers = [call for call in script.callers.get(function, []) if script.function_of(call) is not function]
+    started = _is_started(script, function.name)
+    return (bool(callers) or started) and all(_is_run_by_all(script, call, hops - 1) for call in callers)
+
+
+def _is_started(script: Script, name: str) -> bool:
+    """Return whether `mp.spawn` is given a function of this file."""
+    spawns = script.calls_of("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
+    return any(dotted_name(argument(call, "fn", 0) or call) == name for call in spawns)
+
+
+def _is_plain_mark(mark: ast.expr) -> bool:
+    name = dotted_name(mark.func if isinstance(mark, ast.Call) else mark).rpartition(".")[2]
+    return name in {"record", "no_grad", "inference_mode", "staticmethod", "classmethod"}
+
+
+def _is_odd(whole: ast.With | ast.Match) -> bool:
+    return any(RANKISH.search(word) for word in words_of(whole.items[0].context_expr)) if isinstance(whole, ast.With) else True  # fmt: skip
+
+
+def _leaves(branch: ast.If) -> bool:
+    return any(isinstance(each, ast.Return | ast.Continue | ast.Break | ast.Raise) or (isinstance(each, ast.Call) and "exit" in dotted_name(each.func)) for each in ast.walk(branch))  # fmt: skip
+
+
+def saved_in_part(view: View) -> Iterator[Finding]:
+    """Yield a checkpoint that this file goes on from, and that leaves out what the file trains with."""
+    script = view.script
+    found = _resumed(script)
+    if found is None:
+        return
+    save, contents = found
+    missing = []
+    if _has_stateful_optimizer(script) and not _any_word(_OPTIMIZER, contents):
+        missing.append("the optimizer")
+    if _has_schedule(script) and not _any_word(_SCHEDULE, contents):
+        missing.append("the learning rate schedule")
+    if not _any_word(_POSITION, contents):
+        missing.append("the epoch or step")
+    if missing:
+        yield Finding(
+            codes.LINT_SAVED_IN_PART,
+            save.call.func,
+            f"the script goes on from this checkpoint, which does not hold {' or '.join(missing)}: training starts those anew",
+            "put the state_dict() of whatever has one into it, and the number of the epoch and step",
+        )
+
+
+def saved_without_random_state(view: View) -> Iterator[Finding]:
+    """Yield a checkpoint that this file goes on from, without the state of the random number generators."""
+    found = _resumed(view.script)
+    if found is None:
+        return
+    save, contents = found
+    if not _any_word(_RANDOM, contents) and "rng_state" not in view.script.text:
+        yield Finding(
+            codes.LINT_NO_RANDOM_STATE,
+            save.call.func,
+            "the checkpoint does not hold the state of the random number generators: dropout and augmentation differ after a restart",
+            "store torch.get_rng_state() and torch.cuda.get_rng_state_all() of each rank, and of Python and NumPy where they draw",
+            "note",
+        )
+
+
+def _resumed(script: Script) -> tuple[Save, list[Contents]] | None:
+    """Return the first checkpoint that the file writes in a loop and goes on from, and all that it ever writes.
+
+    None if there is none, or if the text does not show all that stands in it.
+    """
+    if not any(resumes(script, load) for load in loads_in(script)) or not any(
+        called_name(call) == "backward" for call in script.calls
+    ):
+        return None
+    if _SHARDED.search(script.text):
+        return None
+    saves = saves_in(script)
+    contents = [each for save in saves for each in save.contents]
+    if not contents or any(not save.contents for save in saves):
+        return None
+    repeated = [save for save in saves if save.has_model and is_repeated(script, save.call)]
+    if not repeated or not all(each.is_dict for each in repeated[0].contents):
+        return None
+    if any(not each.is_dict and not each.has_state for each in contents):
+        return None
+    return repeated[0], contents
+
+
+def _any_word(pattern: re.Pattern[str], contents: Iterable[Contents]) -> bool:
+    return any(pattern.search(word) for each in contents for word in each.words if word not in _NO_WORDS)
+
+
+_NO_WORDS = {"state_dict"}
+
+
+def _has_stateful_optimizer(script: Script) -> bool:
+    """Return whether an optimizer of torch keeps something between steps; SGD without momentum does not."""
+    for call in script.calls:
+        origin = script.origin(call.func)
+        if not origin.startswith("torch.optim.") or origin.startswith(
+            ("torch.optim.lr_scheduler", "torch.optim.swa")
+        ):
+            continue
+        if origin != "torch.optim.SGD":
+            return True
+        momentum = argument(call, "momentum", 2)
+        if has_unpacked(call) or (momentum is not None and not is_constant(momentum, 0)):
+            return True
+    return False
+
+
+def _has_schedule(script: Script) -> bool:
+    """Return whether a schedule of torch is made and stepped."""
+    for call in script.calls:
+        if script.origin(call.func).startswith("torch.optim.lr_scheduler."):
+            whole = script.parents.get(call)
+            targets = whole.targets if isinstance(whole, ast.Assign) else []
+            names = {dotted_name(target) for target in targets} - {""}
+            if any(dotted_name(step.func) in {f"{name}.step" for name in names} for step in script.calls):
+                return True
+    return False
+
+
+def load_without_map(view: View) -> Iterator[Finding]:
+    """Yield each torch.load by which every rank of a script for several GPUs puts tensors on the GPU of rank 0."""
+    script = view.script
+    if not _is_replicated(script) and not reads_of_environment(script, {"LOCAL_RANK"}):
+        return
+    if "cuda" not in script.text or not any(script.calls_of("torch.distributed.init_process_group")):
+        return
+    loads = list(script.calls_of("torch.load"))
+    maps = [call for call in loads if argument(call, "map_location", 1) is not None or has_unpacked(call)]
+    scopes = {script.function_of(call) for call in maps}
+    for call in loads_in(script):
+        if call in maps or script.function_of(call) in scopes or not _is_run_by_all(script, call):
+            continue
+        yield Finding(
+            codes.LINT_MAP_LOCATION,
+            call.func,
+            "without map_location every rank loads the tensors to the GPU that rank 0 saved them from",
+            'pass map_location="cpu", or this rank\'s device',
+        )

@@ -1,0 +1,150 @@
+"""How processes are started, and where they meet."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+from elasticflow.jobfile.diagnostics import codes
+from elasticflow.lint.finding import Finding
+from elasticflow.lint.script.names import dotted_name
+from elasticflow.lint.script.ranks import is_entry_check, words_of
+from elasticflow.lint.script.script import argument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.lint.finding import View
+    from elasticflow.lint.script.script import Script
+
+_PORT = re.compile(r"tcp://[^/]*:([0-9]+)/?")
+_ASKS = re.compile(
+    r"environ|getenv|port|slurm|torchrun|elastic|launch|RANK|WORLD_SIZE|MASTER|distributed|world",
+    re.IGNORECASE,
+)
+_REMEDY = "let torchrun choose it (`torchrun --standalone`), and call init_process_group without init_method"
+
+
+def fixed_ports(view: View) -> Iterator[Finding]:
+    """Yield each place that says at which port the ranks meet, whatever the environment says."""
+    script = view.script
+    for node in script.nodes:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                port = _port(script, node.value) if _is_variable(target, {"MASTER_PORT"}) else None
+                if port and not _is_asked(script, node):
+                    yield _of_port(node.value, port)
+        elif isinstance(node, ast.Call):
+            yield from _in_call(script, node)
+
+
+def _in_call(script: Script, call: ast.Call) -> Iterator[Finding]:
+    origin = script.origin(call.func)
+    if origin == "torch.distributed.init_process_group":
+        method = argument(call, "init_method", 1)
+        address = method.value if isinstance(method, ast.Constant) else None
+        match = _PORT.fullmatch(address) if isinstance(address, str) else None
+        if match and method is not None and match[1] != "0" and not _is_asked(script, call):
+            yield _of_port(method, match[1])
+    elif origin == "os.environ.update" and call.args and isinstance(call.args[0], ast.Dict):
+        for key, value in zip(call.args[0].keys, call.args[0].values, strict=True):
+            port = (
+                _port(script, value) if isinstance(key, ast.Constant) and key.value == "MASTER_PORT" else None
+            )
+            if port and not _is_asked(script, call):
+                yield _of_port(value, port)
+
+
+def _of_port(node: ast.expr, port: str) -> Finding:
+    return Finding(
+        codes.LINT_FIXED_PORT,
+        node,
+        f"the ranks meet at port {port} whatever else runs: a second run on this machine, or a restart while the port is taken, fails",
+        _REMEDY,
+    )
+
+
+def _port(script: Script, value: ast.expr) -> str | None:
+    """Return the port that an expression is for sure; None if it may be another, or is 0: any that is free."""
+    if isinstance(value, ast.Call) and script.origin(value.func) == "builtins.str" and len(value.args) == 1:
+        value = value.args[0]
+    if isinstance(value, ast.Name):
+        values = script.names.assigned(value.id)
+        if len(values) != 1 or not isinstance(values[0], ast.Constant):
+            return None
+        value = values[0]
+    text = str(value.value) if isinstance(value, ast.Constant) else ""
+    return text if text.isdigit() and text != "0" else None
+
+
+def _is_asked(script: Script, node: ast.AST) -> bool:
+    """Return whether a condition around a place asks how the script was started."""
+    for whole, part in script.above(node):
+        if isinstance(whole, ast.ExceptHandler):
+            return True
+        if not isinstance(whole, ast.If | ast.IfExp) or part is whole.test or is_entry_check(whole.test):
+            continue
+        if any(map(_ASKS.search, words_of(whole.test))):
+            return True
+    return False
+
+
+def _is_variable(node: ast.expr, names: set[str]) -> bool:
+    """Return whether an expression is a variable of the environment: `os.environ["NAME"]`."""
+    return (
+        isinstance(node, ast.Subscript)
+        and dotted_name(node.value).endswith("environ")
+        and isinstance(node.slice, ast.Constant)
+        and node.slice.value in names
+    )
+
+
+def reads_of_environment(script: Script, names: set[str]) -> bool:
+    """Return whether a script reads one of these variables of the environment, and never sets it."""
+    is_read = False
+    for node in script.nodes:
+        if isinstance(node, ast.Subscript) and _is_variable(node, names):
+            if isinstance(node.ctx, ast.Store):
+                return False
+            is_read = True
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            origin = script.origin(node.func)
+            if node.args[0].value in names and origin in {"os.getenv", "os.environ.get"}:
+                is_read = True
+    return is_read
+
+
+def spawns_under_torchrun(view: View) -> Iterator[Finding]:
+    """Yield each `mp.spawn` that workers of torchrun would call, too."""
+    script = view.script
+    if not reads_of_environment(script, {"LOCAL_RANK"}):
+        return
+    for call in script.calls_of("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"):
+        if not _is_conditional(script, call):
+            yield Finding(
+                codes.LINT_SPAWN,
+                call.func,
+                "mp.spawn starts processes in each worker: the script reads LOCAL_RANK, as one that torchrun starts, once per GPU",
+                "call the function itself and start the script with torchrun, or read no LOCAL_RANK and start it with python",
+                "error",
+            )
+
+
+def _is_conditional(script: Script, node: ast.AST) -> bool:
+    """Return whether some condition but `__name__ == "__main__"` stands before a place, in its function or a caller's."""
+    above = list(script.above(node))
+    if any(isinstance(whole, ast.If) and not is_entry_check(whole.test) for whole, _ in above):
+        return True
+    function = script.function_of(node)
+    if function is None:
+        return False
+    if any(
+        isinstance(inner, ast.Return) and inner.lineno < getattr(node, "lineno", 0)
+        for inner in ast.walk(function)
+    ):
+        return True
+    callers = script.callers.get(function, [])
+    return not callers or any(
+        _is_conditional(script, call) for call in callers if script.function_of(call) is not function
+    )

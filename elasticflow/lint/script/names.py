@@ -1,0 +1,179 @@
+"""Where names come from: imports under any alias, and what is assigned to them."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+# One thing has one name below, whichever module it was imported from.
+_SAME = {
+    "torch.distributed.distributed_c10d": "torch.distributed",
+    "torch.nn.parallel.distributed": "torch.nn.parallel",
+    "torch.utils.data.distributed": "torch.utils.data",
+    "torch.utils.data.dataloader": "torch.utils.data",
+    "torch.multiprocessing.spawn": "torch.multiprocessing",
+    "torch.serialization": "torch",
+    "lightning.fabric": "lightning_fabric",
+    "accelerate.accelerator": "accelerate",
+}
+_STARRED = "*"
+_MOST_HOPS = 6
+
+
+def dotted_name(node: ast.AST) -> str:
+    """Return `a.b.c` for such an expression; empty for any other one."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+class Names:
+    """Bindings of a file.
+
+    Args:
+        nodes: All nodes of its tree.
+        scope_of: The function, lambda, class or module around a node.
+    """
+
+    def __init__(self, nodes: Iterable[ast.AST], scope_of: Callable[[ast.AST], ast.AST]) -> None:
+        self._scope_of = scope_of
+        self._imported: dict[str, set[str]] = defaultdict(set)
+        self._stars: set[str] = set()
+        self._values: dict[str, list[ast.expr | None]] = defaultdict(list)
+        self._attributes: dict[str, list[ast.expr | None]] = defaultdict(list)
+        self._bound: dict[str, set[ast.AST]] = defaultdict(set)
+        for node in nodes:
+            self._note(node)
+
+    def _note(self, node: ast.AST) -> None:
+        match node:
+            case ast.Import() | ast.ImportFrom():
+                self._import(node)
+            case ast.Assign(targets=targets, value=value):
+                for target in targets:
+                    self._assign(target, value)
+            case (
+                ast.AnnAssign(target=target, value=ast.expr() as value)
+                | ast.NamedExpr(target=target, value=value)
+            ):
+                self._assign(target, value)
+            case ast.withitem(optional_vars=ast.expr() as target, context_expr=value):
+                self._assign(target, value)
+            case ast.AugAssign() | ast.For() | ast.AsyncFor() | ast.comprehension():
+                self._assign(node.target, None)
+            case ast.arg(arg=name):
+                self._bound[name].add(self._scope_of(node))
+            case _:
+                pass
+
+    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.partition(".")[0]
+                self._imported[alias.asname or top].add(alias.name if alias.asname else top)
+            return
+        base = "." * node.level + (node.module or "")
+        for alias in node.names:
+            if alias.name == _STARRED:
+                self._stars.add(base)
+            else:
+                self._imported[alias.asname or alias.name].add(f"{base}.{alias.name}")
+
+    def _assign(self, target: ast.expr, value: ast.expr | None) -> None:
+        match target, value:
+            case ast.Name(id=name), _:
+                self._values[name].append(value)
+                self._bound[name].add(self._scope_of(target))
+            case ast.Attribute(attr=name), _:
+                self._attributes[name].append(value)
+            case (ast.Tuple(elts=targets) | ast.List(elts=targets)), (ast.Tuple(elts=values) | ast.List(elts=values)) if len(targets) == len(values):  # fmt: skip
+                for each, part in zip(targets, values, strict=True):
+                    self._assign(each, part)
+            case ((ast.Tuple(elts=targets) | ast.List(elts=targets)), _):
+                for each in targets:
+                    self._assign(each, None)
+            case ast.Starred(value=inner), _:
+                self._assign(inner, None)
+            case _:
+                pass
+
+    def assigned(self, name: str) -> list[ast.expr | None]:
+        """Return what a file assigns to a variable of this name, anywhere; None for what the text does not show."""
+        return self._values.get(name, [])
+
+    def assigned_attribute(self, name: str) -> list[ast.expr | None]:
+        """Return what a file assigns to attributes of this name, of whatever object."""
+        return self._attributes.get(name, [])
+
+    def is_rebound(self, name: str) -> bool:
+        """Return whether a variable or parameter has this name, too."""
+        return name in self._bound
+
+    def is_parameter(self, name: str, scope: ast.AST) -> bool:
+        """Return whether the function *scope* has a parameter of this name, and assigns nothing to it."""
+        if not isinstance(scope, _Function):
+            return False
+        given = scope.args
+        return any(each.arg == name for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)) and all(
+            value is None or self._scope_of(value) is not scope for value in self.assigned(name)
+        )
+
+    @property
+    def modules(self) -> set[str]:
+        """The first part of every imported name."""
+        origins = {origin for each in self._imported.values() for origin in each} | self._stars
+        return {origin.partition(".")[0] for origin in origins}
+
+    def origin(self, node: ast.AST, hops: int = 0) -> str:
+        """Return the dotted name that an expression stands for; empty if imports do not say."""
+        dotted = dotted_name(node)
+        if not dotted:
+            return ""
+        first, _, rest = dotted.partition(".")
+        base = self._first(first, node, hops)
+        return _canonical(f"{base}.{rest}" if rest else base) if base else ""
+
+    def _first(self, name: str, node: ast.AST, hops: int) -> str:
+        scope = self._scope_of(node)
+        binding = self._bound.get(name, set())
+        while True:
+            if scope in binding:
+                return self._alias(name, hops)
+            if isinstance(scope, ast.Module):
+                break
+            scope = self._scope_of(scope)
+        origins = self._imported.get(name, set())
+        if len(origins) == 1:
+            return next(iter(origins))
+        if origins or len(self._stars) != 1:
+            return "" if origins or name not in _BUILTINS else f"builtins.{name}"
+        return f"{next(iter(self._stars))}.{name}"
+
+    def _alias(self, name: str, hops: int) -> str:
+        """Return what a variable stands for that is another name for something imported."""
+        values = self._values.get(name, [])
+        if len(values) != 1 or hops > _MOST_HOPS or name in self._imported or len(self._bound[name]) != 1:
+            return ""
+        value = values[0]
+        if value is None or dotted_name(value).partition(".")[0] in {"", name}:
+            return ""
+        return self.origin(value, hops + 1)
+
+
+_BUILTINS = frozenset({"print", "len", "int", "str", "range", "enumerate", "open", "exit", "quit", "super", "isinstance", "getattr", "setattr", "hasattr", "max", "min", "sum", "sorted", "zip", "list", "dict", "set", "tuple", "float", "bool", "next", "iter", "round", "abs", "any", "all", "map", "filter", "format", "type", "id", "input", "repr", "vars"})  # fmt: skip
+
+
+def _canonical(origin: str) -> str:
+    for module, same in _SAME.items():
+        if origin == module or origin.startswith(f"{module}."):
+            inner = origin[len(module) :]
+            # `torch.multiprocessing.spawn` is the function as well as its module.
+            return f"{same}{inner}" if inner else origin
+    return origin

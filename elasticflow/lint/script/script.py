@@ -1,0 +1,189 @@
+"""One Python file: its tree, its functions and classes, and which of them a call means."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from elasticflow.lint.script.names import Names, dotted_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+"""A function or method that has a name."""
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+
+
+class Script:
+    """A Python file that is valid.
+
+    Args:
+        text: The file, with line feeds as newlines.
+
+    Raises:
+        SyntaxError: it is not Python of this version.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.lines = text.split("\n")
+        self.tree = _parsed(text)
+        self.parents: dict[ast.AST, ast.AST] = {}
+        self.calls: list[ast.Call] = []
+        self.nodes: list[ast.AST] = []
+        self.functions: dict[str, list[Function]] = defaultdict(list)
+        self.classes: dict[str, list[ast.ClassDef]] = defaultdict(list)
+        waiting: list[ast.AST] = [self.tree]
+        while waiting:
+            node = waiting.pop()
+            self.nodes.append(node)
+            children = list(ast.iter_child_nodes(node))
+            self.parents.update(dict.fromkeys(children, node))
+            waiting += reversed(children)
+            if isinstance(node, ast.Call):
+                self.calls.append(node)
+            elif isinstance(node, Function):
+                self.functions[node.name].append(node)
+            elif isinstance(node, ast.ClassDef):
+                self.classes[node.name].append(node)
+        self.names = Names(self.nodes, self.scope_of)
+
+    def origin(self, node: ast.AST) -> str:
+        """Return the dotted name that an expression stands for by the imports: `torch.save`; empty if they do not say."""
+        return self.names.origin(node)
+
+    def calls_of(self, *origins: str) -> Iterator[ast.Call]:
+        """Yield the calls of functions and classes by their dotted names, in the order of the file."""
+        for call in self.calls:
+            if self.origin(call.func) in origins:
+                yield call
+
+    def scope_of(self, node: ast.AST) -> ast.AST:
+        """Return the function, lambda or class around a node, else the module."""
+        above = self.parents.get(node)
+        while above is not None and not isinstance(above, _SCOPES):
+            above = self.parents.get(above)
+        return self.tree if above is None else above
+
+    def function_of(self, node: ast.AST) -> Function | None:
+        """Return the function around a node; None at the level of the module or of a class."""
+        scope = self.scope_of(node)
+        while isinstance(scope, ast.Lambda):
+            scope = self.scope_of(scope)
+        return scope if isinstance(scope, Function) else None
+
+    def class_of(self, node: ast.AST) -> ast.ClassDef | None:
+        """Return the class whose body, or whose methods, a node belongs to."""
+        scope = self.scope_of(node)
+        while not isinstance(scope, ast.ClassDef | ast.Module):
+            scope = self.scope_of(scope)
+        return scope if isinstance(scope, ast.ClassDef) else None
+
+    def above(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+        """Yield what a node lies in, with its part on the way there, up to its function or module."""
+        part, whole = node, self.parents.get(node)
+        while whole is not None:
+            yield whole, part
+            if isinstance(whole, _SCOPES):
+                return
+            part, whole = whole, self.parents.get(whole)
+
+    def called(self, call: ast.Call) -> Function | None:
+        """Return the function of this file that a call means; None if it is another's, or cannot be told."""
+        return self.meant(call.func)
+
+    def meant(self, node: ast.expr) -> Function | None:
+        """Return the function of this file that an expression means: `f`, `self.f`, `trainer.f`."""
+        if isinstance(node, ast.Name):
+            definitions = self.functions.get(node.id, [])
+            if len(definitions) != 1 or self.names.is_rebound(node.id):
+                return None
+            return None if isinstance(self.scope_of(definitions[0]), ast.ClassDef) else definitions[0]
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            owner = self._class_behind(node.value)
+            return None if owner is None else self.method(owner, node.attr)
+        return None
+
+    def method(self, owner: ast.ClassDef, name: str, hops: int = 8) -> Function | None:
+        """Return a method of a class of this file, also one that it inherits from a class of this file."""
+        own = [each for each in owner.body if isinstance(each, Function) and each.name == name]
+        if own:
+            return own[0] if len(own) == 1 else None
+        for base in owner.bases if hops else []:
+            inherited = self.class_called(dotted_name(base))
+            if inherited and (found := self.method(inherited, name, hops - 1)):
+                return found
+        return None
+
+    def class_called(self, name: str) -> ast.ClassDef | None:
+        """Return the one class of this file with a name."""
+        classes = self.classes.get(name, [])
+        return classes[0] if len(classes) == 1 else None
+
+    def _class_behind(self, name: ast.Name) -> ast.ClassDef | None:
+        if name.id in {"self", "cls"}:
+            return self.class_of(name)
+        values = self.names.assigned(name.id)
+        if len(values) == 1 and isinstance(values[0], ast.Call):
+            return self.class_called(dotted_name(values[0].func))
+        return None
+
+    @cached_property
+    def callers(self) -> dict[Function, list[ast.Call]]:
+        """By function of this file, the calls that mean it."""
+        callers: dict[Function, list[ast.Call]] = defaultdict(list)
+        for call in self.calls:
+            if (function := self.called(call)) is not None:
+                callers[function].append(call)
+                continue
+            owner = self.class_called(dotted_name(call.func))
+            made = None if owner is None else self.method(owner, "__init__")
+            if made is not None:
+                callers[made].append(call)
+        return callers
+
+
+def _parsed(text: str) -> ast.Module:
+    import warnings
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(text)
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise SyntaxError(str(error)) from error
+
+
+def called_name(call: ast.Call) -> str:
+    """Return the last part of what is called: `backward` of `loss(x).backward()`; empty where there is no name."""
+    match call.func:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case _:
+            return ""
+
+
+def argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
+    """Return what a call passes under a name, or at a position from 0; None if it does not, or with `*` and `**` only."""
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            return keyword.value
+    before = call.args[: position + 1] if position is not None else []
+    if position is None or len(before) <= position or any(isinstance(each, ast.Starred) for each in before):
+        return None
+    return before[position]
+
+
+def has_unpacked(call: ast.Call) -> bool:
+    """Return whether a call passes arguments that its text does not show: `*args`, `**options`."""
+    return any(keyword.arg is None for keyword in call.keywords) or any(
+        isinstance(each, ast.Starred) for each in call.args
+    )
+
+
+def is_constant(node: ast.expr | None, value: object) -> bool:
+    """Return whether an expression is this constant."""
+    return isinstance(node, ast.Constant) and node.value is value
