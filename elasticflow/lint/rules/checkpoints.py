@@ -42,7 +42,7 @@ def saved_in_place(view: View) -> Iterator[Finding]:
     if not saves or any(script.calls_of(*_MOVES)) or _renames(script):
         return
     repeated = [save for save in saves if is_repeated(script, save.call)]
-    if not repeated or len({_spelled(script, save.path) for save in saves}) != 1:
+    if not repeated or len({_spelled(script, save.path) for save in repeated}) != 1:
         return
     for save in repeated[:1]:
         if save.has_model and _is_the_same_each_time(script, save.path):

@@ -7,6 +7,7 @@ import pytest
 from tests.lint.scripts import codes, found
 
 IN_PLACE = [
+    "for e in range(9):\n    torch.save(model.state_dict(), 'last.pt')\ntorch.save(model.state_dict(), 'final.pt')",
     "for e in range(9):\n    torch.save(model.state_dict(), 'last.pt')",
     "path = os.path.join(args.out, 'last.pt')\nfor e in range(9):\n    torch.save({'m': model.state_dict()}, path)",
     (
