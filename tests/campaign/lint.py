@@ -35,7 +35,9 @@ def rows() -> list[Row]:
 
 def findings_of(content: bytes) -> str:
     """Return the findings about a script as the table has them: warnings and errors, then notes."""
-    found = sorted(lint_source(content, "train.py"), key=lambda each: (each.severity == "note", each.line or 0))
+    found = sorted(
+        lint_source(content, "train.py"), key=lambda each: (each.severity == "note", each.line or 0)
+    )
     marks = [f"{each.code}:{each.line}{' (note)' if each.severity == 'note' else ''}" for each in found]
     return ", ".join(marks) or "none"
 

@@ -1,4 +1,4 @@
-"""The hook `elasticflow-validate` as other repositories use it: installed by pre-commit, then run without a network."""
+"""The hooks as other repositories use them: installed by pre-commit, then run without a network."""
 
 from __future__ import annotations
 
@@ -210,3 +210,22 @@ def test_bases_pass_though_they_are_no_whole_jobs(hook: Hook, project: Path) -> 
     code, text = hook.run(project, "run")
     assert code == 1
     assert "jobs/_long.toml:2:10" in text
+
+
+def test_training_scripts_are_linted(hook: Hook, project: Path) -> None:
+    """By `elasticflow-lint`, from the same environment: warnings fail unless its arguments are taken away."""
+    config = project / ".pre-commit-config.yaml"
+    repos = json.loads(config.read_text())["repos"]
+    repos[0]["hooks"] = [{"id": "elasticflow-lint"}]
+    config.write_text(json.dumps({"repos": repos}))
+    (project / "train.py").write_text(
+        "import torch\nfor epoch in range(9):\n    torch.save(model.state_dict(), 'last.pt')\n"
+    )
+    git(project, "add", ".")
+    code, text = hook.run(project, "run", "--all-files")
+    assert code == 1, text
+    assert "train.py:3:5" in text
+    repos[0]["hooks"][0]["args"] = []
+    config.write_text(json.dumps({"repos": repos}))
+    git(project, "add", ".")
+    assert hook.run(project, "run", "--all-files")[0] == 0
