@@ -169,6 +169,10 @@ class PortTakenError(ElasticflowError):
     """The rendezvous endpoint's port is in use."""
 
 
+class RayError(ElasticflowError):
+    """There is no Ray, no cluster of it, or none that a run can be made on."""
+
+
 class HostsError(ElasticflowError):
     """A file of hosts cannot be used: a line is no host, a host leads nowhere, or the job may not have so many."""
 

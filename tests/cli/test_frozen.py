@@ -42,6 +42,7 @@ PROMISED = {
         "--join",
         "--hosts",
         "--node-rank",
+        "--on",
         "--case",
         "--all",
         "--dry-run",
@@ -135,7 +136,7 @@ PROMISED_OF_RENDER = {
     "kubernetes": {"JOB", "-o", "--form", "--run-id", "--case", "--set"},
 }
 PROMISED_OF_SUBMIT = {"slurm": {"JOB", "--run-id", "--case", "--set", "--wait"}}
-PROMISED_OF_RENDEZVOUS = {"serve": {"--host", "--port", "--token-file"}}
+PROMISED_OF_RENDEZVOUS = {"serve": {"--host", "--port", "--state", "--token-file"}}
 
 
 def _command(within: click.Group, name: str) -> click.Command:

@@ -8,13 +8,12 @@ import click
 
 from elasticflow.cli.output import warn
 from elasticflow.cli.parameters import FILE_ONLY, JOB_FILE, RUN_ID, case_option, job_of, overrides_option
-from elasticflow.cli.train.run_options import RunOptions
+from elasticflow.cli.train.run_options import RunOptions, has_finished
 from elasticflow.cli.train.view import log_format_option, shown
 
 if TYPE_CHECKING:
     from elasticflow.jobfile.load import LoadedJob
     from elasticflow.launcher.launch import Request
-    from elasticflow.run_folder import RunFolder
 
 
 @click.command("run")
@@ -53,6 +52,11 @@ if TYPE_CHECKING:
     help="Run a node on each host that FILE names, started by ssh; the first one leads.",
 )
 @click.option(
+    "--on",
+    type=click.Choice(["ray"]),
+    help="Run the nodes on a cluster's scheduler: Ray, at $RAY_ADDRESS or on this machine; this machine leads.",
+)
+@click.option(
     "--node-rank",
     metavar="N",
     type=click.IntRange(0),
@@ -78,6 +82,7 @@ def command(*, dry_run: bool, **options: Any) -> int:
     elasticflow run jobs/mnist.toml --join head:29400   one more node of the run led there
     elasticflow run jobs/mnist.toml --run-id nightly --join head:29400   the same on all machines
     elasticflow run jobs/mnist.toml --hosts hosts.txt   by ssh on each
+    elasticflow run jobs/mnist.toml --on ray   nodes.max nodes on a Ray cluster
     elasticflow run jobs/mnist.toml --set nodes.max=3 --scale "1@0s 3@20s 2@40s"
     elasticflow run jobs/sweep.toml --case lr0.001-seed1   one case of a file with [matrix]
     elasticflow run jobs/sweep.toml --all --run-id tuning
@@ -99,6 +104,10 @@ def _run(options: RunOptions, *, dry_run: bool) -> int:
         from elasticflow.cli.train.run_hosts import run_hosts
 
         return run_hosts(options, options.hosts)
+    if options.on == "ray":
+        from elasticflow.cli.train.run_ray import run_ray
+
+        return run_ray(options, lambda request: _launch(request, options.log_format))
     if options.is_all:
         from elasticflow.cli.train.run_all import run_all
 
@@ -113,20 +122,10 @@ def _run_one(loaded: LoadedJob, options: RunOptions) -> int:
     from elasticflow.errors import FINISHED
 
     folder = options.folder_of(loaded)
-    if _has_finished(folder):
+    if has_finished(folder):
         return FINISHED
     show_warnings(loaded, but=options.pointless_warnings)
     return _launch(options.request(loaded, folder), options.log_format)
-
-
-def _has_finished(folder: RunFolder) -> bool:
-    """Return whether there is nothing left to train, and say so."""
-    from elasticflow.observe.runs import is_finished
-
-    if not is_finished(folder):
-        return False
-    click.echo(f"run {folder.run_id} is finished")
-    return True
 
 
 def _join(loaded: LoadedJob, endpoint: str, options: RunOptions) -> int:
@@ -150,7 +149,7 @@ def _join(loaded: LoadedJob, endpoint: str, options: RunOptions) -> int:
         take_part, folder = join, RunFolder.of(loaded.project_root, loaded.job.job.name, "joined")
     else:
         take_part, folder = lead_or_join, options.folder_of(loaded)
-        if _has_finished(folder):
+        if has_finished(folder):
             return FINISHED
     return take_part(
         options.request(loaded, folder),

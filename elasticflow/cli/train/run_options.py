@@ -34,6 +34,7 @@ class RunOptions:
     is_all: bool = False
     log_format: str = "console"
     hosts: Path | None = None
+    on: str | None = None
 
     def check(self) -> None:
         """Check that the options go together.
@@ -53,6 +54,17 @@ class RunOptions:
         ):
             raise click.UsageError(
                 "--hosts says which machines there are, and how they meet: give it without --join, --node-rank, --all, "
+                "--simulate-nodes and --scale"
+            )
+        if self.on is not None and (
+            self.hosts is not None
+            or self.endpoint is not None
+            or self.is_simulated
+            or self.is_all
+            or self.node_rank is not None
+        ):
+            raise click.UsageError(
+                f"--on {self.on} says where the nodes are: give it without --hosts, --join, --node-rank, --all, "
                 "--simulate-nodes and --scale"
             )
         if self.is_all and (self.case is not None or self.endpoint is not None):
@@ -131,3 +143,13 @@ def run_id_of(run_id: str | None, case: str | None) -> str:
     if not RUN_ID.fullmatch(whole):
         raise CaseError(f"the run would be called {whole}, and an id has at most 100 letters")
     return whole
+
+
+def has_finished(folder: RunFolder) -> bool:
+    """Return whether there is nothing left to train, and say so."""
+    from elasticflow.observe.runs import is_finished
+
+    if not is_finished(folder):
+        return False
+    click.echo(f"run {folder.run_id} is finished")
+    return True

@@ -75,3 +75,6 @@ def check_scale(changes: tuple[ScaleChange, ...], nodes: NodesTable) -> None:
 
 ALONE = (ScaleChange(0.0, 1),)
 """One node, from the start to the end."""
+
+ELSEWHERE = (ScaleChange(0.0, 0),)
+"""None on this machine: all join from others."""

@@ -1,0 +1,114 @@
+"""`elasticflow run JOB --on ray`: this machine leads, and Ray's nodes train."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from elasticflow.cli.output import show_warnings, warn
+from elasticflow.cli.parameters import job_of
+from elasticflow.cli.train.run_options import has_finished
+from elasticflow.errors import INTERRUPTED, RayError
+from elasticflow.run_folder import new_run_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elasticflow.cli.train.run_options import RunOptions
+    from elasticflow.jobfile.load import LoadedJob
+    from elasticflow.jobfile.tables.job import Job
+    from elasticflow.launcher.launch import Request
+    from elasticflow.launcher.on_ray.cluster import Demand
+
+
+def run_ray(options: RunOptions, launch: Callable[[Request], int]) -> int:
+    """Run the job with nodes.max nodes on Ray; return the exit code.
+
+    Raises:
+        RayError: there is no ray, no cluster, or the job says that the store is elsewhere.
+        TokenError: the run's token cannot be had.
+    """
+    from elasticflow.jobfile.tables.units import parse_duration
+    from elasticflow.launcher.hosts.order import Order
+    from elasticflow.launcher.on_ray.cluster import connect, demand_of
+    from elasticflow.launcher.on_ray.ray_nodes import RayNodes
+    from elasticflow.launcher.rendezvous.token import given_token, new_token
+    from elasticflow.launcher.supervisor.scale_schedule import ELSEWHERE
+    from elasticflow.protocol.handshake import TOKEN
+
+    ray = connect()
+    options = replace(options, run_id=options.run_id or new_run_id())
+    options, loaded, job = _with_endpoint(options, ray.util.get_node_ip_address())
+    folder = options.folder_of(loaded)
+    if has_finished(folder):
+        return 0
+    show_warnings(loaded)
+    nodes = ray.nodes()
+    demand = demand_of(job.nodes.nproc_per_node, nodes)
+    _tell_of_room(options, job, demand, [node["Resources"] for node in nodes if node["Alive"]])
+    # Each node is told, through Ray's own connections, and nobody else.
+    os.environ[TOKEN] = given_token(job.nodes.token_file, loaded.project_root) or new_token()
+    endpoint = job.nodes.endpoint
+    assert endpoint is not None
+    order = Order(
+        folder=str(loaded.project_root.resolve()),
+        words=_words(options, loaded, endpoint),
+        environment={TOKEN: os.environ[TOKEN]},
+        run=f"{job.job.name}/{folder.run_id}",
+        grace_s=parse_duration(job.snapshots.grace),
+    )
+    on_ray = RayNodes(ray, job.nodes.max, demand, order, _show, lambda text: click.echo(text, err=True))
+    on_ray.start()
+    try:
+        code = launch(replace(options.request(loaded, folder), scale=ELSEWHERE))
+    finally:
+        on_ray.close()
+    if code == INTERRUPTED:
+        click.echo(f"the same command goes on with --run-id {options.run_id}", err=True)
+    return code
+
+
+def _with_endpoint(options: RunOptions, address: str) -> tuple[RunOptions, LoadedJob, Job]:
+    """Return the options and the job, which knows that its nodes meet on this machine."""
+    loaded = job_of(options.job_file, options.overrides, options.case)
+    assert loaded.job is not None
+    if loaded.job.torchrun.is_store_outside:
+        raise RayError(
+            "with --on ray this machine leads, and the job says that the store is elsewhere",
+            "take rdzv_endpoint, rdzv_backend and is_host out of [torchrun]",
+        )
+    if loaded.job.nodes.endpoint is None:
+        with socket.create_server(("", 0)) as probe:
+            port = probe.getsockname()[1]
+        options = replace(options, overrides=(*options.overrides, f"nodes.endpoint={address}:{port}"))
+        loaded = job_of(options.job_file, options.overrides, options.case)
+    job = loaded.job
+    assert job is not None
+    return options, loaded, job
+
+
+def _tell_of_room(options: RunOptions, job: Job, demand: Demand, resources: list[dict[str, float]]) -> None:
+    room = sum(demand.fits(each) for each in resources)
+    options.say(
+        f"run {options.run_id} on Ray: {job.nodes.min} to {job.nodes.max} nodes of {demand} each, which meet at {job.nodes.endpoint}; "
+        f"{room} of Ray's {len(resources)} nodes are large enough"
+    )
+    if room == 0:
+        warn(f"no node of Ray has {demand}: the run waits until one comes, as an autoscaler may bring it")
+
+
+def _words(options: RunOptions, loaded: LoadedJob, endpoint: str) -> tuple[str, ...]:
+    """Return the command of each node."""
+    job_file = loaded.path.resolve().relative_to(loaded.project_root.resolve())
+    words = ["run", job_file.as_posix(), "--join", endpoint, "--log-format", options.log_format]
+    words += [word for text in options.overrides for word in ("--set", text)]
+    words += [] if options.case is None else ["--case", options.case]
+    return tuple(words)
+
+
+def _show(host: str, line: str) -> None:
+    click.echo(f"{host} | {line}", err=True)

@@ -1,0 +1,1 @@
+"""A run on a Ray cluster: each node is an actor, which Ray places and watches; all else is as on any machines."""

@@ -1,0 +1,92 @@
+"""The Ray cluster, as much of it as a run needs: who is in it, what a node asks for, who is about to go."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.errors import RayError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ADDRESS = "RAY_ADDRESS"
+_PRINT = "print_to_stdstream"
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What each node of the run asks of a node of Ray."""
+
+    cpus: float
+    gpus: float
+
+    def fits(self, resources: Mapping[str, float]) -> bool:
+        """Return whether a node of Ray with *resources* has so much."""
+        return resources.get("CPU", 0.0) >= self.cpus and resources.get("GPU", 0.0) >= self.gpus
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        return f"{self.gpus:g} GPUs" if self.gpus else f"{self.cpus:g} CPUs"
+
+
+def connect() -> Any:
+    """Return ray, connected to the cluster that RAY_ADDRESS names, or to this machine's.
+
+    Raises:
+        RayError: ray is not installed, or nobody answers there.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise RayError(f"ray cannot be imported: {error}", "pip install 'elasticflow[ray]'") from error
+    if ray.is_initialized():
+        return ray
+    address = os.environ.get(ADDRESS) or "auto"
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        raise RayError(
+            f"no Ray cluster answers at {address}: {str(error).splitlines()[0]}",
+            f"begin one with `ray start --head`, or name it: {ADDRESS}=HOST:6379",
+        ) from error
+    _keep_to_itself()
+    return ray
+
+
+def _keep_to_itself() -> None:
+    """Have ray not print, on standard output, pages of what a raylet did before it was lost: `RayNodes` says that it was.
+
+    Private to ray (seen in 2.60); where it is not there ray prints.
+    """
+    from ray._private import worker
+
+    if hasattr(worker, _PRINT):
+        setattr(worker, _PRINT, lambda *_, **__: None)
+
+
+def demand_of(workers: int | str, nodes: list[dict[str, Any]]) -> Demand:
+    """Return what a node with so many *workers* asks for: a GPU for each where Ray has any, else a CPU.
+
+    Of workers for each GPU (`auto`, `gpu`) a node takes all that the largest node of Ray has.
+    """
+    resources = [node["Resources"] for node in nodes if node["Alive"]]
+    most_gpus = max((each.get("GPU", 0.0) for each in resources), default=0.0)
+    if isinstance(workers, str):
+        return Demand(0.0 if most_gpus else 1.0, most_gpus)
+    return Demand(0.0, workers) if most_gpus else Demand(workers, 0.0)
+
+
+def draining_nodes() -> set[str]:
+    """Return the ids of nodes that Ray is about to take away; none where this version of Ray does not tell.
+
+    Read from ray's private state (seen in 2.49 to 2.60, where Ray Train reads it, too).
+    """
+    try:
+        from ray._private import state
+
+        return set(state.state.get_draining_nodes())
+    except Exception:  # noqa: BLE001  # private to ray: whatever it raises, nobody drains
+        return set()
