@@ -103,6 +103,9 @@ NODE_EXCLUDED = Event(
 NODE_AWAITED = Event(
     "node.awaited", "fewer nodes are ready than the job needs", ("present", "least"), level="warning"
 )
+SCRIPT_STARTED = Event(
+    "script.started", "all workers of a group run the job's own script", ("script", "seconds_since_failure")
+)
 TRAINING_STARTED = Event(
     "training.started",
     "all ranks are about to train",

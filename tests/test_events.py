@@ -17,6 +17,7 @@ NOT_EVENTS = (".py", ".json", ".jsonl", ".log", ".load_weights", ".start_trainin
 NAMES_ELSEWHERE = {str(name) for field in FIELDS.values() for name in (field.otel, field.ecs)}
 
 FROZEN = {
+    "script.started": {"script", "seconds_since_failure"},
     "run.started": {"endpoint", "launch", "pid", "resumed", "schema", "torch", "uri"},
     "run.finished": {"durations", "restarts", "run_durations", "seconds", "step", "stopped"},
     "run.failed": {

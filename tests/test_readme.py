@@ -204,7 +204,11 @@ def check_toml(block: Block, project: Path) -> None:
     tables = set(tomli.loads(block.text))
     if not tables & set(Job.model_fields):
         return  # another tool's: parsed, and that is all
-    if "extends" not in tables and not {"job", "model", "optimizer", "dataset", "train"} <= tables:
+    if (
+        "extends" not in tables
+        and "script" not in tables
+        and not {"job", "model", "optimizer", "dataset", "train"} <= tables
+    ):
         base = (project / "jobs" / "mnist.toml").read_text()
         if "entry" not in tomli.loads(block.text).get("evaluation", {"entry": ""}):
             base = re.sub(

@@ -48,4 +48,5 @@ def needs_of(root: Path, job: Job | None = None, job_file: Path | None = None) -
         return Needs(root, cores)
     per_node = job.nodes.nproc_per_node
     workers = per_node if isinstance(per_node, int) else cores
-    return Needs(root, workers, job.dataset.num_workers, job, job_file)
+    loaders = 0 if job.script is not None else job.dataset.num_workers
+    return Needs(root, workers, loaders, job, job_file)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.jobfile.checks.all import check_tables
 from elasticflow.jobfile.checks.observing import check_program
+from elasticflow.jobfile.checks.script import check_script
 from elasticflow.jobfile.composition.references import References
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.diagnostic import in_order
@@ -67,7 +68,7 @@ def validate_source(
         problems = without_missing(problems)
     entry_problems = check_entry_points(source, root, cache.entry_points)
     problems += [*check_tables(source, tables), *_without_echoes(entry_problems, problems)]
-    problems += check_program(source, tables, root)
+    problems += [*check_program(source, tables, root), *check_script(source, tables, root)]
     problems = [references.mask(each) for each in _without_echoes(problems, references.problems)]
     problems += references.problems
     if any(each.severity == "error" for each in problems):

@@ -266,7 +266,8 @@ class Node:
         check_shared(Catalog(storage, prefix), invitation, say)
         node = f"{socket.gethostname()}-{store.add('joined', 1)}"
         launch_folder = self.folder.path / "nodes" / node
-        atomic_files.write(launch_folder / "train.py", (invitation.entry_point.encode(),))
+        if plan.script is None:
+            atomic_files.write(launch_folder / "train.py", (invitation.entry_point.encode(),))
         atomic_files.write(launch_folder / "torchrun.args", ("\n".join(plan.torchrun_args).encode(),))
         origins = origins_now(request.job, request.project_root, plan.job_files, next_launch_id())
         made = {"format": 1, "job": job_to_json(request.job), **origins.to_json()}

@@ -143,7 +143,9 @@ def _next_launch(
         folder.cancel.unlink(missing_ok=True)  # of the launch before
         _check_files(folder, catalog)
         made, drift = _made(request, plan, catalog, warn)
-        edited = resume_check.edited_entry_point(folder, request.project_root, drift, warn)
+        edited = None
+        if plan.script is None:
+            edited = resume_check.edited_entry_point(folder, request.project_root, drift, warn)
         catalog.newest()  # one that can be read, or none: else no generation would come to a step
     number = (folder.launch_numbers() or [0])[-1] + 1
     compiled.write(

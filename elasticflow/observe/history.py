@@ -343,7 +343,7 @@ class _Reader:
                 stops[-1].left = int_of(event, "left")
             case events.TRAINING_STARTED if stops:
                 stops[-1].redone = max(0, stops[-1].step - int_of(event, "step"))
-            case events.TRAINING_FIRST_STEP if stops and stops[-1].back_s is None:
+            case events.TRAINING_FIRST_STEP | events.SCRIPT_STARTED if stops and stops[-1].back_s is None:
                 stops[-1].back_s = float_of(event, "seconds_since_failure")
             case _:
                 pass

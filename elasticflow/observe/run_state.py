@@ -52,6 +52,7 @@ class RunState:
     restarts: int = 0
     workers: tuple[RunningWorker, ...] = ()
     snapshot: str | None = None
+    script: str | None = None
     held: int = 0
     started: float | None = None
     updated: float | None = None
@@ -85,6 +86,7 @@ class RunState:
                 if isinstance(worker, dict)
             ),
             snapshot=text_of(state, "snapshot"),
+            script=text_of(state, "script"),
             held=int_of(state, "held"),
             started=unix_time(state.get("started")),
             updated=unix_time(state.get("updated")),

@@ -53,6 +53,7 @@ class RunStatus:
         samples_per_s: Speed over the last steps.
         seconds_left: To the end of training at that speed, while the run is running.
         snapshot: Name of the newest committed snapshot.
+        script: The script of its own that the run is, once it was started; None: it is a job that says what is trained.
         standbys: Of each node, while the run is running.
         compilation: What torch.compile takes; None: the run compiles nothing.
         held: Newest step that all workers hold in their node's memory; it lives no longer than the launch.
@@ -91,6 +92,7 @@ class RunStatus:
     samples_per_s: float | None
     seconds_left: float | None
     snapshot: str | None
+    script: str | None
     standbys: tuple[NodeStandbys, ...]
     compilation: Compilation | None
     held: int | None
@@ -117,7 +119,9 @@ class RunStatus:
 
     @property
     def progress(self) -> str:
-        """`93 of 230 (40 %)`, or the step alone while the end is unknown."""
+        """`93 of 230 (40 %)`, or the step alone while the end is unknown; of a script that tells none, `-`."""
+        if self.script is not None and self.step == 0:
+            return "-"
         if self.steps is None:
             return str(self.step)
         return f"{self.step} of {self.steps} ({100 * self.step // self.steps} %)"
@@ -188,6 +192,7 @@ def read_status(folder: RunFolder) -> RunStatus:
         samples_per_s=pace.samples_per_s,
         seconds_left=pace.seconds_left(step, state.steps) if is_running and state.steps else None,
         snapshot=state.snapshot or (committed[-1] if committed else None),
+        script=state.script,
         standbys=tuple(history.standbys.values()) if is_running else (),
         compilation=None if history.compilation.newest is None else history.compilation,
         held=state.held or None if is_running else None,

@@ -56,6 +56,7 @@ FIELDS: dict[str, Field] = {
     "sink": Field("text", "where measures and events are sent to"),
     "points": Field("whole", "steps, evaluations and events that are still to be sent"),
     "log": Field("text", "file with what a process printed last", "log.file.path", "log.file.path"),
+    "script": Field("text", "the file or module that [script] names"),
     # Who and where.
     "pid": Field("whole", "a process", "process.pid", "process.pid"),
     "pids": Field("wholes", "processes, by local rank"),

@@ -156,6 +156,11 @@ def check(job: Job, worlds: Sequence[int], steps: int, gpus: int) -> int:
     Raises:
         TrialRefusedError: the job cannot be tried at each of *worlds* on this machine; says why and what to do.
     """
+    if job.script is not None:
+        raise TrialRefusedError(
+            "a job with [script] cannot be tried: what its script trains, and when a step ends, is not known",
+            "try a job that says what is trained: elasticflow guide adopting",
+        )
     largest, batch, shards = max(worlds), job.dataset.global_batch_size, job.train.virtual_shards
     if shards is not None and largest > shards:
         raise TrialRefusedError(

@@ -92,7 +92,7 @@ def _print(status: RunStatus, overlap: str | None) -> None:
 
 
 def _rows(status: RunStatus) -> list[tuple[str, str]]:
-    rows = [("step", status.progress)]
+    rows = _what(status)
     if status.doing is not None:
         rows.append(("now", f"{status.doing.label}: {status.doing.lasting(time.time())}"))
     stopped = (status.verdict or {}).get("stopped")
@@ -131,6 +131,12 @@ def _rows(status: RunStatus) -> list[tuple[str, str]]:
     return rows
 
 
+def _what(status: RunStatus) -> list[tuple[str, str]]:
+    """Return the script, if the run is one, and the step, unless it tells none."""
+    rows = [] if status.script is None else [("script", status.script)]
+    return rows if status.script is not None and not status.step else [*rows, ("step", status.progress)]
+
+
 def _speed(status: RunStatus) -> list[tuple[str, str]]:
     if status.status != "running" or status.samples_per_s is None:
         return []
@@ -153,7 +159,8 @@ def _times(status: RunStatus) -> list[tuple[str, str]]:
         of_one = "" if status.durations else " by the newest launch"
         parts = status.durations or status.launch_durations
         rows.append(("took", took(parts) + of_one))
-        rows.append(("goodput", f"{percent(goodput(parts))} of the time trained steps that count"))
+        what = "the script ran" if status.script is not None else "trained steps that count"
+        rows.append(("goodput", f"{percent(goodput(parts))} of the time {what}"))
     return rows
 
 

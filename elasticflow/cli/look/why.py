@@ -54,19 +54,20 @@ def command(run: str | None, form: str) -> None:
         click.echo(f"  {paint('overlap', 'yellow')} {overlap}")
     if failures:
         *earlier, newest = failures
-        _print_whole(newest)
+        _print_whole(newest, status.script)
         if earlier:
             click.echo(f"\n{paint('before that', dim=True)}")
         for incident in reversed(earlier):
             click.echo(f"  {local_time(incident.at)}  {headline(incident)}: {_outcome(incident)}")
 
 
-def _print_whole(incident: Incident) -> None:
+def _print_whole(incident: Incident, script: str | None) -> None:
     click.echo(f"\n{paint(headline(incident), 'red', bold=True)}")
     for line in (*user_frames(incident.traceback or ""), *incident.stderr):
         click.echo(f"  {line}")
+    after = "" if script is not None and incident.step == 0 else f", after step {incident.step}"
     rows = [
-        ("when", f"{local_time(incident.at)}, generation {incident.generation}, after step {incident.step}"),
+        ("when", f"{local_time(incident.at)}, generation {incident.generation}{after}"),
         ("likely", incident.likely),
         ("class", incident.kind),
         ("where", _where(incident)),

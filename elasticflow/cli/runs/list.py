@@ -65,7 +65,7 @@ def _row(status: RunStatus) -> tuple[str, ...]:
         status.folder.run_id,
         status.folder.job,
         paint(status.status + lost, STATUS_COLOURS[status.status]),
-        f"{status.step}{of}",
+        "-" if status.script is not None and status.step == 0 else f"{status.step}{of}",
         number(status.loss),
         status.main_metrics or "-",
         local_time(status.started),

@@ -36,6 +36,10 @@ def command(
     assert loaded.job is not None
     compile_job(loaded.job, loaded.files, loaded.project_root, overrides, case).write(folder, force=force)
     show_warnings(loaded)
+    if loaded.job.script is not None:
+        click.echo(f"wrote {folder}: torchrun.sh, torchrun.args, plan.json, job.json, sources/")
+        click.echo(f"  the script by plain torchrun: bash {folder}/torchrun.sh")
+        return
     click.echo(f"wrote {folder}: train.py, torchrun.sh, torchrun.args, plan.json, job.json, sources/")
     click.echo(f"  several workers: bash {folder}/torchrun.sh")
     click.echo(f"  one process:     python {folder}/train.py")

@@ -58,10 +58,16 @@ def try_out_loaded(
     """Return what trying out a job without errors tells, and its findings, each at its place in the job file."""
     from elasticflow.deep_check.check import try_out
     from elasticflow.deep_check.diagnostics import diagnostics_of
+    from elasticflow.errors import TrialRefusedError
     from elasticflow.jobfile.checks.deep_facts import check_deep_facts
     from elasticflow.jobfile.job_file import JobFile
 
     assert loaded.job is not None
+    if loaded.job.script is not None:
+        raise TrialRefusedError(
+            "--deep tries out what a job file names, and a job with [script] names a script, which would train",
+            "leave --deep out: the script was read, and is valid Python; its first launch shows the rest",
+        )
     from elasticflow.observe.terminal.waiting_line import WaitingLine
 
     case = "" if loaded.case is None else f" (case {loaded.case})"

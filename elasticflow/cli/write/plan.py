@@ -196,7 +196,7 @@ def _knowledge(loaded: LoadedJob, run_facts: RunFacts | None, report: DeepReport
 
     assert loaded.job is not None
     facts = {} if run_facts is None else dict(run_facts.facts)
-    if loaded.job.dataset.samples is not None:
+    if loaded.job.script is None and loaded.job.dataset.samples is not None:
         facts["samples"] = Known(loaded.job.dataset.samples, "dataset.samples")
     seen = {} if report is None else report.facts.known()
     facts |= {name: Known(value, "--deep") for name, value in seen.items() if name in Knowledge._fields}
@@ -234,6 +234,6 @@ def _facts(view: PlanView) -> dict[str, object]:
         "known": {name: None if fact is None else fact._asdict() for name, fact in known._asdict().items()},
         "forecast": ahead._asdict(),
         "drift": drift,
-        "drawn": drawn_in_words(view.job, view.sets),
+        "drawn": None if view.plan.script is not None else drawn_in_words(view.job, view.sets),
         "sets": None if view.sets is None else view.sets._asdict(),
     }

@@ -18,7 +18,7 @@ def logged(job: Job) -> Iterator[tuple[str, str]]:
     parts = []
     if job.logging.count_name is not None:
         parts.append(f"{job.logging.count_name}/s, by the count of model.step or model.loss_count")
-    if job.model.flops_per_sample is not None:
+    if job.script is None and job.model.flops_per_sample is not None:
         peak = job.logging.peak_flops
         of = "the GPU's peak, if it is known by its name" if peak is None else f"{peak:.4g} FLOP/s a device"
         parts.append(f"MFU, of {of}")

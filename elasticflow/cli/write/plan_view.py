@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from elasticflow.cli.output import paint
 from elasticflow.cli.write.plan_data import batch_in_words, batches_in_words, by, drawn_in_words
 from elasticflow.cli.write.plan_logged import logged
+from elasticflow.cli.write.plan_script import script_facts, script_restarts
 from elasticflow.cli.write.plan_worlds import either, worlds_notes, worlds_table
 from elasticflow.compiler.drift.table import lines_of as drift_lines
 from elasticflow.compiler.entry_point.evaluation_calls import measured_weights
+from elasticflow.compiler.plan.script import torchrun_command
 from elasticflow.jobfile.checks.training_length import samples_per_epoch
 from elasticflow.jobfile.diagnostics.toml_literals import dotted
 from elasticflow.jobfile.entry_points.object_arguments import dataset_values
@@ -88,7 +90,7 @@ def lines_of(view: PlanView, width: int) -> Iterator[str]:
         yield from _differences(view.run_facts.drift, width)
     yield ""
     yield from worlds_table(view.plan.worlds)
-    for text in worlds_notes(view.job, view.plan):
+    for text in () if view.plan.script is not None else worlds_notes(view.job, view.plan):
         yield ""
         yield from textwrap.wrap(text, width, break_long_words=False)
 
@@ -97,9 +99,9 @@ def _command(plan: LaunchPlan, width: int) -> Iterator[str]:
     """Yield torchrun's command, which the launch is equal to, and the variables that it needs."""
     yield paint("# what follows in torchrun's words", dim=True)
     yield "python -m torch.distributed.run \\"
-    *options, entry_point = plan.torchrun_args
-    yield from (f"    {shlex.quote(option)} \\" for option in options)
-    yield f"    {entry_point}"
+    program = 1 if plan.script is None else len(torchrun_command(plan.script))
+    yield from (f"    {shlex.quote(option)} \\" for option in plan.torchrun_args[:-program])
+    yield f"    {shlex.join(plan.torchrun_args[-program:])}"
     yield ""
     yield from _environment(plan, width)
 
@@ -115,6 +117,20 @@ def _facts(view: PlanView) -> Iterator[tuple[str, str]]:
     plan, job = view.plan, view.job
     yield "job", f"{plan.job_name} ({', '.join(plan.job_files)}; digest {plan.job_digest[:16]})"
     yield "nodes", _nodes(view)
+    if plan.script is None:
+        yield from _training(view)
+    else:
+        yield from script_facts(plan, plan.script, job)
+        yield from logged(job)
+        yield "restarts", script_restarts(job.restarts, plan.script)
+    yield from view.asides.items()
+    if view.run_facts is not None:
+        yield "drift", _drift(view.run_facts, view.answer)
+
+
+def _training(view: PlanView) -> Iterator[tuple[str, str]]:
+    """Yield what only a job has that says what is trained: from its batches to its restarts."""
+    job = view.job
     yield "batch", batch_in_words(job, view.known)
     if drawn := drawn_in_words(job, view.sets):
         yield "samples", drawn
@@ -146,9 +162,6 @@ def _facts(view: PlanView) -> Iterator[tuple[str, str]]:
     yield "", _warm(view)
     if job.train.compile:
         yield "compiler", _compiler(view)
-    yield from view.asides.items()
-    if view.run_facts is not None:
-        yield "drift", _drift(view.run_facts, view.answer)
 
 
 def _evaluations(view: PlanView) -> Iterator[tuple[str, str]]:

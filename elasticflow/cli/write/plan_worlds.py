@@ -15,13 +15,22 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.tables.job import Job
 
 _HEADER = (("", "nodes"), ("", "workers"), ("samples", "each"), ("forwards", "each"), ("samples", "in one"))
+_HEADER_OF_SCRIPT = ("nodes", "workers")
 _EXACT_HEADER = (("forwards", "of batch mode"), ("gradient", "sums"), ("", "traffic"))
 
 
 def worlds_table(worlds: Sequence[WorldRow]) -> Iterator[str]:
     """Yield the header of two lines and a line for each world size."""
+    if all(world.samples_per_rank is None and world.world_size is not None for world in worlds):
+        yield from table(_HEADER_OF_SCRIPT, map(_workers, worlds), justify="right")
+        return
     header = _HEADER if worlds[0].exact is None else _HEADER + _EXACT_HEADER
     yield from table(["\n".join(lines) for lines in header], map(_row, worlds), justify="right")
+
+
+def _workers(world: WorldRow) -> tuple[str, str]:
+    """Return a line where the batches are the script's, or the workers of a node are not known."""
+    return f"{world.nodes:,}", "as found" if world.world_size is None else f"{world.world_size:,}"
 
 
 def _row(world: WorldRow) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ _OTHER_EVALUATION = (
 _WEIGHTS: dict[str, tuple[Weight, str]] = {
     "job": ("harmless", "names and places only"),
     "job.seed": ("corrupting", "the order of samples is another: some would be repeated, some left out"),
+    "script": ("harmless", "a script goes on from what it has saved"),
     "model.entry": ("corrupting", _OTHER_STATE),
     "model.args": ("corrupting", _OTHER_STATE),
     "model.flops_per_sample": ("harmless", "a number in logs only"),
@@ -148,9 +149,10 @@ class Difference:
 def compare(old: Job, new: Job) -> list[Difference]:
     """Return what differs, in the order of the job file, keys that came last."""
     before, after = dict(_leaves(public_tables(old))), dict(_leaves(public_tables(new)))
-    is_exact = new.train.consistency == "exact"
+    is_script = new.script is not None
+    is_exact = not is_script and new.train.consistency == "exact"
     own_weights = dict(_EXACT_WEIGHTS) if is_exact else {}
-    if new.dataset.sampler is not None and new.dataset.sampler.bucket_by is not None:
+    if not is_script and new.dataset.sampler is not None and new.dataset.sampler.bucket_by is not None:
         own_weights |= _BUCKETED_WEIGHTS
     differences = []
     for key in {**before, **after}:

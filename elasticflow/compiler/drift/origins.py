@@ -35,7 +35,8 @@ def compare_made(old: Made, new: Made, *, after_user_error: bool = False) -> lis
         new: What it is to go on with.
         after_user_error: The run ended with an error of the job's own code.
     """
-    is_exact = new.job.train.consistency == "exact"
+    is_script = new.job.script is not None
+    is_exact = not is_script and new.job.train.consistency == "exact"
     depends_on_cores = is_exact and new.job.train.threads is None
     return [
         *compare(old.job, new.job),
@@ -55,7 +56,9 @@ def _sources(old: Origins, new: Origins, *, is_exact: bool, after_user_error: bo
         if JOB_FILE in roles or (was and now and was.sha256 == now.sha256):
             continue
         weight: Weight = "harmless"
-        if roles <= _NO_WEIGHTS:
+        if roles == {"script"}:
+            reason = "a script goes on from what it has saved"
+        elif roles <= _NO_WEIGHTS:
             reason = "the weights do not depend on it"
         elif is_exact:
             weight, reason = "trajectory", _BITS

@@ -11,7 +11,7 @@ from typing import Any
 from elasticflow.errors import JobRefusedError
 from elasticflow.jobfile.python_source.annotations import DatasetValue
 from elasticflow.jobfile.tables.evaluation import set_tables
-from elasticflow.jobfile.tables.job import Job
+from elasticflow.jobfile.tables.job import OF_TRAINING, Job
 from elasticflow.jobfile.tables.observing.logging import SINKS
 from elasticflow.redaction import without_secrets
 
@@ -48,11 +48,13 @@ def job_to_json(job: Job) -> dict[str, Any]:
 def public_tables(job: Job) -> dict[str, Any]:
     """Return the job's tables without secrets of `snapshots` and `env`: those belong to no record and no comparison."""
     tables = job.model_dump()
+    for name in ("script",) if job.script is None else OF_TRAINING:
+        del tables[name]
     for table, key, default in _LATER:
-        if tables[table][key] == default:
+        if table in tables and tables[table][key] == default:
             del tables[table][key]
     for name in ("hooks", "notify", "slurm", "kubernetes"):
-        if tables[name] is None:
+        if name in tables and tables[name] is None:
             del tables[name]
     if job.env is None:
         del tables["env"]

@@ -17,7 +17,7 @@ from elasticflow.jobfile.python_source.syntax import imported_modules
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elasticflow.jobfile.tables.job import Job
+    from elasticflow.jobfile.tables.job import Job, ScriptTable
 
 JOB_FILE = "job file"
 _MOST_FILES = 2000
@@ -55,6 +55,9 @@ def own_sources(job: Job, project_root: Path, job_files: Sequence[str]) -> dict[
         role = _ROLES.get((str(first), str(second)), str(first))
         for file in walk.reached(use.text.partition(":")[0]):
             roles[file].add(role)
+    if job.script is not None:
+        for file in _of_script(job.script, project_root):
+            roles[file].add("script")
     files = {relative(file, project_root): (file, tuple(sorted(of))) for file, of in roles.items()}
     files |= {name: (project_root / name, (JOB_FILE,)) for name in job_files}
     return {
@@ -62,6 +65,16 @@ def own_sources(job: Job, project_root: Path, job_files: Sequence[str]) -> dict[
         for name, (file, of) in sorted(files.items())
         if (digest := digest_of(file)) is not None
     }
+
+
+def _of_script(script: ScriptTable, project_root: Path) -> set[Path]:
+    """Return the files that running the script runs, as far as they lie where it finds its own modules."""
+    if script.entry is not None:
+        file = project_root / script.entry
+        return {file, *_Walk(Finder.of_job(file.parent, (".",))).reached(file.stem)}
+    name = script.module or ""
+    walk = _Walk(Finder.of_job(project_root, (".",)))
+    return walk.reached(name) | walk.reached(f"{name}.__main__")
 
 
 def relative(file: Path, project_root: Path) -> str:

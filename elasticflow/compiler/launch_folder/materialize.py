@@ -16,6 +16,7 @@ from elasticflow.compiler.inputs.sources import own_sources
 from elasticflow.compiler.launch_folder.files import write_into, write_new
 from elasticflow.compiler.plan import torchrun
 from elasticflow.compiler.plan.launch_plan import LaunchPlan
+from elasticflow.compiler.plan.script import torchrun_command
 from elasticflow.errors import LaunchFolderError
 from elasticflow.redaction import public_overrides
 from elasticflow.system import records
@@ -102,16 +103,6 @@ def launch_files(
     """Return the text of every file of the launch folder by its name; plan.json, which vouches for them, last."""
     overrides = public_overrides(overrides)
     root = Path(os.path.relpath(project_root.resolve(), folder.resolve())).as_posix()
-    forms = call_forms(job, project_root)
-    made = render(
-        job,
-        forms=forms,
-        digest=plan.job_digest,
-        job_file=plan.job_files[0],
-        root=root,
-        overrides=overrides,
-        case=plan.case,
-    )
     record = {
         "format": 1,
         "digest": plan.job_digest,
@@ -128,9 +119,13 @@ def launch_files(
     kept = [*plan.job_files, *(() if origins is None else origins.sources)]
     texts = {name: _text_of(project_root / name) for name in kept}
     files = {source_copy(name): text for name, text in texts.items() if text is not None}
+    made = _generated(plan, job, project_root, root, overrides) if plan.script is None else {}
+    entry_points = {name: text for name, text in made.items() if name == TRAIN_PY}
+    if entry_point is not None and entry_points:
+        entry_points[TRAIN_PY] = entry_point
     files |= {
         JOB_JSON: _json(record),
-        TRAIN_PY: made if entry_point is None else entry_point,
+        **entry_points,
         TORCHRUN_ARGS: "".join(f"{argument}\n" for argument in plan.torchrun_args),
         TORCHRUN_SH: torchrun.script(
             plan.job_name,
@@ -139,15 +134,37 @@ def launch_files(
             plan.reasons,
             plan.env,
             plan.env_secrets,
+            None if plan.script is None else torchrun_command(plan.script),
+            root,
         ),
     }
-    if job.train.compile and not forms.step_moves_optimizers:
-        files[FACTORIES_PY] = render_factories(job, root=root, forms=forms)
+    files |= {name: text for name, text in made.items() if name not in entry_points}
     # job.json tells the state of git and of the machine, so its digest would differ for the same job.
     written = {name: _sha256(text) for name, text in files.items() if name != JOB_JSON}
     # An edited train.py that is carried forward stays known as edited.
-    written[TRAIN_PY] = _sha256(made)
+    written |= {name: _sha256(text) for name, text in made.items()}
     return files | {PLAN_JSON: _json({**to_json(plan.public().model_dump()), _WRITTEN: written})}
+
+
+def _generated(
+    plan: LaunchPlan, job: Job, project_root: Path, root: str, overrides: Sequence[str]
+) -> dict[str, str]:
+    """Return train.py by its name, and what standbys of a compiled job have beside it."""
+    forms = call_forms(job, project_root)
+    files = {
+        TRAIN_PY: render(
+            job,
+            forms=forms,
+            digest=plan.job_digest,
+            job_file=plan.job_files[0],
+            root=root,
+            overrides=overrides,
+            case=plan.case,
+        )
+    }
+    if job.train.compile and not forms.step_moves_optimizers:
+        files[FACTORIES_PY] = render_factories(job, root=root, forms=forms)
+    return files
 
 
 def source_copy(name: str) -> str:

@@ -66,7 +66,7 @@ def _shown(job: Job) -> list[int]:
     if high - low < MOST_ROWS:
         return list(range(low, high + 1))
     chosen = []
-    if isinstance(per_node, int):
+    if isinstance(per_node, int) and job.script is None:
         shared = job.train.virtual_shards or job.dataset.global_batch_size
         most = min(high - 1, shared // per_node)
         chosen = [nodes for nodes in range(low + 1, most + 1) if shared % (nodes * per_node) == 0]
@@ -79,9 +79,9 @@ def _shown(job: Job) -> list[int]:
 
 
 def world_row(job: Job, nodes: int, world_size: int | None) -> WorldRow:
-    """Return how a full batch is split over *world_size* ranks; unknown where it is None."""
-    if world_size is None:
-        return WorldRow(nodes=nodes, world_size=None)
+    """Return how a full batch is split over *world_size* ranks; unknown where that is None, or a script splits it."""
+    if world_size is None or job.script is not None:
+        return WorldRow(nodes=nodes, world_size=world_size)
     batch, shards = job.dataset.global_batch_size, job.train.virtual_shards
     parts = job.dataset.shards or batch  # what is shared out: data shards, or samples
     fewest, most = (n * batch // parts for n in (parts // world_size, -(-parts // world_size)))

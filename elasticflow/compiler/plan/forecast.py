@@ -88,6 +88,9 @@ class Forecast(NamedTuple):
     kept_bytes: float | None
 
 
+_NOTHING = Forecast(None, None, None, None, None, None, False, None, None, None)
+
+
 class _Pace(NamedTuple):
     """How far one hour goes, in each unit of intervals that is known."""
 
@@ -106,7 +109,9 @@ class _Pace(NamedTuple):
 
 
 def forecast(job: Job, known: Knowledge) -> Forecast:
-    """Return what a run of *job* would come to."""
+    """Return what a run of *job* would come to; of a script nothing is known."""
+    if job.script is not None:
+        return _NOTHING
     samples = samples_per_epoch(job.dataset, None if known.samples is None else int(known.samples.value))
     has_end = samples is not None or job.train.steps is not None
     steps = num_steps(job.train, job.dataset, samples or 0) if has_end else None

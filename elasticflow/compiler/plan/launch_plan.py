@@ -11,6 +11,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from elasticflow.compiler.inputs.job_json import job_digest
 from elasticflow.compiler.plan import batch_split, torchrun
 from elasticflow.compiler.plan.batch_split import Fact, WorldRow
+from elasticflow.compiler.plan.script import ScriptPlan, script_plan, torchrun_command
 from elasticflow.jobfile.entry_points.calls import entry_calls
 from elasticflow.jobfile.tables.evaluation import ranking_set
 from elasticflow.jobfile.tables.units import intervals, parse_duration, parse_interval, parse_size
@@ -84,7 +85,7 @@ class LaunchPlan(Fact):
         rdzv_backend: Of the store that nodes meet in; static: node ranks are given, not found.
         is_store_outside: The store is served by neither torchrun nor our supervisor.
         rdzv_options: How to talk to the store.
-        torchrun_args: torchrun's argv after its own name, entry point last (`train.py`).
+        torchrun_args: torchrun's argv after its own name, what it runs last: `train.py`, or the script with its arguments.
         environment: Variables of the launch, each with its value.
         reasons: Why each variable is set, by name.
         env: Variables that the job sets for its workers; a plan of one that sets none does not say so.
@@ -93,6 +94,7 @@ class LaunchPlan(Fact):
         start_method: fork (from a warm server) or spawn.
         seed: Of every random state; 0 in the record of a launch before it was written down.
         worlds: Batch split at the smallest, largest and some world sizes between.
+        script: The script that it runs instead of a train.py; a plan without one does not say so.
         compiles: The model is compiled; a plan of one that is not does not say so.
     """
 
@@ -119,6 +121,7 @@ class LaunchPlan(Fact):
     log_level: str
     worlds: tuple[WorldRow, ...]
     case: str | None = None
+    script: ScriptPlan | None = None
     seed: int = 0
     compiles: bool = False
     env: dict[str, str] = Field(default={})
@@ -130,7 +133,7 @@ class LaunchPlan(Fact):
         content: dict[str, Any] = serialize(self)
         if not self.compiles:
             del content["compiles"]
-        for key in ("env", "env_secrets", "token_file"):
+        for key in ("env", "env_secrets", "token_file", "script"):
             if not content[key]:
                 del content[key]
         return content
@@ -157,11 +160,12 @@ def plan_job(
         JobRefusedError: torchrun could not do what the job asks, or an argument cannot be written down.
     """
     variables, limit = torchrun.variables(job), job.snapshots.staging_limit
+    script = script_plan(job)
     return LaunchPlan(
         job_name=job.job.name,
         job_digest=job_digest(job),
         job_files=tuple(Path(os.path.relpath(path, project_root)).as_posix() for path in job_files),
-        module_path=tuple(job.job.path),
+        module_path=tuple(job.job.path) if script is None else (script.import_folder,),
         modules=_modules(job),
         nodes_min=job.nodes.min,
         nodes_max=job.nodes.max,
@@ -171,7 +175,9 @@ def plan_job(
         rdzv_backend=job.torchrun.rdzv_backend,
         is_store_outside=job.torchrun.is_store_outside,
         rdzv_options=torchrun.store_options(job),
-        torchrun_args=torchrun.arguments(job),
+        torchrun_args=torchrun.arguments(job)
+        if script is None
+        else torchrun.arguments(job, torchrun_command(script)),
         environment={variable.name: variable.value for variable in variables},
         reasons={variable.name: variable.reason for variable in variables},
         start_method=job.torchrun.start_method,
@@ -191,7 +197,8 @@ def plan_job(
         worlds=tuple(batch_split.worlds(job)),
         case=case,
         seed=job.job.seed,
-        compiles=job.train.compile,
+        script=script,
+        compiles=job.script is None and job.train.compile,
         env={} if job.env is None else job.env.values(),
         env_secrets=() if job.env is None else tuple(sorted(job.env.secrets())),
         token_file=job.nodes.token_file,
@@ -204,7 +211,8 @@ def entries(job: Job) -> dict[str, str]:
 
 
 def _modules(job: Job) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(entry.partition(":")[0] for entry in entries(job).values()))
+    named = [] if job.script is None else job.script.preload
+    return tuple(dict.fromkeys([*named, *(entry.partition(":")[0] for entry in entries(job).values())]))
 
 
 def keep_of(job: Job) -> Keep:

@@ -67,7 +67,7 @@ def variables(job: Job) -> tuple[Variable, ...]:
             "asking whether there is a GPU must not open the driver, which would forbid forking",
         ),
     ]
-    if job.train.consistency == "exact":
+    if job.script is None and job.train.consistency == "exact":
         reason = "without a fixed workspace cuBLAS may add in another order each time"
         listed.append(Variable("CUBLAS_WORKSPACE_CONFIG", ":4096:8", reason))
     # Which interface has an address, or one of a network, each machine finds out for itself.
@@ -78,8 +78,8 @@ def variables(job: Job) -> tuple[Variable, ...]:
     return tuple(listed)
 
 
-def arguments(job: Job) -> tuple[str, ...]:
-    """Return torchrun's argv after its own name, without `--rdzv-id`, entry point last."""
+def arguments(job: Job, program: Sequence[str] = (ENTRY_POINT,)) -> tuple[str, ...]:
+    """Return torchrun's argv after its own name, without `--rdzv-id`, what it runs last."""
     table, nodes = job.torchrun, job.nodes
     flags: dict[str, str | int | float | None] = {
         "--nnodes": f"{nodes.min}:{nodes.max}",
@@ -96,7 +96,7 @@ def arguments(job: Job) -> tuple[str, ...]:
         "--numa-binding": table.numa_binding,
         "--log-dir": table.log_dir,
     }
-    return (*(f"{flag}={value}" for flag, value in flags.items() if value is not None), ENTRY_POINT)
+    return (*(f"{flag}={value}" for flag, value in flags.items() if value is not None), *program)
 
 
 def store_options(job: Job) -> dict[str, str]:
@@ -119,18 +119,23 @@ def script(
     reasons: Mapping[str, str],
     env: Mapping[str, str],
     secrets: Sequence[str],
+    program: Sequence[str] | None = None,
+    root: str = ".",
 ) -> str:
     """Return torchrun.sh: the launch by plain torchrun, from any working directory.
 
     Args:
         job_name: Name of the job.
-        args: What `arguments` returned.
+        args: torchrun's arguments: its options, then the program.
         environ: Variables to export.
         reasons: Why, by name.
         env: Variables of the job's [env].
         secrets: Names of those whose values must not be written down.
+        program: The job's own script, as the end of *args* says it; None: the launch's train.py.
+        root: The project root, relative to the launch folder: where a script is started.
     """
-    *options, entry_point = args
+    own = len(program or (ENTRY_POINT,))
+    options = args[:-own]
     lines = [
         "#!/usr/bin/env bash",
         f"# Trains the job `{job_name}` with plain torchrun, without elasticflow's command; the same on every node.",
@@ -162,8 +167,15 @@ def script(
     if "--rdzv-backend=static" in options:
         lines.append('    --node-rank="${NODE_RANK:?set NODE_RANK to this node\'s number, from 0}"')
     lines += [f'    --rdzv-id="${{{worker_environment.RUN_ID}}}"', ")"]
+    started = f'"${{here}}/{ENTRY_POINT}"'
+    if program is not None:
+        lines += [
+            "# where the script is started, and its paths begin",
+            f'cd -- "${{here}}/"{shlex.quote(root)}',
+        ]
+        started = shlex.join(program)
     lines += [
-        f'exec "${{PYTHON:-python}}" -m torch.distributed.run "${{options[@]}}" "$@" "${{here}}/{entry_point}"',
+        f'exec "${{PYTHON:-python}}" -m torch.distributed.run "${{options[@]}}" "$@" {started}',
         "",
     ]
     return "\n".join(lines)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from pydantic import Field, PrivateAttr, field_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from elasticflow.jobfile.tables.clusters.kubernetes import KubernetesTable
 from elasticflow.jobfile.tables.clusters.slurm import SlurmTable
@@ -15,6 +16,7 @@ from elasticflow.jobfile.tables.launching import (
     KeepTable,
     NodesTable,
     RestartsTable,
+    ScriptTable,
     SnapshotsTable,
     TorchrunTable,
 )
@@ -60,6 +62,7 @@ __all__ = [
     "NotifyTable",
     "OptimizerTable",
     "RestartsTable",
+    "ScriptTable",
     "SlurmTable",
     "SnapshotsTable",
     "Table",
@@ -89,20 +92,31 @@ class MatrixTable(Table):
     )
 
 
+NEEDED_TO_TRAIN = ("model", "optimizer", "dataset", "train")
+"""Tables that a job without [script] must have."""
+
+OF_TRAINING = (*NEEDED_TO_TRAIN, "lr_scheduler", "evaluation", "hooks", "ddp")
+"""Tables that say what is trained: beside [script] they have no meaning."""
+
+
 class Job(Table, defer_build=True):
     """A whole job file, resolved: `extends` merged, a case chosen, `--set` applied, defaults filled in.
 
     Built on first use: `validate` goes table by table and never needs the whole.
+
+    A job with [script] has none of the tables `OF_TRAINING`; any other has those `NEEDED_TO_TRAIN`, as their types say.
+    What may have to do with both looks at `script` first.
     """
 
     job: JobTable
-    model: ModelTable
-    optimizer: OptimizerTable
+    script: ScriptTable | None = None
+    model: ModelTable = Field(default=None)  # type: ignore[assignment]
+    optimizer: OptimizerTable = Field(default=None)  # type: ignore[assignment]
     lr_scheduler: LrSchedulerTable | None = None
-    dataset: DatasetTable
+    dataset: DatasetTable = Field(default=None)  # type: ignore[assignment]
     evaluation: Evaluation | None = None
     hooks: HooksTable | None = None
-    train: TrainTable
+    train: TrainTable = Field(default=None)  # type: ignore[assignment]
     ddp: DdpTable = Field(default_factory=DdpTable)
     env: EnvTable | None = None
     nodes: NodesTable = Field(default_factory=NodesTable)
@@ -121,6 +135,17 @@ class Job(Table, defer_build=True):
         if evaluation == {}:
             raise ValueError("must have an entry, or a table for each of several sets")
         return evaluation
+
+    @model_validator(mode="after")
+    def _trains_or_is_a_script(self) -> Job:
+        given = [name for name in OF_TRAINING if name in self.model_fields_set]
+        missing = [name for name in NEEDED_TO_TRAIN if name not in self.model_fields_set]
+        if self.script is not None and given:
+            message = "[{table}] has no meaning beside [script]"
+            raise PydanticCustomError("beside_script", message, {"table": given[0]})
+        if self.script is None and missing:
+            raise PydanticCustomError("missing", "missing table [{table}]", {"table": missing[0]})
+        return self
 
     _secrets: dict[tuple[str | int, ...], tuple[object, ...]] = PrivateAttr(default_factory=dict)
 
@@ -144,6 +169,7 @@ class ValidTables(TypedDict, total=False):
     """The tables of a job file that are right by themselves; None: an optional one that is left out."""
 
     job: JobTable
+    script: ScriptTable | None
     model: ModelTable
     optimizer: OptimizerTable
     lr_scheduler: LrSchedulerTable | None

@@ -48,7 +48,7 @@ def job_schema() -> _Schema:
 
     A file may leave out what the files it extends give, or its cases: with either nothing is required.
     """
-    from elasticflow.jobfile.tables.job import Job
+    from elasticflow.jobfile.tables.job import NEEDED_TO_TRAIN, OF_TRAINING, Job
 
     schema = _tidied(Job.model_json_schema(mode="validation"))
     needed: _Schema = {}
@@ -71,9 +71,12 @@ def job_schema() -> _Schema:
         # What other files or the cases of a matrix give may be left out.
         "if": {"anyOf": [{"required": [each], **_OPEN} for each in ("extends", "matrix")], **_OPEN},
         "else": {
-            "required": schema["required"],
             "properties": {name: wanted for name, ref in tables.items() if (wanted := needed[_name_of(ref)])},
+            "required": ["job"],
             **_OPEN,
+            "if": {"required": ["script"], **_OPEN},
+            "then": {"properties": dict.fromkeys(OF_TRAINING, False), **_OPEN},
+            "else": {"required": ["job", *NEEDED_TO_TRAIN], **_OPEN},
         },
         "$defs": schema["$defs"],
     }
@@ -167,6 +170,13 @@ EXAMPLES: dict[str, dict[str, list[Any]]] = {
         "name": ["mnist"],
         "seed": [1234],
         "path": [["."], [".", "src"]],
+    },
+    "ScriptTable": {
+        "entry": ["train.py"],
+        "module": ["pkg.train"],
+        "args": [["--lr=0.1", "--epochs=3"]],
+        "preload": [["torchvision", "pkg.models"]],
+        "silence": ["20 min"],
     },
     "ModelTable": {
         "args": [{"width": 32}],

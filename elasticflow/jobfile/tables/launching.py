@@ -1,4 +1,4 @@
-"""The tables that say how a job is launched and kept: nodes, restarts, snapshots, torchrun."""
+"""The tables that say how a job is launched and kept: a script of its own, nodes, restarts, snapshots, torchrun."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from elasticflow.jobfile.tables.types import (
     StatePath,
     Table,
     bad_key,
+    editor_hints,
+    one_of,
     or_reference,
 )
 from elasticflow.protocol.warm_restarts import Warm  # noqa: TC001  # pydantic reads the fields' types
@@ -143,6 +145,68 @@ class EnvTable(Table, extra="allow", json_schema_extra=_with_named_keys):
             for name, each in (self.model_extra or {}).items()
             if (each.secret if isinstance(each, VariableTable) else is_secret(name))
         )
+
+
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+_MODULE = rf"^{_NAME}(\.{_NAME})*$"
+
+
+def _file(text: str) -> str:
+    if not text.strip() or text.startswith("-") or not text.isprintable():
+        raise ValueError("must be a file, whose name begins with no -")
+    return text
+
+
+def _argument(text: str) -> str:
+    if "\0" in text or "\n" in text:
+        raise ValueError("must be one line")
+    return text
+
+
+ScriptFile = Annotated[
+    str, AfterValidator(_file), editor_hints(r"^[^-].*$", "train.py"), Description('a file, like "train.py"')
+]
+Argument = Annotated[
+    str,
+    AfterValidator(_argument),
+    editor_hints(r"^[^\n]*$", "--lr=0.1"),
+    Description('a text, like "--lr=0.1"'),
+]
+ModuleName = Annotated[
+    str,
+    Field(pattern=_MODULE, max_length=500, examples=["pkg.train"]),
+    Description('"package.module", like "pkg.train"'),
+]
+
+
+class ScriptTable(Table):
+    """A training script of your own, started as torchrun starts it; instead of [model], [optimizer], [dataset] and [train]."""
+
+    entry: ScriptFile | None = Field(
+        default=None, description="The script, relative to the project root, where it is started."
+    )
+    module: ModuleName | None = Field(
+        default=None, description="Instead of a file: the module that `python -m` would run."
+    )
+    args: list[Argument] = Field(
+        default=[], max_length=1000, description="Arguments of the script, each as it is."
+    )
+    preload: list[ModuleName] = Field(
+        default=[],
+        max_length=1000,
+        description="Modules that are imported once for all workers and restarts; torch is, in any case.",
+    )
+    silence: DurationText | None = Field(
+        default=None,
+        description="Workers that print nothing for this long hang: a failure. Without it nothing counts as a hang, "
+        "until the script calls `elasticflow.join`.",
+    )
+
+    @model_validator(mode="after")
+    def _one_program(self) -> ScriptTable:
+        if (self.entry is None) is (self.module is None):
+            raise one_of("entry", "module")
+        return self
 
 
 class NodesTable(Table):

@@ -29,7 +29,12 @@ _PORT = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][
 
 
 # Of each pair of keys of a table exactly one must be given.
-ONE_OF = {"model": ("loss", "step"), "dataset": ("entry", "mix"), "train": ("epochs", "steps")}
+ONE_OF = {
+    "model": ("loss", "step"),
+    "dataset": ("entry", "mix"),
+    "train": ("epochs", "steps"),
+    "script": ("entry", "module"),
+}
 
 
 class Description(NamedTuple):

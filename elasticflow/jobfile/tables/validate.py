@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted
 from elasticflow.jobfile.tables.evaluation import SET_NAME, EvaluationTable, sets_beside_keys
-from elasticflow.jobfile.tables.job import Job
+from elasticflow.jobfile.tables.job import NEEDED_TO_TRAIN, OF_TRAINING, Job
 from elasticflow.jobfile.tables.types import ONE_OF
 
 if TYPE_CHECKING:
@@ -25,6 +25,17 @@ _EXAMPLES = {
     "optimizer": 'entry = "torch.optim:AdamW"',
     "dataset": 'entry = "examples.mnist:digits" and global_batch_size = 256',
     "train": "epochs = 5",
+}
+
+_OF_SCRIPT = {
+    "model": "the script makes its own model",
+    "optimizer": "the script makes its own optimizer",
+    "lr_scheduler": "the script makes its own schedule",
+    "dataset": "the script reads its own data",
+    "evaluation": "the script does its own evaluation",
+    "hooks": "the script calls its own functions",
+    "train": "the script says how long it trains",
+    "ddp": "the script wraps its own model",
 }
 
 
@@ -68,9 +79,14 @@ def read_tables(source: Source, cache: TableCache) -> tuple[ValidTables, list[Di
     for name in source.raw:
         if name not in Job.model_fields:
             diagnostics += _foreign(source, name, problems)
+    is_script = "script" in source.raw
     for name, field in Job.model_fields.items():
+        if name in OF_TRAINING and is_script:
+            if name in source.raw:
+                diagnostics.append(_beside_script(source, name))
+            continue
         if name not in source.raw:
-            if not field.is_required():
+            if not field.is_required() and name not in NEEDED_TO_TRAIN:
                 tables[name] = None if field.default is None else cache.default(name)
             else:
                 problems.append(_missing_table(name))
@@ -153,6 +169,12 @@ def _missing_table(name: str) -> TableProblem:
     )
 
 
+def _beside_script(source: Source, name: str) -> Diagnostic:
+    message = f"[{name}] has no meaning beside [script]: {_OF_SCRIPT[name]}"
+    remedy = f"leave [{name}] out, or leave [script] out and let the job file say what is trained"
+    return source.problem(codes.EXCLUSIVE, message, (name,), at_key=True, remedy=remedy)
+
+
 def _one_of(name: str, raw: object) -> list[TableProblem]:
     if name not in ONE_OF or not isinstance(raw, dict):
         return []
@@ -168,6 +190,9 @@ def _one_of(name: str, raw: object) -> list[TableProblem]:
         )
         return [TableProblem(codes.EXCLUSIVE, message, (name, second), True, remedy)]
     message = f"[{name}] needs {first} or {second}"
+    if name == "script":
+        remedy = 'add a line such as: entry = "train.py"'
+        return [TableProblem(codes.EXCLUSIVE, message, (name,), True, remedy)]
     examples = {
         "loss": 'loss = "torch.nn.functional:cross_entropy"',
         "epochs": "epochs = 5",

@@ -14,12 +14,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elasticflow.launcher.agent.master import master_of
 from elasticflow.launcher.agent.node_heartbeat import NodeHeartbeat, NodeReleasedError
 from elasticflow.launcher.agent.orphans import Orphans, adopted
 from elasticflow.launcher.agent.reporter import Reporter
 from elasticflow.launcher.agent.standby_keeper import StandbyKeeper
 from elasticflow.launcher.agent.worker_streams import WorkerStreams
-from elasticflow.launcher.agent.workers import ForkedWorkers, GroupState, environment_of
+from elasticflow.launcher.agent.workers import (
+    ForkedWorkers,
+    GroupState,
+    environment_of,
+    environment_of_script,
+)
 from elasticflow.launcher.fork_server.helpers import HelperLostError
 from elasticflow.launcher.fork_server.protocol import Rehearsal
 from elasticflow.launcher.profiling.passed_on import ProfileRequests
@@ -41,7 +47,7 @@ if TYPE_CHECKING:
     from elasticflow.launcher.fork_server.client import ForkServer
     from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions
     from elasticflow.launcher.rendezvous.supervisor_channel import Assignment
-    from elasticflow.protocol.control_store import ControlStore
+    from elasticflow.protocol.control_store import RemoteControlStore
     from elasticflow.protocol.messages import Message
     from elasticflow.snapshots.client.writer_process import WriterProcess
 
@@ -70,7 +76,7 @@ class Agent:
         self,
         config: AgentConfig,
         options: TorchrunOptions,
-        store: ControlStore,
+        store: RemoteControlStore,
         server: ForkServer,
         writer: WriterProcess,
         heartbeats: WorkerHeartbeats,
@@ -110,6 +116,7 @@ class Agent:
         self._ranks: dict[int, int] = {}
         self._workers: ForkedWorkers | None = None
         self._generation = 0
+        self._voices: list[tuple[Path, Path]] = []  # what each worker of a script prints goes there
         self._is_stalled = self._has_told_stacks = False
 
     def _rehearsals(self) -> list[Rehearsal]:
@@ -181,6 +188,13 @@ class Agent:
         self._heartbeats.reset(len(ranks))
         streams = WorkerStreams(self._folder, assignment.generation, ranks, self._options)
         environments = {local_rank: self._environment(assignment, local_rank) for local_rank in ranks}
+        if self._config.script is not None:
+            self._voices = [(streams.stdouts[rank], streams.stderrs[rank]) for rank in ranks]
+            where = self._store_address.host, self._config.interface
+            master = master_of(self._store, *where, assignment)
+            for local_rank, environment in environments.items():
+                errors = streams.stderrs[local_rank].with_suffix(".error.json")
+                environment.update(environment_of_script(master, assignment.generation, errors))
         self._workers = workers = ForkedWorkers(self._server, environments, streams)
         if self._compiler_cache is not None:
             self._compiler_cache.begin(is_first=assignment.first_rank == 0)
@@ -218,7 +232,15 @@ class Agent:
             select.select([self._server.fileno(), self._writer.fileno()], [], [], _POLL_S)
             self._reporter.look()
             self._look()
-            state = workers.poll()
+            may_leave = is_draining and self._config.script is not None
+            state = workers.poll(may_leave=may_leave)
+            if state is GroupState.FAILED and self._config.script is not None:
+                # Another node's workers may have been asked first, and these have noticed that they are gone.
+                may_leave = is_requested(self._store, "drain", generation)
+            if may_leave and not is_draining:
+                is_draining = True
+                workers.send(signal.SIGTERM)
+                continue
             if state is not GroupState.RUNNING:
                 if state is GroupState.FAILED:
                     self._await_root_cause(workers)
@@ -280,6 +302,8 @@ class Agent:
 
         It asks once the workers of all nodes make none.
         """
+        for local_rank, voices in enumerate(self._voices):
+            self._heartbeats.heard(local_rank, sum(_size(voice) for voice in voices))
         is_stalled = self._heartbeats.look(workers.exits())
         if is_stalled != self._is_stalled:
             self._is_stalled = is_stalled
@@ -287,6 +311,13 @@ class Agent:
         if is_stalled and not self._has_told_stacks and is_requested(self._store, "stacks", generation):
             self._has_told_stacks = True
             self._reporter.stacks(workers)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def build_agent(

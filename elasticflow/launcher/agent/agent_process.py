@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elasticflow.compiler.plan.loop import loop_settings
 from elasticflow.launcher.agent.waiting_agent import waiting_agent
 from elasticflow.launcher.fork_server.early_variables import is_read_early
 from elasticflow.launcher.fork_server.helpers import HELPER_KILLED, STORE_LOST
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.handshake import TOKEN
 from elasticflow.protocol.json_codec import to_json
+from elasticflow.protocol.script.program import Program  # noqa: TC001  # the codec reads the fields' types
 from elasticflow.protocol.store_address import StoreAddress
 from elasticflow.protocol.warm_restarts import Warm  # noqa: TC001  # the codec reads the fields' types
 from elasticflow.snapshots.format.writer_config import WriterStart  # noqa: TC001  # the codec reads the fields' types
@@ -54,6 +56,7 @@ class AgentConfig:
         compiles: Workers compile the model: the compiler's cache is kept.
         imports_anew: The launch sets variables that a fork server which was started before has missed.
         has_own_folder: The machine that leads does not see this one's run folder.
+        script: What workers run instead of the launch folder's train.py; None: they run that.
         interface: Name, address or network of the interface that workers talk over; None: that towards the keys.
     """
 
@@ -76,6 +79,7 @@ class AgentConfig:
     imports_anew: bool = False
     interface: str | None = None
     has_own_folder: bool = False
+    script: Program | None = None
 
     @property
     def store_address(self) -> StoreAddress:
@@ -205,6 +209,9 @@ def build_agent_process(
         marks[SECRET_NAMES] = ",".join(plan.env_secrets)
     if address.token:
         marks[TOKEN] = address.token
+    if plan.script is not None:
+        marks[worker_environment.LOOP] = loop_settings(plan, project_root).to_json()
+        marks["TORCHELASTIC_MAX_RESTARTS"] = str(plan.restarts.budget)
     config = AgentConfig(
         launch_folder=str(launch_folder),
         run_folder=str(folder.path),
@@ -229,5 +236,6 @@ def build_agent_process(
         compiles=plan.compiles,
         interface=plan.interface,
         has_own_folder=has_own_folder,
+        script=None if plan.script is None else plan.script.program(project_root),
     )
     return AgentProcess(config, launch_id)

@@ -42,7 +42,13 @@ def main() -> None:
     os.environ.update(config.environment)
     mask_streams()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    heartbeats = WorkerHeartbeats(config.hang_timeout_s, memory=memory)
+    script = config.script
+    heartbeats = WorkerHeartbeats(
+        config.hang_timeout_s,
+        memory=memory,
+        beats_late=script is not None,
+        silence_s=None if script is None else script.silence_s,
+    )
     cache = _compiler_cache(config) if config.compiles else None
     server = _set_up(started, config, memory, {} if cache is None else cache.variables())
     if cache is not None:
@@ -97,6 +103,7 @@ def _set_up(
         arguments=tuple((launch / "torchrun.args").read_text(encoding="utf-8").splitlines()),
         environment={**config.environment, **variables},
         log=config.log,
+        script=config.script,
     )
     if setup.start_method != "spawn" and not config.imports_anew:
         return ForkServer(started, setup)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import time
@@ -46,6 +47,7 @@ class _Slot:
     phase: str
     since: float
     step: int = 0
+    printed: int = 0
     entered: float = 0.0  # when this phase of this step began
 
 
@@ -66,6 +68,8 @@ class WorkerHeartbeats:
         ceiling_s: See `HangTimeouts`.
         learned: See `HangTimeouts`.
         memory: From `heartbeat_memory`; None: new memory.
+        beats_late: Workers may never beat: until one does, what it prints is its progress.
+        silence_s: Seconds without that which count as a hang; None: it may be silent for ever.
     """
 
     def __init__(
@@ -73,7 +77,12 @@ class WorkerHeartbeats:
         ceiling_s: float,
         learned: Mapping[str, tuple[int, float]] | None = None,
         memory: int | None = None,
+        *,
+        beats_late: bool = False,
+        silence_s: float | None = None,
     ) -> None:
+        self._beats_late, self._first = beats_late, "script" if beats_late else "start"
+        self._silence_s = math.inf if silence_s is None else silence_s
         self.hang_timeouts = HangTimeouts(ceiling_s, learned)
         self.fd = heartbeat_memory() if memory is None else memory
         self._memory = mmap.mmap(self.fd, _SIZE)
@@ -84,7 +93,7 @@ class WorkerHeartbeats:
         """Begin the next generation, of *workers* local ranks; the timeouts that were learned stay."""
         self._memory[:] = bytes(len(self._memory))
         self._looked = time.monotonic()
-        self._slots = [_Slot(0, "start", self._looked, entered=self._looked) for _ in range(workers)]
+        self._slots = [_Slot(0, self._first, self._looked, entered=self._looked) for _ in range(workers)]
 
     def held(self) -> int | None:
         """Return the newest step whose state all local ranks hold in memory; None if one of them holds none."""
@@ -111,13 +120,26 @@ class WorkerHeartbeats:
             beats, step, phase = HEARTBEAT.unpack_from(self._memory, rank * HEARTBEAT_SLOT)
             if beats != slot.beats:
                 self.hang_timeouts.note(slot.phase, now - slot.since)
-                if (step, _text(phase)) != (slot.step, slot.phase):
+                if (step, self._text(phase)) != (slot.step, slot.phase):
                     slot.step, slot.entered = step, now
-                slot.beats, slot.phase, slot.since = beats, _text(phase), now
+                slot.beats, slot.phase, slot.since = beats, self._text(phase), now
             if rank not in gone:
                 is_one_left = True
-                does_one_move |= now - slot.since <= self.hang_timeouts.of(slot.phase)
+                does_one_move |= now - slot.since <= self._limit_s(slot)
         return is_one_left and not does_one_move
+
+    def heard(self, local_rank: int, printed: int) -> None:
+        """Take in how many bytes a local rank has printed: more, or less once some are left out, is progress of a script."""
+        slot = self._slots[local_rank]
+        if printed != slot.printed:
+            slot.printed = printed
+            if slot.beats == 0:
+                slot.since = time.monotonic()
+
+    def _limit_s(self, slot: _Slot) -> float:
+        if self._beats_late and slot.beats == 0:
+            return self._silence_s
+        return self.hang_timeouts.of(slot.phase)
 
     def allow_as_long(self) -> None:
         """Do not count as a hang again what lasts no longer than the present stall of each worker."""
@@ -139,10 +161,9 @@ class WorkerHeartbeats:
         progress = []
         for rank, slot in enumerate(self._slots):
             _, step, phase = HEARTBEAT.unpack_from(self._memory, rank * HEARTBEAT_SLOT)
-            limit_s = self.hang_timeouts.of(slot.phase)
-            progress.append(WorkerProgress(rank, _text(phase), step, now - slot.since, limit_s))
+            limit_s = self._limit_s(slot)
+            progress.append(WorkerProgress(rank, self._text(phase), step, now - slot.since, limit_s))
         return progress
 
-
-def _text(phase: bytes) -> str:
-    return phase.rstrip(b"\0").decode("ascii", "replace") or "start"
+    def _text(self, phase: bytes) -> str:
+        return phase.rstrip(b"\0").decode("ascii", "replace") or self._first

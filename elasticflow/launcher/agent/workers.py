@@ -67,8 +67,11 @@ class ForkedWorkers:
         """Files of their standard errors, by local rank."""
         return self._streams.stderrs
 
-    def poll(self) -> GroupState:
+    def poll(self, *, may_leave: bool = False) -> GroupState:
         """Take in what the server reports, show streams that are to be shown, and return the group's state.
+
+        Args:
+            may_leave: They were asked to leave, and may do so with any code and by any signal.
 
         Raises:
             HelperLostError: the fork server is gone, and its workers with it.
@@ -77,7 +80,7 @@ class ForkedWorkers:
             raise self._server.lost()
         self._streams.show()
         codes = [code for code, _ in self.exits().values()]
-        if any(codes):
+        if any(codes) and not may_leave:
             return GroupState.FAILED
         return GroupState.FINISHED if len(codes) == len(self._pids) else GroupState.RUNNING
 
@@ -154,6 +157,24 @@ class ForkedWorkers:
                     return
             if len(self.exits()) == len(self._pids):
                 return
+
+
+def environment_of_script(master: tuple[str, int], generation: int, errors: Path) -> dict[str, str]:
+    """Return what torchrun gives a script besides, or otherwise than `environment_of` does.
+
+    Args:
+        master: Address and port at which rank 0 may listen.
+        generation: Number of the worker group over the whole run: one more than it was restarted.
+        errors: File in which torch's `record` leaves what the worker raised.
+    """
+    host, port = master
+    return {
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_RESTART_COUNT": str(generation - 1),
+        "TORCHELASTIC_ERROR_FILE": str(errors),
+    }
 
 
 def environment_of(

@@ -10,6 +10,7 @@ from elasticflow.launcher.fork_server.torchrun_arguments import (
 )
 from elasticflow.protocol.json_codec import MessageCodec
 from elasticflow.protocol.messages import RefusedModule  # noqa: TC001
+from elasticflow.protocol.script.program import Program  # noqa: TC001
 
 if TYPE_CHECKING:
     import socket
@@ -31,6 +32,7 @@ class Setup:
         seed: The job's seed, from which random numbers follow that its modules draw at import.
         arguments: torchrun's, for its own parser to read; none if the options are not wanted.
         environment: Variables of the launch.
+        script: What workers run instead of the entry point; None: they run that.
         log: Absolute path of the file to which the server appends what it prints; empty: it goes on as before.
     """
 
@@ -42,6 +44,7 @@ class Setup:
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     log: str = ""
+    script: Program | None = None
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from elasticflow.launcher.fork_server.protocol import (
     Spawn,
     Started,
 )
+from elasticflow.launcher.fork_server.script import run_script
 from elasticflow.launcher.fork_server.standbys import Standbys
 from elasticflow.launcher.fork_server.torchrun_arguments import (
     ArgumentsReader,
@@ -42,12 +43,14 @@ from elasticflow.launcher.fork_server.torchrun_arguments import (
 )
 from elasticflow.launcher.fork_server.worker_process import end_with, run_entry_point, set_apart, take_over
 from elasticflow.protocol import worker_environment
+from elasticflow.protocol.json_codec import to_json
 from elasticflow.system.processes import append_output_to, die_with_parent
 from elasticflow.telemetry.masking import mask_streams
 
 if TYPE_CHECKING:
     from elasticflow.launcher.fork_server.protocol import Message
     from elasticflow.protocol.messages import RefusedModule
+    from elasticflow.protocol.script.program import Program
 
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -70,9 +73,13 @@ def main() -> NoReturn:
             begun = _begin(channel)
     setup, reader = begun or _begin(channel)
     arguments = _Arguments(None, "") if reader is None else _read(reader)
-    sys.path[:0] = setup.path
+    if setup.script is None:
+        sys.path[:0] = setup.path
+    else:  # `python -m` put the folder there in which this process was started; the script has its own
+        sys.path[: 0 if getattr(sys.flags, "safe_path", False) else 1] = setup.path
     if is_warm:
-        seed_imports(setup.seed)
+        if setup.script is None:
+            seed_imports(setup.seed)
         warm_up_compiler()
         ready = _let_child_serve(channel, setup, arguments)
     else:
@@ -175,7 +182,7 @@ def _serve(channel: MessageChannel, setup: Setup, ready: Ready) -> NoReturn:
     gc.freeze()
     gc.enable()
     channel.send(ready)
-    Server(channel, setup.entry_point, setup.start_method).serve()
+    Server(channel, setup.entry_point, setup.start_method, setup.script).serve()
 
 
 def _end_as(exit_code: int) -> NoReturn:
@@ -208,10 +215,14 @@ class Server:
         channel: To the agent.
         entry_point: The file that workers run.
         start_method: `fork` or `spawn`.
+        script: What workers run instead of that file; None: they run that.
     """
 
-    def __init__(self, channel: MessageChannel, entry_point: str, start_method: str) -> None:
+    def __init__(
+        self, channel: MessageChannel, entry_point: str, start_method: str, script: Program | None = None
+    ) -> None:
         self._channel, self._entry_point, self._start_method = channel, entry_point, start_method
+        self._script = script
         self._standbys = Standbys(start_method, channel.connection)
 
     def serve(self) -> NoReturn:
@@ -269,7 +280,10 @@ class Server:
         take_over(request)
         if self._start_method == "spawn":
             command = [sys.executable, "-u", "-m", "elasticflow.launcher.fork_server.spawned"]
-            os.execv(sys.executable, [*command, str(server), self._entry_point])  # noqa: S606  # argv of our own making
+            run = self._entry_point if self._script is None else to_json(self._script)
+            os.execv(sys.executable, [*command, str(server), run])  # noqa: S606  # argv of our own making
+        if self._script is not None:
+            run_script(self._script)
         run_entry_point(self._entry_point)
 
 

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import faulthandler
+import json
 import runpy
 import signal
 import sys
+from pathlib import Path
 
+from elasticflow.launcher.fork_server.script import run_script
+from elasticflow.protocol.json_codec import from_json
+from elasticflow.protocol.script.program import Program
 from elasticflow.system.processes import die_with_parent
 from elasticflow.telemetry.masking import mask_streams
 
 
 def main() -> None:
-    """Run the entry point that the command line names, after the process id of the fork server."""
+    """Run what the command line names after the process id of the fork server: a file, or a script as JSON."""
     die_with_parent(int(sys.argv[1]))
     faulthandler.register(signal.SIGUSR2, all_threads=True)  # exec has removed the fork server's handler
     mask_streams()
     entry_point = sys.argv[2]
+    if entry_point.startswith("{"):
+        program = from_json(Program, json.loads(entry_point))
+        folder = program.folder if program.module else str(Path(program.entry).parent)
+        sys.path[0] = folder  # where `python -m` put the folder in which this process was started
+        run_script(program)
     sys.argv = [entry_point]
     runpy.run_path(entry_point, run_name="__main__")
 

@@ -58,8 +58,9 @@ class Durations:
             case events.TRAINING_STARTED:
                 self._move(record.get("restore_s"), self._part, RESTORING)
                 self._begin(TRAINING)
-            case events.TRAINING_FINISHED | events.BUDGET_SPENT:
-                self._begin(ENDING)
+            case events.SCRIPT_STARTED | events.TRAINING_FINISHED | events.BUDGET_SPENT as name:
+                # What a script does, and does again, nobody knows.
+                self._begin(TRAINING if name == events.SCRIPT_STARTED else ENDING)
             case events.GENERATION_ENDED:
                 self._group_ended(str(record.get("class")), record.get("seconds_since_failure"))
             case events.NODE_AWAITED if self._part in (STARTING, RESTARTING):

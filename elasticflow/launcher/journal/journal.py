@@ -39,12 +39,14 @@ def now() -> str:
 
 _CARRIED: dict[str, type | tuple[type, ...]] = {
     "restarts": int, "step": int, "steps": int, "epoch": int, "loss": (int, float, str), "snapshot": str,
+    "script": str,
 }  # fmt: skip
 
 
 def _carried_over(folder: RunFolder) -> dict[str, Any]:
     """Return the state that belongs to the run and not to a launch, as the launch before left it."""
     begin = {"restarts": 0, "step": 0, "steps": None, "epoch": 0, "loss": None, "snapshot": None}
+    begin["script"] = None
     before = read_record(folder.state)
     if not isinstance(before, dict):  # the first launch, or a damaged state
         return begin

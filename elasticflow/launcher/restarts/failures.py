@@ -24,6 +24,10 @@ _PEER = re.compile(
     r"|gloo|nccl|DistNetworkError|DistStoreError|remote process exited|timed out waiting \d+ ?ms for (?:recv|send)",
     re.IGNORECASE,
 )
+# As argparse, click and typer end a program that was called wrongly.
+_USAGE = re.compile(r"^usage: ", re.IGNORECASE | re.MULTILINE)
+_USAGE_ERROR = re.compile(r"^(?:\S+: )?error: .+$", re.IGNORECASE | re.MULTILINE)
+_USAGE_CODE = 2
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _LONGEST_ERROR = 500
 # As faulthandler writes them when the process is hit by SIGSEGV, SIGABRT and the like.
@@ -196,7 +200,8 @@ def first_failure(reports: Sequence[Report], *, is_finished: bool = False) -> Fa
         traceback=_traceback(first),
         others=_fold(first, [r for r in failed if r is not first]),
         stderr=() if first.raised is not None else _last_lines(first.stderr),
-        is_final=first.raised is not None and first.raised.get("final") is True,
+        is_final=_usage_error(first) is not None
+        or (first.raised is not None and first.raised.get("final") is True),
         exception=None if first.raised is None else first.raised.get("exception"),
     )
 
@@ -217,6 +222,8 @@ def describe(report: Report) -> str:
     if report.exit_code == 0:
         return "left with exit code 0 in the middle of training"
     ended = signal_or_code(report.exit_code)
+    if (usage := _usage_error(report)) is not None:
+        return _one_line(usage)
     if report.exit_code > 0:
         return f"{ended}, without an exception"
     words = _terminated(report.stderr)
@@ -224,9 +231,20 @@ def describe(report: Report) -> str:
 
 
 def _noticed(report: Report) -> bool:
-    if report.raised is None or _is_mismatch(describe(report)):
+    if _is_mismatch(describe(report)):
         return False
+    if report.raised is None:  # a script of its own: what it raised stands in its standard error alone
+        has_raised = (report.exit_code or 0) > 0
+        return has_raised and _PEER.search(_last_exception(report.stderr) or "") is not None
     return report.raised.get("class") == "peer" or _PEER.search(describe(report)) is not None
+
+
+def _usage_error(report: Report) -> str | None:
+    """Return what a program says that was called with wrong arguments, which will be as wrong the next time; else None."""
+    if report.exit_code != _USAGE_CODE or report.raised is not None or not _USAGE.search(report.stderr):
+        return None
+    errors = _USAGE_ERROR.findall(report.stderr)
+    return errors[-1] if errors else None
 
 
 def _time(report: Report) -> float:

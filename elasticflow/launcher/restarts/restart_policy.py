@@ -47,6 +47,7 @@ class FailedAttempt:
         is_final: The worker said that another try would end in the same way.
         unready_ends: How the node's agents ended, one after the other, since one was ready; an end that was not its
             own doing is an empty text.
+        may_have_trained: That no step is known does not mean that there was none.
     """
 
     failure_class: str
@@ -60,6 +61,7 @@ class FailedAttempt:
     is_traced_fault: bool = False
     is_final: bool = False
     unready_ends: tuple[str, ...] = ()
+    may_have_trained: bool = False
 
 
 @dataclass(frozen=True)
@@ -219,7 +221,7 @@ def _why_hopeless(
     of_class = [e for e in ledger if e.failure_class == entry.failure_class]
     is_same_error = any(e.fingerprint == entry.fingerprint and e.high >= entry.high for e in of_class)
     is_same_step = any(e.step == entry.step for e in of_class)
-    if row.final_before_first_step and entry.step is None:
+    if row.final_before_first_step and entry.step is None and not failed.may_have_trained:
         return "an error before the first step would come again"
     if {"same error": is_same_error, "same step": is_same_step, None: False}[row.final_repeat]:
         return row.repeat_reason

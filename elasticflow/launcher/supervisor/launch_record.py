@@ -72,7 +72,7 @@ class Launch:
         return Invitation(
             run_id=self.folder.run_id,
             job=job_to_json(self.job),
-            entry_point=entry_point.read_text(encoding="utf-8"),
+            entry_point="" if self.plan.script is not None else entry_point.read_text(encoding="utf-8"),
             versions=versions(),
             launch_id=self.launch_id,
             sources=dict(self.sources),

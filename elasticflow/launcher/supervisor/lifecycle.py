@@ -98,6 +98,8 @@ class Lifecycle:
         nodes: The nodes that are known to come.
         run: The run before this launch.
         untrained_s: Seconds that a drain has before the run's first step, at most those of any drain.
+        script: Name of the script of its own that workers run: it need tell no steps, and it has finished once all have
+            left. None: they run a train.py.
 
     Attributes:
         generation: The generation that runs, or None between two.
@@ -105,16 +107,25 @@ class Lifecycle:
     """
 
     def __init__(
-        self, plan: RestartPlan, nodes: Nodes, run: RunSoFar, untrained_s: float = UNTRAINED_S
+        self,
+        plan: RestartPlan,
+        nodes: Nodes,
+        run: RunSoFar,
+        untrained_s: float = UNTRAINED_S,
+        *,
+        script: str | None = None,
     ) -> None:
         self._nodes = nodes
-        self._grace_s, self._untrained_s = plan.grace_s, min(plan.grace_s, untrained_s)
+        self._script = script
+        self._grace_s = plan.grace_s
+        self._untrained_s = plan.grace_s if script is not None else min(plan.grace_s, untrained_s)
         self._step = run.step
         self._recovery = Recovery(RestartPolicy(plan), run.ledger, run.restarts)
         self._formation = Formation("resume" if run.is_resumed else "start")
         self._undecided: _Undecided | None = None
         self._now = Instant(0.0, 0.0)
         self._heard_at: float | None = None
+        self._failed_at: float | None = None  # unix time of the failure that the generation answers, if any
         self._commands: list[Command] = []
         self.generation: Generation | None = None
         self.verdict: Verdict | None = None
@@ -307,7 +318,18 @@ class Lifecycle:
         # Else the event tells of a generation that is gone.
         if generation is not None and generation.number == event.generation:
             self._commands += generation.take(event)
+            if isinstance(event, WorkersStarted) and self._script is not None:
+                self._script_started(generation, self._script)
             self._conclude(generation)
+
+    def _script_started(self, generation: Generation, script: str) -> None:
+        """Tell that the script runs, once it does on all nodes."""
+        if generation.workers.keys() != set(generation.nodes):
+            return
+        failed_at = self._failed_at
+        since = None if failed_at is None else round(max(0.0, self._now.unix - failed_at), 3)
+        self._record(events.SCRIPT_STARTED, script=script, seconds_since_failure=since)
+        self._do(UpdateState({"script": script}))
 
     def _conclude(self, generation: Generation) -> None:
         """Once no worker is left anywhere: what ended the generation, and what comes next."""
@@ -338,13 +360,17 @@ class Lifecycle:
     def _workers_left(self, generation: Generation) -> None:
         """All workers left with code 0: the end of training, or a drain."""
         drain, stopped = generation.drain, generation.stopped
-        if generation.is_finished:
-            reason = "training reached its end" if stopped is None else f"training was stopped by {stopped}"
+        if generation.is_finished or (self._script is not None and drain is None):
+            end = (
+                "training reached its end" if generation.is_finished else "the script ended, with exit code 0"
+            )
+            reason = end if stopped is None else f"training was stopped by {stopped}"
             self._record_end("finished", reason)
             self._settle(outcomes.finished(self._step, self._recovery.restarts, stopped))
             return
         outcome = "drained" if drain is None else drain.outcome
-        self._record_end(outcome, "all workers left after the same step")
+        how = "all workers left" if self._script is not None else "all workers left after the same step"
+        self._record_end(outcome, how)
         if drain is None:  # somebody asked the workers, not us: the job goes on
             # Leaving without a single step, again and again, would go on for ever if it were free.
             failure_class = "crash" if generation.step is None else "drained"
@@ -355,6 +381,7 @@ class Lifecycle:
         if drain.ends:
             self._settle(outcomes.interrupted(self._step, drain.reason))
         else:
+            self._failed_at = None
             self._formation.plan(outcome, self._now.monotonic)
 
     # --- failures ---------------------------------------------------------------------------------------
@@ -363,7 +390,7 @@ class Lifecycle:
         self, cause: Cause, generation: Generation | None = None, unready_ends: tuple[str, ...] = ()
     ) -> None:
         """Charge a failure, once the snapshots are known where that takes them; arguments as `attempt_of` has them."""
-        attempt = attempt_of(cause, generation, unready_ends)
+        attempt = attempt_of(cause, generation, unready_ends, is_script=self._script is not None)
         self._undecided = _Undecided(cause, attempt, cause.at or self._now.unix)
         if self._recovery.needs_snapshots(attempt):
             self._do(ListSnapshots())
@@ -377,6 +404,7 @@ class Lifecycle:
         decision, commands = self._recovery.decide(attempt, snapshots, self._now.unix)
         self._commands += commands
         if decision.restart:
+            self._failed_at = failed_at
             self._formation.plan(cause.failure_class, self._now.monotonic + decision.delay_s, failed_at)
         else:
             code = errors.BUDGET_SPENT if decision.spent else errors.ANSWER_IS_NO

@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 
 
 def attempt_of(
-    cause: Cause, generation: Generation | None = None, unready_ends: tuple[str, ...] = ()
+    cause: Cause,
+    generation: Generation | None = None,
+    unready_ends: tuple[str, ...] = (),
+    *,
+    is_script: bool = False,
 ) -> FailedAttempt:
     """Return what the restart policy and the snapshots' rollback have to know about a failure.
 
@@ -34,6 +38,7 @@ def attempt_of(
         cause: What failed.
         generation: In which generation; None if none could be formed.
         unready_ends: How the node's agents ended before they were ready.
+        is_script: Workers run a script of their own, which may train without telling its steps.
     """
     failure = cause.failure
     return FailedAttempt(
@@ -48,6 +53,7 @@ def attempt_of(
         is_traced_fault=failure is not None and failure.is_traced_fault,
         is_final=failure is not None and failure.is_final,
         unready_ends=unready_ends,
+        may_have_trained=is_script,
     )
 
 

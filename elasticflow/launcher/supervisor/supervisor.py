@@ -121,7 +121,7 @@ class Supervisor:
         self._asked = LeaveRequests()
         self._cancel = CancelMark(launch.folder.cancel)
         self._began = time.monotonic()
-        time_limit = launch.job.train.time_limit
+        time_limit = None if launch.job.script is not None else launch.job.train.time_limit
         self._time_limit_s = math.inf if time_limit is None else parse_duration(time_limit)
 
     def run(self) -> int:
@@ -199,7 +199,8 @@ class Supervisor:
         )
         # What is held in memory may be ahead of the store, also before anything is trained.
         untrained_s = UNTRAINED_S if plan.snapshots.memory is None else plan.restarts.grace_s
-        return Lifecycle(plan.restarts, self._nodes, run, untrained_s)
+        script = None if plan.script is None else plan.script.shown
+        return Lifecycle(plan.restarts, self._nodes, run, untrained_s, script=script)
 
     def _announce(self) -> None:
         launch = self._launch
@@ -231,7 +232,8 @@ class Supervisor:
             differences = [difference.to_json() for difference in launch.drift]
             self._journal.event(events.DRIFT_FOUND, launch=launch.number, differences=differences)
         left = RestartPolicy(launch.plan.restarts).left(self._ledger.entries, time.time())
-        self._journal.know(epochs=launch.job.train.epochs, budget_left=left)
+        epochs = None if launch.job.script is not None else launch.job.train.epochs
+        self._journal.know(epochs=epochs, budget_left=left)
 
     def _turn(self, channel: AgentChannel, tell: Callable[[LifecycleEvent], None]) -> None:
         for message in channel.take():

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _STARTING = "starting"
 _WORDS = {
     "start": (_STARTING, "the workers come up"),
+    "script": ("running", "the script"),
     "build": (_STARTING, "building model and data"),
     "restore": (_STARTING, "reading the snapshot"),
     "evaluate": ("evaluating", "after step {step}"),

@@ -56,6 +56,7 @@ class RunNarrator:
         self._order = ""
         self._error: str | None = None
         self._quoted: set[str] = set()
+        self._script: str | None = None
         self._evaluation: Record = {}
         self._measured = ""  # the evaluation in words
         self._best: float | None = None
@@ -69,6 +70,8 @@ class RunNarrator:
             events.GENERATION_STARTED: self._generation_started,
             events.GENERATION_ENDED: self._generation_ended,
             events.WORKER_FAILED: self._worker_failed,
+            events.SCRIPT_STARTED: self._script_started,
+            events.DRAIN_REQUESTED: self._drain_requested,
             events.TRAINING_STARTED: self._training_started,
             events.TRAINING_FIRST_STEP: self._first_step,
             events.SNAPSHOT_COMMITTED: self._snapshot_committed,
@@ -136,7 +139,8 @@ class RunNarrator:
         parts = [self._measured] if self._evaluation else []
         if self._best is not None and self._best not in self._evaluation.values():
             parts[0] += f" (best {number(self._best)})"
-        parts.append(plural(int_of(record, "step"), "step"))
+        if self._script is None or int_of(record, "step"):
+            parts.append(plural(int_of(record, "step"), "step"))
         parts.append(plural(int_of(record, "restarts"), "restart"))
         return Line("done", "good", "finished", ", ".join(parts), (*self._took(record), *self._place()))
 
@@ -167,6 +171,8 @@ class RunNarrator:
     def _run_interrupted(self, record: Record) -> Line:
         step = int_of(record, "step")
         text = f"after step {step}" if step else "before the first step"
+        if self._script is not None and not step:
+            text = "the script has left"
         if record.get("goes_on_from") is not None and (begin := int_of(record, "goes_on_from")) != step:
             text += f", to go on from step {begin}" if begin else ", to go on from the beginning"
         if record.get("reason"):
@@ -212,6 +218,23 @@ class RunNarrator:
         how = f" {error.removeprefix('killed ')}" if words == "killed" else f": {error}"
         text = f"rank {record.get('rank')}{pid}{how}{after}"
         return Line("wrong", "bad", f"worker {words}", text, more, quote)
+
+    def _script_started(self, record: Record) -> Line:
+        self._script = str(record.get("script"))
+        after, was_failure = float_of(record, "seconds_since_failure"), self._is_after_failure
+        self._is_after_failure = False
+        if after is None or not was_failure:
+            return Line("start", "plain", "script", self._script)
+        return Line("done", "good", "going on", f"{self._script} runs again {span(after)} after the failure")
+
+    def _drain_requested(self, record: Record) -> Line | None:
+        line = CONTEXT_FREE[events.DRAIN_REQUESTED](record)
+        if self._script is None or line is None:
+            return line
+        within = span(float_of(record, "grace_s") or 0)
+        return replace(
+            line, text=f"{record.get('reason')}: the workers got SIGTERM, and have {within} to leave"
+        )
 
     def _training_started(self, record: Record) -> Line:
         step = int_of(record, "step")

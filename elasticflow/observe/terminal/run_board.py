@@ -297,6 +297,7 @@ _DOING: dict[str, tuple[str, str]] = {
     events.RUN_STARTED: ("starting", "importing torch"),
     events.NODE_JOINED: ("starting", "a group is formed"),
     events.GENERATION_STARTED: ("starting", "the workers come up"),
+    events.SCRIPT_STARTED: ("running", "the script"),
     events.TRAINING_STARTED: ("starting", "the first step"),
     events.DRAIN_REQUESTED: ("leaving", "after the same step"),
     events.TRAINING_FINISHED: ("ending", "the last snapshot is written"),

@@ -197,6 +197,7 @@ def test_status_as_json(ran: Callable[..., Ran], project: Path) -> None:
         "run_id",
         "samples_per_s",
         "scalars",
+        "script",
         "seconds_left",
         "snapshot",
         "standbys",

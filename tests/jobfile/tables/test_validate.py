@@ -10,6 +10,7 @@ from elasticflow.jobfile.tables.units import parse_duration, parse_interval, par
 
 KEYS = {
     "job": "name seed path",
+    "script": "entry module args preload silence",
     "model": "entry args loss step loss_count flops_per_sample weights",
     "optimizer": "entry args clip_grad_norm groups",
     "lr_scheduler": "entry args interval",

@@ -231,3 +231,26 @@ def test_worker_that_the_others_wait_for(clock: Clock, watched: WorkerHeartbeats
     second.phase("data")
     clock.look(watched, LOOK_S)
     assert ("data", 1, 0.5) == watched.awaited()
+
+
+@pytest.mark.parametrize("silence_s", [None, 30.0])
+def test_a_script_stands_still_by_its_silence_alone(clock: Clock, silence_s: float | None) -> None:
+    """Without a limit never; with one after that, since the last line of any worker. Once one beats, as all others."""
+    watched = WorkerHeartbeats(CEILING_S, beats_late=True, silence_s=silence_s)
+    watched.reset(2)
+    try:
+        assert not clock.look(watched, 29)
+        watched.heard(1, 100)
+        assert not clock.look(watched, 29)
+        assert clock.look(watched, 2) is (silence_s is not None)
+        assert [each.phase for each in watched.progress()] == ["script"] * 2
+        memory = mmap.mmap(watched.fd, HEARTBEAT_SLOT * 2)
+        for rank in range(2):
+            HEARTBEAT.pack_into(memory, HEARTBEAT_SLOT * rank, 1, 1, b"step")
+        assert not clock.look(watched, CEILING_S - 1)
+        watched.heard(0, 999)
+        assert clock.look(watched, 2)
+        memory.close()
+    finally:
+        watched._memory.close()
+        os.close(watched.fd)

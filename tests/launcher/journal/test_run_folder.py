@@ -29,6 +29,7 @@ def test_full_disk_interrupts_the_launch_and_says_so(tmp_path: Path) -> None:
     storage = SimpleNamespace(uri="file:///snapshots")
     launch = SimpleNamespace(
         plan=SimpleNamespace(
+            script=None,
             nodes_min=1,
             nodes_max=1,
             env={},
@@ -38,7 +39,7 @@ def test_full_disk_interrupts_the_launch_and_says_so(tmp_path: Path) -> None:
         ),
         folder=folder,
         number=1,
-        job=SimpleNamespace(train=SimpleNamespace(time_limit=None), notify=None),
+        job=SimpleNamespace(script=None, train=SimpleNamespace(time_limit=None), notify=None),
         catalog=SimpleNamespace(storage=storage),
         store=SimpleNamespace(endpoint=None, address=SimpleNamespace(token="")),
         follower=(),

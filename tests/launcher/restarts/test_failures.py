@@ -304,3 +304,30 @@ def test_classes_are_those_of_the_design() -> None:
         "user_error", "oom", "hang", "crash", "nonfinite", "diverged", "storage", "snapshot_corrupt",
         "node_lost", "preempted", "resized", "drained", "agent_lost", "peer",
     } == CLASSES  # fmt: skip
+
+
+def test_a_scripts_peers_are_known_by_what_they_print() -> None:
+    """No rank of a script writes a `worker.raised` line: its standard error is all there is."""
+    peer = "Traceback (most recent call last):\n  ...\nRuntimeError: [gloo] Connection closed by peer [127.0.0.1]\n"
+    own = "Traceback (most recent call last):\n  ...\nValueError: no such layer\n"
+    found = first_failure([Report(0, 1, time=1.0, stderr=peer), Report(1, 1, time=2.0, stderr=own)])
+    assert found is not None
+    assert (1, "user_error", "ValueError: no such layer") == (found.rank, found.failure_class, found.error)
+    assert found.others == "1 other rank: connection closed by peer"
+
+
+def test_wrong_arguments_are_final_and_told_as_the_program_does() -> None:
+    """Those of argparse and click; another exit code, or another text, is no such error."""
+    usage = "usage: train.py [-h] [--lr LR]\ntrain.py: error: argument --lr: invalid float value: 'x'\n"
+    click = "Usage: train.py [OPTIONS]\nTry 'train.py --help' for help.\n\nError: No such option: --lrr\n"
+    told = []
+    for code, text in ((2, usage), (2, click), (1, usage), (2, "error: disk")):
+        found = first_failure([Report(0, code, stderr=text)])
+        assert found is not None
+        told.append((found.is_final, found.error))
+    assert told == [
+        (True, "train.py: error: argument --lr: invalid float value: 'x'"),
+        (True, "Error: No such option: --lrr"),
+        (False, "exit code 1, without an exception"),
+        (False, "exit code 2, without an exception"),
+    ]

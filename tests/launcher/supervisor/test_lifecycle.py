@@ -27,7 +27,7 @@ from elasticflow.launcher.supervisor.commands import (
 )
 from elasticflow.launcher.supervisor.lifecycle import UNTRAINED_S, Lifecycle, RunSoFar
 from elasticflow.launcher.supervisor.nodes import Nodes
-from elasticflow.protocol.messages import NodeReady, WorkersEnded
+from elasticflow.protocol.messages import NodeReady, WorkersEnded, WorkersStarted
 from tests.launcher.lifecycle_trial import GRACE_S, worker
 
 if TYPE_CHECKING:
@@ -505,3 +505,44 @@ def test_what_is_to_be_done_is_returned_in_order() -> None:
         UpdateState({"restarts": 2}),
     ]
     assert [ClaimGeneration("crash", 7, ("n0",))] == lifecycle.on(TimePassed(), at)
+
+
+@pytest.fixture
+def script(trial: Trial) -> Trial:
+    """Return a lifecycle whose workers run a script of their own."""
+    plan = trial.lifecycle._recovery._policy.plan
+    trial.lifecycle = Lifecycle(plan, trial.nodes, RunSoFar(), script="train.py")
+    trial.begin()
+    trial.on(WorkersStarted(1, "n0", ()))
+    return trial
+
+
+def test_a_script_has_finished_once_all_its_workers_have_left(script: Trial) -> None:
+    """That it runs is told once its workers do; nobody tells that training has reached its end."""
+    assert [each["script"] for each in script.records if each["event"] == events.SCRIPT_STARTED] == [
+        "train.py"
+    ]
+    assert script.state["script"] == "train.py"
+    script.leave()
+    assert script.verdict.status == "finished"
+
+
+def test_a_script_has_the_whole_grace_and_has_drained_whenever_it_leaves(script: Trial) -> None:
+    """Though no step is known; one that leaves too late is interrupted all the same."""
+    script.on(LeaveAsked("SIGTERM"))
+    script.wait(GRACE_S - 1)
+    assert script.lifecycle.verdict is None
+    script.leave()
+    assert (script.verdict.status, script.verdict.exit_code) == ("interrupted", 75)
+
+
+def test_an_error_of_a_script_is_tried_again_once(script: Trial) -> None:
+    """It may have trained for days; the same error again ends the run."""
+    script.fail(worker(1, 1))
+    script.wait(1)
+    assert script.lifecycle.verdict is None
+    script.on(WorkersStarted(2, "n0", ()))
+    started = [each for each in script.records if each["event"] == events.SCRIPT_STARTED]
+    assert started[-1]["seconds_since_failure"] is not None
+    script.fail(worker(1, 1))
+    assert script.verdict.fields["why"] == "the same error came again without progress"

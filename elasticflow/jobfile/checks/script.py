@@ -1,0 +1,87 @@
+"""`[script]`: the file or module is there and is Python, and what it imports before the workers are forked."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.diagnostics.toml_literals import show
+from elasticflow.jobfile.python_source.modules import CannotTellError, Finder, NoModuleError, UnresolvedError
+from elasticflow.jobfile.text.layers import table_at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.jobfile.diagnostics.positions import KeyPath
+    from elasticflow.jobfile.tables.job import ValidTables
+    from elasticflow.jobfile.text.source import Source
+
+
+def check_script(source: Source, tables: ValidTables, root: Path) -> Iterator[Diagnostic]:
+    """Yield what is wrong with the script of a job; *root*: of the project."""
+    script = tables.get("script")
+    if script is None:
+        return
+    if script.entry is not None:
+        yield from _file(source, root, script.entry)
+    if script.module is not None:
+        yield from _module(source, root, script.module)
+    if table_at(source.raw, "snapshots", "include"):
+        message = "snapshots.include has no meaning beside [script]: the script says what its snapshots hold"
+        remedy = "leave it out; a script that calls `elasticflow.join` names its objects there"
+        path: KeyPath = ("snapshots", "include")
+        yield source.problem(codes.EXCLUSIVE, message, path, at_key=True, remedy=remedy)
+    if table_at(source.raw, "restarts").get("warm") == "standby":
+        message = 'restarts.warm = "standby" has no meaning beside [script]: a standby does not know what it imports'
+        remedy = (
+            "leave it out: workers are forked from a process that has torch, and what script.preload names"
+        )
+        yield source.problem(codes.EXCLUSIVE, message, ("restarts", "warm"), remedy=remedy)
+
+
+def _file(source: Source, root: Path, entry: str) -> Iterator[Diagnostic]:
+    file, path = root / entry, ("script", "entry")
+    if not file.is_file():
+        message = f"script.entry: there is no file {show(entry)}"
+        remedy = f"a relative path starts at the project root, {root}"
+        if file.is_dir():
+            message = f"script.entry: {show(entry)} is a folder"
+            remedy = 'name the file in it; a package is named as a module: module = "pkg"'
+        yield source.problem(codes.NO_MODULE, message, path, remedy=remedy)
+        return
+    yield from _syntax(source, file, path)
+
+
+def _module(source: Source, root: Path, name: str) -> Iterator[Diagnostic]:
+    finder, path = Finder.of_job(root, (".",)), ("script", "module")
+    try:
+        module = finder.find(name)
+        if module.folders:
+            module = finder.find(f"{name}.__main__")
+    except NoModuleError as error:
+        message = f"script.module: there is no module {error.name}"
+        remedy = "a package is run by its __main__.py, as `python -m` does"
+        if not error.name.endswith(".__main__"):
+            remedy = f"modules are found from the project root, {root}, and among what is installed"
+        yield source.problem(codes.NO_MODULE, message, path, remedy=remedy)
+    except CannotTellError:
+        if not finder.has_own(name.partition(".")[0]):
+            message = f"script.module: there is no module {name} here"
+            remedy = f"modules are found from the project root, {root}, and among what is installed"
+            yield source.problem(codes.NOT_INSTALLED, message, path, severity="warning", remedy=remedy)
+    except UnresolvedError:
+        return
+    else:
+        if module.file is not None:
+            yield from _syntax(source, module.file, path)
+
+
+def _syntax(source: Source, file: Path, path: KeyPath) -> Iterator[Diagnostic]:
+    try:
+        ast.parse(file.read_bytes(), str(file))
+    except (SyntaxError, ValueError, OSError) as error:
+        message = f"{'.'.join(map(str, path))}: {file.name} is not valid Python here: {error}"
+        yield source.problem(codes.UNREADABLE_MODULE, message, path, remedy="`python` would refuse it, too")

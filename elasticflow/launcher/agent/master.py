@@ -1,0 +1,66 @@
+"""Where rank 0 of a script serves the store of its own process group: `MASTER_ADDR` and `MASTER_PORT`, anew in each generation."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from elasticflow.launcher.rendezvous import network
+from elasticflow.protocol.store_address import is_here
+
+if TYPE_CHECKING:
+    from elasticflow.launcher.rendezvous.supervisor_channel import Assignment
+    from elasticflow.protocol.control_store import RemoteControlStore
+
+_LOOPBACK = "127.0.0.1"
+
+
+def master_of(
+    store: RemoteControlStore, host: str, interface: str | None, assignment: Assignment
+) -> tuple[str, int]:
+    """Return address and port at which rank 0 may listen, the same on every node; waits for rank 0's node.
+
+    Nothing holds the port meanwhile: another program may take it, as with torchrun.
+
+    Args:
+        store: The launch's control store.
+        host: Where that is served.
+        interface: That workers talk over, if the job names one.
+        assignment: This node's.
+
+    Raises:
+        StoreLostError: the store does not answer, or rank 0's node has not told in time.
+    """
+    if assignment.group_world_size == 1:
+        return _LOOPBACK, _free_port(_LOOPBACK)
+    key = f"master/{assignment.generation}"
+    if assignment.first_rank == 0:
+        address, port = _own_address(store, interface), _free_port("")
+        store.set(key, json.dumps([address, port]))
+    else:
+        address, port = json.loads(store.get(key))
+    # Without an address of its own it is on the machine that serves the launch's keys.
+    return address or host, port
+
+
+def _free_port(host: str) -> int:
+    with socket.create_server((host, 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _own_address(store: RemoteControlStore, interface: str | None) -> str | None:
+    """Return the address under which other nodes reach this machine: the job's, or that towards the launch's keys."""
+    if interface is not None:
+        return network.find(interface).address
+    if not ipaddress.ip_address(address := store.own_address).is_loopback:
+        return address
+    # A host's name may stand for an address that only others know it by, or for one that it had once.
+    with suppress(OSError):
+        named = socket.gethostbyname(socket.gethostname())
+        if is_here(named) and not ipaddress.ip_address(named).is_loopback:
+            return named
+    return None

@@ -1,0 +1,1 @@
+"""A script for torchrun as it is, and the job file that runs it."""

@@ -1,0 +1,57 @@
+"""`[script]`: a script for torchrun, of which no line is changed, killed and drained."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from elasticflow import events
+from tests.end_to_end.harness import named, wait_gone
+
+if TYPE_CHECKING:
+    from tests.end_to_end.harness import Project, Running
+
+JOB = "examples/own_script/own_script.toml"
+ARGS = 'script.args=["--epochs=%d", "--checkpoint=kept.pt", "--pause=%s"]'
+
+
+def _printed(running: Running, generation: int) -> str:
+    """Return what rank 0 has printed in a generation."""
+    path = running.run.rank_log(generation, 0, "stdout")
+    return path.read_text() if path.exists() else ""
+
+
+def _asked(project: Project, *arguments: str) -> str:
+    """Return what a command prints about the run."""
+    asked = project.start(*arguments, run_id="own", job="own-script")
+    assert asked.end() == 0, asked.told()
+    return asked.output.read_text()
+
+
+def test_a_script_as_it_is_survives_a_kill_and_leaves_when_it_is_asked_to(project: Project) -> None:
+    """It goes on from its own checkpoint, in a group with another port; 75 on SIGTERM, and `resume` goes on to its end.
+
+    `status`, `why` and `logs` tell what there is to tell without steps. Nothing of the run is left.
+    """
+    first = project.run(JOB, "own", ARGS % (500, 0.05), job="own-script")
+    first.wait_for("a checkpoint", (project.root / "kept.pt").exists)
+    os.kill(first.pid_of(1), signal.SIGKILL)
+    first.wait_for("the second group", lambda: "going on after epoch" in _printed(first, 2))
+    first.wait_for("its epochs", lambda: "loss" in _printed(first, 2))
+    status = _asked(project, "status", "own")
+    assert "script      examples/own_script/train.py" in status
+    assert "1 restart, 2 left" in status
+    first.process.send_signal(signal.SIGTERM)
+    assert first.end() == 75, first.told()
+    (failed,) = named(first.events(), events.WORKER_FAILED)
+    assert (1, -9, "crash", "killed by SIGKILL") == tuple(
+        failed[key] for key in ("rank", "exit_code", "class", "error")
+    )
+    assert ["crash", "drained"] == [e["class"] for e in named(first.events(), events.GENERATION_ENDED)]
+    second = project.start("resume", "own", f"--set={ARGS % (1, 0)}", run_id="own", job="own-script")
+    assert second.end() == 0, second.told()
+    assert "going on after epoch" in _printed(second, 3)
+    assert "rank 1: killed by SIGKILL" in _asked(project, "why", "own")
+    assert "going on after epoch" in _asked(project, "logs", "own", "--rank", "0")
+    assert [] == wait_gone("own")
