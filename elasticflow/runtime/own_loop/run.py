@@ -6,13 +6,14 @@ import atexit
 import math
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from elasticflow import events
-from elasticflow.errors import StateError
+from elasticflow.errors import INTERRUPTED, StateError
 from elasticflow.runtime import worker as life
 from elasticflow.runtime.data import index_loader
 from elasticflow.runtime.data.dataset import OpenedDataset
@@ -20,12 +21,12 @@ from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.data.sample_reader import SampleReader
 from elasticflow.runtime.data.step_plan import max_samples
 from elasticflow.runtime.evaluation import several
-from elasticflow.runtime.own_loop import kept
+from elasticflow.runtime.own_loop import kept, settings
 from elasticflow.runtime.own_loop.ballot import Ballot
 from elasticflow.runtime.own_loop.batch import Batch
 from elasticflow.runtime.own_loop.loop_schedule import LoopSchedule, after_own_step
 from elasticflow.runtime.process import stopping
-from elasticflow.runtime.snapshot.snapshots import Keep, Policy, Snapshots
+from elasticflow.runtime.snapshot.snapshots import Policy, Snapshots
 from elasticflow.runtime.training.evaluation import Evaluation
 from elasticflow.runtime.training.exact import ExactStep
 
@@ -487,8 +488,9 @@ def join(
 ) -> Run:
     """Return this process as a member of a run, its process group formed and its random generators seeded. Collective.
 
-    Under elasticflow the job file says where snapshots go, how often, and how many stay; under plain torchrun and plain
-    python these arguments do. A second start with the same name and folder goes on where the first one ended.
+    Under `elasticflow run` the job file says all that these arguments say, *virtual_shards* excepted: its [script] table
+    names this script. Under plain torchrun and plain python the arguments do, and a second start with the same name and
+    folder goes on where the first one ended.
 
     Args:
         seed: Of the order of the samples and of everything that is drawn at random.
@@ -501,21 +503,43 @@ def join(
         virtual_shards: For `Run.gradients`: the same bits at any number of workers up to this one. None: `batches` gives
             each rank its part as a whole, and the script exchanges gradients.
         log_every: A line is logged after so many steps.
-        threads: CPU threads; None: the machine's cores shared out among its workers.
+        threads: CPU threads; None: the machine's cores shared out among its workers, one with virtual shards.
 
     Raises:
         StorageError: where snapshots go cannot be written.
     """
-    name = name or Path(sys.argv[0]).stem.lstrip("-") or "script"
-    intervals = (every,) if isinstance(every, str) else tuple(every)
-    policy = Policy(uri=snapshots, every=intervals, keep=Keep(last=keep))
-    place = Path(folder) if folder is not None else Path("runs") / name / "by-hand"
+    told = settings.told(os.environ)
+    if told is None:
+        told = settings.of_arguments(
+            name or Path(sys.argv[0]).stem.lstrip("-") or "script",
+            seed,
+            snapshots,
+            every,
+            keep,
+            log_every,
+            threads,
+        )
+    if virtual_shards is not None and told.threads is None:
+        told = replace(told, threads=1)  # sums inside of an operation depend on their number
+    policy = settings.policy_of(told)
+    place = Path(folder) if folder is not None else Path("runs") / told.job / "by-hand"
     try:
-        worker = life.join(name, "", place, policy, seed=seed, threads=threads, shows_log=False)
+        worker = life.join(
+            told.job,
+            told.digest,
+            place,
+            policy,
+            seed=told.seed,
+            threads=told.threads,
+            log_level=told.log_level,
+            shows_log=False,
+        )
+    except stopping.Leaving:  # asked to before all ranks had met
+        os._exit(INTERRUPTED)
     except Exception as error:  # noqa: BLE001  # reported, and the process ends
         life.end_by(error)
     _report_what_ends_the_script()
-    run = Run(worker, policy, virtual_shards=virtual_shards, log_every=log_every)
+    run = Run(worker, policy, virtual_shards=virtual_shards, log_every=told.log_every)
     process = os.getpid()
     atexit.register(lambda: run.end_if_forgotten() if os.getpid() == process else None)
     return run

@@ -1,0 +1,79 @@
+"""A script with a loop of its own on `elasticflow.join`, run by a job file: killed, drained, resized, and the same bits at the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from elasticflow import events
+from tests.end_to_end.harness import named, steps_of, tensors
+
+if TYPE_CHECKING:
+    from tests.end_to_end.harness import Project
+
+SCRIPT = """
+import os, time
+import torch
+from torch.nn.functional import cross_entropy
+import elasticflow as ef
+from examples.mnist import Net, digits
+
+run = ef.join(virtual_shards=4)
+model = Net()
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+run.keep(model=model, optimizer=optimizer)
+
+def loss_of(part):
+    return {"loss": cross_entropy(model(part.inputs), part.targets), "rows": len(part.inputs)}
+
+for batch in run.batches(digits(split="train"), size=64, steps=60):
+    optimizer.zero_grad()
+    loss = run.gradients(loss_of, batch)
+    optimizer.step()
+    run.step(loss=loss)
+    time.sleep(float(os.environ.get("PAUSE", "0")))
+if run.is_finished and run.rank == 0:
+    print("all is done", flush=True)
+run.finish()
+"""
+JOB = """
+[job]
+name = "loop"
+seed = 5
+[script]
+entry = "loop.py"
+[nodes]
+nproc_per_node = 2
+[snapshots]
+every = "10 steps"
+"""
+
+
+def test_an_own_loop_is_killed_drained_and_resized(project: Project) -> None:
+    """The job file's seed and snapshots are the script's; on one worker in the end; no step is missing or told twice."""
+    project.write("loop.py", SCRIPT)
+    project.write("loop.toml", JOB)
+    alone = project.run("loop.toml", "alone", "nodes.nproc_per_node=1", job="loop")
+    run = project.run("loop.toml", "disturbed", job="loop", PAUSE="0.1")
+    run.wait_for("a snapshot", lambda: named(run.events(), events.SNAPSHOT_COMMITTED))
+    os.kill(run.pid_of(1), signal.SIGKILL)
+    run.wait_for_step(14, generation=1)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.end() == 75, run.told()
+    assert alone.end() == 0, alone.told()
+    last = project.start(
+        "resume", "disturbed", "--set=nodes.nproc_per_node=1", run_id="disturbed", job="loop"
+    )
+    assert last.end() == 0, last.told()
+
+    told = last.events()
+    assert [event["class"] for event in named(told, events.GENERATION_ENDED)][:2] == ["crash", "drained"]
+    [failed] = named(told, events.WORKER_FAILED)
+    assert failed["rank"] == 1
+    assert steps_of(last.run) == steps_of(alone.run) == list(range(1, 61))
+    assert named(told, events.SNAPSHOT_COMMITTED)[0]["trigger"] == "steps"
+    assert "all is done" in (last.run.rank_log(3, 0, "stdout")).read_text()
+    expected, got = tensors(alone.run), tensors(last.run)
+    assert expected.keys() == got.keys()
+    assert [key for key in expected if expected[key] != got[key]] == []
