@@ -148,12 +148,13 @@ class EnvTable(Table, extra="allow", json_schema_extra=_with_named_keys):
 
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+_FILE = r"[^-\s\x00-\x1f\x7f][^\x00-\x1f\x7f]*"
 _MODULE = rf"^{_NAME}(\.{_NAME})*$"
 
 
 def _file(text: str) -> str:
-    if not text.strip() or text.startswith("-") or not text.isprintable():
-        raise ValueError("must be a file, whose name begins with no -")
+    if not re.fullmatch(_FILE, text):
+        raise ValueError("must be a file, whose name begins with no - and no space")
     return text
 
 
@@ -164,7 +165,7 @@ def _argument(text: str) -> str:
 
 
 ScriptFile = Annotated[
-    str, AfterValidator(_file), editor_hints(r"^[^-].*$", "train.py"), Description('a file, like "train.py"')
+    str, AfterValidator(_file), editor_hints(f"^{_FILE}$", "train.py"), Description('a file, like "train.py"')
 ]
 Argument = Annotated[
     str,
