@@ -1,4 +1,4 @@
-"""README's pictures: well formed, with texts for those who do not see them, readable on light and on dark pages."""
+"""The pictures of README and the guide: well formed, with texts for those who do not see them, readable on light and on dark pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from docs.kill_transcript import BLANK, KILLS, PICTURE, Cell, Kill, Screen, lines_of, svg
-from tests.fenced_blocks import ROOT
+from tests.fenced_blocks import GUIDE_PAGES, ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,9 +28,14 @@ def told(picture: str) -> str:
     return str(ET.fromstring(picture).findtext(f"{NAME}desc"))
 
 
-def test_readme_shows_every_picture() -> None:
-    """None is left over, and each has a text instead."""
-    shown = re.findall(r"!\[([^\]]+)\]\(docs/([^)]+)\)", (ROOT / "README.md").read_text())
+def test_a_page_shows_every_picture() -> None:
+    """README or a page of the guide; none is left over, and each has a text instead."""
+    pages = [ROOT / "README.md", *GUIDE_PAGES]
+    shown = [
+        picture
+        for page in pages
+        for picture in re.findall(r"!\[([^\]]+)\]\((?:\.\./\.\./)?docs/([^)]+)\)", page.read_text())
+    ]
     assert [path.name for path in PICTURES] == sorted(name for _, name in shown)
     assert all(len(text) > 80 for text, _ in shown)
 
@@ -74,7 +79,7 @@ def test_letters_can_be_read(path: Path, is_dark: bool) -> None:
     if is_dark:
         rules |= dict(re.findall(r"([.\w]+) \{ [^}]*?fill: (#[0-9a-f]{6})", dark))
     letters = {name for name in rules if re.fullmatch(r"\.plain|\.dim|\.c\d+|text|\.red|\.small", name)}
-    grounds = set(rules) - letters - {".end", ".eye", ".drop"}
+    grounds = set(rules) - letters - {".end", ".eye", ".drop", ".dot", ".olddot"}
     assert letters
     assert ".back" in grounds
     unreadable = [
