@@ -185,6 +185,10 @@ class SubmitError(ElasticflowError):
     """The scheduler has not taken the job, or cannot be asked from here."""
 
 
+class SlurmRefusedError(SubmitError):
+    """Slurm has answered, with a refusal; the message has its words."""
+
+
 class TrialRefusedError(ElasticflowError):
     """The job cannot be tried at such world sizes, or for so few steps, on this machine."""
 

@@ -25,12 +25,14 @@ from tests.hosts import ip
 if TYPE_CHECKING:
     from pathlib import Path
 
-# In the pod: its host name, its own names of hosts, its memory for /dev/shm, its files.
+# In the pod: its host name, its own names of hosts, its memory for /dev/shm, its volume in /var/lib, its files.
 _BEGIN = """
 set -e
 echo "$1" > /proc/sys/kernel/hostname
 mount --bind "$2" /etc/hosts
 mount -t tmpfs -o size=512m tmpfs /dev/shm
+mkdir -p "$3/volume" && mount -t tmpfs tmpfs /var/lib && mkdir /var/lib/elasticflow
+mount --bind "$3/volume" /var/lib/elasticflow
 mount --bind "$3" "$4"
 cd "$4"
 shift 4
@@ -45,11 +47,13 @@ class Pod:
     Attributes:
         running: Its command; the run's folder is the one in the pod.
         init: Its first process, as this machine sees it.
+        network: Its network namespace, whose name its files have, too.
     """
 
     name: str
     running: Running
     init: psutil.Process
+    network: str
 
     def signal(self, number: int) -> None:
         """Send a signal to the container's first process, as the kubelet does."""
@@ -119,10 +123,13 @@ class Cluster:
         host = f"{self.manifest['Job']['metadata']['name']}-{index}"
         return self._run(spec, host, f"{host}.{spec['subdomain']}", index)
 
-    def rendezvous(self) -> Pod:
-        """Start the pod of the store, by the name of its Service."""
+    def rendezvous(self, before: Pod | None = None) -> Pod:
+        """Start the pod of the store, by the name of its Service; or its container again: same address, same volume."""
         name = self.manifest["Deployment"]["metadata"]["name"]
-        return self._run(self.manifest["Deployment"]["spec"]["template"]["spec"], name, name, 0)
+        spec = self.manifest["Deployment"]["spec"]["template"]["spec"]
+        if before is not None:
+            return self._start_container(spec, name, 0, before.network)
+        return self._run(spec, name, name, 0)
 
     def _run(self, spec: dict[str, Any], host: str, name: str, index: int) -> Pod:
         network, address = self._network()
@@ -131,14 +138,17 @@ class Cluster:
         files = self.root / network
         shutil.copytree(self.image, files)
         self._mount_job(spec, files)
-        hosts = self.root / f"hosts-{network}"
-        hosts.touch()
+        (self.root / f"hosts-{network}").touch()
+        return self._start_container(spec, host, index, network)
+
+    def _start_container(self, spec: dict[str, Any], host: str, index: int, network: str) -> Pod:
+        files, hosts = self.root / network, self.root / f"hosts-{network}"
         running = self._start(spec["containers"][0], index, (network, host, str(hosts), str(files)), files)
         self._tell_names()
         (init,) = running.wait_for(
             "the pod's first process", lambda: _first_process(running.process.pid), limit_s=30
         )
-        pod = Pod(host, running, init)
+        pod = Pod(host, running, init, network)
         self.pods.append(pod)
         return pod
 

@@ -82,6 +82,7 @@ def preempted(login: Login, reference: Reference) -> Figures:
 
 def limit_twice(login: Login, reference: Reference) -> Figures:
     """A time limit of a minute, reached twice: Slurm's own notice, half a minute before it."""
+    login.environment["TINY_PAUSE_S"] = "0.25"  # too slow for the limit; without it once "hurry" is there
     login.write_job("limit", 2, 3, 'time = "1 min"\nnotice = "30 s"')
     job = login.submit("limit")
     for times in (1, 2):
@@ -96,7 +97,7 @@ def limit_twice(login: Login, reference: Reference) -> Figures:
 
 
 def array_grows(login: Login, reference: Reference) -> Figures:
-    """An array of four, two nodes being busy at first; then the element that leads is preempted by name and comes back."""
+    """An array of four, two nodes being busy at first: two elements train, then four."""
     port = free_port()
     more = f'endpoint = "127.0.0.1:{port}"\n[torchrun]\nrdzv_conf = {{ is_host = false }}'
     login.write_job("array", 1, 4, 'form = "array"\ntime = "30 min"\npartition = "low"', more)
@@ -125,7 +126,8 @@ def array_leader_requeued(login: Login, reference: Reference) -> Figures:
         job = login.submit("leader")
         stories.wait("three workers", lambda: len(stories.workers(job)) == 3)
         stories.reach(job, 20)
-        leader = _of_leader(job, "SLURM_JOB_ID")
+        # By the array's name: an element's own number may be that of the array, which means all of them.
+        leader = f"{job.number}_{_of_leader(job, 'SLURM_ARRAY_TASK_ID')}"
         login.cluster.call("scontrol", "requeue", leader)
         stories.wait("another one leads", lambda: stories.state(job).get("launch") == 2)
         login.cluster.call("scontrol", "update", f"JobId={leader}", "StartTime=now")
@@ -147,6 +149,25 @@ def head_node_lost(login: Login, reference: Reference) -> Figures:
         stories.reach(job, 20)
         _lose_node(login, job, "n1")
         stories.wait("the others go on", lambda: len(stories.workers(job)) == 3)
+        return stories.finish(login, job, reference)
+    finally:
+        store.send_signal(signal.SIGTERM)
+        store.wait(timeout=60)
+
+
+def leaders_lost(login: Login, reference: Reference) -> Figures:
+    """The node of the batch script is lost together with the node whose process leads the run: another one leads on."""
+    port = free_port()
+    more = f'endpoint = "127.0.0.1:{port}"\n[torchrun]\nrdzv_conf = {{ is_host = false }}'
+    login.write_job("leaders", 1, 4, 'time = "30 min"', more)
+    store = login.start("rendezvous", "serve", "--port", str(port))
+    try:
+        job = login.submit("leaders")
+        stories.wait("four workers", lambda: len(stories.workers(job)) == 4)
+        stories.reach(job, 20)
+        for node in {"n1", _of_leader(job, "SLURMD_NODENAME")}:
+            _lose_node(login, job, node)
+        stories.wait("another one leads", lambda: stories.state(job).get("launch") == 2)
         return stories.finish(login, job, reference)
     finally:
         store.send_signal(signal.SIGTERM)
@@ -182,7 +203,7 @@ def scancelled(login: Login, reference: Reference) -> Figures:
 
 STORIES: tuple[Callable[[Login, Reference], Figures], ...] = (
     to_the_end, worker_killed, node_down, preempted, limit_twice, array_grows, array_leader_requeued,
-    head_node_lost, cancelled, scancelled,
+    head_node_lost, leaders_lost, cancelled, scancelled,
 )  # fmt: skip
 
 

@@ -116,14 +116,16 @@ def test_any_pod_leads_where_the_store_has_a_pod_of_its_own(
 ) -> None:
     """The pod that leads is lost, then another one that leads is drained: those that are left lead on, without waiting.
 
-    The weights are those of a run that nobody disturbed, to the bit.
+    The store's container is killed and started again meanwhile: it goes on from its volume. The weights are those of a run that nobody disturbed, to the bit.
     """
     pods = [cluster.pod(index) for index in range(3)]
     pods[0].running.wait_for(
         "its waiting", lambda: "waiting for tiny-rendezvous:29400" in pods[0].running.output.read_text()
     )
-    cluster.rendezvous()
+    store = cluster.rendezvous()
     leader = _leader(pods, 3)
+    store.kill()
+    store = cluster.rendezvous(store)
     leader.kill()
     pods.remove(leader)
     leader = _leader(pods, 2)

@@ -46,8 +46,11 @@ def command(
     """
     from elasticflow.cli.output import show_warnings
     from elasticflow.clusters.slurm.commands import submit
+    from elasticflow.clusters.slurm.refusals import refusal
     from elasticflow.clusters.slurm.render import render_slurm
-    from elasticflow.errors import FINISHED
+    from elasticflow.errors import FINISHED, JobRefusedError, SlurmRefusedError
+    from elasticflow.jobfile.diagnostics.render_text import render
+    from elasticflow.jobfile.job_file import JobFile
     from elasticflow.run_folder import RunFolder
 
     loaded = loaded_for_slurm(job_file, overrides, case, run_id)
@@ -63,7 +66,11 @@ def command(
     output = loaded.job.slurm.output.rpartition("/")[0]
     if output and "%" not in output:  # Slurm makes no folder, and ends a job at once whose output has none
         (loaded.project_root / output).mkdir(parents=True, exist_ok=True)
-    number = submit(script)
+    try:
+        number = submit(script)
+    except SlurmRefusedError as error:
+        source = JobFile(job_file, overrides, loaded.project_root, None).source_of(case)
+        raise JobRefusedError(render([refusal(error.message, loaded.job.slurm, source)])) from error
     folder = RunFolder.of(loaded.project_root, name, whole_id or run_id_of(f"slurm-{number}", case))
     click.echo(f"Slurm job {number} is queued: run {folder.run_id}")
     if is_waiting:

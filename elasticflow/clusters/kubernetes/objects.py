@@ -18,6 +18,7 @@ OF_JOB = "batch.kubernetes.io/job-name"
 OF_RUN = "elasticflow/run"
 _QUEUE = "kueue.x-k8s.io/queue-name"
 _STORE_MEMORY = "256 MiB"
+_STORE_STATE = "/var/lib/elasticflow"  # of the pod: kept when its container is started again
 
 
 def config_map(pods: PodSpec, texts: Mapping[str, str]) -> Any:
@@ -45,13 +46,16 @@ def rendezvous(pods: PodSpec, name: str) -> list[Any]:
     container = {
         "name": "rendezvous",
         "image": pods.table.image,
-        "command": ["elasticflow", "rendezvous", "serve", "--port", str(port)],
+        "command": ["elasticflow", "rendezvous", "serve", "--port", str(port), "--state", _STORE_STATE],
         "env": [each for each in pods.environment() if _name_of(each) == TOKEN],
         "ports": [{"containerPort": port}],
         "resources": {"requests": asked, "limits": dict(asked)},
         "readinessProbe": {"tcpSocket": {"port": port}},
+        "volumeMounts": [{"name": "state", "mountPath": _STORE_STATE}],
     }
     spec: dict[str, Any] = {"enableServiceLinks": False, "automountServiceAccountToken": False}
+    kept = Commented("The store goes on where its container is started again, and runs with it.", {})
+    spec["volumes"] = [{"name": "state", "emptyDir": kept}]
     if pods.table.pull_secrets:
         spec["imagePullSecrets"] = [{"name": secret} for secret in pods.table.pull_secrets]
     template = {"metadata": {"labels": labels}, "spec": {**spec, "containers": [container]}}

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.errors import SubmitError
+from elasticflow.errors import SlurmRefusedError, SubmitError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,8 @@ def submit(script: str) -> int:
     """Give a batch script to sbatch and return the number of the job, which is queued.
 
     Raises:
-        SubmitError: sbatch is not there, or has refused the script.
+        SlurmRefusedError: sbatch has refused the script.
+        SubmitError: sbatch is not there, or does not answer.
     """
     answer = _call(["sbatch", "--parsable"], "the job was not submitted", script)
     number = re.match(r"\d+", answer)
@@ -50,7 +51,7 @@ def queued(job: int) -> list[QueuedJob]:
         text = _call(
             ["squeue", "--noheader", "--jobs", str(job), "--format=%T %R"], f"job {job} cannot be followed"
         )
-    except SubmitError as error:
+    except SlurmRefusedError as error:
         if "Invalid job id" in error.message:  # it was over long ago, and is forgotten
             return []
         raise
@@ -79,8 +80,14 @@ def _call(words: Sequence[str], what: str, given: str = "") -> str:
             f"{what}: {words[0]} has not answered for {_ANSWER_S} s", "see whether the cluster is up: sinfo"
         ) from error
     if done.returncode != 0:
-        said = " ".join(done.stderr.split()) or f"{words[0]} ended with {done.returncode}"
-        raise SubmitError(
-            f"{what}: {said}", "what is asked for stands in [slurm]; `sinfo` shows what there is"
+        raise SlurmRefusedError(
+            f"{what}: {_words(done.stderr) or f'{words[0]} ended with {done.returncode}'}",
+            "what is asked for stands in [slurm]; `sinfo` shows what there is",
         )
     return done.stdout
+
+
+def _words(errors: str) -> str:
+    """Return what a command of Slurm says, without its own name before each line."""
+    lines = (re.sub(r"^\w+: (?:error: |fatal: )?", "", line).strip() for line in errors.splitlines())
+    return "; ".join(dict.fromkeys(filter(None, lines)))

@@ -207,12 +207,10 @@ def _variables(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
 
 def _several_machines(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     nodes, snapshots = tables.get("nodes"), tables.get("snapshots")
-    if (
-        nodes is None or tables.get("slurm") is not None
-    ):  # its script says where nodes meet, in a shared folder
+    if nodes is None or "slurm" in source.raw:  # its script says where nodes meet, in a shared folder
         return
     # A manifest for Kubernetes says where the pods meet.
-    if nodes.max > 1 and nodes.endpoint is None and tables.get("kubernetes") is None:
+    if nodes.max > 1 and nodes.endpoint is None and "kubernetes" not in source.raw:
         message = f"nodes.max is {nodes.max}, but without nodes.endpoint no second machine can join"
         remedy = (
             'add to [nodes]: endpoint = "host:29400" (the first machine), if there is more than one machine'

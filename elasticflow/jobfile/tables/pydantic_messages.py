@@ -385,4 +385,4 @@ def _for_flag(source: Source, problem: TableProblem) -> str | None:
     if problem.suggestion is not None:
         return problem.suggestion.in_flag(value)
     meant = repaired(problem.path, value) if problem.remedy and not problem.at_key else None
-    return None if meant is None else set_flag(problem.path, to_toml(meant))
+    return None if meant is None or meant == value else set_flag(problem.path, to_toml(meant))

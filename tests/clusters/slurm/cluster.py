@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from tests.servers import MissingServerError, free_port
 
 if TYPE_CHECKING:
@@ -111,6 +113,16 @@ class Cluster:
             if key == name:
                 return value
         raise AssertionError(f"job {job} has no {name}")
+
+    def step_daemons(self, job: int) -> list[psutil.Process]:
+        """Return the daemons of this cluster that hold a job's steps, on all its nodes."""
+        found = []
+        for process in psutil.process_iter(["cmdline", "environ"]):
+            environment = process.info["environ"] or {}
+            is_of_job = f"slurmstepd: [{job}." in " ".join(process.info["cmdline"] or ())
+            if is_of_job and environment.get("SLURM_CONF") == self.environment["SLURM_CONF"]:
+                found.append(process)
+        return found
 
     def start_now(self, job: int) -> None:
         """Have a job that is queued again start at once, not after two minutes."""

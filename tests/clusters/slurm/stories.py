@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elasticflow.errors import NOT_STARTED
 from elasticflow.run_folder import RunFolder
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
@@ -71,8 +72,15 @@ class Login:
         )
         (self.root / "jobs" / f"{name}.toml").write_text(text)
 
-    def call(self, *words: str, expects: int | None = 0) -> str:
-        """Return what a command prints on standard output, once it has ended with that code."""
+    def call(self, *words: str) -> str:
+        """Return what a command prints on standard output, once it has ended well."""
+        return self._call(words, 0).stdout
+
+    def refused(self, *words: str) -> str:
+        """Return what a command says on standard error, which has started nothing."""
+        return self._call(words, NOT_STARTED).stderr
+
+    def _call(self, words: tuple[str, ...], expects: int) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             ["elasticflow", *words],
             cwd=self.root,
@@ -82,8 +90,8 @@ class Login:
             timeout=LIMIT_S,
             check=False,
         )
-        assert expects in {None, done.returncode}, f"{words} ended with {done.returncode}: {done.stderr}"
-        return done.stdout
+        assert done.returncode == expects, f"{words} ended with {done.returncode}: {done.stderr}"
+        return done
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:
         """Return a command that goes on."""
@@ -177,6 +185,10 @@ def requeued(login: Login, job: SlurmJob, times: int = 1) -> None:
             login.cluster.state(job.number) == "PENDING"
             and int(login.cluster.field(job.number, "Restarts")) >= times
         ),
+    )
+    # A step daemon that ends takes with it the socket of the next one of its job: Slurm misses that job's script later.
+    wait(
+        f"the step daemons of job {job.number} have ended", lambda: not login.cluster.step_daemons(job.number)
     )
     # Slurm's record that the job was killed counts in seconds: one that is started in the same second is killed again.
     soonest = time.monotonic() + 3

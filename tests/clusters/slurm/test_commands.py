@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.clusters.slurm import commands
-from elasticflow.errors import SubmitError
+from elasticflow.errors import SlurmRefusedError, SubmitError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,8 +37,14 @@ def test_the_script_is_given_to_sbatch_which_says_the_number(program: Path) -> N
 
 def test_what_sbatch_refuses_is_said_in_its_own_words(program: Path) -> None:
     """And where to look."""
-    put(program, "sbatch", 'echo "sbatch: error: invalid partition specified: gpuu" >&2; exit 1')
-    with pytest.raises(SubmitError, match="invalid partition specified: gpuu") as refused:
+    put(
+        program,
+        "sbatch",
+        'echo "sbatch: error: invalid partition specified: gpuu" >&2; echo "sbatch: error: it failed" >&2; exit 1',
+    )
+    with pytest.raises(
+        SlurmRefusedError, match="submitted: invalid partition specified: gpuu; it failed"
+    ) as refused:
         commands.submit("")
     assert "[slurm]" in (refused.value.remedy or "")
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow import events
-from elasticflow.errors import NOT_STARTED
 from tests.clusters.slurm import stories
 from tests.clusters.slurm.cluster import cluster
 from tests.clusters.slurm.stories import Login
@@ -44,10 +43,10 @@ def test_gang_loses_a_worker_and_a_node_leaves_at_its_limit_and_goes_on(
     """
     _sbatch_takes_every_script(login)
     login.write_job("gang", 2, 3, 'time = "30 min"')
-    refused = login.call(
-        "submit", "slurm", "jobs/gang.toml", "--set=slurm.partition=none", expects=NOT_STARTED
-    )
-    assert "" == refused
+    (login.root / "jobs" / "none.toml").write_text('extends = "gang.toml"\n[slurm]\npartition = "none"\n')
+    refused = login.refused("submit", "slurm", "jobs/none.toml")
+    assert "invalid partition specified: none" in refused
+    assert "jobs/none.toml:3:13" in refused
     job = login.submit("gang")
     stories.reach(job, 10)
     stories.kill_worker(job, 1)

@@ -1,0 +1,58 @@
+"""What sbatch says, and the key of the job file that it is about."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elasticflow.clusters.slurm.refusals import cause_of, refusal
+from elasticflow.jobfile.tables.clusters.slurm import SlurmTable
+from elasticflow.jobfile.text.source import load_source
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WHOLE = SlurmTable(
+    partition="gpu", account="vision", qos="long", time="4 h", gpus=4, mem="64 GiB", cpus_per_task=16,
+    extra=["--mail-type=END", "--constraint=a100"],
+)  # fmt: skip
+FAILED = "Batch job submission failed: "
+
+
+@pytest.mark.parametrize(
+    ("said", "key"),
+    [
+        ("invalid partition specified: gpu; " + FAILED + "Invalid partition name specified", "partition"),
+        (FAILED + "User's group not permitted to use this partition", "partition"),
+        (FAILED + "Invalid account or account/partition combination specified", "account"),
+        (FAILED + "Invalid qos specification", "qos"),
+        (FAILED + "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)", "qos"),
+        ("Invalid generic resource (gres) specification", "gpus"),
+        (FAILED + "Requested time limit is invalid (missing or exceeds some limit)", "time"),
+        (FAILED + "Memory required by task is not available", "mem"),
+        ("CPU count per node can not be satisfied", "cpus_per_task"),
+        (FAILED + "Invalid feature specification", "extra"),
+    ],
+)  # fmt: skip
+def test_a_refusal_is_about_the_key_that_asks_for_it(said: str, key: str) -> None:
+    """With what lists what there is."""
+    cause = cause_of(said, WHOLE)
+    assert ("slurm", key) == cause.path
+    assert "`s" in cause.remedy
+
+
+def test_a_refusal_that_no_key_or_several_ask_for_is_about_the_table() -> None:
+    """A job without a partition on a site without a default one; too much of something; words never heard."""
+    assert ("slurm",) == cause_of("No partition specified or system default partition", SlurmTable()).path
+    assert ("slurm",) == cause_of("Requested node configuration is not available", WHOLE).path
+    assert ("slurm",) == cause_of("the site's own plugin says no", WHOLE).path
+    assert ("nodes", "min") == cause_of("Node count specification invalid", WHOLE).path
+
+
+def test_a_refusal_shows_the_place(tmp_path: Path) -> None:
+    """In the file, of an option of slurm.extra that option alone."""
+    (job := tmp_path / "job.toml").write_text('[slurm]\nextra = ["--mail-type=END", "--constraint=a100"]\n')
+    shown = refusal("Invalid feature specification", WHOLE, load_source(job))
+    assert (2, 30) == (shown.line, shown.column)
+    assert "features of nodes" in (shown.help or "")
