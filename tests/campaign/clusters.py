@@ -265,11 +265,11 @@ def main(names: list[str]) -> int:
 
 
 def _page(rows: list[str]) -> str:
-    slurm = subprocess.run(["sinfo", "--version"], capture_output=True, text=True, check=False).stdout.strip()
-    load = " to ".join(f"{value:.0f}" for value in sorted(os.getloadavg())[::2])
+    slurm = subprocess.run(["slurmd", "-V"], capture_output=True, text=True, check=True).stdout.strip()
+    load = max(os.getloadavg())
     head = f"""\
 {_HEADING}
-`python -m tests.campaign.clusters`, {datetime.now(UTC):%Y-%m-%d}: {slurm}, four nodes on one machine of 2 cores that did other work as well (load {load});
+`python -m tests.campaign.clusters`, {datetime.now(UTC):%Y-%m-%d}: {slurm}, four nodes on one machine of 2 cores that did other work as well (load {load:.0f});
 torch {version("torch")}, Python {platform.python_version()}, gloo. The tiny job in exact mode, 200 steps, one worker on each node. Each run ended with the
 losses and tensors of an undisturbed one, bit for bit.
 
