@@ -20,7 +20,9 @@ WORKER_FIELDS = ("node", "rank", "world_size", "step")
 
 
 RUN_STARTED = Event(
-    "run.started", "a launch began", ("launch", "resumed", "pid", "torch", "uri", "endpoint", "schema")
+    "run.started",
+    "a launch began",
+    ("launch", "resumed", "pid", "torch", "uri", "endpoint", "resume_command", "schema"),
 )
 RUN_FINISHED = Event(
     "run.finished",

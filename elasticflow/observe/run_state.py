@@ -53,6 +53,7 @@ class RunState:
     workers: tuple[RunningWorker, ...] = ()
     snapshot: str | None = None
     script: str | None = None
+    resume_command: str | None = None
     held: int = 0
     started: float | None = None
     updated: float | None = None
@@ -87,6 +88,7 @@ class RunState:
             ),
             snapshot=text_of(state, "snapshot"),
             script=text_of(state, "script"),
+            resume_command=text_of(state, "resume_command"),
             held=int_of(state, "held"),
             started=unix_time(state.get("started")),
             updated=unix_time(state.get("updated")),

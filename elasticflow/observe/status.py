@@ -54,6 +54,7 @@ class RunStatus:
         seconds_left: To the end of training at that speed, while the run is running.
         snapshot: Name of the newest committed snapshot.
         script: The script of its own that the run is, once it was started; None: it is a job that says what is trained.
+        resume_command: What goes on with the run, where that is not `elasticflow resume`.
         standbys: Of each node, while the run is running.
         compilation: What torch.compile takes; None: the run compiles nothing.
         held: Newest step that all workers hold in their node's memory; it lives no longer than the launch.
@@ -93,6 +94,7 @@ class RunStatus:
     seconds_left: float | None
     snapshot: str | None
     script: str | None
+    resume_command: str | None
     standbys: tuple[NodeStandbys, ...]
     compilation: Compilation | None
     held: int | None
@@ -193,6 +195,7 @@ def read_status(folder: RunFolder) -> RunStatus:
         seconds_left=pace.seconds_left(step, state.steps) if is_running and state.steps else None,
         snapshot=state.snapshot or (committed[-1] if committed else None),
         script=state.script,
+        resume_command=state.resume_command,
         standbys=tuple(history.standbys.values()) if is_running else (),
         compilation=None if history.compilation.newest is None else history.compilation,
         held=state.held or None if is_running else None,

@@ -71,6 +71,7 @@ FIELDS: dict[str, Field] = {
     "address": Field("text", "where the last one came from", "client.address", "client.address"),
     "command": Field("text", "a process's command line, cut short", "process.command_line", "process.command_line"),
     "endpoint": Field("text?", "where other machines reach the launch", "server.address", "server.address"),
+    "resume_command": Field("text?", "what goes on with the run; none: `elasticflow resume`"),
     "torch": Field("text", "torch's version"),
     "schema": Field("whole", "version of the schema of these lines"),
     "launch": Field("whole", "start of the run, numbered from 1"),

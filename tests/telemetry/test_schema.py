@@ -31,6 +31,7 @@ STARTED: dict[str, Any] = {
     "torch": "2.13.0",
     "uri": "/r",
     "endpoint": None,
+    "resume_command": None,
     "schema": SCHEMA_VERSION,
 }
 LOST: dict[str, Any] = {**HEAD, "level": "warning", "event": "node.lost", "node": "n1", "reason": "silent"}

@@ -21,6 +21,7 @@ from elasticflow.observe.terminal.event_lines import of_weights, said_on_stderr,
 from elasticflow.observe.terminal.formats import elapsed, local_time, number, plural
 from elasticflow.observe.terminal.measures import parts_of_step, percent_of_peak
 from elasticflow.protocol.metrics_fields import GRAD_NORM
+from elasticflow.resume_command import resume_command
 from elasticflow.run_folder import SNAPSHOT_NAME
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _print(status: RunStatus, overlap: str | None) -> None:
         click.echo(f"  {paint('overlap    ', 'yellow')} {overlap}")
     _print_failure(status)
     if status.status == "interrupted":
-        click.echo(f"go on with: elasticflow resume {folder.run_id}")
+        click.echo(f"go on with: {resume_command(folder.run_id, status.resume_command)}")
 
 
 def _rows(status: RunStatus) -> list[tuple[str, str]]:

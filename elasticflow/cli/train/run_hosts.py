@@ -35,6 +35,7 @@ def run_hosts(options: RunOptions, path: Path) -> int:
     from elasticflow.launcher.hosts.run_on_hosts import run_on_hosts
     from elasticflow.launcher.rendezvous.token import given_token, new_token
     from elasticflow.protocol.handshake import TOKEN
+    from elasticflow.resume_command import RESUME_COMMAND
 
     hosts = read_hosts(path)
     loaded, job, sets = _job_with_endpoint(options, hosts[0])
@@ -51,13 +52,14 @@ def run_hosts(options: RunOptions, path: Path) -> int:
     grace_s = parse_duration(job.snapshots.grace)
     # Nobody else needs to know it: each host is told, by ssh.
     token = given_token(job.nodes.token_file, loaded.project_root) or new_token()
+    again = options.command_with(run_id)
     orders = [
         (
             host,
             Order(
                 folder=host.folder or str(loaded.project_root.resolve()),
                 words=_words(options, loaded, run_id, endpoint, sets, rank),
-                environment={TOKEN: token},
+                environment={TOKEN: token, RESUME_COMMAND: again},
                 run=f"{job.job.name}/{run_id}",
                 grace_s=grace_s,
             ),
@@ -72,7 +74,7 @@ def run_hosts(options: RunOptions, path: Path) -> int:
         first_decides=not job.torchrun.is_store_outside,
     )
     if code == INTERRUPTED:
-        click.echo(f"the same command goes on with --run-id {run_id}", err=True)
+        click.echo(f"go on with: {again}", err=True)
     return code
 
 

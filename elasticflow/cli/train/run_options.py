@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -106,6 +107,15 @@ class RunOptions:
         """
         assert loaded.job is not None
         return RunFolder.of(loaded.project_root, loaded.job.job.name, run_id_of(self.run_id, loaded.case))
+
+    def command_with(self, run_id: str) -> str:
+        """Return the command line that goes on with that run, on the same machines."""
+        words = ["elasticflow", "run", str(self.job_file)]
+        words += [] if self.hosts is None else ["--hosts", str(self.hosts)]
+        words += [] if self.on is None else ["--on", self.on]
+        words += [] if self.case is None else ["--case", self.case]
+        words += [word for text in self.overrides for word in ("--set", text)]
+        return shlex.join([*words, "--run-id", run_id])
 
     def request(self, loaded: LoadedJob, folder: RunFolder) -> Request:
         """Return what is to be launched.

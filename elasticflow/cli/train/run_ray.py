@@ -39,9 +39,11 @@ def run_ray(options: RunOptions, launch: Callable[[Request], int]) -> int:
     from elasticflow.launcher.rendezvous.token import given_token, new_token
     from elasticflow.launcher.supervisor.scale_schedule import ELSEWHERE
     from elasticflow.protocol.handshake import TOKEN
+    from elasticflow.resume_command import RESUME_COMMAND
 
     ray = connect()
     options = replace(options, run_id=options.run_id or new_run_id())
+    os.environ[RESUME_COMMAND] = again = options.command_with(options.run_id or "")
     options, loaded, job = _with_endpoint(options, ray.util.get_node_ip_address())
     folder = options.folder_of(loaded)
     if has_finished(folder):
@@ -68,7 +70,7 @@ def run_ray(options: RunOptions, launch: Callable[[Request], int]) -> int:
     finally:
         on_ray.close()
     if code == INTERRUPTED:
-        click.echo(f"the same command goes on with --run-id {options.run_id}", err=True)
+        click.echo(f"go on with: {again}", err=True)
     return code
 
 

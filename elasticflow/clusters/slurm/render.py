@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.errors import EXIT_CODES, RenderError
 from elasticflow.jobfile.tables.units import parse_duration, parse_size
+from elasticflow.resume_command import RESUME_COMMAND
 from elasticflow.run_folder import RUNS
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class BatchScript:
         table: Its [slurm].
         root: The project's folder, which every node sees under the same path.
         words: The words after `elasticflow run`: the job file, relative to the root, its case and `--set` values.
+        again: The words after `elasticflow submit slurm`: those, and the `--set` values that only the script is made of.
         case: Of the file's [matrix]; its name ends the run's id.
         run_id: Of the run; None: it is called after Slurm's job.
         program: The `elasticflow` that the nodes call.
@@ -41,6 +43,7 @@ class BatchScript:
     table: SlurmTable
     root: Path
     words: tuple[str, ...]
+    again: tuple[str, ...]
     case: str | None
     run_id: str | None
     program: str
@@ -129,6 +132,9 @@ class BatchScript:
         yield f"folder={shlex.quote(f'{RUNS}/{self.job.job.name}')}/$run_id"
         yield f"elasticflow={shlex.quote(self.program)}"
         yield from self.table.setup
+        again = shlex.quote(f"elasticflow submit slurm {shlex.join(self.again)} --run-id ")
+        yield "# What people are told that goes on with it."
+        yield f'export {RESUME_COMMAND}={again}"$run_id"'
         yield 'if [ -e "$folder/cancel" ]; then'
         yield '  echo "$run_id was ended by elasticflow cancel, and is not gone on with unless $folder/cancel is removed" >&2'
         yield f"  exit {self.table.exit_codes.get('75', 75)}"
@@ -251,6 +257,7 @@ def render_slurm(
         table=table,
         root=root,
         words=(str(file), *case, *values),
+        again=(str(file), *case, *(word for override in overrides for word in ("--set", override))),
         case=loaded.case,
         run_id=run_id,
         program=program,

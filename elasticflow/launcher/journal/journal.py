@@ -110,6 +110,7 @@ class Journal:
             "held": None,
             "epochs": None,
             "budget_left": None,
+            "resume_command": None,
             "activities": {},
             "workers": [],
             "verdict": None,

@@ -62,6 +62,7 @@ from elasticflow.protocol.messages import (
     WriterReports,
 )
 from elasticflow.protocol.store_address import StoreLostError
+from elasticflow.resume_command import told_command
 from elasticflow.run_folder import step_of
 from elasticflow.snapshots.writer.committer import FENCED
 from elasticflow.system.clocks import on_own_clock
@@ -212,6 +213,7 @@ class Supervisor:
             torch=version("torch"),
             uri=launch.catalog.storage.uri,
             endpoint=launch.store.endpoint,
+            resume_command=told_command(),
             schema=SCHEMA_VERSION,
         )
         if launch.lost is not None:
@@ -233,7 +235,7 @@ class Supervisor:
             self._journal.event(events.DRIFT_FOUND, launch=launch.number, differences=differences)
         left = RestartPolicy(launch.plan.restarts).left(self._ledger.entries, time.time())
         epochs = None if launch.job.script is not None else launch.job.train.epochs
-        self._journal.know(epochs=epochs, budget_left=left)
+        self._journal.know(epochs=epochs, budget_left=left, resume_command=told_command())
 
     def _turn(self, channel: AgentChannel, tell: Callable[[LifecycleEvent], None]) -> None:
         for message in channel.take():

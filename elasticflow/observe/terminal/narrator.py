@@ -19,6 +19,7 @@ from elasticflow.observe.terminal.event_lines import (
     values,
 )
 from elasticflow.observe.terminal.formats import groups_in_words, number, order_in_words, plural, size, span
+from elasticflow.resume_command import resume_command
 from elasticflow.system.processes import is_killed_from_outside
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class RunNarrator:
         self._error: str | None = None
         self._quoted: set[str] = set()
         self._script: str | None = None
+        self._resume_command: object = None
         self._evaluation: Record = {}
         self._measured = ""  # the evaluation in words
         self._best: float | None = None
@@ -123,6 +125,7 @@ class RunNarrator:
 
     def _run_started(self, record: Record) -> Line:
         self._launch = max(1, int_of(record, "launch"))
+        self._resume_command = record.get("resume_command")
         parts = [f"{record.get('job')} {record.get('run_id')}"]
         if int_of(record, "launch") > 1:
             parts.append(f"launch {int_of(record, 'launch')}")
@@ -165,8 +168,11 @@ class RunNarrator:
             text += f", after step {int_of(record, 'step')}"
         run = record.get("run_id")
         # Another launch has the run: there is nothing to mend here.
-        again = "" if record.get("class") == "taken_over" else f"; once mended: elasticflow resume {run}"
+        again = "" if record.get("class") == "taken_over" else f"; once mended: {self._again(record)}"
         return Line("wrong", "bad", "failed", text, (f"elasticflow why {run}{again}", *self._place()))
+
+    def _again(self, record: Record) -> str:
+        return resume_command(str(record.get("run_id")), self._resume_command)
 
     def _run_interrupted(self, record: Record) -> Line:
         step = int_of(record, "step")
@@ -177,7 +183,7 @@ class RunNarrator:
             text += f", to go on from step {begin}" if begin else ", to go on from the beginning"
         if record.get("reason"):
             text += f" ({record['reason']})"
-        more = (f"go on with: elasticflow resume {record.get('run_id')}", *self._place())
+        more = (f"go on with: {self._again(record)}", *self._place())
         return Line("stop", "notice", "interrupted", text, more)
 
     def _generation_started(self, record: Record) -> Line:

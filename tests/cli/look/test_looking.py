@@ -98,6 +98,14 @@ def test_status_of_an_interrupted_run(ran: Callable[..., Ran], run: tuple[str, .
     assert ran("status", *run) == (0, STATUS, "")
 
 
+def test_status_has_the_command_that_the_launch_was_told(ran: Callable[..., Ran], project: Path) -> None:
+    """`resume` would train on the login node what Slurm is to train."""
+    change(project, resume_command="elasticflow submit slurm jobs/mnist.toml --run-id slurm-7")
+    assert ran("status")[1].endswith(
+        "\ngo on with: elasticflow submit slurm jobs/mnist.toml --run-id slurm-7\n"
+    )
+
+
 def test_status_of_a_failed_run_has_the_root_cause(ran: Callable[..., Ran], project: Path) -> None:
     """What failed first, then why no restart was tried."""
     change(project, status="failed", verdict={"why": "4 failures, restarts.budget is 3"})
@@ -194,6 +202,7 @@ def test_status_as_json(ran: Callable[..., Ran], project: Path) -> None:
         "overlap",
         "pid",
         "restarts",
+        "resume_command",
         "run_id",
         "samples_per_s",
         "scalars",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -51,8 +52,18 @@ def test_words_of_the_command_line_go_on_to_the_nodes() -> None:
     """Quoted as a shell needs it; what only the script is made of does not."""
     text = rendered("gang", "optimizer.args.lr=0.5", "env.NOTE=it's", "slurm.time=1 h")
     assert "--set optimizer.args.lr=0.5 --set 'env.NOTE=it'\"'\"'s' --run-id" in text
-    assert "slurm.time" not in text
+    assert "slurm.time" not in text.partition("srun ")[2]
     assert "#SBATCH --time=0-01:00:00" in text
+
+
+def test_nodes_know_the_command_that_goes_on() -> None:
+    """It submits again, with every value of the command line; a shell of its own reads what is told."""
+    script = rendered("gang", "env.NOTE=it's", "slurm.time=1 h")
+    [line] = [each for each in script.splitlines() if each.startswith("export ELASTICFLOW_RESUME_COMMAND=")]
+    words = shlex.split(line.removeprefix("export ELASTICFLOW_RESUME_COMMAND="))
+    assert [
+        "elasticflow submit slurm jobs/gang.toml --set 'env.NOTE=it'\"'\"'s' --set 'slurm.time=1 h' --run-id $run_id"
+    ] == words
 
 
 def test_run_is_called_after_the_slurm_job_or_as_it_is_given() -> None:

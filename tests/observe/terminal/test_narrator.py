@@ -53,6 +53,21 @@ def test_a_killed_worker_reads_as_a_story() -> None:
     assert lines[-1].more == (f"took {took(DURATIONS)}", "runs/mnist/x")
 
 
+def test_the_command_that_goes_on_is_the_one_that_the_launch_was_told() -> None:
+    """After an interruption, and once a failure is mended."""
+    narrator = RunNarrator()
+    again = "elasticflow run jobs/mnist.toml --hosts hosts.txt --run-id nightly"
+    narrator.event(event(0, "run.started", resume_command=again))
+    left = narrator.event(event(9, "run.interrupted", reason="SIGTERM", step=4))
+    failed = narrator.event(event(9, "run.failed", error="no"))
+    assert left is not None
+    assert failed is not None
+    assert (f"go on with: {again}", True) == (
+        left.more[0],
+        failed.more[0].endswith(f"; once mended: {again}"),
+    )
+
+
 def test_time_runs_from_the_start_of_the_launch() -> None:
     """Seconds count from `run.started`, whatever was shown before it."""
     narrator = RunNarrator()
