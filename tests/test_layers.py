@@ -31,7 +31,11 @@ NEVER = {("runtime", "compiler"), ("runtime", "jobfile"), ("deep_check", "runtim
 # Intervals like "500 steps" are written in job files and needed by the snapshot policy.
 ALLOWED = {("snapshots", "elasticflow.jobfile.tables.units"), ("runtime", "elasticflow.jobfile.tables.units")}
 # What `import elasticflow` offers to scripts is loaded when it is asked for: the package itself needs none of it.
-OFFERED = {"elasticflow.runtime.own_loop.batch", "elasticflow.runtime.own_loop.run"}
+OFFERED = {
+    "elasticflow.runtime.own_loop.batch",
+    "elasticflow.runtime.own_loop.join",
+    "elasticflow.runtime.own_loop.run",
+}
 MAY_IMPORT_TORCH = {"runtime"}
 MAY_IMPORT_TORCH_IN_FUNCTIONS = {
     "snapshots/tools/export_torch.py",

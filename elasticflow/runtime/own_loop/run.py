@@ -1,4 +1,4 @@
-"""`elasticflow.join` and the run that it returns: a training loop of the script's own that survives what happens to it."""
+"""What `elasticflow.join` returns: a run whose training loop is the script's own, and survives what happens to it."""
 
 from __future__ import annotations
 
@@ -6,43 +6,36 @@ import atexit
 import math
 import os
 import sys
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-
 from elasticflow import events
-from elasticflow.errors import INTERRUPTED, StateError
+from elasticflow.errors import StateError
 from elasticflow.runtime import worker as life
 from elasticflow.runtime.data import index_loader
 from elasticflow.runtime.data.dataset import OpenedDataset
 from elasticflow.runtime.data.index_schedule import IndexSchedule
-from elasticflow.runtime.data.sample_reader import SampleReader
-from elasticflow.runtime.data.step_plan import max_samples
 from elasticflow.runtime.evaluation import several
-from elasticflow.runtime.own_loop import kept, settings
+from elasticflow.runtime.own_loop import kept, reading
 from elasticflow.runtime.own_loop.ballot import Ballot
-from elasticflow.runtime.own_loop.batch import Batch
+from elasticflow.runtime.own_loop.exact_steps import ScriptExactStep, ScriptStep
+from elasticflow.runtime.own_loop.leaving import EndsHereIfAsked
 from elasticflow.runtime.own_loop.loop_schedule import LoopSchedule, after_own_step
-from elasticflow.runtime.process import stopping
 from elasticflow.runtime.snapshot.snapshots import Policy, Snapshots
 from elasticflow.runtime.training.evaluation import Evaluation
-from elasticflow.runtime.training.exact import ExactStep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     import torch
     from torch import nn
 
     from elasticflow.runtime.data.index_loader import Batch as OwnPart
+    from elasticflow.runtime.own_loop.batch import Batch
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.process.position import Position
     from elasticflow.runtime.process.step_log import LateNumber
     from elasticflow.runtime.state.state import State
 
-_FILLERS = 2  # samples of a rank that has none: BatchNorm refuses a single one
 _MISSING = "call run.step(loss=loss) once at the end of each pass through the loop"
 
 
@@ -74,7 +67,7 @@ class Run:
         self._state: State | None = None
         self._snapshots: Snapshots | None = None
         self._batch: Batch | None = None
-        self._exact: _ExactStep | None = None
+        self._exact: ScriptExactStep | None = None
         self._is_training = self._is_over = False
         self._why_stop: str | None = None
 
@@ -115,9 +108,9 @@ class Run:
         for optimizer in state.optimizers.values():
             # A schedule sets the rates of the next step before `step` is called.
             optimizer.register_step_post_hook(lambda *_: worker.progress.note_rates(state.optimizers))
-        step = _Step(is_exact=self._virtual_shards is not None)
+        step = ScriptStep(is_exact=self._virtual_shards is not None)
         self._snapshots = Snapshots(worker, state, step, self._schedule, None, self._policy)  # type: ignore[arg-type]
-        with _Leaving(worker):
+        with EndsHereIfAsked(worker):
             self.position = self._snapshots.restore()
         if (restored := self._snapshots.restored) is not None:
             self._tell(f"goes on after step {self.position.step}, from snapshot {restored.name}")
@@ -155,25 +148,22 @@ class Run:
             StateError: `keep` was not called, or the loop left out `step`.
         """
         worker, snapshots, state = self._worker, *self._kept("batches")
-        with _Leaving(worker):
+        with EndsHereIfAsked(worker):
             opened = index_loader.open_dataset(worker, lambda: dataset, "train")
             self._schedule.steps = IndexSchedule(
                 len(opened), size, epochs=epochs, steps=steps, tail=tail, seed=worker.seed
             )
             snapshots.use_data(opened)
             if self._virtual_shards is not None:
-                self._exact = _ExactStep(worker, state.model, self._virtual_shards)
+                self._exact = ScriptExactStep(worker, state.model, self._virtual_shards)
             self._begin()
         loader = index_loader.IndexLoader(
             worker, opened, self._schedule.steps, None, num_workers=num_workers, collate=collate,
             virtual_shards=self._virtual_shards,
         )  # fmt: skip
         if self._virtual_shards is not None:
-            return self._loop(
-                loader,
-                lambda part: Batch(part.samples, part.samples, 1.0, part.end, part.samples, shards=part),
-            )
-        return self._loop(loader, _Reader(worker, opened, self._schedule.steps, collate).batch)
+            return self._loop(loader, reading.in_shards)
+        return self._loop(loader, reading.Reader(worker, opened, self._schedule.steps, collate).batch)
 
     def gradients(self, fn: Callable[[Batch], Any], batch: Batch) -> float:
         """Leave the global batch's gradients in the parameters; return its mean loss. Collective: every rank.
@@ -400,163 +390,3 @@ class Run:
         )
         if not self._is_over and loop_is_over and self._batch is None:
             self._end()
-
-
-class _Step:
-    """What `Snapshots` asks of who makes the steps."""
-
-    was_skipped = False
-
-    def __init__(self, *, is_exact: bool) -> None:
-        self.is_exact = is_exact
-
-
-class _ExactStep:
-    """Exact steps of a function that takes one shard at a time."""
-
-    def __init__(self, worker: Worker, model: Any, virtual_shards: int) -> None:
-        self._fn: Callable[[Batch], Any] | None = None
-        self._end: Position | None = None
-        self._step = ExactStep(
-            worker, model, self._shard, precision="fp32", on_nonfinite="stop", virtual_shards=virtual_shards
-        )
-
-    def forward_backward(self, fn: Callable[[Batch], Any], part: OwnPart) -> float:
-        self._fn, self._end = fn, part.end
-        try:
-            return self._step.forward_backward(part)
-        finally:
-            self._fn = None
-
-    def _shard(self, model: Any, data: Any) -> Any:
-        del model
-        assert self._fn is not None
-        assert self._end is not None
-        return self._fn(Batch(0, 0, 1.0, self._end, 0, data))
-
-
-class _Reader:
-    """Makes this rank's batches of what the loader reads."""
-
-    def __init__(
-        self,
-        worker: Worker,
-        dataset: OpenedDataset,
-        schedule: IndexSchedule,
-        collate: Callable[[list[Any]], Any] | None,
-    ) -> None:
-        self._worker, self._schedule = worker, schedule
-        self._reader = SampleReader(dataset.content, collate, worker.seed, generators=worker.generators)
-
-    def batch(self, part: OwnPart) -> Batch:
-        """Return this rank's part of a global batch; samples that count nothing where it has none."""
-        ranks, total = self._worker.world_size, part.samples
-        most = max_samples(total, self._schedule.global_batch_size, ranks)
-        for data, count in part.micro_batches:
-            return Batch(count, total, count * ranks / total, part.end, most, data)
-        first = part.end.offset - total
-        places = np.arange(first, first + min(_FILLERS, total), dtype=np.int64)
-        data = self._reader.read(first, self._schedule.indices(places).tolist())
-        return Batch(0, total, 0.0, part.end, most, index_loader.to_device(data, self._worker.device))
-
-
-class _Leaving:
-    """`with` it, a process that was asked to leave before it trained ends there: nothing is lost by that."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, stopping.Leaving):
-            life.leave_untrained(self._worker)
-
-
-def join(
-    *,
-    seed: int = 0,
-    name: str | None = None,
-    folder: str | os.PathLike[str] | None = None,
-    snapshots: str | None = None,
-    every: str | Sequence[str] = ("10 min", "1 epoch"),
-    keep: int = 3,
-    virtual_shards: int | None = None,
-    log_every: int = 1,
-    threads: int | None = None,
-) -> Run:
-    """Return this process as a member of a run, its process group formed and its random generators seeded. Collective.
-
-    Under `elasticflow run` the job file says all that these arguments say, *virtual_shards* excepted: its [script] table
-    names this script. Under plain torchrun and plain python the arguments do, and a second start with the same name and
-    folder goes on where the first one ended.
-
-    Args:
-        seed: Of the order of the samples and of everything that is drawn at random.
-        name: Of the job; default: the script's file name.
-        folder: Where a run that elasticflow did not start writes; default: runs/NAME/by-hand.
-        snapshots: Any fsspec URL or path; default: that folder.
-        every: When a snapshot is taken, any of these: "500 steps", "10 min", "1 epoch"; always at the end, and before
-            this process leaves.
-        keep: How many of the newest stay.
-        virtual_shards: For `Run.gradients`: the same bits at any number of workers up to this one. None: `batches` gives
-            each rank its part as a whole, and the script exchanges gradients.
-        log_every: A line is logged after so many steps.
-        threads: CPU threads; None: the machine's cores shared out among its workers, one with virtual shards.
-
-    Raises:
-        StorageError: where snapshots go cannot be written.
-    """
-    told = settings.told(os.environ)
-    if told is None:
-        told = settings.of_arguments(
-            name or Path(sys.argv[0]).stem.lstrip("-") or "script",
-            seed,
-            snapshots,
-            every,
-            keep,
-            log_every,
-            threads,
-        )
-    if virtual_shards is not None and told.threads is None:
-        told = replace(told, threads=1)  # sums inside of an operation depend on their number
-    policy = settings.policy_of(told)
-    place = Path(folder) if folder is not None else Path("runs") / told.job / "by-hand"
-    try:
-        worker = life.join(
-            told.job,
-            told.digest,
-            place,
-            policy,
-            seed=told.seed,
-            threads=told.threads,
-            log_level=told.log_level,
-            shows_log=False,
-        )
-    except stopping.Leaving:  # asked to before all ranks had met
-        os._exit(INTERRUPTED)
-    except Exception as error:  # noqa: BLE001  # reported, and the process ends
-        life.end_by(error)
-    _report_what_ends_the_script()
-    run = Run(worker, policy, virtual_shards=virtual_shards, log_every=told.log_every)
-    process = os.getpid()
-    atexit.register(lambda: run.end_if_forgotten() if os.getpid() == process else None)
-    return run
-
-
-def _report_what_ends_the_script() -> None:
-    """Have an exception that ends the script be told as a worker's, and end the process at once.
-
-    Called behind `init_process_group`, whose hook (torch 2.13, `distributed_c10d._distributed_excepthook`) calls the one
-    before with a buffer in place of standard error, and writes it out only if that one returns.
-    """
-    process, told = os.getpid(), sys.excepthook
-
-    def tell(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        if os.getpid() != process or issubclass(kind, KeyboardInterrupt):
-            told(kind, error, trace)
-        else:
-            life.end_by(error)
-
-    sys.excepthook = tell

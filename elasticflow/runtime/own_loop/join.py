@@ -1,0 +1,107 @@
+"""`elasticflow.join`: this process as a member of a run whose loop is the script's own."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.errors import INTERRUPTED
+from elasticflow.runtime import worker as life
+from elasticflow.runtime.own_loop import settings
+from elasticflow.runtime.own_loop.run import Run
+from elasticflow.runtime.process import stopping
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def join(
+    *,
+    seed: int = 0,
+    name: str | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    snapshots: str | None = None,
+    every: str | Sequence[str] = ("10 min", "1 epoch"),
+    keep: int = 3,
+    virtual_shards: int | None = None,
+    log_every: int = 1,
+    threads: int | None = None,
+) -> Run:
+    """Return this process as a member of a run, its process group formed and its random generators seeded. Collective.
+
+    Under `elasticflow run` the job file says all that these arguments say, *virtual_shards* excepted: its [script] table
+    names this script. Under plain torchrun and plain python the arguments do, and a second start with the same name and
+    folder goes on where the first one ended.
+
+    Args:
+        seed: Of the order of the samples and of everything that is drawn at random.
+        name: Of the job; default: the script's file name.
+        folder: Where a run that elasticflow did not start writes; default: runs/NAME/by-hand.
+        snapshots: Any fsspec URL or path; default: that folder.
+        every: When a snapshot is taken, any of these: "500 steps", "10 min", "1 epoch"; always at the end, and before
+            this process leaves.
+        keep: How many of the newest stay.
+        virtual_shards: For `Run.gradients`: the same bits at any number of workers up to this one. None: `batches` gives
+            each rank its part as a whole, and the script exchanges gradients.
+        log_every: A line is logged after so many steps.
+        threads: CPU threads; None: the machine's cores shared out among its workers, one with virtual shards.
+
+    Raises:
+        StorageError: where snapshots go cannot be written.
+    """
+    told = settings.told(os.environ)
+    if told is None:
+        told = settings.of_arguments(
+            name or Path(sys.argv[0]).stem.lstrip("-") or "script",
+            seed,
+            snapshots,
+            every,
+            keep,
+            log_every,
+            threads,
+        )
+    if virtual_shards is not None and told.threads is None:
+        told = replace(told, threads=1)  # sums inside of an operation depend on their number
+    policy = settings.policy_of(told)
+    place = Path(folder) if folder is not None else Path("runs") / told.job / "by-hand"
+    try:
+        worker = life.join(
+            told.job,
+            told.digest,
+            place,
+            policy,
+            seed=told.seed,
+            threads=told.threads,
+            log_level=told.log_level,
+            shows_log=False,
+        )
+    except stopping.Leaving:  # asked to before all ranks had met
+        os._exit(INTERRUPTED)
+    except Exception as error:  # noqa: BLE001  # reported, and the process ends
+        life.end_by(error)
+    _report_what_ends_the_script()
+    run = Run(worker, policy, virtual_shards=virtual_shards, log_every=told.log_every)
+    process = os.getpid()
+    atexit.register(lambda: run.end_if_forgotten() if os.getpid() == process else None)
+    return run
+
+
+def _report_what_ends_the_script() -> None:
+    """Have an exception that ends the script be told as a worker's, and end the process at once.
+
+    Called behind `init_process_group`, whose hook (torch 2.13, `distributed_c10d._distributed_excepthook`) calls the one
+    before with a buffer in place of standard error, and writes it out only if that one returns.
+    """
+    process, told = os.getpid(), sys.excepthook
+
+    def tell(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if os.getpid() != process or issubclass(kind, KeyboardInterrupt):
+            told(kind, error, trace)
+        else:
+            life.end_by(error)
+
+    sys.excepthook = tell
