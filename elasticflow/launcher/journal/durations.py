@@ -42,6 +42,9 @@ class Durations:
         self._parts = dict.fromkeys(PARTS, 0.0)
         self._part, self._since = STARTING, clock()
         self._waited_in = STARTING
+        self._script: tuple[str, float] | None = (
+            None  # what it was started in, and the seconds of training before
+        )
         self._told = dict.fromkeys(PARTS, 0.0)
 
     def saw(self, record: Mapping[str, Any]) -> None:
@@ -56,18 +59,20 @@ class Durations:
             case events.SNAPSHOT_STAGED:
                 self._move(record.get("stall_s"), TRAINING, STALLED)
             case events.TRAINING_STARTED:
+                self._end_preparation()
                 self._move(record.get("restore_s"), self._part, RESTORING)
                 self._begin(TRAINING)
-            case events.SCRIPT_STARTED | events.TRAINING_FINISHED | events.BUDGET_SPENT as name:
-                # What a script does, and does again, nobody knows.
-                self._begin(TRAINING if name == events.SCRIPT_STARTED else ENDING)
+            case events.SCRIPT_STARTED:
+                # What a script does, and does again, nobody knows, unless its loop tells where it begins.
+                preparing = self._part
+                self._begin(TRAINING)
+                self._script = (preparing, self._parts[TRAINING])
+            case events.TRAINING_FINISHED | events.BUDGET_SPENT:
+                self._begin(ENDING)
             case events.GENERATION_ENDED:
                 self._group_ended(str(record.get("class")), record.get("seconds_since_failure"))
-            case events.NODE_AWAITED if self._part in (STARTING, RESTARTING):
-                self._waited_in = self._part
-                self._begin(WAITING)
-            case events.GENERATION_STARTED if self._part == WAITING:
-                self._begin(self._waited_in)
+            case events.NODE_AWAITED | events.GENERATION_STARTED as name:
+                self._wait(begins=name == events.NODE_AWAITED)
             case _:
                 pass
 
@@ -107,6 +112,21 @@ class Durations:
             "durations": parts,
             "run_durations": self.of_run(),
         }
+
+    def _wait(self, *, begins: bool) -> None:
+        if begins and self._part in (STARTING, RESTARTING):
+            self._waited_in = self._part
+            self._begin(WAITING)
+        elif not begins and self._part == WAITING:
+            self._begin(self._waited_in)
+
+    def _end_preparation(self) -> None:
+        """Count what a script has done before its loop, such as its imports, as that of the part in which it was started."""
+        if self._script is None:
+            return
+        (part, trained), self._script = self._script, None
+        self._begin(part)
+        self._shift(self._parts, self._parts[TRAINING] - trained, TRAINING, part)
 
     def _group_ended(self, outcome: str, seconds_since_failure: object) -> None:
         if outcome not in OUTCOMES:

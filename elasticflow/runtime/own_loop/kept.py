@@ -19,11 +19,15 @@ _METHODS = ("state_dict", "load_state_dict")
 _NO_MODEL = "run.keep(model=model, optimizer=optimizer): the model is what a run goes on with"
 
 
+_FABRIC_MODULE = "_FabricModule"
+"""Name of the class in which Lightning Fabric wraps a model (lightning_fabric 2.6, `wrappers.py`)."""
+
+
 def bare(model: nn.Module) -> nn.Module:
-    """Return the model itself, out of DistributedDataParallel and torch.compile."""
+    """Return the model itself, out of DistributedDataParallel, torch.compile and Lightning Fabric."""
     while True:
         inside = getattr(model, COMPILED_MODEL, None)
-        if isinstance(model, DistributedDataParallel | DataParallel):
+        if isinstance(model, DistributedDataParallel | DataParallel) or _is_called(model, _FABRIC_MODULE):
             inside = model.module
         if not isinstance(inside, nn.Module):
             return model
@@ -38,7 +42,7 @@ def state_of(objects: Mapping[str, Any]) -> State:
     Raises:
         StateError: there is no model or no optimizer, or something has no `state_dict` and `load_state_dict`.
     """
-    left = {name: bare(value) if isinstance(value, nn.Module) else value for name, value in objects.items()}
+    left = {name: _inside(value) for name, value in objects.items()}
     averages = _taken(left, AveragedModel)
     models = {name: value for name, value in left.items() if isinstance(value, nn.Module)}
     if "model" not in models and len(models) != 1:
@@ -92,7 +96,14 @@ def _has_state(value: Any) -> bool:
 
 
 def _inside(value: Any) -> Any:
-    return bare(value) if isinstance(value, nn.Module) else value
+    """Return what a library has wrapped: a model, an optimizer (Accelerate's and Fabric's have one), a schedule (Accelerate's)."""
+    if isinstance(value, nn.Module):
+        return bare(value)
+    if isinstance(value, Optimizer):
+        inside = getattr(value, "optimizer", None)
+        return _inside(inside) if isinstance(inside, Optimizer) else value
+    inside = getattr(value, "scheduler", None)
+    return inside if isinstance(inside, LRScheduler) else value
 
 
 def _taken(objects: dict[str, Any], kind: type) -> dict[str, Any]:
@@ -115,7 +126,11 @@ def _taken(objects: dict[str, Any], kind: type) -> dict[str, Any]:
 
 
 def _is_scaler(value: Any) -> bool:
-    return any(base.__name__ == "GradScaler" for base in type(value).__mro__)
+    return _is_called(value, "GradScaler")
+
+
+def _is_called(value: Any, name: str) -> bool:
+    return any(base.__name__ == name for base in type(value).__mro__)
 
 
 def _only(objects: Mapping[str, Any]) -> Any:

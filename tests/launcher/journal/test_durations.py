@@ -182,3 +182,29 @@ def test_the_state_of_an_earlier_version_is_read() -> None:
 def test_parts_that_are_none_are_not_read(found: Any) -> None:
     """A state file may have been damaged."""
     assert read_parts(found) is None
+
+
+@pytest.mark.parametrize("has_loop", [False, True])
+def test_what_a_script_does_before_its_loop_is_no_training(has_loop: bool) -> None:
+    """Its imports, say: those of the first start count as starting, of the next as restarting; of other scripts nobody knows."""
+    clock = Clock()
+    durations = Durations({}, clock)
+    life: list[tuple[float, dict[str, Any]]] = [
+        (0.0, {"event": "run.started", "resumed": False}),
+        (4.0, {"event": "script.started"}),
+        (10.0, {"event": "training.started", "restore_s": 2.0}),
+        (6.0, {"event": "generation.ended", "class": "crash", "seconds_since_failure": 1.0}),
+        (0.5, {"event": "script.started"}),
+        (8.0, {"event": "training.started", "restore_s": None}),
+        (3.0, {"event": "training.finished"}),
+    ]
+    for seconds, record in life:
+        clock.now += seconds
+        if has_loop or record["event"] != "training.started":
+            durations.saw(record)
+    parts = durations.of_launch()
+    expected = {"starting": 12.0, "restoring": 2.0, "training": 8.0, "restarting": 8.5}
+    if not has_loop:
+        expected = {"starting": 4.0, "restoring": 0.0, "training": 26.0, "restarting": 0.5}
+    assert expected | {"detecting": 1.0} == {name: parts[name] for name in (*expected, "detecting")}
+    assert sum(parts.values()) == pytest.approx(31.5)

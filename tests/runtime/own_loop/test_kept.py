@@ -109,3 +109,27 @@ def test_what_was_forgotten_is_named() -> None:
     assert left_out(state_of({"model": net, "optimizer": optimizer}), variables) == {
         "rates": "torch.optim.lr_scheduler.StepLR"
     }
+
+
+def test_what_accelerate_has_wrapped_is_kept_itself() -> None:
+    """Its optimizer is none that hooks can be added to, and its schedule is none by its class."""
+    accelerate = pytest.importorskip("accelerate")
+    net = nn.Linear(2, 2)
+    descent = SGD(net.parameters(), lr=0.1)
+    rates = StepLR(descent, 1)
+    model, optimizer, scheduler = accelerate.Accelerator(cpu=True).prepare(net, descent, rates)
+    state = state_of({"model": model, "optimizer": optimizer, "scheduler": scheduler})
+    assert {"model": net, "optimizer": descent, "scheduler": rates} == state.objects
+    assert {} == left_out(state, {"optimizer": optimizer, "descent": descent, "rates": scheduler})
+
+
+@pytest.mark.filterwarnings("ignore:The `srun` command")  # where Slurm is installed
+def test_what_fabric_has_wrapped_is_kept_itself() -> None:
+    """Its modules and its optimizers."""
+    fabric = pytest.importorskip("lightning_fabric")
+    net = nn.Linear(2, 2)
+    descent = SGD(net.parameters(), lr=0.1)
+    model, optimizer = fabric.Fabric(accelerator="cpu", devices=1).setup(net, descent)
+    state = state_of({"model": model, "optimizer": optimizer})
+    assert {"model": net, "optimizer": descent} == state.objects
+    assert {} == left_out(state, {"model": model, "net": net, "descent": descent})

@@ -1,0 +1,91 @@
+"""Loops of Accelerate, Lightning Fabric and the Trainer of Transformers on `elasticflow.join`: killed, drained and resized."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elasticflow import events
+from tests.end_to_end.harness import named, read_lines, steps_of, tensors, wait_gone
+
+if TYPE_CHECKING:
+    from tests.end_to_end.harness import Project, Running
+
+
+@dataclass(frozen=True)
+class Example:
+    """An example of examples/own_loop: its job, the package that it needs, and what 64 steps of it are called."""
+
+    job_file: str
+    job: str
+    package: str
+    length: str
+
+    def run(self, project: Project, run_id: str, pause: float) -> Running:
+        """Start it, *pause* seconds a step longer than its steps take."""
+        if find_spec(self.package) is None:
+            pytest.skip(f"{self.package} is not installed")
+        args = f'script.args=["{self.length}", "--pause={pause}"]'
+        return project.run(self.job_file, run_id, args, "snapshots.every=10 steps", job=self.job)
+
+    def resume(self, project: Project, run_id: str, *sets: str) -> Running:
+        """Go on with a run."""
+        return project.start(
+            "resume", run_id, *(f"--set={text}" for text in sets), run_id=run_id, job=self.job
+        )
+
+
+FOLDER = "examples/own_loop"
+ACCELERATE = Example(f"{FOLDER}/accelerate.toml", "own-loop-accelerate", "accelerate", "--epochs=2")
+FABRIC = Example(f"{FOLDER}/fabric.toml", "own-loop-fabric", "lightning_fabric", "--epochs=2")
+TRAINER = Example(f"{FOLDER}/hf_trainer.toml", "own-loop-hf-trainer", "transformers", "--steps=64")
+OTHERS = [pytest.param(each, marks=pytest.mark.campaign, id=each.job) for each in (FABRIC, TRAINER)]
+
+
+@pytest.mark.parametrize("example", [pytest.param(ACCELERATE, id=ACCELERATE.job), *OTHERS])
+def test_a_library_s_loop_is_killed_and_drained_and_ends_with_the_same_bits(
+    project: Project, example: Example
+) -> None:
+    """With as many workers throughout: DistributedDataParallel adds up the same numbers in the same order."""
+    alone, run = example.run(project, "alone", 0), example.run(project, "disturbed", 0.1)
+    run.wait_for("a snapshot", lambda: named(run.events(), events.SNAPSHOT_COMMITTED))
+    os.kill(run.pid_of(1), signal.SIGKILL)
+    run.wait_for_step(14, generation=1)
+    run.process.send_signal(signal.SIGTERM)
+    assert (run.end(), alone.end()) == (75, 0), run.told() + alone.told()
+    last = example.resume(project, "disturbed")
+    assert last.end() == 0, last.told()
+    told = last.events()
+    assert ["crash", "drained"] == [event["class"] for event in named(told, events.GENERATION_ENDED)][:2]
+    assert steps_of(last.run) == steps_of(alone.run) == list(range(1, 65))
+    expected, got = tensors(alone.run), tensors(last.run)
+    assert expected.keys() == got.keys()
+    assert [key for key in expected if expected[key] != got[key]] == []
+    assert [] == wait_gone("disturbed")
+
+
+@pytest.mark.parametrize("example", [pytest.param(ACCELERATE, marks=pytest.mark.campaign), *OTHERS])
+def test_a_library_s_loop_goes_on_with_other_numbers_of_workers(project: Project, example: Example) -> None:
+    """Two, one and two again: no step is missing, and the losses are those of two but for what rounding makes of them."""
+    alone, run = example.run(project, "alone", 0), example.run(project, "resized", 0.1)
+    run.wait_for_step(12)
+    run.process.send_signal(signal.SIGTERM)
+    assert (run.end(), alone.end()) == (75, 0), run.told() + alone.told()
+    one = example.resume(project, "resized", "nodes.nproc_per_node=1")
+    one.wait_for_step(24, generation=1)
+    one.process.send_signal(signal.SIGTERM)
+    assert one.end() == 75, one.told()
+    last = example.resume(project, "resized", "nodes.nproc_per_node=2")
+    assert last.end() == 0, last.told()
+    assert steps_of(last.run) == list(range(1, 65))
+    assert {1, 2} == {line["world_size"] for line in read_lines(last.run.metrics)}
+    assert _losses(last) == pytest.approx(_losses(alone), rel=0.15)
+
+
+def _losses(running: Running) -> list[float]:
+    return [line["loss"] for line in read_lines(running.run.metrics) if "loss" in line]
