@@ -55,7 +55,7 @@ class Batches:
             yield batch.data
 
 
-class FinishSteps(TrainerCallback):  # type: ignore[misc]
+class FinishSteps(TrainerCallback):
     """Tells the run of each step; at the end, the process ends with the run."""
 
     def __init__(self, run: ef.Run, pause: float) -> None:
@@ -69,7 +69,7 @@ class FinishSteps(TrainerCallback):  # type: ignore[misc]
         control.should_training_stop = control.should_training_stop or self.run.should_leave
 
 
-class ElasticTrainer(Trainer):  # type: ignore[misc]
+class ElasticTrainer(Trainer):
     """A Trainer of which the run brings the batches and keeps the state."""
 
     def __init__(self, run: ef.Run, *, size: int, pause: float, **options: Any) -> None:
