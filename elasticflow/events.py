@@ -303,6 +303,12 @@ LOSS_UNWEIGHED = Event(
     level="warning",
     emitter="worker",
 )
+DATA_OWN = Event(
+    "data.own",
+    "a loop of the script's own reads its data itself: which samples come after a restart is its own business",
+    ("kept",),
+    emitter="worker",
+)
 LOSS_UNUSED = Event(
     "loss.unused",
     "the dict that the training step returns holds keys that nobody reads",

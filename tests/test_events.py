@@ -18,7 +18,7 @@ NAMES_ELSEWHERE = {str(name) for field in FIELDS.values() for name in (field.ote
 
 FROZEN = {
     "script.started": {"script", "seconds_since_failure"},
-    "run.started": {"endpoint", "launch", "pid", "resumed", "schema", "torch", "uri"},
+    "run.started": {"endpoint", "launch", "pid", "resume_command", "resumed", "schema", "torch", "uri"},
     "run.finished": {"durations", "restarts", "run_durations", "seconds", "step", "stopped"},
     "run.failed": {
         "class",
@@ -129,6 +129,7 @@ FROZEN = {
     "log.left_out": {"bytes", "lines", "node", "rank", "stream"},
     "loss.skipped": {"loss"},
     "loss.unweighed": {"help", "reason"},
+    "data.own": {"kept"},
     "loss.unused": {"keys"},
     "mfu.unknown": {"device"},
     "step": {"epoch", "in_epoch", "loss", "lr", "samples", "seconds", "time"},
@@ -137,6 +138,7 @@ FROZEN = {
 FROZEN_FROM_WORKERS = {
     "training.compiled",
     "best.reset",
+    "data.own",
     "dataset.opened",
     "dataset.passed",
     "dataset.smaller_than_batch",

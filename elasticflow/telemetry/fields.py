@@ -150,6 +150,7 @@ FIELDS: dict[str, Field] = {
     "from_cache": Field("whole", "graphs that were there"),
     "compiled": Field("whole", "graphs that were compiled"),
     "rehearsed": Field("flag", "a standby had traced the model before"),
+    "kept": Field("texts", "names of objects with a state, which snapshots hold beside model and optimizer"),
     "keys": Field("texts", "names of values"),
     "groups": Field("list", "groups of parameters: name, tensors, numbers in them, options"),
     "options": Field("list", "options that have changed: from, to"),

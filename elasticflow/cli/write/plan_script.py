@@ -30,7 +30,7 @@ def script_facts(plan: LaunchPlan, script: ScriptPlan, job: Job) -> Iterator[tup
     )
     yield (
         "",
-        "with `elasticflow.join` in it: [snapshots], an exact data position, and steps that status and report know",
+        "with `elasticflow.join` in it: [snapshots], steps that status and report know, and by `run.batches` every sample once; which samples come after a restart is the script's own business where it reads them itself",
     )
     yield (
         "drain",

@@ -279,6 +279,15 @@ def _loss_unweighed(record: Record) -> Line:
     return Line("warning", "notice", "loss", text, more)
 
 
+def _data_own(record: Record) -> Line:
+    text = "read by the script itself: which samples come after a restart is its own business"
+    names = record.get("kept")
+    if isinstance(names, list) and names:
+        return Line("note", "plain", "data", text, (f"with the state of {', '.join(map(str, names))}",))
+    more = "nothing of it is kept: run.keep(loader=loader), or run.batches, which brings each sample once"
+    return Line("warning", "notice", "data", text, (more,))
+
+
 def _loss_unused(record: Record) -> Line:
     keys = record.get("keys")
     shown = ", ".join(map(str, keys)) if isinstance(keys, list) else str(keys)
@@ -449,6 +458,7 @@ CONTEXT_FREE: dict[str, Callable[[Record], Line]] = {
     events.TRAINING_STOPPED: _training_stopped,
     events.LOSS_SKIPPED: _loss_skipped,
     events.LOSS_UNWEIGHED: _loss_unweighed,
+    events.DATA_OWN: _data_own,
     events.LOSS_UNUSED: _loss_unused,
     events.MFU_UNKNOWN: _mfu_unknown,
     events.STAGING_SINGLE: _staging_single,

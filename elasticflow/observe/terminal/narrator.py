@@ -74,6 +74,7 @@ class RunNarrator:
             events.WORKER_FAILED: self._worker_failed,
             events.SCRIPT_STARTED: self._script_started,
             events.DRAIN_REQUESTED: self._drain_requested,
+            events.STATE_LEFT_OUT: self._state_left_out,
             events.TRAINING_STARTED: self._training_started,
             events.TRAINING_FIRST_STEP: self._first_step,
             events.SNAPSHOT_COMMITTED: self._snapshot_committed,
@@ -241,6 +242,14 @@ class RunNarrator:
         return replace(
             line, text=f"{record.get('reason')}: the workers got SIGTERM, and have {within} to leave"
         )
+
+    def _state_left_out(self, record: Record) -> Line | None:
+        line = CONTEXT_FREE[events.STATE_LEFT_OUT](record)
+        if self._script is None or line is None:
+            return line
+        name = record.get("name")
+        text = f"no snapshot holds {name}, a {record.get('type')}: run.keep({name}={name}) if a step depends on it"
+        return replace(line, text=text)
 
     def _training_started(self, record: Record) -> Line:
         step = int_of(record, "step")

@@ -19,6 +19,7 @@ _METHODS = ("state_dict", "load_state_dict")
 _NO_MODEL = "run.keep(model=model, optimizer=optimizer): the model is what a run goes on with"
 
 
+_INCLUDED = "include."
 _FABRIC_MODULE = "_FabricModule"
 """Name of the class in which Lightning Fabric wraps a model (lightning_fabric 2.6, `wrappers.py`)."""
 
@@ -64,6 +65,11 @@ def state_of(objects: Mapping[str, Any]) -> State:
         ema=average,
         include={**left, **(schedules if len(schedules) > 1 else {}), **dict(list(averages.items())[1:])},
     )
+
+
+def own_objects(state: State) -> list[str]:
+    """Return the names of what is kept beside models, optimizers and what belongs to them: a loader's, for instance."""
+    return [name.removeprefix(_INCLUDED) for name in state.objects if name.startswith(_INCLUDED)]
 
 
 def left_out(state: State, variables: Mapping[str, Any]) -> dict[str, str]:

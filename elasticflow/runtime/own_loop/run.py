@@ -223,7 +223,7 @@ class Run:
             StateError: a snapshot would leave out what training changes; named.
             SnapshotError: the snapshot writer has failed.
         """
-        worker, snapshots, _ = self._worker, *self._kept("step")
+        worker, snapshots, state = self._worker, *self._kept("step")
         batch, self._batch = self._batch, None
         if batch is None and self._schedule.steps is not None:
             raise StateError("run.step was called twice in one pass through the loop", _MISSING)
@@ -235,6 +235,8 @@ class Run:
         if not self._is_training:
             snapshots.use_data(OpenedDataset(None))
             self._begin()
+            if self.rank == 0:
+                worker.event(events.DATA_OWN, kept=kept.own_objects(state))
         if self._exact is not None and batch is not None:  # who told each other everything by the gradients
             self._finish_step(batch.end, math.nan if loss is None else float(loss))
         else:

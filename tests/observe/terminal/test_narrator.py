@@ -190,6 +190,24 @@ def test_state_that_is_left_out_is_told() -> None:
     )
 
 
+def test_what_a_loop_of_a_script_left_out_or_reads_itself_is_told_in_its_words() -> None:
+    """There is no --deep-step for scripts: `keep` is what helps."""
+    lines = told(
+        [
+            event(1, "script.started", script="train.py", seconds_since_failure=None),
+            event(2, "state.left_out", name="loader", type="own.Loader"),
+            event(3, "data.own", kept=[]),
+            event(4, "data.own", kept=["loader"]),
+        ]
+    )
+    assert (
+        "no snapshot holds loader, a own.Loader: run.keep(loader=loader) if a step depends on it"
+        == lines[1].text
+    )
+    assert ["warning", "note"] == [line.symbol for line in lines[2:]]
+    assert ("with the state of loader",) == lines[3].more
+
+
 def test_an_evaluation_of_training_data_is_told() -> None:
     """How many samples, of how many that were looked at, one of them, and what to do if it is meant."""
     facts = {"found": 9, "looked_up": 10, "compared": 500, "samples": 60000, "pair": [3, 71]}
