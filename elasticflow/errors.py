@@ -215,6 +215,10 @@ class LaunchFolderError(ElasticflowError):
     """The launch folder cannot be written: exists with other content, or is edited by hand."""
 
 
+class ScriptError(ElasticflowError):
+    """A training script cannot be read, or shows no training."""
+
+
 class ScaffoldError(ElasticflowError):
     """`init` cannot write a job: files exist, or the model's file tells too little."""
 

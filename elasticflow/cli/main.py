@@ -37,6 +37,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "lint": CommandEntry(
         "write.lint", "Read training scripts for what a kill or a resize breaks.", guide="adopting"
     ),
+    "adopt": CommandEntry(
+        "write.adopt", "Show the lines that a script needs for elasticflow.join.", guide="own-loop"
+    ),
     "plan": CommandEntry("write.plan", "Show what a run of a job file would do.", guide="job-files"),
     "compile": CommandEntry(
         "write.compile", "Write a job's launch folder: train.py, torchrun.sh, plan.", guide="adopting"
@@ -102,7 +105,7 @@ SECTIONS = {
 }
 
 # Commands that only read and print; the garbage collector would cost them more than it frees.
-SHORT = ("validate", "lint", "schema", "explain")
+SHORT = ("validate", "lint", "adopt", "schema", "explain")
 # Commands that end with a snapshot and exit code 75 when a signal comes.
 TRAINING = ("run", "resume")
 
@@ -119,6 +122,7 @@ def group() -> None:
 
     \b
     elasticflow init model.py                write a job file for your model
+    elasticflow init train.py                or for your training script as it is
     elasticflow validate jobs/mnist.toml     check it, in a fifth of a second
     elasticflow run jobs/mnist.toml          train it
     elasticflow resume mnist                 go on after an interruption

@@ -89,6 +89,7 @@ def _items(
 # What they complete is named, not imported: only a shell that asks needs it.
 JOB_FILE = JobFile("job_files")
 MODEL_FILE = CompletedPath("model_files")
+SCRIPT = CompletedPath("model_files")
 SCRIPT_OR_FOLDER = CompletedPath("model_files")
 FILE = CompletedPath("files")
 FILE_ONLY = CompletedPath("files", dir_okay=False)

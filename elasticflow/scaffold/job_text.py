@@ -49,7 +49,7 @@ class Draft:
 
 def text_of(draft: Draft) -> str:
     """Return the job file's text."""
-    return "\n".join(_aligned(line) for line in _lines(draft)) + "\n"
+    return "\n".join(aligned(line) for line in _lines(draft)) + "\n"
 
 
 def _lines(draft: Draft) -> Iterator[str]:
@@ -133,7 +133,8 @@ def is_object(value: Any) -> bool:
     return isinstance(value, dict) and "entry" in value
 
 
-def _aligned(line: str) -> str:
+def aligned(line: str) -> str:
+    """Return a line with its comment, the part behind ` | `, in the column of all comments."""
     code, bar, comment = line.partition(" | ")
     if not bar:
         return line

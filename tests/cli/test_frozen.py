@@ -15,7 +15,7 @@ from elasticflow.cli.snapshots.group import COMMANDS as OF_SNAPSHOTS
 PROMISED = {
     "init": {
         *("[MODEL_FILE]", "--output", "--name", "--model", "--dataset", "--loss", "--epochs", "--batch-size"),
-        "--example",
+        *("--example", "--script", "--args"),
         *("--workers", "--set", "--print", "--gitignore", "--pre-commit", "--deep", "--yes"),
     },
     "validate": {
@@ -30,6 +30,7 @@ PROMISED = {
         "--deep-timeout",
     },
     "lint": {"[PATH]...", "--select", "--ignore", "--strict", "--output-format"},
+    "adopt": {"SCRIPT", "--diff"},
     "plan": {"JOB", "--case", "--set", "--diff", "--format", "--deep", "--deep-step", "--deep-timeout"},
     "compile": {"JOB", "-o", "--case", "--set", "--force"},
     "run": {

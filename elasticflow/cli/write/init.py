@@ -1,4 +1,4 @@
-"""`elasticflow init [MODEL_FILE]`, `init --example NAME`: a job file that runs at once."""
+"""`elasticflow init [MODEL_FILE]`, `init train.py`, `init --example NAME`: a job file that runs at once."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ from elasticflow.cli.parameters import EXAMPLE, FILE, MODEL_FILE, set_option
 )
 @click.option("--workers", type=click.IntRange(1), default=None, help="Workers per machine.")
 @set_option("An argument: model.args.width=64, dataset.args.n=9.")
+@click.option("--script", is_flag=True, help="The file is a training script, whatever it looks like.")
+@click.option("--args", metavar="WORDS", help="A script's arguments, as a shell takes them.")
 @click.option("--print", "only_print", is_flag=True, help="Print the job file; write nothing.")
 @click.option(
     "--gitignore/--no-gitignore", default=None, help="Add runs/ to .gitignore, in a checkout; else asks."
@@ -50,14 +52,19 @@ def command(
     pre_commit: bool,
     deep: bool | None,
     yes: bool,
+    script: bool,
+    args: str | None,
     **options: Any,
 ) -> int:
-    """Write a job file that runs at once: for the model in MODEL_FILE, or an example.
+    """Write a job file that runs at once: for the model in MODEL_FILE, for a training script as it is, or an example.
 
     Models, datasets and losses are found by reading the file and its neighbours. What it cannot tell is asked on a
     terminal. A model without data gets made-up data of its shape, to be replaced; one that no loss of outputs and
     targets trains gets a training step. Nothing that exists is overwritten. In the end the job is tried out in a
     process of its own, and what keeps it from training is told.
+
+    A file that trains when it is run, under torchrun for instance, is a script: it is read, not run, and gets a job with
+    [script]. Which rung it is on is told, and which of its lines the next one changes.
 
     \b
     elasticflow init                                   the smallest example: model, data, job
@@ -69,25 +76,58 @@ def command(
     elasticflow init model.py                          asks where there is a choice
     elasticflow init model.py --model Net --dataset data:faces --set model.args.width=64 -y
     elasticflow init model.py --print
+    elasticflow init train.py --args "--epochs 10"     the script as it is: [script]
     """
     from elasticflow.cli.write.init_answers import InitOptions, new_job
     from elasticflow.cli.write.init_files import finish, print_only
 
+    if (script or args is not None) and options["model_file"] is None and example is None:
+        raise click.UsageError("--script and --args go with a file: init --script train.py")
     may_ask = not (yes or only_print) and sys.stdin.isatty() and sys.stdout.isatty()
     if example is not None:
         from elasticflow.cli.write import init_example
 
         folder = options.pop("output")
-        if workers or pre_commit or any(options.values()):
+        if workers or pre_commit or script or args or any(options.values()):
             raise click.UsageError("with --example go -o, --print, --gitignore, --deep and --yes only")
         if only_print:
             return init_example.print_job(example)
         return init_example.finish(example, folder, may_ask=may_ask, gitignore=gitignore, deep=deep)
+    of_model = [
+        name for name in ("model", "dataset", "loss", "epochs", "batch_size", "overrides") if options[name]
+    ]
+    if _is_script(options["model_file"], of_model, is_said=script or args is not None):
+        from elasticflow.cli.write import init_script
+
+        said = init_script.ScriptOptions(
+            options["output"], options["name"], args, workers or _workers(), workers is not None, may_ask
+        )
+        return init_script.finish(
+            options["model_file"], said, only_print=only_print, gitignore=gitignore, pre_commit=pre_commit
+        )
     init_options = InitOptions(**options, workers=workers or _workers(), may_ask=may_ask)
     job = new_job(init_options)
     if only_print:
         return print_only(job)
     return finish(job, init_options, gitignore=gitignore, pre_commit=pre_commit, deep=deep)
+
+
+def _is_script(path: Path | None, of_model: list[str], *, is_said: bool) -> bool:
+    """Return whether the file is a training script.
+
+    Raises:
+        click.UsageError: it is said to be one, beside options for a model.
+    """
+    if is_said and of_model:
+        names = ", ".join(f"--{name.replace('_', '-').replace('overrides', 'set')}" for name in of_model)
+        raise click.UsageError(f"{names} go with a model; a script has its own arguments: --args")
+    if path is None or of_model:
+        return False
+    if is_said:
+        return True
+    from elasticflow.cli.write.init_script import is_script
+
+    return is_script(path)
 
 
 def _workers() -> int | str:

@@ -123,7 +123,7 @@ class _ModelJob:
         if model is None:
             raise ScaffoldError(
                 f"{self.file} defines no nn.Module",
-                "name the file that does, or a function that returns one: --model NAME",
+                "name the file that does, or a function that returns one: --model NAME; a training script: --script",
             )
         name = self.options.name or _job_name(model.candidate.name)
         self._fill("model", model)

@@ -1,0 +1,210 @@
+"""`elasticflow init train.py`: a job file that runs a training script as it is, and what the next rung is."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from elasticflow.cli.output import paint, shortest_path
+from elasticflow.cli.write.init_files import note, offer_to_ignore_runs
+from elasticflow.errors import ANSWER_IS_NO, FINISHED, ScaffoldError, ScriptError
+from elasticflow.scaffold import begin
+from elasticflow.scaffold.script_text import ScriptDraft, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from elasticflow.adopt.reading.forms import Form
+    from elasticflow.adopt.reading.source import Source
+    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.lint.script.script import Script
+
+_SLOW = ("transformers", "datasets", "accelerate", "lightning", "torchvision", "timm", "peft", "trl", "torchmetrics", "torchaudio", "pandas", "scipy", "sklearn")  # fmt: skip
+_ONE = {
+    "alone": "the script trains in one process",
+    "spawned": "the script can start its own processes",
+    "none": "this file shows no training in several processes",
+}
+_MOST_CHANGES = 3
+_WIDTH = 60
+
+
+@dataclass(frozen=True)
+class ScriptOptions:
+    """The command line, as far as it says something about a script."""
+
+    output: Path | None
+    name: str | None
+    args: str | None
+    workers: int | str
+    is_workers_given: bool
+    may_ask: bool
+
+
+def is_script(path: Path) -> bool:
+    """Return whether a file trains when it is run, and is not only the module of a model.
+
+    Raises:
+        ScriptError: it is a folder or a notebook.
+    """
+    from elasticflow.adopt.reading.forms import trains
+    from elasticflow.adopt.reading.source import read
+    from elasticflow.lint.script.script import Script
+
+    try:
+        return trains(Script(read(path, str(path)).text))
+    except ScriptError:
+        if path.is_dir() or path.suffix == ".ipynb":
+            raise
+        return False  # what is wrong with it, whoever looks for models says
+
+
+def finish(
+    path: Path, options: ScriptOptions, *, only_print: bool, gitignore: bool | None, pre_commit: bool
+) -> int:
+    """Write the job file of a script, and say which rung it is on and what the next one takes; return the exit code.
+
+    Raises:
+        ScaffoldError: a file exists already, or the script lies elsewhere; nothing was written.
+        ScriptError: the script cannot be read, or shows no training.
+    """
+    from elasticflow.adopt.reading.forms import form_of
+    from elasticflow.adopt.reading.source import read
+    from elasticflow.jobfile.project import project_root_of
+    from elasticflow.lint.script.script import Script
+
+    source = read(path, str(path))
+    script = Script(source.text)
+    form = form_of(script)
+    root = project_root_of((options.output or path.parent.absolute() / "job.toml").resolve())
+    draft = _draft(path, root, script, form, options)
+    text = text_of(draft)
+    if only_print:
+        click.echo(text, nl=False)
+        return FINISHED
+    job_file = options.output or root / "jobs" / f"{draft.name}.toml"
+    configuration, by_hand = begin.pre_commit_hook(root) if pre_commit else ({}, "")
+    begin.write({job_file: text} | begin.schema_file(job_file) | configuration)
+    for each in (job_file, *configuration):
+        click.echo(f"{paint('wrote', 'green')} {shortest_path(each.absolute())}")
+    offer_to_ignore_runs(root, may_ask=options.may_ask, gitignore=gitignore)
+    if by_hand:
+        note(f"add to {begin.PRE_COMMIT}, under repos:\n{by_hand}")
+    if draft.required and not draft.args:
+        note(f"the script asks for {', '.join(draft.required)}: write them into args before a run")
+    is_valid = _is_valid(job_file)
+    _tell_rungs(path, script, form)
+    _tell_findings(path, source)
+    _tell_next(path, job_file, form, source)
+    return FINISHED if is_valid else ANSWER_IS_NO
+
+
+def _draft(path: Path, root: Path, script: Script, form: Form, options: ScriptOptions) -> ScriptDraft:
+    from elasticflow.adopt.reading.rungs import required_arguments
+
+    try:
+        entry = path.resolve().relative_to(root.resolve()).as_posix()
+    except ValueError:
+        raise ScaffoldError(
+            f"{path} lies outside of the project {root}",
+            "write the job file beside it: -o FOLDER/jobs/NAME.toml",
+        ) from None
+    try:
+        words = tuple(shlex.split(options.args or ""))
+    except ValueError as error:
+        raise ScaffoldError(
+            f"--args {options.args}: {error}", "quote it as for a shell: --args '--lr 0.1'"
+        ) from error
+    why = None if options.is_workers_given else _ONE.get(form.kind)
+    return ScriptDraft(
+        name=options.name or _name(path),
+        entry=entry,
+        args=words,
+        required=() if words else tuple(required_arguments(script)),
+        workers=1 if why else options.workers,
+        why_alone=why,
+        preload=tuple(name for name in _SLOW if name in script.names.modules),
+        is_joined=form.rung > 0,
+    )
+
+
+def _name(path: Path) -> str:
+    """Return a job's name from its script's, or from the folder of one that is called as most are."""
+    stem = path.stem
+    if stem in {"train", "main", "run", "__main__"} and (folder := path.resolve().parent.name):
+        stem = f"{folder}-{stem}"
+    return re.sub(r"[^a-z0-9_-]+", "-", stem.lower()).strip("-_") or "script"
+
+
+def _is_valid(job_file: Path) -> bool:
+    from elasticflow.jobfile.diagnostics.render_text import render
+    from elasticflow.jobfile.load import load_job
+
+    loaded = load_job(job_file, environment=os.environ)
+    problems = [each for each in loaded.diagnostics if each.severity != "note"]
+    if problems:
+        click.echo(render(problems), err=True)
+    return loaded.job is not None
+
+
+def _tell_rungs(path: Path, script: Script, form: Form) -> None:
+    from elasticflow.adopt.reading.rungs import RUNGS, next_changes
+
+    click.echo(f"\n{paint(f'rung {form.rung}', bold=True)}  {form.words}\n        {RUNGS[form.rung]}")
+    changes = next_changes(script, form)
+    if form.rung == len(RUNGS) - 1:
+        return
+    click.echo(f"{paint(f'rung {form.rung + 1}', bold=True)}  {RUNGS[form.rung + 1]}")
+    for change in changes[:_MOST_CHANGES]:
+        click.echo(f"  {path}:{change.line}: {_cut(change.before)}")
+        click.echo(f"      {paint('->', dim=True)} {change.after}")
+    if not changes:
+        click.echo("        no line of this file is certain to be the place: `elasticflow guide own-loop`")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."
+
+
+def _tell_findings(path: Path, source: Source) -> None:
+    from elasticflow.lint.check import lint_source
+
+    found: Sequence[Diagnostic] = lint_source(source.text.encode(), str(path))
+    counts = {word: sum(each.severity == word for each in found) for word in ("error", "warning")}
+    told = ", ".join(
+        f"{number} {word}{'s' if number > 1 else ''}" for word, number in counts.items() if number
+    )
+    click.echo(f"{paint('lint', bold=True)}    {told or 'nothing that a kill, a restart or a resize breaks'}")
+
+
+def _of_patch(source: Source) -> str:
+    """Return what `elasticflow adopt` would say."""
+    from elasticflow.adopt.patch import patched
+    from elasticflow.adopt.reading.refusal import RefusalError
+
+    try:
+        patched(source.text)
+    except RefusalError:
+        return "why no patch to rung 1 is certain, and what to write by hand"
+    return "the patch to rung 1"
+
+
+def _tell_next(path: Path, job_file: Path, form: Form, source: Source) -> None:
+    shown = shortest_path(job_file.absolute())
+    rows = [
+        (f"elasticflow plan {shown}", "what a run would do"),
+        (f"elasticflow run {shown}", "train; Ctrl-C and `elasticflow resume` at any time"),
+        (f"elasticflow lint {path}", "what a kill or a resize breaks in it"),
+    ]
+    if not form.rung:
+        rows.append((f"elasticflow adopt {path}", _of_patch(source)))
+    width = max(len(command) for command, _ in rows)
+    click.echo(f"\n{paint('next', bold=True)}")
+    for command, does in rows:
+        click.echo(f"  {command:<{width}}  {does}")
