@@ -11,14 +11,15 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from elasticflow.runtime.own_loop.batch import Batch as Batch
+    from elasticflow.runtime.own_loop.gradients import Gradients as Gradients
     from elasticflow.runtime.own_loop.join import join as join
     from elasticflow.runtime.own_loop.run import Run as Run
 
 __version__ = "0.1.0"
 
-__all__ = ["Batch", "Run", "StopTraining", "__version__", "get_logger", "join"]
+__all__ = ["Batch", "Gradients", "Run", "StopTraining", "__version__", "get_logger", "join"]
 
-_OF_OWN_LOOP = {"Batch": "batch", "Run": "run", "join": "join"}
+_OF_OWN_LOOP = {"Batch": "batch", "Gradients": "gradients", "Run": "run", "join": "join"}
 
 
 class StopTraining(Exception):  # noqa: N818  # no error: the run counts as finished

@@ -33,6 +33,7 @@ ALLOWED = {("snapshots", "elasticflow.jobfile.tables.units"), ("runtime", "elast
 # What `import elasticflow` offers to scripts is loaded when it is asked for: the package itself needs none of it.
 OFFERED = {
     "elasticflow.runtime.own_loop.batch",
+    "elasticflow.runtime.own_loop.gradients",
     "elasticflow.runtime.own_loop.join",
     "elasticflow.runtime.own_loop.run",
 }

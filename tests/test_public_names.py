@@ -13,7 +13,9 @@ import elasticflow
 
 def test_names() -> None:
     """All of them can be had; another one is no attribute."""
-    assert elasticflow.__all__ == ["Batch", "Run", "StopTraining", "__version__", "get_logger", "join"]
+    assert elasticflow.__all__ == [
+        "Batch", "Gradients", "Run", "StopTraining", "__version__", "get_logger", "join",
+    ]  # fmt: skip
     assert all(hasattr(elasticflow, name) for name in elasticflow.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'jion'"):
         _ = elasticflow.jion
@@ -21,23 +23,30 @@ def test_names() -> None:
 
 def test_signatures_of_the_run() -> None:
     """A script that was written against them goes on running."""
-    methods = ["keep", "batches", "gradients", "log", "step", "evaluate", "stop", "finish"]
+    methods = ["keep", "batches", "gradients", "log", "step", "evaluate", "call", "stop", "finish"]
     parameters = {
         name: list(inspect.signature(getattr(elasticflow.Run, name)).parameters)[1:] for name in methods
     }
 
     assert parameters == {
         "keep": ["objects"],
-        "batches": ["dataset", "size", "epochs", "steps", "tail", "num_workers", "collate"],
+        "batches": [
+            "dataset", "size", "epochs", "steps", "tail", "num_workers", "collate", "micro_batch_size", "order", "shards",
+        ],
         "gradients": ["fn", "batch"],
         "log": ["scalars"],
         "step": ["loss", "samples"],
         "evaluate": ["dataset", "loss", "metrics", "name", "model", "size", "samples", "collate"],
+        "call": ["hooks"],
         "stop": ["reason"],
         "finish": [],
-    }
+    }  # fmt: skip
     assert list(inspect.signature(elasticflow.join).parameters) == [
         "seed", "name", "folder", "snapshots", "every", "keep", "virtual_shards", "log_every", "threads",
+        "log_level", "gradients", "compare_replicas", "measures", "digest",
+    ]  # fmt: skip
+    assert list(inspect.signature(elasticflow.Gradients).parameters) == [
+        "precision", "on_nonfinite", "virtual_shards", "ddp", "moves_optimizers", "clip_grad_norm", "logs_grad_norm",
     ]  # fmt: skip
     assert {"data", "inputs", "parts", "targets"} <= set(dir(elasticflow.Batch))
     assert list(inspect.signature(elasticflow.Batch).parameters)[:4] == ["samples", "total", "share", "end"]

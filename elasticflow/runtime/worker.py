@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _OTHERS_LEAVE_S = 30.0
 
-_current: Worker | None = None  # what `run` reports under, if `join` was reached
+_current: Worker | None = None  # what `program` reports under, if `join` was reached
 
 
 def join(
@@ -191,8 +191,8 @@ def _wait_for_others(worker: Worker) -> None:
             time.sleep(0.01)
 
 
-def run(main: Callable[[], None]) -> NoReturn:
-    """Run *main* and end the process; an exception leaves one `worker.raised` line and its traceback."""
+def program(main: Callable[[], None]) -> NoReturn:
+    """Run *main*, all that this process is for, and end it; an exception leaves one `worker.raised` line and its traceback."""
     try:
         main()
     except stopping.Leaving:
@@ -201,6 +201,9 @@ def run(main: Callable[[], None]) -> NoReturn:
     except BaseException as error:  # noqa: BLE001  # reported, and the process ends
         end_by(error)
     _exit(errors.FINISHED)
+
+
+run = program  # as the train.py of older launches calls it
 
 
 def leave_untrained(worker: Worker) -> NoReturn:

@@ -14,38 +14,28 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.tables.job import EvaluationTable, Job
 
 
-def data(job: Job, dataset: Call, imports: Imports, *, is_exact: bool) -> dict[str, Code | None]:
-    """Return the calls that make dataset, schedule and loader."""
-    length = {"epochs": Name("EPOCHS")} if job.train.epochs is not None else {"steps": Name("STEPS")}
-    ordered = {**length, "tail": Name("TAIL")}
-    virtual_shards = {"virtual_shards": Name("VIRTUAL_SHARDS")} if is_exact else {}
-    read = {"num_workers": Name("NUM_WORKERS"), **collate(job, imports), **virtual_shards}
-    arguments = ("worker", "dataset", "schedule", "MICRO_BATCH_SIZE")
+def data(job: Job, dataset: Call, imports: Imports) -> dict[str, Code | None]:
+    """Return the calls that open the dataset, order its samples, and make the batches."""
+    order = None if job.dataset.shards is not None else _order(job, imports)
+    small = job.dataset.micro_batch_size is not None
+    options = {
+        "size": "GLOBAL_BATCH_SIZE",
+        **({"epochs": "EPOCHS"} if job.train.epochs is not None else {"steps": "STEPS"}),
+        "tail": "TAIL",
+        "num_workers": "NUM_WORKERS",
+        **({"micro_batch_size": "MICRO_BATCH_SIZE"} if small else {}),
+        **({} if order is None else {"order": "order"}),
+        **({} if job.dataset.shards is None else {"shards": "SHARDS"}),
+    }
+    named = {key: Name(name) for key, name in options.items()}
+    batches = call("run.batches", "dataset", **named, **collate(job, imports))
     if job.dataset.shards is not None:
         build = partial_of(imports, dataset) if dataset.arguments else dataset.name
-        return {
-            "order": None,
-            "dataset": call("open_shards", "worker", build, quoted("train"), "SHARDS"),
-            "schedule": call("ShardSchedule", "SHARDS", "GLOBAL_BATCH_SIZE", **ordered, **virtual_shards),
-            "loader": call("ShardLoader", *arguments, **read),
-        }
-    order, of_epoch = _order(job, imports), {"seed": Name("SEED")}
-    if order is not None:
-        of_epoch = {"order": Name("order")}
-    options: dict[str, Any] = {} if job.dataset.samples is None else {"samples": job.dataset.samples}
-    options |= {"values": names} if (names := values_of_data(job)) else {}
-    return {
-        "dataset": opened(dataset, "train", options),
-        "order": order,
-        "schedule": call(
-            "IndexSchedule",
-            "len(dataset)" if order is None else "len(order)",
-            "GLOBAL_BATCH_SIZE",
-            **ordered,
-            **of_epoch,
-        ),
-        "loader": call("IndexLoader", *arguments, **read),
-    }
+        made = call("open_shards", "worker", build, quoted("train"), "SHARDS")
+        return {"order": None, "dataset": made, "batches": batches}
+    given: dict[str, Any] = {} if job.dataset.samples is None else {"samples": job.dataset.samples}
+    given |= {"values": names} if (names := values_of_data(job)) else {}
+    return {"dataset": opened(dataset, "train", given), "order": order, "batches": batches}
 
 
 def _order(job: Job, imports: Imports) -> Call | None:

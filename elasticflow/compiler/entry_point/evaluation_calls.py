@@ -33,18 +33,18 @@ def evaluation(
         options = {**_evaluation_options(job, "", table, imports, forms), **stop_when}
         return {
             "test_set": opened(calls["evaluation"], "evaluation", _apart(job, table)),
-            "evaluation": call("Evaluation", "worker", "model", step, "test_set", "schedule", **options),
+            "evaluation": call("Evaluation", "worker", "model", step, "test_set", "run.schedule", **options),
         }
     made = []
     for name, table in job.evaluations.items():
         key = dotted(path_of_set(name))
         dataset = opened(calls[key], key, _apart(job, table))
         options = _evaluation_options(job, name, table, imports, forms)
-        given = (("", "worker"), ("", "model"), ("", step), ("", dataset), ("", "schedule"))
+        given = (("", "worker"), ("", "model"), ("", step), ("", dataset), ("", "run.schedule"))
         made.append((f"{quoted(name)}: ", Call("Evaluation", (*given, *keywords(options, key)))))
     sets = Display("{", tuple(made), "}")
     rule = keywords(stop_when, "train.stop_when")
-    return {"evaluations": Call("Evaluations", (("", "worker"), ("", "schedule"), ("", sets), *rule))}
+    return {"evaluations": Call("Evaluations", (("", "worker"), ("", "run.schedule"), ("", sets), *rule))}
 
 
 def _apart(job: Job, table: EvaluationTable) -> dict[str, Name]:

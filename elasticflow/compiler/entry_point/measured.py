@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticflow.compiler.entry_point.source_code import Code, Name, call
+from elasticflow.compiler.entry_point.source_code import Code, call
 
 if TYPE_CHECKING:
     from elasticflow.jobfile.tables.job import Job
@@ -20,14 +20,6 @@ def measures(job: Job) -> Code | None:
     }
     given = {name: value for name, value in options.items() if value is not None}
     return call("Measures", **given) if given else None
-
-
-def start_training(job: Job) -> Code:
-    """Return the call that begins training."""
-    more = {} if measures(job) is None else {"measures": Name("MEASURES")}
-    restored = Name("snapshots.restored")
-    arguments = ("position", "schedule", "model")
-    return call("worker.start_training", *arguments, restored=restored, log_every=Name("LOG_EVERY"), **more)
 
 
 def clip_gradient(job: Job) -> Code:

@@ -61,11 +61,10 @@ def render(
     options = [*([] if case is None else [f"--case={case}"]), *(f"--set={text}" for text in overrides)]
     again = shlex.join(["elasticflow", "compile", job_file, *options])
     lines = template("train.py").splitlines()
-    values = values_of(job, root=root, forms=forms or CallForms(), taken=_names_in("train.py"))
+    values = values_of(job, root=root, digest=digest, forms=forms or CallForms(), taken=_names_in("train.py"))
     values.code |= {
         "header": _in_docstring(f"Made by elasticflow from {job_file} (job digest {digest[:16]})."),
         "again": _in_docstring(f"Make it again:          {again} -o DIR"),
-        "digest": f'"{digest[:16]}"',
     }
     lines[0] = f'"""Train the job `{job.job.name}`.'
     return _text(lines, values)

@@ -19,13 +19,14 @@ from elasticflow.compiler.entry_point.factories import (
 )
 from elasticflow.compiler.entry_point.hook_calls import hook_rows, hooks
 from elasticflow.compiler.entry_point.imports import Imports
-from elasticflow.compiler.entry_point.measured import clip_gradient, measures, start_training
+from elasticflow.compiler.entry_point.measured import clip_gradient, measures
 from elasticflow.compiler.entry_point.source_code import (
     Call,
     Code,
     Name,
     call,
     flat,
+    keywords,
     literal,
     quoted,
 )
@@ -56,12 +57,13 @@ class Values:
     lists: dict[str, list[dict[str, Line]]] = field(default_factory=dict)
 
 
-def values_of(job: Job, *, root: str, forms: CallForms, taken: Iterable[str]) -> Values:
+def values_of(job: Job, *, root: str, digest: str, forms: CallForms, taken: Iterable[str]) -> Values:
     """Return all values of train.py's template but those of its header.
 
     Args:
         job: The job.
         root: The project root as seen from the launch folder.
+        digest: The job's.
         forms: How the job's factories are called.
         taken: Names that mean something in train.py.
 
@@ -78,16 +80,16 @@ def values_of(job: Job, *, root: str, forms: CallForms, taken: Iterable[str]) ->
         **_constants(job, root, forms),
         **calls,
         **_step_definition(job, forms),
-        **data(job, calls["dataset"], imports, is_exact=_is_exact(job)),
+        **data(job, calls["dataset"], imports),
         **evaluation(job, calls, imports, forms),
         **hooks(job, imports, moves_optimizers=forms.step_moves_optimizers),
-        "join": _join(job),
+        "join": _join(job, digest),
         "prepare.import": first.lines(),
         "prepare": None if prepare is None else call("prepare_data", "worker", prepare),
         "checkpointing": _checkpointing(job),
         "weights": call("load_weights", "model", from_root(job.model.weights)) if job.model.weights else None,
-        "step": _step(job, forms),
-        "state": _state(job, forms, imports),
+        "gradients": _gradients(job, forms),
+        "keep": _keep(job, forms, imports),
     }
     if job.optimizer.groups:
         code["groups"] = parameter_groups(job.optimizer.groups, imports)
@@ -97,12 +99,10 @@ def values_of(job: Job, *, root: str, forms: CallForms, taken: Iterable[str]) ->
         code["scheduler"] = call("Schedules", calls["scheduler"])
     optimizer = "optimizers" if forms.step_moves_optimizers else "optimizer"
     code |= {
-        "loss": f"step.{'run' if forms.step_moves_optimizers else 'forward_backward'}(batch)",
+        "loss": _loss(forms),
         "step_scheduler": f"worker.step_scheduler(scheduler, {optimizer})",
-        "leave": f"leave(worker, position, schedule{', evaluation' if job.evaluation else ''})",
-        "start": start_training(job),
+        "step": "run.step(loss=loss)",
         "clip_gradient": clip_gradient(job),
-        "log_step": f"worker.log_step(position, loss, {optimizer})",
         "log_groups": f"log_groups(worker, {optimizer}, groups)",
         "imports": imports.lines(),  # what all the calls above need
     }
@@ -214,38 +214,27 @@ def _flags(job: Job, forms: CallForms) -> dict[str, bool]:
 
 def _constants(job: Job, root: str, forms: CallForms) -> dict[str, Line]:
     """Return the values of train.py's constants; a constant that says nothing about this job has no line."""
-    compare = job.train.compare_replicas
     values = {
-        "job": job.job.name,
         "seed": job.job.seed,
         "global_batch_size": job.dataset.global_batch_size,
-        "micro_batch_size": job.dataset.micro_batch_size,
         "tail": job.dataset.tail,
         "num_workers": job.dataset.num_workers,
-        # The number of threads decides how a kernel sums.
-        "threads": job.train.threads or (1 if _is_exact(job) else None),
-        "compare": None if compare == "never" else compare,
-        "log_every": int(job.logging.every.split()[0]),
     }
     moves = forms.step_moves_optimizers
     optional = {
         "precision": None if moves else job.train.precision,
-        "on_nonfinite": None if moves else job.train.on_nonfinite,
+        "micro_batch_size": job.dataset.micro_batch_size,
         "epochs": job.train.epochs,
         "steps": job.train.steps,
         "shards": job.dataset.shards,
-        "virtual_shards": job.train.virtual_shards if _is_exact(job) else None,
         "clip": job.optimizer.clip_grad_norm,
         "ema": job.train.ema,
-        "ddp": None if moves or _is_exact(job) else _ddp_options(job) or None,
-        "log_level": None if job.logging.level == "info" else job.logging.level,
     }
     return {
         **{key: literal(value, key) for key, value in values.items()},
         **{key: None if value is None else literal(value, key) for key, value in optional.items()},
         "root": f"(HERE / {quoted(root)}).resolve()",
         "path": _path(job),
-        "measures": measures(job),
         "snapshots": _policy(job),
     }
 
@@ -333,10 +322,29 @@ def _step_definition(job: Job, forms: CallForms) -> dict[str, Line]:
     }
 
 
-def _join(job: Job) -> Code:
-    arguments = ("JOB", "JOB_DIGEST", "HERE", "SNAPSHOTS")
-    level = {} if job.logging.level == "info" else {"log_level": Name("LOG_LEVEL")}
-    return call("join", *arguments, seed=Name("SEED"), threads=Name("THREADS"), **level)
+def _join(job: Job, digest: str) -> Code:
+    """Return the call that joins; what is as `elasticflow.join` has it anyway is left out."""
+    compare = job.train.compare_replicas
+    options = {
+        "name": job.job.name,
+        "digest": digest[:16],
+        "folder": Name("HERE"),
+        "seed": Name("SEED"),
+        "snapshots": Name("SNAPSHOTS"),
+        "gradients": Name("GRADIENTS"),
+        "compare_replicas": None if compare == "never" else compare,
+        "log_every": _unless(int(job.logging.every.split()[0]), 1),
+        "log_level": _unless(job.logging.level, "info"),
+        # The number of threads decides how a kernel sums.
+        "threads": job.train.threads or (1 if _is_exact(job) else None),
+        "measures": measures(job),
+    }
+    given = {key: value for key, value in options.items() if value is not None}
+    return Call("elasticflow.join", keywords(given, "join"))
+
+
+def _unless(value: Any, usual: Any) -> Any:
+    return None if value == usual else value
 
 
 def _checkpointing(job: Job) -> Code:
@@ -345,22 +353,35 @@ def _checkpointing(job: Job) -> Code:
     return call("checkpoint_activations", "model", *chosen)
 
 
-def _step(job: Job, forms: CallForms) -> Code:
-    """Return what makes the object that does a step's forward and backward."""
-    arguments = ("worker", "model", "training_step")
+def _gradients(job: Job, forms: CallForms) -> Code:
+    """Return how the gradients of a step are made."""
+    options: dict[str, Any]
     if forms.step_moves_optimizers:
-        clip = {} if job.optimizer.clip_grad_norm is None else {"clip_grad_norm": Name("CLIP_GRAD_NORM")}
-        silent = {"logs_grad_norm": False} if job.logging.grad_norm is False else {}
-        return call("ManualStep", *arguments, "optimizers", **clip, **silent)
-    kind, own = "DDPStep", {"ddp": Name("DDP")} if _ddp_options(job) else {}
-    if _is_exact(job):
-        kind, own = "ExactStep", {"virtual_shards": Name("VIRTUAL_SHARDS")}
-    scaler = {"scaler": Name("scaler")} if job.train.precision == "fp16" else {}
-    named = {"precision": Name("PRECISION"), "on_nonfinite": Name("ON_NONFINITE")}
-    return call(kind, *arguments, **named, **own, **scaler)
+        clips = job.optimizer.clip_grad_norm is not None
+        options = {
+            "moves_optimizers": True,
+            "clip_grad_norm": Name("CLIP_GRAD_NORM") if clips else None,
+            "logs_grad_norm": False if job.logging.grad_norm is False else None,
+        }
+    else:
+        options = {
+            "precision": Name("PRECISION"),
+            "on_nonfinite": job.train.on_nonfinite,
+            "virtual_shards": job.train.virtual_shards if _is_exact(job) else None,
+            "ddp": None if _is_exact(job) else _ddp_options(job) or None,
+        }
+    return call(
+        "elasticflow.Gradients", **{key: value for key, value in options.items() if value is not None}
+    )
 
 
-def _state(job: Job, forms: CallForms, imports: Imports) -> Code:
+def _loss(forms: CallForms) -> Code:
+    """Return the call that leaves a step's gradients in the parameters."""
+    given = ("model", "part.data", *(["optimizers"] if forms.step_moves_optimizers else []))
+    return f"run.gradients(lambda part: training_step({', '.join(given)}), batch)"
+
+
+def _keep(job: Job, forms: CallForms, imports: Imports) -> Code:
     optimizer = "optimizers" if forms.step_moves_optimizers else "optimizer"
     parts = {
         "model": "model",
@@ -372,7 +393,7 @@ def _state(job: Job, forms: CallForms, imports: Imports) -> Code:
     }
     include = {name: Name(imports.name_of(entry)) for name, entry in job.snapshots.include.items()}
     return call(
-        "State",
+        "run.keep",
         **{part: Name(name) for part, name in parts.items() if name is not None},
         **({"include": include} if include else {}),
     )

@@ -105,31 +105,39 @@ def confirm(
     worker.reseed()
 
 
-def checked_length(dataset: Any, name: str, samples: int | None) -> int:
+def checked_length(dataset: Any, name: str, samples: int | None, given_to: str | None = None) -> int:
     """Return the length of a map-style dataset.
+
+    Args:
+        dataset: The data.
+        name: What it is called: `train`, or a key of the job file.
+        samples: The length that the job file states.
+        given_to: What a script gave it to, as `run.batches`; None: a factory of the job file returned it.
 
     Raises:
         DatasetError: it has no length, no items by index, no samples, or not as many as the job file says.
     """
     kind = type(dataset).__name__
     where = "dataset" if name == TRAINING_DATA else name
+    came = f"{where}.entry returned" if given_to is None else f"{given_to} was given"
+    verb = "return" if given_to is None else "give it"
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         raise DatasetError(
-            f"{where}.entry returned a {kind}, which cannot be read by index",
+            f"{came} a {kind}, which cannot be read by index",
             "return an object with __len__ and __getitem__, or set dataset.shards to read it in order"
-            if name == TRAINING_DATA
-            else "return an object with __len__ and __getitem__, such as a list of the samples",
+            if name == TRAINING_DATA and given_to is None
+            else f"{verb} an object with __len__ and __getitem__, such as a list of the samples",
         )
     try:
         length = len(dataset)
     except TypeError:
         raise DatasetError(
-            f"{where}.entry returned a {kind}, which has no length",
+            f"{came} a {kind}, which has no length",
             "give it a __len__ method: the order of the samples is computed from it",
         ) from None
-    _refuse_containers(dataset, where)
+    _refuse_containers(dataset, came, verb)
     if length == 0:
-        raise DatasetError(f"{where}.entry returned a {kind} without samples")
+        raise DatasetError(f"{came} a {kind} without samples")
     if samples is not None and samples != length:
         raise DatasetError(
             f"{where}.samples = {samples}, but the {kind} has {length}",
@@ -138,13 +146,13 @@ def checked_length(dataset: Any, name: str, samples: int | None) -> int:
     return length
 
 
-def _refuse_containers(dataset: Any, where: str) -> None:
+def _refuse_containers(dataset: Any, came: str, verb: str) -> None:
     kind = type(dataset).__name__
     if isinstance(dataset, Mapping):
         names = ", ".join(str(key) for key in list(dataset)[:5])
         raise DatasetError(
-            f"{where}.entry returned a {kind}, which has no samples by number but the keys {names}",
-            "return one of its values, or a list of the samples",
+            f"{came} a {kind}, which has no samples by number but the keys {names}",
+            f"{verb} one of its values, or a list of the samples",
         )
     if (
         isinstance(dataset, tuple)
@@ -154,8 +162,8 @@ def _refuse_containers(dataset: Any, where: str) -> None:
         lengths = {len(column) if column.ndim else 0 for column in dataset}
         if len(lengths) == 1 and lengths != {len(dataset)}:
             raise DatasetError(
-                f"{where}.entry returned a tuple of {len(dataset)} arrays of {lengths.pop()} rows: by index, that is {len(dataset)} samples",
-                "return torch.utils.data.TensorDataset(...) of them as tensors",
+                f"{came} a tuple of {len(dataset)} arrays of {lengths.pop()} rows: by index, that is {len(dataset)} samples",
+                f"{verb} torch.utils.data.TensorDataset(...) of them as tensors",
             )
 
 

@@ -40,6 +40,7 @@ def open_dataset(
     *,
     values: Mapping[str, str] | None = None,
     apart_from: OpenedDataset | None = None,
+    given_to: str | None = None,
 ) -> OpenedDataset:
     """Return the dataset that *build* makes, checked, the same data on every rank. Collective: every rank.
 
@@ -51,6 +52,7 @@ def open_dataset(
         values: Attributes that arguments of the job stand for, as in `"${dataset.vocab_size}"`, each with the key of one.
         apart_from: Training data that is to have none of its samples: where it has, one rank says so when the run
             begins to train.
+        given_to: What a script gave the dataset to, as `run.batches`, for messages; None: the job's factory makes it.
 
     Raises:
         DatasetError: it has no length or another one than *samples*, or the ranks opened different data.
@@ -60,7 +62,7 @@ def open_dataset(
     random_streams.begin(worker.seed, "data")
     content = build()
     has_drawn = random_streams.has_drawn(worker.seed, "data")
-    sizes = {"samples": checked_length(content, name, samples)}
+    sizes = {"samples": checked_length(content, name, samples, given_to)}
     attributes = values_of(content, values or {})
     fingerprint = fingerprint_of(content)
     confirm(

@@ -60,7 +60,7 @@ class IndexSchedule:
         if tail == "drop" and samples < global_batch_size:
             raise DatasetError(
                 f'the dataset has {samples} samples, fewer than global_batch_size ({global_batch_size}), and tail = "drop" drops them all',
-                'use a smaller dataset.global_batch_size, or tail = "short"',
+                'use smaller global batches, or tail = "short"',
             )
         self.samples, self.global_batch_size = samples, global_batch_size
         self.order: Order = order or ShuffledOrder(samples, seed)

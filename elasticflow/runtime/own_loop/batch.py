@@ -45,11 +45,11 @@ class Batch:
         """What the dataset's samples were made into: by `collate`, or as torch's DataLoader does.
 
         Raises:
-            StateError: the run adds up virtual shards: they are read one by one, by `Run.gradients`.
+            StateError: the run's gradients are made part by part: each is read in its turn, by `Run.gradients`.
         """
         if self.shards is not None:
             raise StateError(
-                "this batch comes in virtual shards, of which each is read when its turn has come",
+                "this batch comes in parts, virtual shards or micro-batches, of which each is read when its turn has come",
                 "give run.gradients a function that takes one of them: run.gradients(lambda part: ..., batch)",
             )
         return self.read

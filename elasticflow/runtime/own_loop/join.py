@@ -12,11 +12,17 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.errors import INTERRUPTED
 from elasticflow.runtime import worker as life
 from elasticflow.runtime.own_loop import settings
+from elasticflow.runtime.own_loop.gradients import Gradients
 from elasticflow.runtime.own_loop.run import Run
 from elasticflow.runtime.process import stopping
+from elasticflow.runtime.snapshot.policy import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from elasticflow.protocol.script.loop_settings import LoopSettings
+    from elasticflow.runtime.metrics.speed import Measures
+    from elasticflow.runtime.process.context import Worker
 
 
 def join(
@@ -24,12 +30,17 @@ def join(
     seed: int = 0,
     name: str | None = None,
     folder: str | os.PathLike[str] | None = None,
-    snapshots: str | None = None,
+    snapshots: str | Policy | None = None,
     every: str | Sequence[str] = ("10 min", "1 epoch"),
     keep: int = 3,
     virtual_shards: int | None = None,
     log_every: int = 1,
     threads: int | None = None,
+    log_level: str = "info",
+    gradients: Gradients | None = None,
+    compare_replicas: str | None = None,
+    measures: Measures | None = None,
+    digest: str | None = None,
 ) -> Run:
     """Return this process as a member of a run, its process group formed and its random generators seeded. Collective.
 
@@ -41,7 +52,7 @@ def join(
         seed: Of the order of the samples and of everything that is drawn at random.
         name: Of the job; default: the script's file name.
         folder: Where a run that elasticflow did not start writes; default: runs/NAME/by-hand.
-        snapshots: Any fsspec URL or path; default: that folder.
+        snapshots: Any fsspec URL or path; default: that folder. A `Policy` says *every* and *keep*, too.
         every: When a snapshot is taken, any of these: "500 steps", "10 min", "1 epoch"; always at the end, and before
             this process leaves.
         keep: How many of the newest stay.
@@ -49,27 +60,44 @@ def join(
             each rank its part as a whole, and the script exchanges gradients.
         log_every: A line is logged after so many steps.
         threads: CPU threads; None: the machine's cores shared out among its workers, one with virtual shards.
+        log_level: Lines below it are left out of the log.
+        gradients: How `Run.gradients` makes them, with virtual shards or without; None: as *virtual_shards* says.
+        compare_replicas: When the ranks' replicas are compared bit for bit, besides before each snapshot: "1000 steps".
+        measures: What of the speed is written down; None: steps and samples.
+        digest: Of the job file that the entry point was made from, by the compiler. `worker.program` ends its process.
 
     Raises:
         StorageError: where snapshots go cannot be written.
     """
-    told = settings.told(os.environ)
+    if gradients is None and virtual_shards is not None:
+        gradients = Gradients(virtual_shards=virtual_shards)
+    told, policy = settings.told(os.environ), None
     if told is None:
-        told = settings.of_arguments(
-            name or Path(sys.argv[0]).stem.lstrip("-") or "script",
-            seed,
-            snapshots,
-            every,
-            keep,
-            log_every,
-            threads,
-        )
-    if virtual_shards is not None and told.threads is None:
+        job = name or Path(sys.argv[0]).stem.lstrip("-") or "script"
+        uri = snapshots if isinstance(snapshots, str) else None
+        told = settings.of_arguments(job, seed, uri, every, keep, log_every, threads)
+        told = replace(told, digest=digest or "", log_level=log_level)
+        policy = snapshots if isinstance(snapshots, Policy) else None
+    if gradients is not None and gradients.virtual_shards is not None and told.threads is None:
         told = replace(told, threads=1)  # sums inside of an operation depend on their number
-    policy = settings.policy_of(told)
+    policy = policy or settings.policy_of(told)
     place = Path(folder) if folder is not None else Path("runs") / told.job / "by-hand"
+    worker = _member(told, place, policy, is_job=digest is not None)
+    run = Run(
+        worker, policy, gradients=gradients, log_every=told.log_every,
+        compare_replicas=compare_replicas, measures=measures, is_job=digest is not None,
+    )  # fmt: skip
+    if digest is None:
+        _report_what_ends_the_script()
+        process = os.getpid()
+        atexit.register(lambda: run.end_if_forgotten() if os.getpid() == process else None)
+    return run
+
+
+def _member(told: LoopSettings, place: Path, policy: Policy, *, is_job: bool) -> Worker:
+    """Return this process as a member of its group; an error ends it, but for an entry point that `worker.program` runs."""
     try:
-        worker = life.join(
+        return life.join(
             told.job,
             told.digest,
             place,
@@ -77,17 +105,16 @@ def join(
             seed=told.seed,
             threads=told.threads,
             log_level=told.log_level,
-            shows_log=False,
+            shows_log=is_job,
         )
     except stopping.Leaving:  # asked to before all ranks had met
+        if is_job:
+            raise
         os._exit(INTERRUPTED)
-    except Exception as error:  # noqa: BLE001  # reported, and the process ends
+    except Exception as error:
+        if is_job:
+            raise
         life.end_by(error)
-    _report_what_ends_the_script()
-    run = Run(worker, policy, virtual_shards=virtual_shards, log_every=told.log_every)
-    process = os.getpid()
-    atexit.register(lambda: run.end_if_forgotten() if os.getpid() == process else None)
-    return run
 
 
 def _report_what_ends_the_script() -> None:

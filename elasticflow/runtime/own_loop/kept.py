@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -12,9 +12,21 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.state.state import State
 from elasticflow.runtime.torch_private import COMPILED_MODEL
 
+if TYPE_CHECKING:
+    from elasticflow.runtime.state.state import State
+
+_PARTS = {
+    "model",
+    "optimizer",
+    "optimizers",
+    "scheduler",
+    "scaler",
+    "ema",
+    "evaluation",
+    "include",
+}  # of `State`
 _METHODS = ("state_dict", "load_state_dict")
 _NO_MODEL = "run.keep(model=model, optimizer=optimizer): the model is what a run goes on with"
 
@@ -35,8 +47,8 @@ def bare(model: nn.Module) -> nn.Module:
         model = inside
 
 
-def state_of(objects: Mapping[str, Any]) -> State:
-    """Return what a snapshot is to hold: models, optimizers, schedules, a gradient scaler, and whatever has a state.
+def parts_of(objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a snapshot is to hold, as `State` is given it: models, optimizers, schedules, a gradient scaler, and whatever has a state.
 
     What an object is tells its class, not its name. The model is what is called `model`, or the only one.
 
@@ -56,15 +68,22 @@ def state_of(objects: Mapping[str, Any]) -> State:
     schedules = _taken(left, LRScheduler)
     scalers: dict[str, Any] = {name: left.pop(name) for name in list(left) if _is_scaler(left[name])}
     (average, *_), (scaler, *_) = [*averages.values(), None], [*scalers.values(), None]
-    return State(
-        model=model,
-        optimizer=_only(optimizers),
-        optimizers=optimizers if len(optimizers) > 1 else None,
-        scheduler=_only(schedules) if len(schedules) < 2 else None,
-        scaler=scaler,
-        ema=average,
-        include={**left, **(schedules if len(schedules) > 1 else {}), **dict(list(averages.items())[1:])},
-    )
+    return {
+        "model": model,
+        "optimizer": _only(optimizers),
+        "optimizers": optimizers if len(optimizers) > 1 else None,
+        "scheduler": _only(schedules) if len(schedules) < 2 else None,
+        "scaler": scaler,
+        "ema": average,
+        "include": {**left, **(schedules if len(schedules) > 1 else {}), **dict(list(averages.items())[1:])},
+    }
+
+
+def parts_by_name(objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a snapshot is to hold of an entry point that the compiler wrote: each part has its name; others are included."""
+    parts = {name: value for name, value in objects.items() if name in _PARTS}
+    others = {name: value for name, value in objects.items() if name not in _PARTS}
+    return {**parts, "include": {**parts.get("include", {}), **others}}
 
 
 def own_objects(state: State) -> list[str]:

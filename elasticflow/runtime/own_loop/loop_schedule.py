@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from elasticflow.runtime.data.index_schedule import IndexSchedule
+    from elasticflow.runtime.data.shard_schedule import ShardSchedule
 
 _OWN_ORDER = {"kind": "own", "version": 1}
 
@@ -23,9 +24,13 @@ class LoopSchedule:
     """
 
     def __init__(self) -> None:
-        self.steps: IndexSchedule | None = None
+        self.steps: IndexSchedule | ShardSchedule | None = None
         self.has_ended = False
-        self.start = Position(0, 0, 0, 0, is_epoch_end=False)
+
+    @property
+    def start(self) -> Position:
+        """Before the first step."""
+        return Position(0, 0, 0, 0, is_epoch_end=False) if self.steps is None else self.steps.start
 
     @property
     def samples(self) -> int | None:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _FILLERS = 2  # samples of a rank that has none: BatchNorm refuses a single one
 
 
-def in_shards(part: OwnPart) -> Batch:
-    """Return the batch whose virtual shards `Run.gradients` reads one by one."""
+def in_parts(part: OwnPart) -> Batch:
+    """Return the batch whose parts `Run.gradients` reads one by one: virtual shards, or micro-batches."""
     return Batch(part.samples, part.samples, 1.0, part.end, part.samples, shards=part)
 
 

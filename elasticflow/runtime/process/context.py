@@ -155,7 +155,7 @@ class Worker:
         """Leave, on every rank, if any rank was asked to. Collective: every rank.
 
         Raises:
-            Leaving: a rank was asked to leave. `worker.run` ends the process: nothing was trained that had to be saved.
+            Leaving: a rank was asked to leave. `worker.program` ends the process: nothing was trained that had to be saved.
         """
         if not self.all_true(not self.leaves_untrained):
             raise stopping.Leaving

@@ -89,7 +89,14 @@ def _of_a_table(error: BaseException) -> str | None:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     for caller, called in pairwise(frames):
         # Where train.py calls a factory, what it gives is what the job file says.
-        if caller.f_globals.get("__name__") in _ENTRY_POINT and _calls_factories(caller.f_code.co_name):
+        is_step = (
+            called.f_code.co_name == "training_step"
+        )  # it gets batches, which are no matter of the job file
+        if (
+            not is_step
+            and caller.f_globals.get("__name__") in _ENTRY_POINT
+            and _calls_factories(caller.f_code.co_name)
+        ):
             given = [name for name, value in called.f_locals.items() if value is error.obj]
             if given:
                 name = given[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from elasticflow import events, fault_injection
 from elasticflow.errors import SnapshotError
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.position import Position, Schedule
     from elasticflow.runtime.snapshot.restore import SnapshotContent
     from elasticflow.runtime.state.state import Captured, State
-    from elasticflow.runtime.training.ddp import DDPStep
-    from elasticflow.runtime.training.exact import ExactStep
-    from elasticflow.runtime.training.manual_step import ManualStep
     from elasticflow.snapshots.format.manifest import Manifest
     from elasticflow.snapshots.format.policy import HasPosition
 
@@ -45,6 +42,18 @@ __all__ = ["Keep", "Policy", "Snapshots", "load_weights"]
 
 # A store may be slow; a dead writer is noticed at once.
 _FLUSH_LIMIT_S = 3600.0
+
+
+class MakesSteps(Protocol):
+    """What is asked of who makes the steps."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether they have the same bits at every world size."""
+
+    @property
+    def was_skipped(self) -> bool:
+        """Whether the last step was left out."""
 
 
 class Snapshots:
@@ -67,7 +76,7 @@ class Snapshots:
         self,
         worker: Worker,
         state: State,
-        step: DDPStep | ExactStep | ManualStep,
+        step: MakesSteps,
         schedule: Schedule,
         dataset: OpenedDataset | None,
         policy: Policy,

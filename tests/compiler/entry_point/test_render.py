@@ -401,5 +401,5 @@ def test_an_average_is_what_evaluations_measure(
     """Where one is kept, unless the job says otherwise."""
     text = _rendered(make_job(train__ema=ema, evaluation__entry="pieces:digits", evaluation__weights=weights))
     start = text.index(" Evaluation(")
-    call = text[start : text.index("state = State(", start)]
+    call = text[start : text.index("run.keep(", start)]
     assert ("average=average" in call, "also_raw=True" in call) == (is_average, is_both)

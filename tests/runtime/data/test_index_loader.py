@@ -95,6 +95,15 @@ def test_unusable_datasets_are_refused(me: Any, found: Any, samples: int | None,
     assert refused.value.message == message
 
 
+@pytest.mark.parametrize("found", [NoLength(), Stream(), 7, Rows(0), {"train": Rows(20), "test": Rows(10)}])
+def test_what_a_script_gave_is_refused_in_words_of_the_script(me: Any, found: Any) -> None:
+    """Where no job file names the data, no message speaks of its keys."""
+    with pytest.raises(DatasetError) as refused:
+        index_loader.open_dataset(me, lambda: found, "train", given_to="run.batches")
+    assert refused.value.message.startswith(f"run.batches was given a {type(found).__name__}")
+    assert "dataset." not in str(refused.value)
+
+
 def test_opening_logs_what_was_opened(me: Any) -> None:
     """Rank 0 says which data it is, and the fingerprint is kept for the snapshot."""
     data = index_loader.open_dataset(me, Rows, "train")

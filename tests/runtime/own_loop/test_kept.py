@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -12,7 +12,15 @@ from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.own_loop.kept import bare, left_out, state_of
+from elasticflow.runtime.own_loop.kept import bare, left_out, parts_by_name, parts_of
+from elasticflow.runtime.state.state import State
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def _state_of(objects: Mapping[str, Any]) -> State:
+    return State(**parts_of(objects))
 
 
 class Sampler:
@@ -30,7 +38,7 @@ def test_objects_are_known_by_their_classes() -> None:
     """Whatever they are called: model, optimizer, schedule, scaler, average, and what has a state."""
     net = nn.Linear(2, 2)
     descent = SGD(net.parameters())
-    state = state_of(
+    state = _state_of(
         {
             "net": net,
             "descent": descent,
@@ -50,7 +58,7 @@ def test_several_optimizers_and_their_schedules() -> None:
     first, second = nn.Linear(2, 2), nn.Linear(2, 1)
     moves = {"g": SGD(first.parameters()), "d": AdamW(second.parameters())}
     rates = [StepLR(each, 1) for each in moves.values()]
-    state = state_of({"model": first, "critic": second, "moves": moves, "rates": rates})
+    state = _state_of({"model": first, "critic": second, "moves": moves, "rates": rates})
 
     assert set(state.objects) == {
         "model", "include.critic", "optimizer.moves_g", "optimizer.moves_d", "include.rates_0", "include.rates_1",
@@ -65,7 +73,7 @@ def test_wrapped_models_are_kept_bare() -> None:
     wrapped = nn.DataParallel(compiled)
 
     assert bare(wrapped) is net
-    assert state_of({"model": wrapped, "optimizer": SGD(net.parameters())}).model is net
+    assert _state_of({"model": wrapped, "optimizer": SGD(net.parameters())}).model is net
 
 
 @pytest.mark.parametrize(
@@ -84,7 +92,7 @@ def test_wrapped_models_are_kept_bare() -> None:
 def test_what_cannot_be_kept_is_refused(objects: dict[str, Any], text: str) -> None:
     """With what to write instead."""
     with pytest.raises(StateError, match=text) as refused:
-        state_of(objects)
+        _state_of(objects)
 
     assert refused.value.remedy
 
@@ -106,7 +114,7 @@ def test_what_was_forgotten_is_named() -> None:
         "_hidden": Sampler(),
     }
 
-    assert left_out(state_of({"model": net, "optimizer": optimizer}), variables) == {
+    assert left_out(_state_of({"model": net, "optimizer": optimizer}), variables) == {
         "rates": "torch.optim.lr_scheduler.StepLR"
     }
 
@@ -118,7 +126,7 @@ def test_what_accelerate_has_wrapped_is_kept_itself() -> None:
     descent = SGD(net.parameters(), lr=0.1)
     rates = StepLR(descent, 1)
     model, optimizer, scheduler = accelerate.Accelerator(cpu=True).prepare(net, descent, rates)
-    state = state_of({"model": model, "optimizer": optimizer, "scheduler": scheduler})
+    state = _state_of({"model": model, "optimizer": optimizer, "scheduler": scheduler})
     assert {"model": net, "optimizer": descent, "scheduler": rates} == state.objects
     assert {} == left_out(state, {"optimizer": optimizer, "descent": descent, "rates": scheduler})
 
@@ -130,6 +138,18 @@ def test_what_fabric_has_wrapped_is_kept_itself() -> None:
     net = nn.Linear(2, 2)
     descent = SGD(net.parameters(), lr=0.1)
     model, optimizer = fabric.Fabric(accelerator="cpu", devices=1).setup(net, descent)
-    state = state_of({"model": model, "optimizer": optimizer})
+    state = _state_of({"model": model, "optimizer": optimizer})
     assert {"model": net, "optimizer": descent} == state.objects
     assert {} == left_out(state, {"model": model, "net": net, "descent": descent})
+
+
+def test_parts_of_a_generated_entry_point_go_by_their_names() -> None:
+    """What has no name that a state has is included, beside what the job file includes: a schedule of another class, too."""
+    net, first, second = nn.Linear(2, 2), Sampler(), Sampler()
+    parts = parts_by_name(
+        {"model": net, "optimizer": SGD(net.parameters()), "include": {"first": first}, "second": second}
+    )
+
+    assert parts.keys() == {"model", "optimizer", "include"}
+    assert parts["include"] == {"first": first, "second": second}
+    assert {"include.first", "include.second"} <= State(**parts).objects.keys()

@@ -32,7 +32,11 @@ def counts(group: Any) -> list[float]:
     return (weights(group)["model/seen"] * 16).tolist()
 
 
-@pytest.mark.parametrize("more", [(), ("--processes", "1"), ("--parts", "5")], ids=["", "processes", "parts"])
+@pytest.mark.parametrize(
+    "more",
+    [(), ("--processes", "1"), ("--parts", "5"), ("--ddp", "--parts", "3")],
+    ids=["", "processes", "parts", "gradients"],
+)
 def test_every_sample_once_per_epoch_through_drains_kills_and_resizes(
     groups: Callable[..., Any], more: tuple[str, ...]
 ) -> None:

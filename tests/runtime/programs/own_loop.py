@@ -22,6 +22,7 @@ parser.add_argument("--size", type=int, default=16)
 parser.add_argument("--tail", default="spill")
 parser.add_argument("--every", default="5 steps")
 parser.add_argument("--shards", type=int, help="virtual shards: run.gradients")
+parser.add_argument("--ddp", action="store_true", help="run.gradients without virtual shards")
 parser.add_argument("--parts", type=int, help="samples of a part: gradient accumulation")
 parser.add_argument("--processes", type=int, default=0)
 parser.add_argument("--counting", action="store_true", help="a model whose parameter counts its samples")
@@ -77,7 +78,9 @@ class Counter(nn.Module):
         return -self.seen[indices]
 
 
-run = ef.join(seed=7, every=args.every, virtual_shards=args.shards, threads=1)
+makes_gradients = bool(args.shards or args.ddp)
+how = ef.Gradients() if args.ddp else None
+run = ef.join(seed=7, every=args.every, virtual_shards=args.shards, gradients=how, threads=1)
 model: nn.Module
 if args.counting:
     model = Counter()
@@ -89,7 +92,7 @@ optimizer = torch.optim.SGD(
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1000)
 forgotten = torch.optim.swa_utils.AveragedModel(model)
 run.keep(model=model, optimizer=optimizer, scheduler=scheduler)
-replicas = DistributedDataParallel(model) if run.world_size > 1 and not args.shards else model
+replicas = DistributedDataParallel(model) if run.world_size > 1 and not makes_gradients else model
 
 
 def loss_of(part: Any) -> Tensor:
@@ -117,12 +120,13 @@ def train() -> None:
     """Train on batches of the run."""
     data = Numbers() if args.counting else Images(args.samples)
     for batch in run.batches(
-        data, size=args.size, epochs=args.epochs, tail=args.tail, num_workers=args.processes
-    ):
+        data, size=args.size, epochs=args.epochs, tail=args.tail, num_workers=args.processes,
+        micro_batch_size=args.parts if args.ddp else None,
+    ):  # fmt: skip
         disturb(batch.end.step)
         optimizer.zero_grad()
         loss: Any
-        if args.shards:
+        if makes_gradients:
             loss = run.gradients(loss_of, batch)
         elif args.parts:
             loss = torch.zeros(())
@@ -135,7 +139,7 @@ def train() -> None:
             (loss * batch.share).backward()
         optimizer.step()
         scheduler.step()
-        if not args.shards:
+        if not makes_gradients:
             run.log(double=2 * float(loss))
         if args.forget != "step":
             run.step(loss=loss)

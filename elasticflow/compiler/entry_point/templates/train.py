@@ -13,29 +13,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import elasticflow
 from elasticflow.runtime.data import samplers  # = import.samplers
-from elasticflow.runtime.data.index_loader import IndexLoader, open_dataset, prepare_data  # = import.index
-from elasticflow.runtime.data.index_schedule import IndexSchedule  # = import.schedule
+from elasticflow.runtime.data.index_loader import open_dataset, prepare_data  # = import.index
 from elasticflow.runtime.data.mixture import MixedDataset  # = import.mixture
-from elasticflow.runtime.data.shard_loader import ShardLoader, open_shards  # = import.shards
-from elasticflow.runtime.data.shard_schedule import ShardSchedule  # = import.shard_schedule
+from elasticflow.runtime.data.shard_loader import open_shards  # = import.shards
 from elasticflow.runtime.evaluation.metric import Metric  # = import.metric
 from elasticflow.runtime.evaluation.several import Evaluations  # = import.several
 from elasticflow.runtime.evaluation.stop_when import StopWhen  # = import.stop_when
 from elasticflow.runtime.hooks.hooks import Hook, Hooks  # = import.hooks
 from elasticflow.runtime.metrics.speed import Measures  # = import.measures
-from elasticflow.runtime.snapshot.snapshots import Keep, Policy, Snapshots, load_weights  # = import.snapshots
-from elasticflow.runtime.state.state import State
-from elasticflow.runtime.training.ddp import DDPStep  # = import.ddp
+from elasticflow.runtime.snapshot.snapshots import Keep, Policy, load_weights  # = import.snapshots
 from elasticflow.runtime.training.evaluation import Evaluation  # = import.evaluation
-from elasticflow.runtime.training.exact import ExactStep  # = import.exact
 from elasticflow.runtime.model.gradient_checkpointing import checkpoint_activations  # = import.ac
 from elasticflow.runtime.training.loss import with_count  # = import.count
-from elasticflow.runtime.training.manual_step import ManualStep  # = import.manual
 from elasticflow.runtime.training.param_groups import Group, log_groups, parameter_groups  # = import.groups
 from elasticflow.runtime.training.several_optimizers import CountedSchedule, Schedules  # = import.schedules
 from elasticflow.runtime.training.unwrap import unwrap_model  # = import.unwrap
-from elasticflow.runtime.worker import join, leave, run
+from elasticflow.runtime.worker import program
 from torch import Tensor, nn  # = import.torch
 from torch.amp import GradScaler  # = import.scaler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn  # = import.ema
@@ -44,33 +39,34 @@ HERE = Path(__file__).resolve().parent
 ROOT = (HERE / "../../../../..").resolve()  # = root  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # = path  # the job's own code comes first
 
-JOB = "mnist"  # = job
-JOB_DIGEST = "0000000000000000"  # = digest
 SEED = 1234  # = seed
 EPOCHS = 5  # = epochs  # passes over the dataset
 STEPS = 2000  # = steps  # optimizer steps
 GLOBAL_BATCH_SIZE = 256  # = global_batch_size  # samples per step, the same at any world size
-MICRO_BATCH_SIZE = 64  # = micro_batch_size  # most samples of one forward; None: all of the worker's
+MICRO_BATCH_SIZE = 64  # = micro_batch_size  # most samples of one forward
 SHARDS = 16  # = shards  # of the data; each is read in order, by one worker at a time
 TAIL = "spill"  # = tail  # samples at an epoch's end that fill no batch
 NUM_WORKERS = 0  # = num_workers  # loader processes of each worker
-THREADS = 1  # = threads  # CPU threads of each worker; None: the node's cores shared out
 PRECISION = "fp32"  # = precision
-ON_NONFINITE = "stop"  # = on_nonfinite  # what a loss that is not finite does
 CLIP_GRAD_NORM = 1.0  # = clip
 EMA = 0.999  # = ema  # what the averaged weights keep of themselves at each step
-VIRTUAL_SHARDS = 8  # = virtual_shards  # of each batch, added up in a fixed order
-DDP: dict[str, Any] = {}  # = ddp  # options of DistributedDataParallel
-COMPARE_REPLICAS = "1000 steps"  # = compare  # bit for bit; also before each snapshot; None: never
-LOG_EVERY = 1  # = log_every  # steps
-LOG_LEVEL = "info"  # = log_level
-MEASURES = Measures(count_name="tokens")  # = measures
+GRADIENTS = elasticflow.Gradients(precision=PRECISION, on_nonfinite="stop")  # = gradients
 SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep=Keep(last=3))  # = snapshots
 
 
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
-    worker = join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS, log_level=LOG_LEVEL)  # = join
+    run = elasticflow.join(  # = join
+        name="mnist",
+        digest="0000000000000000",
+        folder=HERE,
+        seed=SEED,
+        snapshots=SNAPSHOTS,
+        gradients=GRADIENTS,
+        compare_replicas="1000 steps",
+        measures=Measures(count_name="tokens"),
+    )
+    worker = run.worker
     # if: prepare
 
     from tests.compiler.golden.pieces import download  # = prepare.import
@@ -94,16 +90,16 @@ def main() -> None:
 
     dataset = open_dataset(worker, lambda: MixedDataset(digits(split="train")), "train")  # = dataset
     order = samplers.draw_by_weight(worker, dataset, "weights")  # = order
-    schedule = IndexSchedule(  # = schedule
-        len(dataset), GLOBAL_BATCH_SIZE, epochs=5, tail=TAIL, seed=SEED, order=order
-    )
     # if: collator
     worker.seed_for("collate")
     collator = Padded(padding=0)  # = collator
     # end
+    batches = run.batches(  # = batches
+        dataset, size=GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, order=order, collate=collator
+    )
     worker.seed_for("model")  # what is drawn at random follows from the seed and this name alone
     model = Net(width=16)  # = model
-    model.to(worker.device)
+    model.to(run.device)
     # if: weights
     load_weights(model, "base.safetensors")  # = weights
     # end
@@ -142,40 +138,33 @@ def main() -> None:
     decay = get_ema_multi_avg_fn(EMA)  # type: ignore[no-untyped-call]
     average = AveragedModel(model, multi_avg_fn=decay)
     # end
-    step = DDPStep(worker, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE)  # = step
     # if: evaluation_of_one
     test_set = open_dataset(worker, lambda: digits(split="test"), "evaluation")  # = test_set
     evaluation = Evaluation(  # = evaluation
-        worker, model, training_step, test_set, schedule, every=("1 epoch",), metrics={}, best="max accuracy"
+        worker,
+        model,
+        training_step,
+        test_set,
+        run.schedule,
+        every=("1 epoch",),
+        metrics={},
+        best="max accuracy",
     )
     # end
     # if: evaluation_of_several
-    evaluation = Evaluations(worker, schedule, {}, stop_when=StopWhen("loss", "min"))  # type: ignore[assignment]  # = evaluations
+    evaluation = Evaluations(worker, run.schedule, {}, stop_when=StopWhen("loss", "min"))  # type: ignore[assignment]  # = evaluations
     # end
     # if: hooks
     hooks = Hooks(worker, model, on_step=Hook(sample, "mine:sample", every=100))  # = hooks
+    run.call(hooks)
     # end
-    state = State(model=model, optimizer=optimizer, include={"curriculum": curriculum})  # = state
-    snapshots = Snapshots(worker, state, step, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
-    position = snapshots.restore()  # the newest state that every rank can read, or the beginning
-    worker.start_training(  # = start
-        position, schedule, model, restored=snapshots.restored, log_every=LOG_EVERY
-    )
-    # if: hooks
-    hooks.start(position)
-    # end
-    # if: evaluation
-    evaluation.run_if_owed(position)  # one that was cut short, when the workers were asked to leave
-    # end
-    loader = IndexLoader(worker, dataset, schedule, MICRO_BATCH_SIZE, collate=collator)  # = loader
+    run.keep(model=model, optimizer=optimizer, evaluation=evaluation)  # = keep  # restored here
 
-    for batch in loader.batches(position):
+    for batch in batches:  # from where the run stands to its end, or till all ranks leave
         # if: optimizer
         optimizer.zero_grad()
         # end
-        loss = step.forward_backward(batch)  # = loss
-        if worker.stopped:  # StopTraining on some rank, or all leave: this step changes nothing
-            break
+        loss = run.gradients(lambda part: training_step(model, part.data), batch)  # = loss
         # if: fp16
         scaler.unscale_(optimizer)
         # end
@@ -195,27 +184,16 @@ def main() -> None:
         # if: ema
         average.update_parameters(model)
         # end
-        position = batch.end  # finished step, samples consumed
         # if: scheduler_step
         worker.step_scheduler(scheduler, optimizer)  # = step_scheduler
         # end
         # if: scheduler_epoch
-        if position.is_epoch_end:
+        if batch.end.is_epoch_end:
             worker.step_scheduler(scheduler, optimizer)  # = step_scheduler
         # end
-        worker.log_step(position, loss, optimizer)  # = log_step
-        # if: hooks
-        hooks.after_step(position)
-        # end
-        # if: evaluation
-        evaluation.after_step(position)
-        # end
-        snapshots.after_step(position)
-        if worker.should_leave:  # all ranks do, after the same step
-            break
-    snapshots.finish(position)
-    leave(worker, position, schedule, evaluation)  # = leave
+        run.step(loss=loss)  # = step  # its line in the log; evaluation and snapshot where they are due
+    run.finish()
 
 
 if __name__ == "__main__":
-    run(main)
+    program(main)

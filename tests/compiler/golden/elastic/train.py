@@ -12,13 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from elasticflow.runtime.data.index_loader import IndexLoader, open_dataset, prepare_data
-from elasticflow.runtime.data.index_schedule import IndexSchedule
-from elasticflow.runtime.snapshot.snapshots import Keep, Policy, Snapshots, load_weights
-from elasticflow.runtime.state.state import State
-from elasticflow.runtime.training.ddp import DDPStep
+import elasticflow
+from elasticflow.runtime.data.index_loader import open_dataset, prepare_data
+from elasticflow.runtime.snapshot.snapshots import Keep, Policy, load_weights
 from elasticflow.runtime.training.evaluation import Evaluation
-from elasticflow.runtime.worker import join, leave, run
+from elasticflow.runtime.worker import program
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -26,26 +24,29 @@ HERE = Path(__file__).resolve().parent
 ROOT = (HERE / "../../../..").resolve()  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
 
-JOB = "elastic"
-JOB_DIGEST = "de335548e8908b99"
 SEED = 0
 EPOCHS = 3  # passes over the dataset
 GLOBAL_BATCH_SIZE = 250  # samples per step, the same at any world size
-MICRO_BATCH_SIZE = None  # most samples of one forward; None: all of the worker's
 TAIL = "spill"  # samples at an epoch's end that fill no batch
 NUM_WORKERS = 0  # loader processes of each worker
-THREADS = None  # CPU threads of each worker; None: the node's cores shared out
 PRECISION = "fp32"
-ON_NONFINITE = "skip"  # what a loss that is not finite does
 EMA = 0.999  # what the averaged weights keep of themselves at each step
-COMPARE_REPLICAS = "1000 steps"  # bit for bit; also before each snapshot; None: never
-LOG_EVERY = 1  # steps
+GRADIENTS = elasticflow.Gradients(precision=PRECISION, on_nonfinite="skip")
 SNAPSHOTS = Policy(uri=str(ROOT / "shared/snapshots"), every=("10 min", "1 epoch"), keep=Keep(last=3))
 
 
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
-    worker = join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS)
+    run = elasticflow.join(
+        name="elastic",
+        digest="de335548e8908b99",
+        folder=HERE,
+        seed=SEED,
+        snapshots=SNAPSHOTS,
+        gradients=GRADIENTS,
+        compare_replicas="1000 steps",
+    )
+    worker = run.worker
 
     from tests.compiler.golden.pieces import download
 
@@ -60,23 +61,24 @@ def main() -> None:
         return job_training_step(model, batch)
 
     dataset = open_dataset(worker, lambda: digits(split="train"), "train")
-    schedule = IndexSchedule(len(dataset), GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, seed=SEED)
+    batches = run.batches(
+        dataset, size=GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, num_workers=NUM_WORKERS, collate=collate
+    )
     worker.seed_for("model")  # what is drawn at random follows from the seed and this name alone
     model = Net()
-    model.to(worker.device)
+    model.to(run.device)
     load_weights(model, str(ROOT / "weights/base.safetensors"))
     worker.seed_for("optimizer")
     optimizer = optimizer_of(model, lr=0.05, no_decay=["features.1.weight", "features.1.bias", "head.2.bias"])
     decay = get_ema_multi_avg_fn(EMA)  # type: ignore[no-untyped-call]
     average = AveragedModel(model, multi_avg_fn=decay)
-    step = DDPStep(worker, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE)
     test_set = open_dataset(worker, lambda: digits(split="test"), "evaluation", apart_from=dataset)
     evaluation = Evaluation(
         worker,
         model,
         training_step,
         test_set,
-        schedule,
+        run.schedule,
         precision=PRECISION,
         every=("1 epoch", "500 steps"),
         metrics={"top_1": top_1},
@@ -86,31 +88,16 @@ def main() -> None:
         uses_loss=False,
         average=average,
     )
-    state = State(model=model, optimizer=optimizer, ema=average, evaluation=evaluation)
-    snapshots = Snapshots(worker, state, step, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
-    position = snapshots.restore()  # the newest state that every rank can read, or the beginning
-    worker.start_training(position, schedule, model, restored=snapshots.restored, log_every=LOG_EVERY)
-    evaluation.run_if_owed(position)  # one that was cut short, when the workers were asked to leave
-    loader = IndexLoader(
-        worker, dataset, schedule, MICRO_BATCH_SIZE, num_workers=NUM_WORKERS, collate=collate
-    )
+    run.keep(model=model, optimizer=optimizer, ema=average, evaluation=evaluation)  # restored here
 
-    for batch in loader.batches(position):
+    for batch in batches:  # from where the run stands to its end, or till all ranks leave
         optimizer.zero_grad()
-        loss = step.forward_backward(batch)
-        if worker.stopped:  # StopTraining on some rank, or all leave: this step changes nothing
-            break
+        loss = run.gradients(lambda part: training_step(model, part.data), batch)
         optimizer.step()
         average.update_parameters(model)
-        position = batch.end  # finished step, samples consumed
-        worker.log_step(position, loss, optimizer)
-        evaluation.after_step(position)
-        snapshots.after_step(position)
-        if worker.should_leave:  # all ranks do, after the same step
-            break
-    snapshots.finish(position)
-    leave(worker, position, schedule, evaluation)
+        run.step(loss=loss)  # its line in the log; evaluation and snapshot where they are due
+    run.finish()
 
 
 if __name__ == "__main__":
-    run(main)
+    program(main)

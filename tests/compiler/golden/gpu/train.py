@@ -12,12 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from elasticflow.runtime.data.index_loader import IndexLoader, open_dataset
-from elasticflow.runtime.data.index_schedule import IndexSchedule
-from elasticflow.runtime.snapshot.snapshots import Keep, Policy, Snapshots
-from elasticflow.runtime.state.state import State
-from elasticflow.runtime.training.ddp import DDPStep
-from elasticflow.runtime.worker import join, leave, run
+import elasticflow
+from elasticflow.runtime.data.index_loader import open_dataset
+from elasticflow.runtime.snapshot.snapshots import Keep, Policy
+from elasticflow.runtime.worker import program
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
@@ -25,24 +23,18 @@ HERE = Path(__file__).resolve().parent
 ROOT = (HERE / "../../../..").resolve()  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
 
-JOB = "gpu"
-JOB_DIGEST = "412fb7c4caddff27"
 SEED = 20261120
 STEPS = 2000  # optimizer steps
 GLOBAL_BATCH_SIZE = 4096  # samples per step, the same at any world size
-MICRO_BATCH_SIZE = 512  # most samples of one forward; None: all of the worker's
+MICRO_BATCH_SIZE = 512  # most samples of one forward
 TAIL = "spill"  # samples at an epoch's end that fill no batch
 NUM_WORKERS = 4  # loader processes of each worker
-THREADS = None  # CPU threads of each worker; None: the node's cores shared out
 PRECISION = "fp16"
-ON_NONFINITE = "stop"  # what a loss that is not finite does
-DDP: dict[str, Any] = {
-    "sync_batchnorm": True,
-    "bucket_cap_mb": 50,
-    "gradient_as_bucket_view": True,
-}  # options of DistributedDataParallel
-COMPARE_REPLICAS = "1000 steps"  # bit for bit; also before each snapshot; None: never
-LOG_EVERY = 10  # steps
+GRADIENTS = elasticflow.Gradients(
+    precision=PRECISION,
+    on_nonfinite="stop",
+    ddp={"sync_batchnorm": True, "bucket_cap_mb": 50, "gradient_as_bucket_view": True},
+)
 SNAPSHOTS = Policy(
     uri="s3://bucket/gpu",
     every=("10 min",),
@@ -53,7 +45,17 @@ SNAPSHOTS = Policy(
 
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
-    worker = join(JOB, JOB_DIGEST, HERE, SNAPSHOTS, seed=SEED, threads=THREADS)
+    run = elasticflow.join(
+        name="gpu",
+        digest="412fb7c4caddff27",
+        folder=HERE,
+        seed=SEED,
+        snapshots=SNAPSHOTS,
+        gradients=GRADIENTS,
+        compare_replicas="1000 steps",
+        log_every=10,
+    )
+    worker = run.worker
 
     from examples.mnist import Net, digits
     from tests.compiler.golden.pieces import curriculum
@@ -67,48 +69,41 @@ def main() -> None:
         return cross_entropy(model(inputs), targets)
 
     dataset = open_dataset(worker, lambda: digits(split="train", root="s3://datasets/mnist"), "train")
-    schedule = IndexSchedule(len(dataset), GLOBAL_BATCH_SIZE, steps=STEPS, tail=TAIL, seed=SEED)
+    batches = run.batches(
+        dataset,
+        size=GLOBAL_BATCH_SIZE,
+        steps=STEPS,
+        tail=TAIL,
+        num_workers=NUM_WORKERS,
+        micro_batch_size=MICRO_BATCH_SIZE,
+    )
     worker.seed_for("model")  # what is drawn at random follows from the seed and this name alone
     model = Net(width=64)
-    model.to(worker.device)
+    model.to(run.device)
     model.compile()
     worker.seed_for("optimizer")
     optimizer = AdamW(model.parameters(), lr=0.001, fused=True)
     worker.seed_for("scheduler")
     scheduler = OneCycleLR(optimizer, max_lr=0.01, total_steps=2000)
     scaler = GradScaler(worker.device.type)
-    step = DDPStep(
-        worker, model, training_step, precision=PRECISION, on_nonfinite=ON_NONFINITE, ddp=DDP, scaler=scaler
-    )
-    state = State(
+    run.keep(
         model=model,
         optimizer=optimizer,
         scheduler=scheduler,
         scaler=scaler,
         include={"curriculum": curriculum},
-    )
-    snapshots = Snapshots(worker, state, step, schedule, dataset, SNAPSHOTS, COMPARE_REPLICAS)
-    position = snapshots.restore()  # the newest state that every rank can read, or the beginning
-    worker.start_training(position, schedule, model, restored=snapshots.restored, log_every=LOG_EVERY)
-    loader = IndexLoader(worker, dataset, schedule, MICRO_BATCH_SIZE, num_workers=NUM_WORKERS)
+    )  # restored here
 
-    for batch in loader.batches(position):
+    for batch in batches:  # from where the run stands to its end, or till all ranks leave
         optimizer.zero_grad()
-        loss = step.forward_backward(batch)
-        if worker.stopped:  # StopTraining on some rank, or all leave: this step changes nothing
-            break
+        loss = run.gradients(lambda part: training_step(model, part.data), batch)
         scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()
-        position = batch.end  # finished step, samples consumed
         worker.step_scheduler(scheduler, optimizer)
-        worker.log_step(position, loss, optimizer)
-        snapshots.after_step(position)
-        if worker.should_leave:  # all ranks do, after the same step
-            break
-    snapshots.finish(position)
-    leave(worker, position, schedule)
+        run.step(loss=loss)  # its line in the log; evaluation and snapshot where they are due
+    run.finish()
 
 
 if __name__ == "__main__":
-    run(main)
+    program(main)

@@ -1,0 +1,99 @@
+"""What a loop reads: the data that `Run.batches` was given, opened, the order of its samples, and their loader."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.errors import StateError
+from elasticflow.runtime.data.dataset import OpenedDataset
+from elasticflow.runtime.data.index_loader import IndexLoader, open_dataset
+from elasticflow.runtime.data.index_schedule import IndexSchedule
+from elasticflow.runtime.data.shard_loader import ShardLoader
+from elasticflow.runtime.data.shard_schedule import ShardSchedule
+from elasticflow.runtime.own_loop import reading
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.runtime.data.index_loader import Batch as OwnPart
+    from elasticflow.runtime.data.order.order import Order
+    from elasticflow.runtime.own_loop.batch import Batch
+    from elasticflow.runtime.own_loop.gradients import Gradients
+    from elasticflow.runtime.process.context import Worker
+    from elasticflow.runtime.process.position import Position
+
+
+class Source:
+    """The data of a loop. Collective: every rank makes one.
+
+    Args:
+        worker: This worker.
+        dataset: Of the script, or opened already.
+        gradients: How `Run.gradients` makes them; None: each rank gets its part of a batch as a whole.
+        options: Of the loader: `num_workers` and `collate`.
+        micro_batch_size: Most samples that `Run.gradients` gives its function at once.
+        size: Samples of a global batch.
+        order: Of the samples; None: each once per epoch, shuffled.
+        shards: Data shards, each read in order; None: samples are read by index.
+        length: Either `epochs` or `steps`, and `tail`.
+
+    Attributes:
+        opened: The dataset.
+        schedule: Which samples make up which step.
+
+    Raises:
+        DatasetError: the data cannot be read so, or differs between ranks.
+    """
+
+    schedule: IndexSchedule | ShardSchedule
+
+    def __init__(
+        self,
+        worker: Worker,
+        dataset: Any,
+        gradients: Gradients | None,
+        options: dict[str, Any],
+        *,
+        micro_batch_size: int | None,
+        size: int,
+        order: Order | None,
+        shards: int | None,
+        **length: Any,
+    ) -> None:
+        self._worker, self._gradients, self._options = worker, gradients, options
+        self._virtual_shards = None if gradients is None else gradients.virtual_shards
+        self._micro_batch_size = micro_batch_size
+        if gradients is None and (micro_batch_size is not None or shards is not None):
+            raise StateError(
+                "run.batches gives each rank its part of a batch as a whole, read by index",
+                "micro_batch_size and shards need elasticflow.join(gradients=elasticflow.Gradients()); batch.parts cuts a batch",
+            )
+        if isinstance(dataset, OpenedDataset):
+            self.opened = dataset
+        else:
+            self.opened = open_dataset(worker, lambda: dataset, "train", given_to="run.batches")
+        if shards is not None:
+            self.schedule = ShardSchedule(shards, size, virtual_shards=self._virtual_shards, **length)
+        else:
+            ordered = {"seed": worker.seed} if order is None else {"order": order}
+            samples = len(self.opened if order is None else order)
+            self.schedule = IndexSchedule(samples, size, **length, **ordered)
+
+    def batches(self, position: Position) -> Iterator[tuple[OwnPart, Batch]]:
+        """Yield what this rank reads of each step after *position*, and the script's batch of it."""
+        loader = self._loader()
+        make = reading.in_parts
+        if self._gradients is None:
+            assert isinstance(self.schedule, IndexSchedule)
+            make = reading.Reader(
+                self._worker, self.opened, self.schedule, self._options.get("collate")
+            ).batch
+        for part in loader.batches(position):
+            yield part, make(part)
+
+    def _loader(self) -> IndexLoader | ShardLoader:
+        options = {**self._options, "virtual_shards": self._virtual_shards}
+        given = (self._worker, self.opened)
+        if isinstance(self.schedule, ShardSchedule):
+            return ShardLoader(*given, self.schedule, self._micro_batch_size, **options)
+        return IndexLoader(*given, self.schedule, self._micro_batch_size, **options)
