@@ -64,6 +64,11 @@ def held_file(folder: Path, step: int) -> Path:
     return folder / f"held-{step}"
 
 
+def exact_file(folder: Path) -> Path:
+    """Return the file whose existence says that the run's steps have the same bits at every world size."""
+    return folder / "exact"
+
+
 def read_records(folder: Path) -> list[Record]:
     """Return all records in the order in which they were written; steps that were done again come again."""
     records = []

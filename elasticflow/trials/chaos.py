@@ -55,6 +55,7 @@ class ChaosOutcome:
     """How the disturbed run compares with the undisturbed one.
 
     Attributes:
+        is_exact: Every bit was compared; else the samples of each step and the smoothed loss.
         run: The disturbed run's folder.
         steps: Steps that the disturbed run finished.
         seconds: That the undisturbed and the disturbed run took.
@@ -63,6 +64,7 @@ class ChaosOutcome:
         undone: Number of faults that were not done, because the run had ended before.
     """
 
+    is_exact: bool
     run: RunFolder
     steps: int
     seconds: tuple[float, float]
@@ -99,7 +101,8 @@ def run_with_faults(
     mark = secrets.token_hex(2)
     began = time.monotonic()
     calm = trial.undisturbed(1, workers * plan.nodes, steps)
-    reference = TrialRun(calm, subject, scratch, mark).play(begin(calm))
+    calm_run = TrialRun(calm, subject, scratch, mark)
+    reference = calm_run.play(begin(calm))
     length = max(record.step for record in reference)
     if length < steps:
         trial.check_length(length)
@@ -108,8 +111,9 @@ def run_with_faults(
     wild = trial.with_faults(2, workers, length, plan)
     trial_run = TrialRun(wild, subject, scratch, mark)
     records = trial_run.play(begin(wild))
-    is_exact = subject.job.train.consistency == "exact"
+    is_exact = calm_run.is_exact
     return ChaosOutcome(
+        is_exact=is_exact,
         run=trial_run.run,
         steps=max(record.step for record in records),
         seconds=(between - began, time.monotonic() - between),

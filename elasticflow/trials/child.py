@@ -28,6 +28,7 @@ from elasticflow.run_folder import RunFolder
 from elasticflow.system.processes import die_with_parent
 from elasticflow.trials import fault_actions
 from elasticflow.trials.fault_plan import KINDS
+from elasticflow.trials.own_loop import nothing_to_try
 from elasticflow.trials.trial import job_of
 
 if TYPE_CHECKING:
@@ -54,6 +55,11 @@ class TriedJob:
     job: Job
     files: tuple[Path, ...]
     project_root: Path
+
+    @property
+    def is_exact(self) -> bool | None:
+        """Whether its steps have the same bits at every world size; None: a script, whose first trial tells (`TrialRun.is_exact`)."""
+        return None if self.job.script is not None else self.job.train.consistency == "exact"
 
 
 class TrialRun:
@@ -85,6 +91,7 @@ class TrialRun:
 
         Raises:
             TrialFailedError: a launch ended otherwise than it should.
+            TrialRefusedError: the job's script has no steps that can be told.
         """
         self._records.mkdir(parents=True)
         self.run.agent_log().parent.mkdir(parents=True)
@@ -95,7 +102,16 @@ class TrialRun:
                 self._go_on(tell)
         finally:
             self._kill()
-        return trajectory_record.read_records(self._records)
+        records = trajectory_record.read_records(self._records)
+        if not records and self._subject.job.script is not None:
+            script = self._subject.job.script
+            raise nothing_to_try(script.entry or script.module or "")
+        return records
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the steps that were played have the same bits at every world size."""
+        return trajectory_record.exact_file(self._records).exists()
 
     def _go_on(self, tell: Callable[[int], None]) -> None:
         """Launch again what a fault has ended too early: one that was found only while the last launch left."""

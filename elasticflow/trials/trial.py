@@ -156,12 +156,22 @@ def check(job: Job, worlds: Sequence[int], steps: int, gpus: int) -> int:
     Raises:
         TrialRefusedError: the job cannot be tried at each of *worlds* on this machine; says why and what to do.
     """
-    if job.script is not None:
+    largest = max(worlds)
+    if 0 < gpus < largest:
         raise TrialRefusedError(
-            "a job with [script] cannot be tried: what its script trains, and when a step ends, is not known",
-            "try a job that says what is trained: elasticflow guide adopting",
+            f"this machine has GPUs for {gpus} of {largest} workers: the others would compute on the CPU, "
+            "which rounds otherwise",
+            f"leave out world sizes above {gpus}, or compare on the CPU: CUDA_VISIBLE_DEVICES= elasticflow ...",
         )
-    largest, batch, shards = max(worlds), job.dataset.global_batch_size, job.train.virtual_shards
+    if job.script is None:
+        _check_shares(job, largest)
+        steps = min(steps, job.train.steps or steps)
+    check_length(steps)
+    return steps
+
+
+def _check_shares(job: Job, largest: int) -> None:
+    batch, shards = job.dataset.global_batch_size, job.train.virtual_shards
     if shards is not None and largest > shards:
         raise TrialRefusedError(
             f"{largest} workers cannot share {shards} virtual shards (train.virtual_shards)",
@@ -172,15 +182,6 @@ def check(job: Job, worlds: Sequence[int], steps: int, gpus: int) -> int:
             f"{largest} workers cannot share a batch of {batch} (dataset.global_batch_size)",
             f"leave out world sizes above {batch}",
         )
-    if 0 < gpus < largest:
-        raise TrialRefusedError(
-            f"this machine has GPUs for {gpus} of {largest} workers: the others would compute on the CPU, "
-            "which rounds otherwise",
-            f"leave out world sizes above {gpus}, or compare on the CPU: CUDA_VISIBLE_DEVICES= elasticflow ...",
-        )
-    length = min(steps, job.train.steps or steps)
-    check_length(length)
-    return length
 
 
 def check_length(steps: int) -> None:

@@ -114,7 +114,7 @@ class _Verifying:
         self._subject, self._worlds, self._tolerance = subject, worlds, tolerance
         self._scratch, self._begin, self._is_kept = scratch, begin, is_kept
         self._mark = secrets.token_hex(2)
-        self._is_exact = subject.job.train.consistency == "exact"
+        self._is_exact = bool(subject.is_exact)
         self._reference: list[Record] = []
         self._measured: compare_runs.Evaluated = {}
         # By run folder, which may be gone.
@@ -152,6 +152,8 @@ class _Verifying:
     def _played(self, trial: Trial) -> tuple[RunFolder, list[Record]]:
         played = TrialRun(trial, self._subject, self._scratch, self._mark)
         records = played.play(self._begin(trial))
+        if self._subject.is_exact is None:
+            self._is_exact = played.is_exact
         lines = read(played.run.metrics)
         self._evaluated[played.run] = {
             int(line["step"]): line["eval"] for line in lines if isinstance(line.get("eval"), dict)

@@ -6,6 +6,8 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+import pytest
+
 from elasticflow import events
 from tests.end_to_end.harness import named, steps_of, tensors
 
@@ -77,3 +79,15 @@ def test_an_own_loop_is_killed_drained_and_resized(project: Project) -> None:
     expected, got = tensors(alone.run), tensors(last.run)
     assert expected.keys() == got.keys()
     assert [key for key in expected if expected[key] != got[key]] == []
+
+
+@pytest.mark.campaign
+def test_chaos_and_verify_elastic_try_a_script(project: Project) -> None:
+    """Its loop says that it adds up shards: every bit is compared, and nothing lands in the project."""
+    project.write("loop.py", SCRIPT)
+    project.write("loop.toml", JOB)
+    for command in (["verify-elastic", "--worlds=1,2"], ["chaos", "--faults=3"]):
+        tried = project.start(command[0], "loop.toml", *command[1:], "--steps=30", run_id="tried", job="loop")
+        assert tried.end() == 0, tried.told()
+        assert "bit for bit, after each of 30 steps" in tried.output.read_text()
+    assert not (project.root / "runs").exists()

@@ -92,6 +92,7 @@ def _disturb(options: ChaosOptions) -> int:
         except TrialFailedError as error:
             scratch.is_kept = True
             raise TrialFailedError(*view.explain(error, scratch.path)) from error
+        view.is_exact = outcome.is_exact
         is_same = outcome.comparison.difference is None
         scratch.is_kept |= not is_same
     kept = scratch.path if scratch.is_kept else None
@@ -108,7 +109,7 @@ def _facts(view: ChaosView, outcome: ChaosOutcome, kept: Path | None, *, is_same
     calm, wild = outcome.seconds
     return {
         "job": view.job.job.name,
-        "consistency": view.job.train.consistency,
+        "consistency": view.consistency,
         "plan": view.plan.name,
         "nodes": view.plan.nodes,
         "workers": view.workers,

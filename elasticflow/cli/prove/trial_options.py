@@ -41,16 +41,19 @@ class TrialOptions:
         Raises:
             JobRefusedError: the job has errors, or a package that its modules import is not installed here.
             TorchMissingError: there is no torch.
+            TrialRefusedError: the job's script has no loop on `elasticflow.join`.
         """
         from elasticflow.compiler.inputs.missing_imports import require_importable
         from elasticflow.launcher.launch import check_torch
         from elasticflow.trials.child import TriedJob
+        from elasticflow.trials.own_loop import require_own_loop
 
         loaded = job_of(self.job_file, self.overrides, self.case)
         assert loaded.job is not None
         show_warnings(loaded)
         check_torch(warn)
         require_importable(loaded)
+        require_own_loop(loaded.job, loaded.project_root)
         return TriedJob(loaded.job, loaded.files, loaded.project_root)
 
 

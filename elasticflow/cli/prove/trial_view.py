@@ -41,9 +41,15 @@ class TrialView:
 
     def __init__(self, job: Job, steps: int, tolerance: float, *, quiet: bool) -> None:
         self.job, self.tolerance = job, tolerance
-        self.is_exact = job.train.consistency == "exact"
+        # Of a script, the first trial tells.
+        self.is_exact = job.script is None and job.train.consistency == "exact"
         self._steps, self._quiet = steps, quiet
         self._meter: ProgressMeter | None = None
+
+    @property
+    def consistency(self) -> str:
+        """What the job's steps have in common at all world sizes: `exact` bits, or the samples of each `batch`."""
+        return "exact" if self.is_exact else "batch"
 
     def __enter__(self) -> Self:
         if not self._quiet:
@@ -77,6 +83,8 @@ class VerifyView(TrialView):
     def _introduce(self) -> None:
         loss = f"the loss within {percent(self.tolerance)}, a restart to the last bit"
         what = "to the last bit" if self.is_exact else loss
+        if self.job.script is not None:
+            what = f"to the last bit with virtual shards, else {loss}"
         name, sizes = paint(self.job.job.name, bold=True), ", ".join(map(str, self._worlds))
         click.echo(f"{name}: the same {plural(self._steps, 'step')} at world size {sizes}, {what}?\n")
         click.echo(paint(_verify_row(_VERIFY_HEADER), dim=True))
@@ -96,6 +104,8 @@ class VerifyView(TrialView):
     def show(self, outcome: TrialOutcome) -> None:
         """Show the row of a trial that is over, and its first difference."""
         self._clear()
+        if outcome.comparison is None:
+            self.is_exact = outcome.compared == "bits"
         if self._quiet:
             return
         comparison = outcome.comparison

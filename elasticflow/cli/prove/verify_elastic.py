@@ -108,7 +108,7 @@ def _facts(view: VerifyView, outcomes: list[TrialOutcome], *, is_same: bool, kep
 
     return {
         "job": view.job.job.name,
-        "consistency": view.job.train.consistency,
+        "consistency": view.consistency,
         "tolerance": None if view.is_exact else view.tolerance,  # of the largest smoothed loss
         "steps": outcomes[0].steps,
         "same": is_same,

@@ -56,8 +56,8 @@ class AnyScheduler(Protocol):
 class StepRecorder(Protocol):
     """Records what every step makes of the state (`runtime/replica_checks/trajectory.py`)."""
 
-    def begin(self, state: Any, position: Position) -> None:
-        """Record *state* at *position* and after each step from here on; rank 0."""
+    def begin(self, state: Any, position: Position, *, is_exact: bool) -> None:
+        """Record *state* at *position* and after each step from here on; rank 0. *is_exact*: as every world size makes it."""
 
 
 class Worker:

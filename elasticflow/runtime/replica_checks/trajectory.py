@@ -51,9 +51,11 @@ class TrajectoryRecorder:
         folder = environ.get(worker_environment.TRAJECTORY)
         return cls(Path(folder), worker) if folder and worker.rank == 0 else None
 
-    def begin(self, state: State, position: Position) -> None:
-        """Record *state* as it is at *position*, before the first step."""
+    def begin(self, state: State, position: Position, *, is_exact: bool) -> None:
+        """Record *state* as it is at *position*, before the first step, and whether steps have the same bits at every world size."""
         self._state = state
+        if is_exact:
+            trajectory_record.exact_file(self._folder).touch()
         path = trajectory_record.records_file(self._folder, self._worker.generation)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         names = (path.name for path in self._folder.iterdir())

@@ -161,7 +161,7 @@ class Snapshots:
             self._memory_tier.begin(position)
         self._replica_check.begin(position)
         if worker.trajectory_recorder is not None:
-            worker.trajectory_recorder.begin(self._state, position)
+            worker.trajectory_recorder.begin(self._state, position, is_exact=self._step.is_exact)
         leaving.recall_stop(worker, self._catalog, position.step)
         return position
 

@@ -62,7 +62,7 @@ def test_the_table_says_what_each_fault_cost(job: Job, capsys: pytest.CaptureFix
         FaultCost(kill, kill.words(1), ("crash",), 0.5, 3),
         FaultCost(full, full.words(1), (), None, 0, snapshots=1),
     )
-    outcome = ChaosOutcome(RunFolder(Path("x/runs/small/2-chaos")), 12, (2.0, 3.0), RunComparison(12, 3, None, distance=0.01), costs, 1)  # fmt: skip
+    outcome = ChaosOutcome(False, RunFolder(Path("x/runs/small/2-chaos")), 12, (2.0, 3.0), RunComparison(12, 3, None, distance=0.01), costs, 1)  # fmt: skip
     with ChaosView(job, plan, 2, 12, 0.05, quiet=False) as view:
         view.conclude(outcome, None)
     assert [
@@ -78,7 +78,7 @@ def test_the_table_says_what_each_fault_cost(job: Job, capsys: pytest.CaptureFix
     ] == capsys.readouterr().out.splitlines()
 
     different = RunComparison(12, 3, Divergence(7, "loss", "1", "2"))
-    view.conclude(ChaosOutcome(outcome.run, 12, outcome.seconds, different, costs, 0), Path("x"))
+    view.conclude(ChaosOutcome(False, outcome.run, 12, outcome.seconds, different, costs, 0), Path("x"))
     assert [
         "different: step 7: loss is 2, was 1 in the reference",
         "both runs are in x; the disturbed one: elasticflow why x/runs/small/2-chaos",

@@ -135,7 +135,7 @@ def test_a_line_is_written_for_the_beginning_and_for_each_step(tmp_path: Path) -
     """As it was then, though the tensors are changed in place."""
     me, state = worker(), build()
     wanted = TrajectoryRecorder(tmp_path, me)
-    wanted.begin(state, at(4))
+    wanted.begin(state, at(4), is_exact=True)
     states = [dict(trajectory.digests(state))]
     for step in (5, 6):
         state.optimizers["optimizer"].step()
@@ -144,6 +144,7 @@ def test_a_line_is_written_for_the_beginning_and_for_each_step(tmp_path: Path) -
 
     records = trajectory_record.read_records(tmp_path)
 
+    assert trajectory_record.exact_file(tmp_path).exists()
     assert states == [r.digests for r in records]
     assert [(4, 32, None), (5, 40, 0.2), (6, 48, 1 / 6)] == [(r.step, r.samples, r.loss) for r in records]
     assert {(3, 2)} == {(r.generation, r.world_size) for r in records}
@@ -154,7 +155,8 @@ def test_a_run_is_held_after_the_step_until_it_is_asked_to_leave(tmp_path: Path)
     me, state = worker(), build()
     trajectory_record.hold_file(tmp_path, 2).touch()
     wanted, held = TrajectoryRecorder(tmp_path, me), trajectory_record.held_file(tmp_path, 2)
-    wanted.begin(state, at(0))
+    wanted.begin(state, at(0), is_exact=False)
+    assert not trajectory_record.exact_file(tmp_path).exists()
     wanted.step(at(1), 1.0)
     assert not held.exists()
     training = threading.Thread(target=wanted.step, args=(at(2), 1.0))

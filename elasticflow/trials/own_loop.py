@@ -1,0 +1,57 @@
+"""Whether a job's script has a loop that can be tried: one on `elasticflow.join`."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from elasticflow.errors import TrialRefusedError
+from elasticflow.jobfile.python_source.modules import Finder, UnresolvedError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from elasticflow.jobfile.tables.job import Job
+
+_OURS = "elasticflow"
+
+
+def require_own_loop(job: Job, root: Path) -> None:
+    """Check that a job's script, if it has one, is not known to be without elasticflow: it may be imported further inside.
+
+    Raises:
+        TrialRefusedError: neither the script nor a module of the project that it imports can call `elasticflow.join`.
+    """
+    if job.script is None:
+        return
+    finder = Finder.of_job(root, (".",))
+    file = None if job.script.entry is None else root / job.script.entry
+    if job.script.module is not None:
+        try:
+            file = finder.find(job.script.module).file
+        except UnresolvedError:
+            return
+    if file is None:
+        return
+    names = _imported(ast.parse(file.read_bytes()))
+    if not any(name == _OURS or finder.has_own(name) for name in names):
+        raise nothing_to_try(job.script.entry or job.script.module or "")
+
+
+def nothing_to_try(script: str) -> TrialRefusedError:
+    """Return the refusal of a script whose steps nobody knows."""
+    return TrialRefusedError(
+        f"{script} does not train by elasticflow.join: when a step of it ends, and what it makes of the weights, is not known",
+        "its loop needs run.keep, run.batches and run.step: elasticflow guide own-loop",
+    )
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    """Return the first names of the modules that are imported anywhere in the script; a relative import may be of anything."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").partition(".")[0] if node.level == 0 else _OURS)
+    return names

@@ -1,0 +1,48 @@
+"""Scripts that can be tried: those whose steps elasticflow is told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elasticflow.errors import TrialRefusedError
+from elasticflow.jobfile.load import require_job
+from elasticflow.trials.own_loop import require_own_loop
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from elasticflow.jobfile.tables.job import Job
+
+
+def job_with(root: Path, script: str, key: str = 'entry = "train.py"') -> Job:
+    """Return the job of a project whose script has that text."""
+    (root / "pyproject.toml").touch()
+    (root / "train.py").write_text(script)
+    (root / "trainer.py").touch()
+    (root / "job.toml").write_text(f'[job]\nname = "own"\n[script]\n{key}\n')
+    loaded = require_job(root / "job.toml")
+    assert loaded.job is not None
+    return loaded.job
+
+
+@pytest.mark.parametrize(
+    "script", ["import elasticflow as ef", "def main():\n    from elasticflow import join", "import trainer"]
+)
+@pytest.mark.parametrize("key", ['entry = "train.py"', 'module = "train"'])
+def test_a_script_that_joins_or_may_do_so_further_inside_is_tried(
+    tmp_path: Path, script: str, key: str
+) -> None:
+    """What a module of the project imports is not looked at."""
+    require_own_loop(job_with(tmp_path, script, key), tmp_path)
+
+
+@pytest.mark.parametrize("key", ['entry = "train.py"', 'module = "train"'])
+def test_a_script_without_elasticflow_is_refused_before_it_trains(tmp_path: Path, key: str) -> None:
+    """It might train for days, and nothing of it could be compared."""
+    with pytest.raises(
+        TrialRefusedError, match=r"train(\.py)? does not train by elasticflow\.join"
+    ) as refused:
+        require_own_loop(job_with(tmp_path, "import torch, json", key), tmp_path)
+    assert "run.step" in (refused.value.remedy or "")
