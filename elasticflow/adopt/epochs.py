@@ -58,7 +58,7 @@ def in_epochs(
         f'tail="{"drop" if loader.drops_last else "short"}"',
     ]
     told += [f"{ours}={outside}.{theirs}" for ours, theirs in loader.passes.items()]
-    lines = [f"{chosen.run}.keep({', '.join(f'{each.name}={each.value}' for each in kept)})"]
+    lines = [f"{chosen.run}.keep({', '.join(f'{each.name}={each.text}' for each in kept)})"]
     lines += _call(f"{chosen.batches} = {chosen.run}.batches", told, len(indent))
     lines += _counters(loops, chosen, notes)
     editor.insert_before(loops.epochs.lineno, [indent + line for line in lines])

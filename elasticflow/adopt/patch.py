@@ -83,7 +83,7 @@ def patched(text: str) -> Patch:
     hazards.check(loops, loader)
     editor = Editor(text)
     chosen = Chosen.of(loops)
-    notes = [*hazards.notes(loops, form)]
+    notes = [*hazards.notes(loops, form, kept)]
     steps.in_batches(loops, editor, chosen, loader, form.kind)
     epochs.in_epochs(loops, editor, chosen, loader, kept, form.kind, notes)
     last = ending.finish(loops, form, editor, chosen)

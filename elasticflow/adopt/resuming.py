@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from elasticflow.adopt.reading.refusal import refuse
 from elasticflow.lint.script.names import dotted_name
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from elasticflow.lint.script.script import Script
 
 _BY_HAND = "take the loading of the script's own checkpoint away: run.keep brings everything back, and run.position.epoch says where"
+
+_OTHER_WORK = {"backward", "step", "DataLoader", "barrier", "apply"}
 
 
 def begins_at_zero(loops: Loops, start: ast.expr) -> bool:
@@ -133,56 +135,44 @@ def _condition(script: Script, node: ast.AST) -> ast.stmt | None:
 
 
 def _check(script: Script, statement: ast.stmt, start: ast.expr | None) -> None:
-    """Check that nothing is used later that a statement alone assigns, and that it does nothing else than load."""
-    function = script.function_of(statement)
+    """Check that nothing is used later that a statement alone assigns, and that it does nothing else than load.
+
+    Raises:
+        RefusalError: it may do more.
+    """
     inside = {*ast.walk(statement)}
-    stored = {
-        dotted_name(node)
-        for node in inside
-        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store)
-    }
-    scope: ast.AST = function or script.tree
-    for name in stored - {"", "" if start is None else dotted_name(start)}:
+    scope: ast.AST = script.function_of(statement) or script.tree
+    begins = "" if start is None else dotted_name(start)
+    names = {dotted_name(node) for node in inside if isinstance(getattr(node, "ctx", None), ast.Store)}
+    for name in sorted(names - {""}):
         used = [
-            node
-            for node in ast.walk(scope)
-            if node not in inside and isinstance(node, ast.Name | ast.Attribute) and dotted_name(node) == name
+            node for node in ast.walk(scope) if node not in inside and node is not start and _is(node, name)
         ]
-        loads = [node for node in used if isinstance(node.ctx, ast.Load) and node.lineno > statement.lineno]
+        loads = [
+            node
+            for node in used
+            if isinstance(node.ctx, ast.Load) and (node.lineno > statement.lineno or name == begins)
+        ]
         stores = [node for node in used if isinstance(node.ctx, ast.Store) and node.lineno < statement.lineno]
         if loads and not stores:
             raise refuse(
-                statement, f"{name}, which the loading of the checkpoint sets, is used behind it", _BY_HAND
+                statement, f"{name}, which the loading of the checkpoint sets, is used elsewhere", _BY_HAND
             )
-    if start is not None:
-        text = dotted_name(start)
-        later = [
-            node
-            for node in ast.walk(scope)
-            if node not in inside
-            and isinstance(node, ast.Name)
-            and node.id == text
-            and isinstance(node.ctx, ast.Load)
-            and node is not start
-        ]
-        outside = [
-            node
-            for node in ast.walk(scope)
-            if node not in inside
-            and isinstance(node, ast.Name)
-            and node.id == text
-            and isinstance(node.ctx, ast.Store)
-        ]
-        if later and not outside:
-            raise refuse(
-                statement, f"{text}, which the loading of the checkpoint sets, is used elsewhere", _BY_HAND
-            )
-    for node in inside:
-        if (
-            isinstance(node, ast.Call) and called_name(node) in {"backward", "step", "DataLoader", "barrier"}
-        ) or isinstance(node, Function):
-            raise refuse(
-                statement,
-                "the condition around the loading of the checkpoint does other things, too",
-                _BY_HAND,
-            )
+    others = any(isinstance(node, ast.Call) and called_name(node) in _OTHER_WORK for node in inside)
+    without = statement.orelse if isinstance(statement, ast.If) else []
+    if others or any(isinstance(node, Function) for node in inside) or not all(map(_is_idle, without)):
+        what = "the condition around the loading of the checkpoint does other things, too"
+        raise refuse(statement, what, _BY_HAND)
+
+
+def _is(node: ast.AST, name: str) -> TypeGuard[ast.Name | ast.Attribute]:
+    return isinstance(node, ast.Name | ast.Attribute) and dotted_name(node) == name
+
+
+def _is_idle(statement: ast.stmt) -> bool:
+    """Return whether a statement sets a constant, or says something."""
+    if isinstance(statement, ast.Assign):
+        return isinstance(statement.value, ast.Constant)
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        return called_name(statement.value) in {"print", "info", "warning", "debug", "log"}
+    return isinstance(statement, ast.Pass | ast.Expr)

@@ -105,6 +105,24 @@ def test_the_way_back_from_a_checkpoint_is_taken_away() -> None:
     assert "if os.path.exists(path):" not in text
 
 
+def test_a_way_back_in_the_function_of_the_loop() -> None:
+    """With what is set where there is no checkpoint, which nothing else needs."""
+    loads = """\
+    if os.path.isfile("x.pt"):
+        found = torch.load("x.pt", map_location="cpu")
+        begin = found["epoch"]
+        model.load_state_dict(found["model"])
+        optimizer.load_state_dict(found["optimizer"])
+    else:
+        begin = 0
+    seen = 0
+"""
+    text = PLAIN.replace("    seen = 0\n", loads).replace("range(args.epochs)", "range(begin, args.epochs)")
+    text = patched(text).text
+    assert "begin" not in text.replace("beginning", "")
+    assert "for epoch in range(run.position.epoch, args.epochs):" in text
+
+
 def test_epochs_that_count_from_1() -> None:
     """The epoch that a restart goes on with is counted as the script counts."""
     _, added = _changed(FUNCTIONS)
@@ -149,6 +167,7 @@ def test_what_is_different_from_now_on_is_told() -> None:
     assert any(note.startswith("line 6: this handler of SIGTERM") for note in patched(text).notes)
     text = FORMS["accelerate"].replace("cpu=True", 'mixed_precision="fp16"')
     assert any("the scale of gradients" in note for note in patched(text).notes)
+    assert any("moves a schedule once for each worker" in note for note in patched(text).notes)
 
 
 def test_carriage_returns_and_a_missing_newline() -> None:

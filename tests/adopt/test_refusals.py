@@ -42,6 +42,8 @@ CASES: dict[str, tuple[str, str, str, str]] = {
     "behind the end": (PLAIN, "    dist.destroy_process_group()\n", "    dist.destroy_process_group()\n    print(best)\n", "follows the end"),
     "several ends": (PLAIN, "    dist.destroy_process_group()\n", "    dist.destroy_process_group()\n    dist.destroy_process_group()\n", "several places"),
     "loading elsewhere": (TRAINER, "        self.model = DDP(self.model)\n", "        self.loaded = self._load(path)\n        self.model = DDP(self.model)\n", "not certain"),
+    "else initializes": (TRAINER, "            self._load(path)\n", "            self._load(path)\n        else:\n            initialize(model)\n", "does other things"),
+    "loaded and used": (TRAINER, "            self._load(path)\n", "            self._load(path)\n            self.found = path\n        print(self.found)\n", "is used elsewhere"),
     "unknown start": (TRAINER, "        self.epochs_run = 0\n", "        self.epochs_run = path.count('x')\n", "is 0 without a checkpoint"),
     "schedule in a function": (
         PLAIN.replace("def main()", "def end(scheduler):\n    scheduler.step()\n\n\ndef main()"),

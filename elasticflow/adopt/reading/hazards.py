@@ -6,12 +6,14 @@ import ast
 from typing import TYPE_CHECKING
 
 from elasticflow.adopt.reading.refusal import refuse
+from elasticflow.adopt.reading.values import is_preparing
 from elasticflow.lint.script.script import called_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from elasticflow.adopt.reading.forms import Form
+    from elasticflow.adopt.reading.kept import Kept
     from elasticflow.adopt.reading.loader import Loader
     from elasticflow.adopt.reading.loops import Loops
 
@@ -44,7 +46,7 @@ def check(loops: Loops, loader: Loader) -> None:
             )  # fmt: skip
 
 
-def notes(loops: Loops, form: Form) -> Iterator[str]:
+def notes(loops: Loops, form: Form, kept: Sequence[Kept]) -> Iterator[str]:
     """Yield what a person should know."""
     script = loops.script
     for call in script.calls_of("signal.signal"):
@@ -57,6 +59,15 @@ def notes(loops: Loops, form: Form) -> Iterator[str]:
             and named[0].value.value in {None, "no", "bf16", "bf16-mixed"}
         ):
             yield f"line {form.node.lineno}: with fp16, the scale of gradients begins anew after a restart: the framework keeps it to itself"
+
+    schedules = {each.text for each in kept if each.name.startswith("scheduler")}
+    for call in script.calls:
+        if (
+            form.kind == "accelerate"
+            and is_preparing(call)
+            and any(ast.unparse(each) in schedules for each in call.args)
+        ):
+            yield f"line {call.lineno}: Accelerate moves a schedule once for each worker in every step: where workers come and go, so does the learning rate"
 
 
 def _calls_in_batches(loops: Loops) -> Iterator[ast.Call]:

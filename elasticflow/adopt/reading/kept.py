@@ -27,13 +27,11 @@ class Kept(NamedTuple):
 
     Attributes:
         name: Its name there.
-        text: The expression, in the function of the loop over epochs, as the script has it.
-        value: What `run.keep` is given: without a wrapper of Accelerate or Fabric.
+        text: The expression, in the function of the loop over epochs. What Accelerate and Fabric have put around it, `keep` takes away.
     """
 
     name: str
     text: str
-    value: str
 
 
 def kept_by(loops: Loops, kind: Kind) -> list[Kept]:
@@ -53,7 +51,7 @@ def kept_by(loops: Loops, kind: Kind) -> list[Kept]:
         if not _is_made_before(loops, text):
             raise refuse(node, f"the script's own checkpoint holds {text}, too, which the loop over epochs does not see", f"{_BY_HAND}: with {text}")  # fmt: skip
         found[text] = text.rpartition(".")[2]
-    return [Kept(name, text, _bare(loops.script, text, name, kind, loops)) for text, name in found.items()]
+    return [Kept(name, text) for text, name in found.items()]
 
 
 def _wrapped(script: Script) -> set[str]:
@@ -200,29 +198,3 @@ def _is_made_before(loops: Loops, text: str) -> bool:
         and any(dotted_name(target) == text for target in statement.targets)
         for statement in block
     )
-
-
-def _bare(script: Script, text: str, name: str, kind: Kind, loops: Loops) -> str:
-    """Return an expression for what Accelerate or Fabric has wrapped."""
-    if kind == "ddp":
-        return text
-    wrapped = [
-        call
-        for call in script.calls
-        if is_preparing(call) and any(target is not None and _is_same(loops, target, text) for target in _targets(script, call))
-    ]  # fmt: skip
-    if not wrapped:
-        return text
-    if name == "model":
-        owner = dotted_name(wrapped[0].func).rpartition(".")[0]
-        return f"{owner}.unwrap_model({text})" if kind == "accelerate" else f"{text}.module"
-    return f"{text}.{'scheduler' if name.startswith('scheduler') else 'optimizer'}"
-
-
-def _is_same(loops: Loops, target: ast.expr, text: str) -> bool:
-    from elasticflow.adopt.reading.refusal import RefusalError
-
-    try:
-        return _as_outside(loops, target, target) == text
-    except RefusalError:
-        return False

@@ -116,6 +116,8 @@ def _has_state(value: Any) -> bool:
         return False
     try:
         return bool(value.state_dict())  # of a GradScaler that is switched off there is none
+    except AttributeError:
+        return False  # a wrapper of what has none: Accelerate's DataLoader (1.15)
     except Exception:  # noqa: BLE001  # whatever the script's own object raises: it is only looked for
         return True
 

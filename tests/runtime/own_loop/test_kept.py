@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, TensorDataset
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.own_loop.kept import bare, left_out, parts_by_name, parts_of
@@ -125,10 +126,15 @@ def test_what_accelerate_has_wrapped_is_kept_itself() -> None:
     net = nn.Linear(2, 2)
     descent = SGD(net.parameters(), lr=0.1)
     rates = StepLR(descent, 1)
-    model, optimizer, scheduler = accelerate.Accelerator(cpu=True).prepare(net, descent, rates)
+    loader = DataLoader(TensorDataset(torch.zeros(2, 2)))
+    model, optimizer, scheduler, loader = accelerate.Accelerator(cpu=True).prepare(
+        net, descent, rates, loader
+    )
     state = _state_of({"model": model, "optimizer": optimizer, "scheduler": scheduler})
     assert {"model": net, "optimizer": descent, "scheduler": rates} == state.objects
-    assert {} == left_out(state, {"optimizer": optimizer, "descent": descent, "rates": scheduler})
+    assert {} == left_out(
+        state, {"optimizer": optimizer, "descent": descent, "rates": scheduler, "x": loader}
+    )
 
 
 @pytest.mark.filterwarnings("ignore:The `srun` command")  # where Slurm is installed
