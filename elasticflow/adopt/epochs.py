@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from elasticflow.adopt import resuming
+from elasticflow.adopt import counters, resuming
 from elasticflow.adopt.names import pass_on
 from elasticflow.adopt.reading.refusal import refuse
 from elasticflow.adopt.steps import handed_out, loss_of, size_of
@@ -60,7 +60,7 @@ def in_epochs(
     told += [f"{ours}={outside}.{theirs}" for ours, theirs in loader.passes.items()]
     lines = [f"{chosen.run}.keep({', '.join(f'{each.name}={each.text}' for each in kept)})"]
     lines += _call(f"{chosen.batches} = {chosen.run}.batches", told, len(indent))
-    lines += _counters(loops, chosen, notes)
+    lines += counters.set_right(loops, chosen, notes)
     editor.insert_before(loops.epochs.lineno, [indent + line for line in lines])
     if loops.epoch_calls and not chosen.batches.startswith("self."):
         pass_on(loops, editor, chosen, loops.epoch_calls, chosen.batches, chosen.batches)
@@ -114,68 +114,6 @@ def _range(loops: Loops, editor: Editor, chosen: Chosen, kept: Sequence[Kept], n
             f"line {start.lineno}: {ast.unparse(start)} counts no longer: the run knows where it goes on"
         )
     return editor.source(stop)
-
-
-def _counters(loops: Loops, chosen: Chosen, notes: list[str]) -> list[str]:
-    """Return lines that set counters of steps right, and note what else begins anew after a restart."""
-    script = loops.script
-    home = script.function_of(loops.epochs)
-    block = script.tree.body if home is None else home.body
-    reset = {
-        dotted_name(target)
-        for each in loops.epochs.body
-        if isinstance(each, ast.Assign)
-        for target in each.targets
-        if dotted_name(target) not in {dotted_name(node) for node in ast.walk(each.value)}
-    }
-    lines = []
-    for statement in block:
-        if (
-            not isinstance(statement, ast.Assign)
-            or statement.lineno > loops.epochs.lineno
-            or len(statement.targets) != 1
-        ):
-            continue
-        name = dotted_name(statement.targets[0])
-        if not name or name in reset or not _is_plain(statement.value):
-            continue
-        changes = [node for node in ast.walk(loops.epochs) if _changes(node, name)]
-        if not changes:
-            continue
-        is_counter = (
-            is_constant(statement.value, 0) and len(changes) == 1 and changes[0] in loops.batches.body
-        )
-        if (
-            is_counter
-            and isinstance(changes[0], ast.AugAssign)
-            and is_constant(changes[0].value, 1)
-            and isinstance(changes[0].op, ast.Add)
-        ):
-            lines.append(f"{name} = {chosen.run}.position.step")
-        else:
-            notes.append(
-                f"line {statement.lineno}: {name} begins anew after a restart: no snapshot holds a plain variable"
-            )
-    return lines
-
-
-def _is_plain(node: ast.expr) -> bool:
-    """Return whether a value is a number, a text, None, or an empty list or dict."""
-    if isinstance(node, ast.UnaryOp):
-        node = node.operand
-    if isinstance(node, ast.Call):
-        return dotted_name(node.func) in {"float", "int", "list", "dict", "defaultdict"}
-    return isinstance(node, ast.Constant) or (
-        isinstance(node, ast.List | ast.Dict) and not ast.unparse(node)[1:-1]
-    )
-
-
-def _changes(node: ast.AST, name: str) -> bool:
-    if isinstance(node, ast.Assign):
-        return any(dotted_name(each) == name for target in node.targets for each in ast.walk(target))
-    if isinstance(node, ast.AugAssign):
-        return dotted_name(node.target) == name
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in {"append", "update", "extend"} and dotted_name(node.func.value) == name  # fmt: skip
 
 
 def _steps(loops: Loops, editor: Editor, chosen: Chosen, kept: Sequence[Kept], *, drops_last: bool) -> None:

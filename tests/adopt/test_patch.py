@@ -15,7 +15,7 @@ from elasticflow.adopt.patch import patched
 from elasticflow.adopt.reading.forms import form_of
 from elasticflow.lint.check import lint_source
 from elasticflow.lint.script.script import Script
-from tests.adopt.scripts import FORMS, FUNCTIONS, PLAIN, TRAINER
+from tests.adopt.scripts import FORMS, FUNCTIONS, HEAD, PLAIN, TRAINER
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -157,6 +157,47 @@ def test_a_scaler_is_kept_and_its_loss_weighted() -> None:
     text = patched(text).text
     assert "scaler.scale(loss * batch.share).backward()" in text
     assert "run.keep(model=model, optimizer=optimizer, scaler=scaler, scheduler=scheduler)" in text
+
+
+@pytest.mark.parametrize("made", ["AveragedModel(model.module)", "deepcopy(model.module)"])
+def test_what_follows_the_model_is_kept(made: str) -> None:
+    """No optimizer moves an average; it is in no checkpoint of this script either."""
+    text = PLAIN.replace(
+        "import time\n",
+        "import time\nfrom copy import deepcopy\nfrom torch.optim.swa_utils import AveragedModel\n",
+        1,
+    )
+    text = text.replace("    seen = 0\n", f"    average = {made}\n    seen = 0\n")
+    text = text.replace(
+        "            seen += 1\n", "            seen += 1\n            follow(average, model)\n"
+    )
+    assert "scheduler=scheduler, average=average)" in patched(text).text
+
+
+def test_loops_that_stand_in_no_function() -> None:
+    """Under the guard of the module: counters go on, and the run needs no `global`."""
+    body = PLAIN[PLAIN.index("    parser = ") : PLAIN.index("\n\nif __name__")]
+    text = patched(f'{HEAD}if __name__ == "__main__":\n{body}').text
+    assert "    seen = run.position.step\n" in text
+    assert "global" not in text
+
+
+def test_counters_of_a_trainer_class() -> None:
+    """An attribute that counts batches goes on; one that holds something else is told."""
+    text = TRAINER.replace(
+        "        self.epochs_run = 0\n",
+        "        self.epochs_run = 0\n        self.total = 0\n        self.best = None\n",
+    )
+    text = text.replace(
+        "            time.sleep(PAUSE)\n", "            time.sleep(PAUSE)\n            self.total += 1\n"
+    )
+    text = text.replace(
+        "            self._run_epoch(epoch)\n",
+        "            self._run_epoch(epoch)\n            self.best = epoch\n",
+    )
+    made = patched(text)
+    assert "        self.total = run.position.step\n" in made.text
+    assert not any("epochs_run" in note for note in made.notes)
 
 
 def test_what_is_different_from_now_on_is_told() -> None:

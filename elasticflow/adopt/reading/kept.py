@@ -13,7 +13,7 @@ from elasticflow.lint.script.names import dotted_name
 from elasticflow.lint.script.script import argument, called_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from elasticflow.adopt.reading.forms import Kind
     from elasticflow.adopt.reading.loops import Loops
@@ -51,6 +51,13 @@ def kept_by(loops: Loops, kind: Kind) -> list[Kept]:
         if not _is_made_before(loops, text):
             raise refuse(node, f"the script's own checkpoint holds {text}, too, which the loop over epochs does not see", f"{_BY_HAND}: with {text}")  # fmt: skip
         found[text] = text.rpartition(".")[2]
+    for text, node in _averages(loops, {model, f"{model}.module", *_wrapped(loops.script)}):
+        if text in found:
+            continue
+        if not _is_made_before(loops, text):
+            raise refuse(node, f"{text} seems to follow the model, and the loop over epochs does not see it", f"{_BY_HAND}: with {text}")  # fmt: skip
+        found[text] = text.rpartition(".")[2]
+    _check_rebound(loops, found)
     return [Kept(name, text) for text, name in found.items()]
 
 
@@ -186,6 +193,44 @@ def _in_checkpoints(loops: Loops) -> Iterator[tuple[str, ast.Call]]:
             }
             if not made & {"unwrap_model", "unwrap"}:
                 yield text, call
+
+
+def _averages(loops: Loops, models: set[str]) -> Iterator[tuple[str, ast.Call]]:
+    """Yield averages and copies of models by their variables: they change with the model, and no optimizer knows them."""
+    script = loops.script
+    for call in script.calls:
+        owner = script.parents.get(call)
+        origin = script.origin(call.func)
+        is_average = origin.endswith(
+            ("AveragedModel", "ModelEma", "ModelEmaV2", "ModelEmaV3", "ExponentialMovingAverage")
+        )
+        is_copy = origin == "copy.deepcopy" and any(dotted_name(each) in models for each in call.args)
+        if not isinstance(owner, ast.Assign) or not (is_average or is_copy):
+            continue
+        text = dotted_name(owner.targets[0])
+        if text and (is_average or _is_used(loops, text)):
+            yield text, call
+
+
+def _is_used(loops: Loops, text: str) -> bool:
+    """Return whether the loop over epochs does something with a variable."""
+    return any(
+        isinstance(node, ast.Name | ast.Attribute) and dotted_name(node) == text
+        for node in ast.walk(loops.epochs)
+    )
+
+
+def _check_rebound(loops: Loops, names: Iterable[str]) -> None:
+    """Check that what is kept, and the loader, are the same things in every epoch."""
+    outside = loops.outside(loops.loader)
+    wanted = {*names, *([outside] if outside else [])}
+    for node in ast.walk(loops.epochs):
+        if (
+            isinstance(node, ast.Name | ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and dotted_name(node) in wanted
+        ):
+            raise refuse(node, f"{dotted_name(node)} is another one in each epoch", _BY_HAND)
 
 
 def _is_made_before(loops: Loops, text: str) -> bool:
