@@ -42,15 +42,14 @@ def _variables(loops: Loops) -> Iterator[tuple[ast.Assign, str, list[ast.AST]]]:
                 yield statement, name, [loops.epochs]
     owner = None if home is None else script.class_of(home)
     made = None if owner is None else script.method(owner, "__init__")
-    for statement in [] if owner is None or made is None else made.body:
+    if owner is None or made is None:
+        return
+    methods: list[ast.AST] = [each for each in owner.body if isinstance(each, Function) and each is not made]
+    for statement in made.body:
         if isinstance(statement, ast.Assign) and _is_plain(statement.value):
             name = dotted_name(statement.targets[0])
             if name.startswith("self.") and name not in _set_in_each(loops):
-                yield (
-                    statement,
-                    name,
-                    [each for each in owner.body if isinstance(each, Function) and each is not made],
-                )  # type: ignore[union-attr]
+                yield statement, name, methods
 
 
 def _before(loops: Loops) -> Iterator[ast.stmt]:
