@@ -91,3 +91,35 @@ def test_chaos_and_verify_elastic_try_a_script(project: Project) -> None:
         assert tried.end() == 0, tried.told()
         assert "bit for bit, after each of 30 steps" in tried.output.read_text()
     assert not (project.root / "runs").exists()
+
+
+BY_DDP = """
+import torch
+from torch.nn.parallel import DistributedDataParallel
+import elasticflow as ef
+from examples.mnist import Net, digits
+
+run = ef.join()
+model = Net()
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+run.keep(model=model, optimizer=optimizer)
+replicas = DistributedDataParallel(model)
+for batch in run.batches(digits(split="train"), size=64, steps=60):
+    optimizer.zero_grad()
+    loss = torch.nn.functional.cross_entropy(replicas(batch.inputs), batch.targets)
+    (loss * batch.share).backward()
+    optimizer.step()
+    run.step(loss=loss)
+run.finish()
+"""
+
+
+def test_chaos_tries_a_script_whose_gradients_ddp_exchanges(project: Project) -> None:
+    """Only rank 0 records, but all ranks tell each other of the same steps."""
+    project.write("loop.py", BY_DDP)
+    project.write("loop.toml", JOB)
+    project.write("plan.toml", '[[faults]]\nstep = 5\nwhat = "kill"\n')
+    asked = ("chaos", "loop.toml", "--plan=plan.toml", "--steps=9")
+    tried = project.start(*asked, run_id="tried", job="loop")
+    assert tried.end() == 0, tried.told()
+    assert "same: every sample once in 9 steps" in tried.output.read_text()

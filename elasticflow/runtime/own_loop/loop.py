@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from elasticflow.errors import StateError
+from elasticflow.protocol import worker_environment
 from elasticflow.runtime import worker as life
 from elasticflow.runtime.own_loop.ballot import Ballot
 from elasticflow.runtime.own_loop.leaving import EndsHereIfAsked
@@ -60,6 +61,8 @@ class Loop:
         self._policy = policy
         self._gradients, self._compare_every, self._is_job = gradients, compare_replicas, is_job
         self._log_every, self._measures = log_every, measures
+        # Only rank 0 records, but every rank has to meet it after each step.
+        self._is_recorded = bool(os.environ.get(worker_environment.TRAJECTORY))
         self.rank, self.local_rank, self.world_size = worker.rank, worker.local_rank, worker.world_size
         self.device: torch.device = worker.device
         # A rank that is asked to leave takes part in its steps until all have agreed.
@@ -97,7 +100,7 @@ class Loop:
             self._finish_step(after_own_step(self.position, self._ballot.meet()), mean)
             return
         # What is recorded, or held, after each step is of a step that is told.
-        is_now = worker.trajectory_recorder is not None or snapshots.is_due(batch.end)
+        is_now = self._is_recorded or snapshots.is_due(batch.end)
         if is_now or self._ballot.is_full or self.schedule.is_end(batch.end):
             self._ballot.meet()
         self._finish_step(batch.end, mean)
