@@ -12,7 +12,21 @@ from elasticflow.telemetry.fields import FIELDS
 
 PACKAGE = Path(events.__file__).parent
 # Dotted literals of other kinds: files, a call in train.py. `dataset.` and `job.` begin keys of the job file and are left out.
-NOT_EVENTS = (".py", ".json", ".jsonl", ".log", ".load_weights", ".start_training", ".log_grad_norm")
+NOT_EVENTS = (
+    ".py",
+    ".json",
+    ".jsonl",
+    ".log",
+    ".load_weights",
+    ".start_training",
+    ".log_grad_norm",
+    ".batches",
+    ".keep",
+    ".schedule",
+    ".gradients",
+    ".evaluate",
+    ".step",
+)
 
 NAMES_ELSEWHERE = {str(name) for field in FIELDS.values() for name in (field.otel, field.ecs)}
 

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
     from elasticflow.snapshots.store.catalog import Catalog
 
+# What the last line of a generated train.py calls, now and in launches of earlier versions.
+_MAIN_CALLS = {"program", "run"}
 _REMEDIES = {
     "corrupting": "start a new run of the changed job: elasticflow run",
     "trajectory": "undo the change, or say that you want it: --accept-drift",
@@ -218,9 +220,9 @@ def _problem_of(text: str) -> str | None:
     except RecursionError:
         return "is no Python: nested too deeply"
     calls = (node.func for node in ast.walk(program) if isinstance(node, ast.Call))
-    if any(getattr(call, "attr", getattr(call, "id", "")) == "run" for call in calls):
+    if any(getattr(call, "attr", getattr(call, "id", "")) in _MAIN_CALLS for call in calls):
         return None
-    return "does not call worker.run, so it trains nothing"
+    return "does not call worker.program, so it trains nothing"
 
 
 def _expects_changed_code(folder: RunFolder) -> bool:
