@@ -58,8 +58,13 @@ class Series:
         **environment: str,
     ) -> None:
         self._project, self._id, self._job, self._environment = project, run_id, job, environment
-        given = (f"jobs/{job}.toml", f"--run-id={run_id}", *options, *(f"--set={text}" for text in sets))
-        self.running: Running = project.start("run", *given, run_id=run_id, job=job, **environment)
+        self._given = (
+            f"jobs/{job}.toml",
+            f"--run-id={run_id}",
+            *options,
+            *(f"--set={text}" for text in sets),
+        )
+        self.running: Running = project.start("run", *self._given, run_id=run_id, job=job, **environment)
         self.catalog = Catalog(Storage(str(self.running.run.path)))
         self.happened: list[dict[str, Any]] = []
         self._read = 0
@@ -116,6 +121,13 @@ class Series:
         """Go on with the run in a new launch."""
         self.running = self._project.start(
             "resume", self._id, *options, run_id=self._id, job=self._job, **self._environment
+        )
+
+    def again(self, **environment: str) -> None:
+        """Give the same command again, with *environment* beside what it had."""
+        self._environment = {**self._environment, **environment}
+        self.running = self._project.start(
+            "run", *self._given, run_id=self._id, job=self._job, **self._environment
         )
 
     def trains(self, after: int) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow import events
 from tests.campaign import tiny_job
 from tests.campaign.disturbed import Outcome, Series
-from tests.end_to_end.harness import project_at
+from tests.end_to_end.harness import project_at, wait_gone
 from tests.launcher.on_ray.clusters import LocalCluster, cluster
 
 if TYPE_CHECKING:
@@ -62,11 +63,53 @@ def worker_killed(ray: LocalCluster, series: Series) -> None:
     series.running.wait_for("a restart", lambda: len(_groups(series)) > 1)
 
 
+def command_killed(ray: LocalCluster, series: Series) -> None:
+    """The command is killed with -9, its nodes leave, and the same command goes on."""
+    del ray
+    series.running.wait_for("a snapshot", lambda: series.named(events.SNAPSHOT_COMMITTED))
+    os.kill(series.running.process.pid, signal.SIGKILL)
+    series.running.process.wait()
+    assert [] == wait_gone(series.running.run.run_id, 60)
+    series.again()
+    series.running.wait_for("training", lambda: len(_groups(series)) > 1)
+
+
+def cancelled(ray: LocalCluster, series: Series) -> None:
+    """`elasticflow cancel`: all leave with a snapshot, no actor is left, and the same command goes on."""
+    series.running.wait_for_step(10)
+    run = series.running
+    told = subprocess.run(
+        [sys.executable, "-m", "elasticflow", "cancel", str(run.run.path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert (75, []) == (run.end(), ray.actors()), (told.stdout, run.told())
+    assert [] == wait_gone(run.run.run_id)
+    series.again()
+    series.running.wait_for("training", lambda: len(_groups(series)) > 1)
+
+
+def head_restarted(ray: LocalCluster, series: Series) -> None:
+    """Ray's head dies, with all that it knows, and is begun anew: the command ends, and the same command goes on."""
+    series.running.wait_for("a snapshot", lambda: series.named(events.SNAPSHOT_COMMITTED))
+    ray.restart()
+    code = series.running.end()
+    assert code not in {0, 2}, series.running.told()
+    assert [] == wait_gone(series.running.run.run_id, 60)
+    series.again(RAY_ADDRESS=ray.address)
+    series.running.wait_for("training", lambda: len(_groups(series)) > 1)
+
+
 STORIES: tuple[Callable[[LocalCluster, Series], None], ...] = (
     worker_killed,
     node_added,
     node_removed,
     node_drained,
+    command_killed,
+    cancelled,
+    head_restarted,
 )
 
 
@@ -98,6 +141,7 @@ def tell(
         job="tiny",
         options=("--on", "ray"),
         RAY_ADDRESS=ray.address,
+        RAY_gcs_rpc_server_reconnect_timeout_s="10",  # a minute, unless it is told otherwise
     )
     story(ray, series)
     tiny_job.hurry(project)

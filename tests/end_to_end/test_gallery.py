@@ -60,7 +60,14 @@ def alone(path: Path, sets: Sequence[str], forked: ForkedPrograms) -> dict[str, 
     return tensors(Catalog(Storage(str(place)), "by-hand/"))
 
 
-@pytest.mark.parametrize("name", sorted(gallery.examples()))
+# Its imports take longest; -m campaign has it.
+SLOW = {"lora"}
+EXAMPLES = [
+    pytest.param(name, marks=[pytest.mark.campaign] * (name in SLOW)) for name in sorted(gallery.examples())
+]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_that_was_killed_has_the_bits_of_one_that_was_not(
     name: str, tmp_path: Path, forked: ForkedPrograms
 ) -> None:

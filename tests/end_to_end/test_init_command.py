@@ -153,6 +153,7 @@ class GPT(nn.Module):
 """
 
 
+@pytest.mark.campaign
 def test_model_with_a_config_that_computes_its_loss_trains(tmp_path: Path) -> None:
     """As language models are published: an object as argument, the loss from `forward`; nothing is asked or edited."""
     (tmp_path / "gpt.py").write_text(GPT)

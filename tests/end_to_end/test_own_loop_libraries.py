@@ -44,10 +44,10 @@ FOLDER = "examples/own_loop"
 ACCELERATE = Example(f"{FOLDER}/accelerate.toml", "own-loop-accelerate", "accelerate", "--epochs=2")
 FABRIC = Example(f"{FOLDER}/fabric.toml", "own-loop-fabric", "lightning_fabric", "--epochs=2")
 TRAINER = Example(f"{FOLDER}/hf_trainer.toml", "own-loop-hf-trainer", "transformers", "--steps=64")
-OTHERS = [pytest.param(each, marks=pytest.mark.campaign, id=each.job) for each in (FABRIC, TRAINER)]
+ALL = [pytest.param(each, marks=pytest.mark.campaign, id=each.job) for each in (ACCELERATE, FABRIC, TRAINER)]
 
 
-@pytest.mark.parametrize("example", [pytest.param(ACCELERATE, id=ACCELERATE.job), *OTHERS])
+@pytest.mark.parametrize("example", ALL)
 def test_a_library_s_loop_is_killed_and_drained_and_ends_with_the_same_bits(
     project: Project, example: Example
 ) -> None:
@@ -69,7 +69,7 @@ def test_a_library_s_loop_is_killed_and_drained_and_ends_with_the_same_bits(
     assert [] == wait_gone("disturbed")
 
 
-@pytest.mark.parametrize("example", [pytest.param(ACCELERATE, marks=pytest.mark.campaign), *OTHERS])
+@pytest.mark.parametrize("example", ALL)
 def test_a_library_s_loop_goes_on_with_other_numbers_of_workers(project: Project, example: Example) -> None:
     """Two, one and two again: no step is missing, and the losses are those of two but for what rounding makes of them."""
     alone, run = example.run(project, "alone", 0), example.run(project, "resized", 0.1)

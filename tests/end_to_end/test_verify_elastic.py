@@ -8,6 +8,8 @@ import re
 import signal
 from typing import TYPE_CHECKING
 
+import pytest
+
 from elasticflow.protocol import trajectory_record
 from tests.end_to_end.harness import Project, processes_of, wait_gone
 
@@ -146,6 +148,7 @@ class Forgetful(SGD):
 """
 
 
+@pytest.mark.campaign
 def test_state_that_is_lost_with_a_worker_shows_in_batch_mode_too(project: Project) -> None:
     """The losses stay within 5 %, which hid it; the bits after the restart do not."""
     project.write("forgetful.py", FORGETFUL)

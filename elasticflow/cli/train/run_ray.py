@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -63,12 +64,20 @@ def run_ray(options: RunOptions, launch: Callable[[Request], int]) -> int:
         run=f"{job.job.name}/{folder.run_id}",
         grace_s=parse_duration(job.snapshots.grace),
     )
-    on_ray = RayNodes(ray, job.nodes.max, demand, order, _show, lambda text: click.echo(text, err=True))
+    on_ray = RayNodes(
+        ray, job.nodes.max, demand, order, _show, lambda text: click.echo(text, err=True), _leave_launch
+    )
     on_ray.start()
     try:
         code = launch(replace(options.request(loaded, folder), scale=ELSEWHERE))
     finally:
         on_ray.close()
+    if on_ray.refusal is not None:
+        raise RayError(
+            f"no node could be begun on Ray: {on_ray.refusal}",
+            "what is installed here has to be on all nodes of Ray, elasticflow[ray] too, and the project in the same folder, or brought "
+            "along by `ray job submit --working-dir .`",
+        )
     if code == INTERRUPTED:
         click.echo(f"go on with: {again}", err=True)
     return code
@@ -110,6 +119,11 @@ def _words(options: RunOptions, loaded: LoadedJob, endpoint: str) -> tuple[str, 
     words += [word for text in options.overrides for word in ("--set", text)]
     words += [] if options.case is None else ["--case", options.case]
     return tuple(words)
+
+
+def _leave_launch() -> None:
+    """Have the launch of this process leave, as on SIGTERM."""
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _show(host: str, line: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 ADDRESS = "RAY_ADDRESS"
 _PRINT = "print_to_stdstream"
+# Of ray's refusal of another version (seen in 2.60, `_private/utils.py`): the cluster's two, then this process'.
+_VERSION = re.compile(r"^ +(Ray|Python): (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,26 @@ def connect() -> Any:
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        if (versions := _VERSION.findall(str(error))) and len(versions) == 4:
+            raise _other_versions(address, dict(versions[:2]), dict(versions[2:])) from error
         raise RayError(
             f"no Ray cluster answers at {address}: {str(error).splitlines()[0]}",
             f"begin one with `ray start --head`, or name it: {ADDRESS}=HOST:6379",
         ) from error
     _keep_to_itself()
     return ray
+
+
+def _other_versions(address: str, theirs: dict[str, str], ours: dict[str, str]) -> RayError:
+    return RayError(
+        f"the Ray cluster at {address} has {_in_words(theirs)}, and this machine has {_in_words(ours)}: Ray takes part with the "
+        "cluster's own versions only",
+        f"pip install 'ray=={theirs['Ray']}', in an environment of Python {theirs['Python']}",
+    )
+
+
+def _in_words(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in versions.items())
 
 
 def _keep_to_itself() -> None:
@@ -79,14 +96,16 @@ def demand_of(workers: int | str, nodes: list[dict[str, Any]]) -> Demand:
     return Demand(0.0, workers) if most_gpus else Demand(workers, 0.0)
 
 
-def draining_nodes() -> set[str]:
-    """Return the ids of nodes that Ray is about to take away; none where this version of Ray does not tell.
+def draining_nodes() -> set[str] | None:
+    """Return the ids of nodes that Ray is about to take away; None where this version of Ray does not tell.
 
-    Read from ray's private state (seen in 2.49 to 2.60, where Ray Train reads it, too).
+    Read from ray's private state (seen in 2.49 to 2.60, where Ray Train reads it, too). What that raises, such as where the
+    cluster cannot be reached, is raised.
     """
     try:
         from ray._private import state
 
-        return set(state.state.get_draining_nodes())
-    except Exception:  # noqa: BLE001  # private to ray: whatever it raises, nobody drains
-        return set()
+        ask = state.state.get_draining_nodes
+    except (ImportError, AttributeError):
+        return None
+    return set(ask())

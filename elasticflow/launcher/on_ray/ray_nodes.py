@@ -21,6 +21,8 @@ _LOOK_S = 0.5
 _ANSWER_S = 10.0
 _PAUSE_S = 1.0
 _ENDING_S = 30.0
+_LONGEST_PAUSE_S = 60.0
+_WAITING_S = 10.0
 
 
 @dataclass
@@ -35,6 +37,7 @@ class _Node:
         ray_node: Ray's id of that node.
         exit_code: How it ended; None while it runs.
         is_leaving: It was asked to.
+        refusal: Why it could not be begun.
     """
 
     number: int
@@ -44,6 +47,7 @@ class _Node:
     ray_node: str = ""
     exit_code: int | None = None
     is_leaving: bool = False
+    refusal: str | None = None
     began: float = field(default_factory=time.monotonic)
 
 
@@ -51,7 +55,8 @@ class RayNodes(threading.Thread):
     """Keeps a number of nodes on Ray while the run goes on.
 
     A node that Ray has no room for waits, which asks an autoscaler for room. One whose node of Ray is lost, or is about to be
-    taken away, gets another place.
+    taken away, gets another place. One that cannot be begun, since its code fails there, is tried again ever more seldom; where
+    that befalls all of them, and none has ever run, the run is given up.
 
     Args:
         ray: Connected.
@@ -60,6 +65,10 @@ class RayNodes(threading.Thread):
         order: What each is told; the same for all.
         show: Called with the name of a node and each line that it prints.
         say: Called with what a person should know.
+        give_up: Called once where no node can be begun.
+
+    Attributes:
+        refusal: Why no node could be begun; None: some was, or may yet be.
     """
 
     def __init__(
@@ -70,13 +79,17 @@ class RayNodes(threading.Thread):
         order: Order,
         show: Callable[[str, str], None],
         say: Callable[[str], None],
+        give_up: Callable[[], None],
     ) -> None:
         super().__init__(name="ray", daemon=True)
         self._ray, self._number, self._demand, self._order = ray, number, demand, order
-        self._show, self._say = show, say
+        self._show, self._say, self._give_up = show, say, give_up
         self._nodes: list[_Node] = []
         self._is_over = threading.Event()
-        self._out_of_reach = False
+        self._out_of_reach = self._has_run = False
+        self._said: set[str] = set()
+        self._refusals = 0
+        self.refusal: str | None = None
 
     def run(self) -> None:
         """Begin the nodes, and see to them until `close`."""
@@ -92,7 +105,8 @@ class RayNodes(threading.Thread):
                     if self._has_ended(node):
                         self._nodes.remove(node)
                         if node.exit_code is None or node.exit_code == INTERRUPTED or node.exit_code >= 128:
-                            again[node.number] = time.monotonic() + _PAUSE_S
+                            again[node.number] = time.monotonic() + self._pause_after(node)
+                self._tell_who_waits()
                 self._out_of_reach = False
             except Exception as error:  # noqa: BLE001  # ray's own: the cluster is away, or was restarted
                 if not self._out_of_reach:
@@ -145,11 +159,16 @@ class RayNodes(threading.Thread):
                 if not self._ray.wait([node.begun], timeout=0)[0]:
                     return False
                 node.host, node.ray_node = self._ray.get(node.begun)
+                self._has_run = True
                 self._say(f"node on {node.host}, by Ray")
             heard = self._ray.get(node.actor.hear.remote(), timeout=_ANSWER_S)
         except errors.GetTimeoutError:
             return False
-        except errors.RayActorError:
+        except errors.RayTaskError as error:  # what its own code has raised
+            return self._refused(node, error)
+        except errors.RayActorError as error:
+            if getattr(error, "actor_init_failed", False):
+                return self._refused(node, error)
             self._say(f"{node.host or 'a node'}: Ray has lost it; it is begun again where there is room")
             return True
         for line in heard.lines:
@@ -159,8 +178,38 @@ class RayNodes(threading.Thread):
             self._kill(node)
         return node.exit_code is not None
 
+    def _refused(self, node: _Node, error: Exception) -> bool:
+        """Take note that a node's own code fails where Ray has put it; it is gone."""
+        node.refusal = reason = _last_line(error)
+        self._refusals += 1
+        self._say_once(f"{node.host or 'a node'} could not be begun: {reason}")
+        self._kill(node)
+        if not self._has_run and self.refusal is None and self._refusals >= self._number:
+            self.refusal = reason
+            self._give_up()
+        return True
+
+    def _pause_after(self, node: _Node) -> float:
+        return _PAUSE_S if node.refusal is None else min(_LONGEST_PAUSE_S, 2.0**self._refusals)
+
+    def _tell_who_waits(self) -> None:
+        waiting = [n for n in self._nodes if not n.host and time.monotonic() - n.began > _WAITING_S]
+        if waiting:
+            asked = f"{len(waiting)} of {self._number} nodes wait for room, {self._demand} each"
+            self._say_once(f"{asked}: `ray status` shows what there is; an autoscaler may bring more")
+
+    def _say_once(self, sentence: str) -> None:
+        if sentence not in self._said:
+            self._said.add(sentence)
+            self._say(sentence)
+
     def _ask_draining_to_leave(self) -> None:
         draining = draining_nodes() if self._nodes else set()
+        if draining is None:
+            self._say_once(
+                "this version of Ray does not say which nodes it takes away: they are lost, and begun again elsewhere"
+            )
+            return
         for node in self._nodes:
             if node.ray_node in draining and not node.is_leaving:
                 node.is_leaving = True
@@ -172,3 +221,9 @@ class RayNodes(threading.Thread):
             self._ray.kill(node.actor)
         except Exception as error:  # noqa: BLE001  # ray's own: it is gone already, or nobody can reach it
             self._say(f"{node.host or 'a node'}: {error}")
+
+
+def _last_line(error: Exception) -> str:
+    """Return the end of what ray says, which is the exception's own line in a traceback of the other process."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

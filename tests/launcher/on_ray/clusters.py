@@ -33,6 +33,9 @@ class LocalCluster:
     """
 
     def __init__(self, nodes: int) -> None:
+        self._begin(nodes)
+
+    def _begin(self, nodes: int) -> None:
         from ray.cluster_utils import Cluster
 
         head = {**_NODE, "num_cpus": 0, "include_dashboard": False}
@@ -63,10 +66,29 @@ class LocalCluster:
         is_taken, why = client.drain_node(self._nodes.pop().node_id, _PREEMPTION, "taken away", deadline_ms)
         assert is_taken, why
 
+    def restart(self) -> None:
+        """Have the head die with all nodes, and begin a cluster of as many anew, which knows nothing of the first."""
+        number = len(self._nodes)
+        while self._nodes:
+            self.lose_a_node()
+        for processes in self._cluster.head_node.all_processes.values():
+            for each in processes:
+                with suppress(psutil.NoSuchProcess):
+                    psutil.Process(each.process.pid).kill()
+        self._begin(number)
+
     @property
     def size(self) -> int:
         """Nodes that take work, the head not counted."""
         return len(self._nodes)
+
+    def actors(self) -> list[str]:
+        """Return the classes of actors that live."""
+        state: Any = import_module("ray._private.state").GlobalState()
+        options = import_module("ray._raylet").GcsClientOptions.create(self.address, None, True, False)
+        state._initialize_global_state(options)
+        table = state.actor_table(None, None, None)
+        return [each["ActorClassName"] for each in table.values() if each["State"] != "DEAD"]
 
     def end(self) -> None:
         """End all nodes."""
