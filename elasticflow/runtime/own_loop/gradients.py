@@ -89,7 +89,7 @@ class LoopStep:
         common: dict[str, Any] = {
             "precision": how.precision,
             "on_nonfinite": how.on_nonfinite,
-            "scaler": parts.get("scaler"),
+            "scaler": parts.get("scaler") if how.precision == "fp16" else None,
         }
         if how.virtual_shards is not None:
             return ExactStep(worker, model, self._of_part, virtual_shards=how.virtual_shards, **common)

@@ -142,6 +142,7 @@ class Loop:
         self._is_training = True
 
     def _loop(self, source: Source) -> Iterator[Batch]:
+        self._kept("batches")
         if not self._is_training:
             with EndsHereIfAsked(self.worker):
                 self._begin()
