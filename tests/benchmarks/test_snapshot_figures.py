@@ -60,7 +60,7 @@ def test_table_has_a_line_for_each_way() -> None:
     assert "| elasticflow, double buffers | 2.10 | 0.00 |" in lines
 
 
-@pytest.mark.e2e
+@pytest.mark.campaign
 def test_every_way_saves_and_loads(tmp_path: Path) -> None:
     """A group of one process with a tiny model goes through all ways and leaves its rows."""
     argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]

@@ -38,6 +38,7 @@ def opened(running: Running) -> dict[str, tuple[str, str]]:
     }
 
 
+@pytest.mark.campaign  # .ci/run does so, by README's first command
 def test_main_job_reaches_its_accuracy(project: Project) -> None:
     """`elasticflow run jobs/mnist.toml`: at least 0.97 on the test digits, on two workers."""
     running = project.run("jobs/mnist.toml", "good")

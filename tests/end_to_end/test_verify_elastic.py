@@ -168,6 +168,7 @@ def test_state_that_is_lost_with_a_worker_shows_in_batch_mode_too(project: Proje
     assert "help: something that training depends on was lost with the worker" in said
 
 
+@pytest.mark.campaign
 def test_a_batch_job_has_the_same_bits_through_a_kill(project: Project) -> None:
     """At one world size even batch mode promises them."""
     write_small_job(project)

@@ -167,6 +167,7 @@ def test_run_goes_on_without_the_machine_that_began_it(
     assert steps[0] in {1, started + 1}
 
 
+@pytest.mark.campaign  # its neighbours train with etcd
 def test_torchrun_script_of_an_etcd_job_trains(projects: Callable[[str], Project], etcd_port: int) -> None:
     """What `compile` writes meets in the same etcd by hand, with plain torchrun."""
     project = projects("by-hand")

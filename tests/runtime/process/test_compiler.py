@@ -45,6 +45,7 @@ def _sizes(folder: NodeFolder) -> dict[str, int]:
     return {name: state.size for name, state in folder.files().items()}
 
 
+@pytest.mark.campaign  # half a minute; test_compiled.py has a job that compiles once
 @pytest.mark.usefixtures("real_processes")
 def test_a_cache_from_elsewhere_saves_the_compilation(tmp_path: Path) -> None:
     """In another folder, as beside the snapshots: nothing is compiled, no file is new, and the value is the same bits.
