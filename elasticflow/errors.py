@@ -81,6 +81,18 @@ class RunLockedError(ElasticflowError):
     """Another process holds the run's lock: it is running."""
 
 
+class RunTakenError(ElasticflowError):
+    """The lock file of a run that this process supervised is not the file it locked: the launch has ended."""
+
+    exit_code = ANSWER_IS_NO
+
+
+class RunTakenOverError(ElasticflowError):
+    """Another start of the run has gone on from its snapshots: what this process trains no longer counts."""
+
+    exit_code = ANSWER_IS_NO
+
+
 class RunNotFoundError(ElasticflowError):
     """No run folder, run id or job of that name."""
 
@@ -299,6 +311,27 @@ class ReplicasDifferError(WorkerError):
             "rank, and if on the same machine, its memory or GPU is faulty",
         )
         self.ranks = ranks
+
+
+class LoopDriftError(StateError):
+    """What a script's loop is made with differs from what its snapshot was taken with, so that going on would be another run."""
+
+
+class NotExchangedError(StateError):
+    """The ranks' models differ, because their gradients were not exchanged, or not all of them.
+
+    Args:
+        step: Number of the step after which they were compared.
+        tensors: Names of the tensors that differ.
+        why: What was not exchanged.
+    """
+
+    def __init__(self, step: int, tensors: list[str], why: str) -> None:
+        more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
+        super().__init__(
+            f"the ranks' models differ after step {step} ({tensors[0] if tensors else 'set of tensors'}{more}): {why}",
+            "wrap the model (model = run.wrap(model)) or use run.gradients; no snapshot was taken of it",
+        )
 
 
 class NonFiniteLossError(WorkerError):

@@ -108,6 +108,13 @@ NODE_AWAITED = Event(
 SCRIPT_STARTED = Event(
     "script.started", "all workers of a group run the job's own script", ("script", "seconds_since_failure")
 )
+SCRIPT_BEGAN_ANEW = Event(
+    "script.began_anew",
+    "the job's own script was started again, and has told no step since the run began: it is at its beginning, unless it "
+    "loads a checkpoint of its own",
+    ("script",),
+    level="warning",
+)
 TRAINING_STARTED = Event(
     "training.started",
     "all ranks are about to train",
@@ -244,6 +251,21 @@ DATASET_SMALLER_THAN_BATCH = Event(
     level="warning",
     emitter="worker",
 )
+DATASET_VARIES = Event(
+    "dataset.varies",
+    "a sample is not the same when it is read twice under one seed: a restart reads other samples",
+    ("name", "sample", "type", "parts", "generators"),
+    level="warning",
+    emitter="worker",
+)
+DATASET_UNSEEN = Event(
+    "dataset.unseen",
+    "content of samples that was not looked at: objects of these classes cannot be looked into, or the snapshot's fingerprint "
+    "is of a version that did not look into objects",
+    ("name", "types?", "snapshot?"),
+    level="warning",
+    emitter="worker",
+)
 SCALE_NOT_REACHED = Event(
     "scale.not_reached", "training ended before nodes were to come or go on cue", ("changes", "seconds")
 )
@@ -307,6 +329,26 @@ DATA_OWN = Event(
     "data.own",
     "a loop of the script's own reads its data itself: which samples come after a restart is its own business",
     ("kept",),
+    emitter="worker",
+)
+STAGE_STARTED = Event(
+    "stage.started",
+    "a loop of the script's own begins its next stage: other data, or more epochs; `steps` is the run's last step as far as it is known",
+    ("stage", "steps", "samples"),
+    emitter="worker",
+)
+STATE_PUT_BACK = Event(
+    "state.put_back",
+    "the script changed what it keeps between run.keep and its loop; a run that goes on has it as the snapshot has it",
+    ("names", "snapshot"),
+    level="warning",
+    emitter="worker",
+)
+LOOP_CHANGED = Event(
+    "loop.changed",
+    "what a script's loop is made with differs from what the snapshot was taken with, and the run goes on with it",
+    ("changes",),
+    level="warning",
     emitter="worker",
 )
 LOSS_UNUSED = Event(

@@ -7,6 +7,7 @@ becomes the program named in the environment. Tests about a fresh interpreter st
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import random
@@ -127,6 +128,7 @@ def _become_program() -> None:
     sys.argv = request["argv"]
     sys.path.insert(0, str(Path(sys.argv[0]).parent))
     runpy.run_path(sys.argv[0], run_name="__main__")
+    atexit._run_exitfuncs()  # as at an interpreter's end; the server's fork ends by os._exit
 
 
 if __name__ == "__main__":

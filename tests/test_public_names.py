@@ -43,7 +43,7 @@ def test_signatures_of_the_run() -> None:
     }  # fmt: skip
     assert list(inspect.signature(elasticflow.join).parameters) == [
         "seed", "name", "folder", "snapshots", "every", "keep", "virtual_shards", "log_every", "threads",
-        "log_level", "gradients", "compare_replicas", "measures", "digest",
+        "log_level", "gradients",
     ]  # fmt: skip
     assert list(inspect.signature(elasticflow.Gradients).parameters) == [
         "precision", "on_nonfinite", "virtual_shards", "ddp", "moves_optimizers", "clip_grad_norm", "logs_grad_norm",

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from elasticflow.adopt.reading.forms import INIT
 from elasticflow.adopt.reading.refusal import refuse
+from elasticflow.lint.script.forms import INIT
 from elasticflow.lint.script.script import Function
 
 if TYPE_CHECKING:
     from elasticflow.adopt.edits import Editor
     from elasticflow.adopt.names import Chosen
-    from elasticflow.adopt.reading.forms import Form
+    from elasticflow.lint.script.forms import Form
     from elasticflow.lint.script.script import Script
 
 _BY_HAND = "put `run = elasticflow.join()` where the process group is formed, whatever the number of workers: `elasticflow guide own-loop`"

@@ -11,8 +11,8 @@ from elasticflow.lint.script.script import Function, called_name
 if TYPE_CHECKING:
     from elasticflow.adopt.edits import Editor
     from elasticflow.adopt.names import Chosen
-    from elasticflow.adopt.reading.forms import Form
     from elasticflow.adopt.reading.loops import Loops
+    from elasticflow.lint.script.forms import Form
     from elasticflow.lint.script.script import Script
 
 _BY_HAND = "run.finish() is the script's last line, in the place of destroy_process_group()"

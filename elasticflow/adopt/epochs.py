@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from elasticflow.adopt.edits import Editor
     from elasticflow.adopt.names import Chosen
-    from elasticflow.adopt.reading.forms import Kind
     from elasticflow.adopt.reading.kept import Kept
     from elasticflow.adopt.reading.loader import Loader
     from elasticflow.adopt.reading.loops import Loops
+    from elasticflow.lint.script.forms import Kind
 
 _BY_HAND = "write the loop on run.batches by hand: `elasticflow guide own-loop`"
 
@@ -59,7 +59,8 @@ def in_epochs(
     ]
     told += [f"{ours}={outside}.{theirs}" for ours, theirs in loader.passes.items()]
     lines = [f"{chosen.run}.keep({', '.join(f'{each.name}={each.text}' for each in kept)})"]
-    lines += _call(f"{chosen.batches} = {chosen.run}.batches", told, len(indent))
+    # One iterator for all epochs: a loop over it that is left at an epoch's end is not the end of it.
+    lines += _call(f"{chosen.batches} = iter({chosen.run}.batches", told, len(indent), end="))")
     lines += counters.set_right(loops, chosen, notes)
     editor.insert_before(loops.epochs.lineno, [indent + line for line in lines])
     if loops.epoch_calls and not chosen.batches.startswith("self."):
@@ -70,15 +71,15 @@ def in_epochs(
     )
 
 
-def _call(head: str, arguments: Sequence[str], indent: int, most: int = 100) -> list[str]:
+def _call(head: str, arguments: Sequence[str], indent: int, end: str, most: int = 100) -> list[str]:
     """Return a call in one line, or, where that is too long, with its arguments in one of their own."""
-    line = f"{head}({', '.join(arguments)})"
+    line = f"{head}({', '.join(arguments)}{end}"
     if len(line) + indent <= most:
         return [line]
     inner = f"    {', '.join(arguments)}"
     if len(inner) + indent <= most:
-        return [f"{head}(", inner, ")"]
-    return [f"{head}(", *(f"    {each}," for each in arguments), ")"]
+        return [f"{head}(", inner, end]
+    return [f"{head}(", *(f"    {each}," for each in arguments), end]
 
 
 def _range(loops: Loops, editor: Editor, chosen: Chosen, kept: Sequence[Kept], notes: list[str]) -> str:

@@ -10,16 +10,16 @@ from elasticflow.adopt import beginning, ending, epochs, steps
 from elasticflow.adopt.edits import Editor
 from elasticflow.adopt.names import Chosen
 from elasticflow.adopt.reading import hazards
-from elasticflow.adopt.reading.forms import form_of
 from elasticflow.adopt.reading.kept import kept_by
 from elasticflow.adopt.reading.loader import loader_of
 from elasticflow.adopt.reading.loops import loops_in
 from elasticflow.adopt.reading.refusal import Reason, RefusalError, refuse
 from elasticflow.lint.check import EVERYTHING, lint_source
+from elasticflow.lint.script.forms import form_of
 from elasticflow.lint.script.script import Script
 
 if TYPE_CHECKING:
-    from elasticflow.adopt.reading.forms import Form
+    from elasticflow.lint.script.forms import Form
 
 _BY_LIBRARY = "`elasticflow guide own-loop` has the calls; until then the script runs as it is, by [script]"
 # By form: what there is, and what to do.

@@ -14,9 +14,9 @@ from elasticflow.lint.script.script import argument
 if TYPE_CHECKING:
     from elasticflow.adopt.edits import Editor
     from elasticflow.adopt.names import Chosen
-    from elasticflow.adopt.reading.forms import Kind
     from elasticflow.adopt.reading.loader import Loader
     from elasticflow.adopt.reading.loops import Loops
+    from elasticflow.lint.script.forms import Kind
 
 _BY_HAND = "write the loop on run.batches by hand: `elasticflow guide own-loop`"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from click.shell_completion import CompletionItem
 
@@ -123,6 +123,10 @@ case_option = click.option(
     metavar="NAME",
     help="Which case of the file's [matrix]; `elasticflow plan FILE` lists them.",
 )
+FORMER_NAMES: Mapping[str, Any] = {
+    "token_normalize_func": lambda name: "format" if name == "output-format" else name
+}
+"""Settings of a command whose `--format` was called `--output-format`: hooks of pre-commit may still say that."""
 format_option = click.option(
     "--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text."
 )

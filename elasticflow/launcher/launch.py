@@ -23,6 +23,7 @@ from elasticflow.launcher.run_lock import locked
 from elasticflow.launcher.supervisor.launch_record import Launch
 from elasticflow.launcher.supervisor.scale_schedule import ALONE, check_scale
 from elasticflow.launcher.supervisor.supervisor import Supervisor
+from elasticflow.protocol import worker_environment
 from elasticflow.run_folder import snapshot_place
 from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.store.catalog import Catalog
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.launcher.rendezvous.leadership import LaunchStore
+    from elasticflow.launcher.run_lock import RunLock
     from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
     from elasticflow.run_folder import RunFolder
 
@@ -124,9 +126,9 @@ def prepare(request: Request, warn: Callable[[str], None]) -> Iterator[Launch]:
     for sentence in (open_port_warning(plan, token), descriptors.warning(plan)):
         if sentence is not None:
             warn(sentence)
-    with locked(request.folder), contextlib.closing(open_store(plan, token)) as store:
+    with locked(request.folder) as lock, contextlib.closing(open_store(plan, token)) as store:
         writer = WriterStart(uri, request.folder.run_id, plan.snapshots.writer, prefix)
-        yield _next_launch(request, compiled, Catalog(storage, prefix), writer, store, warn)
+        yield _next_launch(request, compiled, Catalog(storage, prefix), writer, store, lock, warn)
 
 
 def _next_launch(
@@ -135,6 +137,7 @@ def _next_launch(
     catalog: Catalog,
     writer: WriterStart,
     store: LaunchStore,
+    lock: RunLock,
     warn: Callable[[str], None],
 ) -> Launch:
     """Return the run's next launch, whose folder is written; what it is made from lies beside the snapshots, too."""
@@ -167,6 +170,7 @@ def _next_launch(
         catalog=catalog,
         writer=writer,
         store=store,
+        lock=lock,
         is_resumed=number > 1 or catalog.newest_generation() > 0,
         is_edited=edited is not None,
         scale=request.scale,
@@ -186,6 +190,8 @@ def _made(
     Raises:
         DriftRefusedError: the run must not go on with that.
     """
+    if request.accept_drift:  # said to a script's loop, too, on every node
+        os.environ[worker_environment.ACCEPT_DRIFT] = "1"
     before = resume_check.made_before(request.folder, catalog, warn, accept_drift=request.accept_drift)
     earlier = None if before is None else before.origins
     origins = origins_now(request.job, request.project_root, plan.job_files, next_launch_id(), earlier)

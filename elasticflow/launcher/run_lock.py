@@ -3,26 +3,51 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 from typing import TYPE_CHECKING
 
-from elasticflow.errors import NOT_STARTED, ElasticflowError, RunLockedError, StorageError
+from elasticflow.errors import NOT_STARTED, ElasticflowError, RunTakenError, StorageError
 from elasticflow.system import records
-from elasticflow.system.polling import attempts
+from elasticflow.system.file_lock import FileLock, LockHeldError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elasticflow.run_folder import RunFolder
 
-# Seconds for which a command that only looks whether anybody has the lock may hold it.
-_STATUS_S = 0.1
+
+class RunLock:
+    """The lock of a run that this process holds."""
+
+    def __init__(self, folder: RunFolder, descriptor: int) -> None:
+        self._path = folder.lock
+        self._locked = os.fstat(descriptor)
+
+    def require_held(self) -> None:
+        """Return if the run's lock file is still the file that was locked.
+
+        Another launch locks a new file where the old one was removed or replaced, and both would write the run's records.
+
+        Raises:
+            RunTakenError: it is another file, or there is none.
+        """
+        try:
+            if os.path.samestat(self._locked, self._path.stat()):
+                return
+            why = "is not the file that this launch locked: another launch may have the run"
+        except (FileNotFoundError, NotADirectoryError):
+            why = "was removed, so another launch can take the run"
+        except OSError:  # of a file system that does not answer nothing is known
+            return
+        raise RunTakenError(
+            f"the launch ended and writes no more: {self._path} {why}",
+            "leave the lock file where it is: it is free once its process has ended; `elasticflow status` shows the run",
+        )
 
 
 @contextlib.contextmanager
-def locked(folder: RunFolder) -> Iterator[None]:
+def locked(folder: RunFolder) -> Iterator[RunLock]:
     """Hold the run's lock; the kernel gives it back when this process ends, however it ends.
 
     A run folder that was made for this, and whose launch is refused before it begins, is removed again.
@@ -33,47 +58,29 @@ def locked(folder: RunFolder) -> Iterator[None]:
         StorageError: the run folder cannot be made.
     """
     is_new = not folder.path.exists()
-    descriptor = _lock(folder)
+    lock = _lock(folder)
     try:
-        yield
+        yield RunLock(folder, lock.descriptor)
     except ElasticflowError as error:
         if is_new and error.exit_code == NOT_STARTED:
             _remove(folder)
         raise
     finally:
-        os.close(descriptor)
+        lock.close()
 
 
-def _lock(folder: RunFolder) -> int:
-    """Lock the run and return the descriptor of the open lock file."""
-    while True:
-        try:
-            folder.path.mkdir(parents=True, exist_ok=True)
-            records.require_usable([folder.lock], ())
-            descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise StorageError(
-                f"cannot make the run folder {folder.path}: {error.strerror}",
-                "check that the project is writable",
-            ) from error
-        try:
-            _take(folder, descriptor)
-            if _is_there(folder, descriptor):
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-                return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        # A launch that was refused has removed the file in this moment.
-        os.close(descriptor)
-
-
-def _is_there(folder: RunFolder, descriptor: int) -> bool:
-    """Return whether the run folder's lock is still the open file."""
-    with contextlib.suppress(OSError):
-        return os.path.samestat(os.fstat(descriptor), folder.lock.stat())
-    return False
+def _lock(folder: RunFolder) -> FileLock:
+    """Lock the run and return the lock."""
+    records.require_usable([folder.lock], ())
+    try:
+        return FileLock.take(folder.lock)
+    except LockHeldError as held:
+        raise held.refusal(f"run {folder.run_id}") from None
+    except OSError as error:
+        raise StorageError(
+            f"cannot make the run folder {folder.path}: {error.strerror}",
+            "check that the project is writable",
+        ) from error
 
 
 def _remove(folder: RunFolder) -> None:
@@ -84,20 +91,3 @@ def _remove(folder: RunFolder) -> None:
     with contextlib.suppress(OSError):
         folder.path.parent.rmdir()
         folder.path.parent.parent.rmdir()
-
-
-def _take(folder: RunFolder, descriptor: int) -> None:
-    """Return once the lock is held; `status` holds it for an instant to see whether anybody does.
-
-    Raises:
-        RunLockedError: another process keeps it.
-    """
-    for _ in attempts(_STATUS_S, _STATUS_S / 5):
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-    holder = os.pread(descriptor, 32, 0).decode(errors="replace") or "unknown"
-    raise RunLockedError(
-        f"run {folder.run_id} is running (process {holder})",
-        f"wait for it, or stop it: kill -TERM {holder}",
-    )

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
 from elasticflow.lint.finding import Finding, View
-from elasticflow.lint.rules import checkpoints, collectives, launching, replicas, samplers
+from elasticflow.lint.rules import (
+    checkpoints,
+    collectives,
+    launching,
+    replicas,
+    resizing,
+    resuming,
+    samplers,
+)
 from elasticflow.lint.script.collectives import Collectives
 from elasticflow.lint.script.ranks import Ranks
 from elasticflow.lint.script.script import Script
@@ -22,13 +30,18 @@ RULES: tuple[Callable[[View], Iterator[Finding]], ...] = (
     samplers.sampler_without_epoch,
     samplers.repeated_samples,
     samplers.batch_per_rank,
+    resizing.world_sizes_asserted,
     checkpoints.saved_in_place,
     checkpoints.saved_by_all,
     checkpoints.saved_in_part,
     checkpoints.saved_without_random_state,
     checkpoints.load_without_map,
+    resuming.never_loaded,
+    resuming.loaded_by_argument,
+    resuming.trainer_without_checkpoint,
     launching.fixed_ports,
     launching.spawns_under_torchrun,
+    launching.local_rank_by_argument,
     collectives.collectives_of_some_ranks,
     collectives.collectives_in_handlers,
     replicas.unused_parameters,

@@ -78,6 +78,7 @@ class Stop:
         likely: What probably happened, where nothing is certain.
         left: Restarts left after the budget was charged for this end; None: it was free.
         back_s: Seconds from the failure to the next finished step.
+        script_again_s: Seconds from the failure until the job's own script ran again, whatever it did then.
         redone: Steps that were done again.
         verdict: Why the run ended here, if it did.
     """
@@ -93,6 +94,7 @@ class Stop:
     likely: str | None = None
     left: int | None = None
     back_s: float | None = None
+    script_again_s: float | None = None
     redone: int | None = None
     verdict: str | None = None
 
@@ -193,6 +195,8 @@ class History:
         parameters: Of the model, once known.
         workers: Of the newest generation.
         overlap: The newest `overlap.found` record.
+        data_warnings: The newest record of each kind about each dataset whose samples vary, or were not looked into.
+        began_anew: The newest `script.began_anew` record, unless a step was told since.
         standbys: By node, its standby workers beside the newest generation, or why it has none any more.
         standbys_seen: The newest of them that were ready.
         compilation: What torch.compile takes.
@@ -212,6 +216,8 @@ class History:
     parameters: int | None = None
     workers: int | None = None
     overlap: Record | None = None
+    data_warnings: dict[tuple[str, str], Record] = field(default_factory=dict)
+    began_anew: Record | None = None
     standbys: dict[str, NodeStandbys] = field(default_factory=dict)
     standbys_seen: NodeStandbys | None = None
     compilation: Compilation = field(default_factory=Compilation)
@@ -273,6 +279,8 @@ class _Reader:
         history.generation = number if isinstance(number, int) else history.generation
         name = str(event.get("event"))
         self._of_launch(name, event, at)
+        if name in {events.SCRIPT_BEGAN_ANEW, events.TRAINING_FIRST_STEP}:
+            history.began_anew = event if name == events.SCRIPT_BEGAN_ANEW else None
         self._of_failure(name, event)
         self._of_stop(name, event, at)
         if isinstance(number, int) and number > 0:
@@ -293,7 +301,7 @@ class _Reader:
                     history.launches.append(Launch())
                 history.launches[-1].end = event
                 history.step = int_of(event, "step") if event.get("step") is not None else history.step
-            case events.TRAINING_STARTED:
+            case events.TRAINING_STARTED | events.STAGE_STARTED:
                 history.step, history.steps = int_of(event, "step"), int_of(event, "steps") or None
                 history.parameters = int_of(event, "parameters") or history.parameters
             case events.GENERATION_STARTED:
@@ -306,10 +314,18 @@ class _Reader:
                 history.standbys_seen = standbys if standbys.pids else history.standbys_seen
             case events.TRAINING_COMPILED | events.COMPILER_CACHE:
                 history.compilation = history.compilation.after(event)
+            case _:
+                self._of_data(name, event)
+
+    def _of_data(self, name: str, event: Record) -> None:
+        history = self.history
+        match name:
             case events.DATASET_OPENED if event.get("name") == "train":
                 history.samples = int_of(event, "samples") or None
             case events.OVERLAP_FOUND:
                 history.overlap = event
+            case events.DATASET_VARIES | events.DATASET_UNSEEN:
+                history.data_warnings[name, str(event.get("name"))] = event
             case _:
                 pass
 
@@ -343,8 +359,10 @@ class _Reader:
                 stops[-1].left = int_of(event, "left")
             case events.TRAINING_STARTED if stops:
                 stops[-1].redone = max(0, stops[-1].step - int_of(event, "step"))
-            case events.TRAINING_FIRST_STEP | events.SCRIPT_STARTED if stops and stops[-1].back_s is None:
+            case events.TRAINING_FIRST_STEP if stops and stops[-1].back_s is None:
                 stops[-1].back_s = float_of(event, "seconds_since_failure")
+            case events.SCRIPT_STARTED if stops and stops[-1].script_again_s is None:
+                stops[-1].script_again_s = float_of(event, "seconds_since_failure")
             case _:
                 pass
 
@@ -397,4 +415,5 @@ def _stop(event: Record, at: float | None, reason: str) -> Stop:
 
 def _explains_the_end(stop: Stop) -> bool:
     """Return whether this stop is why the run failed in the end: nothing was trained after it."""
-    return stop.is_failure and stop.kind != SUPERVISOR_LOST and stop.back_s is None
+    is_last = stop.back_s is None and stop.script_again_s is None
+    return stop.is_failure and stop.kind != SUPERVISOR_LOST and is_last

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 
 from elasticflow.observe.history import Failure, History, lost_supervisor
 from elasticflow.observe.status import is_locked, lost_of, read_status
-from elasticflow.observe.terminal.event_lines import evaluation_overlaps, said_on_stderr
+from elasticflow.observe.terminal.event_lines import (
+    CONTEXT_FREE,
+    evaluation_overlaps,
+    said_on_stderr,
+    script_began_anew,
+)
 
 if TYPE_CHECKING:
     from elasticflow.observe.history import Stop
@@ -35,6 +40,7 @@ class Incident:
         charged: Whether it counted against the restart budget.
         left: Restarts left after that.
         back_s: Seconds from the failure to the next finished step.
+        script_again_s: Seconds from the failure until the job's own script ran again.
         redone: Steps that were done again.
         verdict: Why the run ended here, if it did.
         likely: What probably happened, where nothing is certain.
@@ -59,6 +65,14 @@ class Incident:
     verdict: str | None = None
     stderr: tuple[str, ...] = ()
     likely: str | None = None
+    script_again_s: float | None = None
+
+    @property
+    def again(self) -> tuple[str, float] | None:
+        """What came after it, `training` or the start of the `script`, and the seconds until then; None: nothing did."""
+        if self.back_s is not None:
+            return "training", self.back_s
+        return None if self.script_again_s is None else ("script started", self.script_again_s)
 
 
 def incidents(folder: RunFolder, history: History | None = None) -> list[Incident]:
@@ -80,6 +94,20 @@ def incidents(folder: RunFolder, history: History | None = None) -> list[Inciden
 def overlap_of(history: History) -> str | None:
     """Return what the run said of evaluation samples that are in its training data; None if it said nothing."""
     return None if history.overlap is None else evaluation_overlaps(history.overlap).text
+
+
+def data_warnings_of(history: History) -> list[str]:
+    """Return what the run said of samples that vary, or that were not looked into."""
+    lines = [CONTEXT_FREE[str(record["event"])](record) for record in history.data_warnings.values()]
+    return [line.text for line in lines]
+
+
+def restart_anew_of(history: History) -> str | None:
+    """Return that the job's own script was started again without a step known, and when; None if it was not."""
+    record = history.began_anew
+    if record is None:
+        return None
+    return f"{script_began_anew(record).text} (generation {record.get('generation')})"
 
 
 def headline(incident: Incident) -> str:
@@ -113,6 +141,7 @@ def incident_of(stop: Stop, folder: RunFolder) -> Incident:
         charged=stop.left is not None,
         left=stop.left,
         back_s=stop.back_s,
+        script_again_s=stop.script_again_s,
         redone=stop.redone,
         verdict=stop.verdict,
         stderr=said_on_stderr(failure.event),

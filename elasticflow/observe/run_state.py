@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from elasticflow.observe.records import float_of, int_of, text_of, unix_time
 from elasticflow.observe.terminal.durations import parts_of
+from elasticflow.system.process_record import ProcessRecord
 
 if TYPE_CHECKING:
     from elasticflow.observe.records import Record
@@ -19,11 +20,19 @@ _STATUSES: dict[object, Status] = {
 
 @dataclass(frozen=True)
 class RunningWorker:
-    """One worker of the generation that runs."""
+    """One worker of the generation that runs.
+
+    Attributes:
+        rank: Its rank.
+        pid: Its process id, for people.
+        node: The node it runs on.
+        process: The process, for whoever signals it; None: an earlier version has written the state.
+    """
 
     rank: int
     pid: int
     node: str
+    process: ProcessRecord | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +91,12 @@ class RunState:
             loss=loss if isinstance(loss, int | float | str) else None,
             restarts=int_of(state, "restarts"),
             workers=tuple(
-                RunningWorker(int_of(worker, "rank"), int_of(worker, "pid"), str(worker.get("node", "")))
+                RunningWorker(
+                    int_of(worker, "rank"),
+                    int_of(worker, "pid"),
+                    str(worker.get("node", "")),
+                    ProcessRecord.from_json(worker),
+                )
                 for worker in (workers if isinstance(workers, list) else ())
                 if isinstance(worker, dict)
             ),

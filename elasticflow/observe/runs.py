@@ -6,50 +6,71 @@ import difflib
 from pathlib import Path
 
 from elasticflow.errors import RunNotFoundError
+from elasticflow.observe.by_hand import RunByHand, was_started_by_hand
 from elasticflow.observe.history import state_of
 from elasticflow.run_folder import RUN_ID, RUNS, RunFolder
 
 
-def list_runs(project_root: Path, job: str | None = None) -> list[RunFolder]:
-    """Return the runs under *project_root*, of one job if it is named, the newest launch first."""
+def list_runs(project_root: Path, job: str | None = None, *, by_hand: bool = False) -> list[RunFolder]:
+    """Return the runs under *project_root*, of one job if it is named, the newest launch first.
+
+    Args:
+        project_root: Where they are looked for.
+        job: The job's name; None: of all jobs.
+        by_hand: Also those that plain python or torchrun started (`RunByHand`).
+    """
     runs = project_root / RUNS
     if not runs.is_dir():
         return []
     folders = [
-        RunFolder(path)
+        folder
         for of_job in runs.iterdir()
         if of_job.is_dir() and job in {None, of_job.name}
         for path in of_job.iterdir()
-        if _is_run(path)
+        if (folder := _run_at(path, by_hand=by_hand)) is not None
     ]
     return sorted(folders, key=lambda f: (_started(f), f.run_id, f.job), reverse=True)
 
 
-def find_run(project_root: Path, text: str | None) -> RunFolder:
+def find_run(project_root: Path, text: str | None, *, by_hand: bool = False) -> RunFolder:
     """Return the run that *text* means: a run folder, a run id, or a job's name or file (its newest run).
 
     Without a text, the newest run of the project is meant.
 
+    Args:
+        project_root: Where runs are looked for.
+        text: As the user typed it.
+        by_hand: The command can also show a run that plain python or torchrun started (`RunByHand`).
+
     Raises:
-        RunNotFoundError: there is none, or an id that two jobs use.
+        RunNotFoundError: there is none, or an id that two jobs use; or the command needs a supervisor's records, and
+            the run has none.
     """
     if text is not None and text.endswith(".toml") and Path(text).is_file():
         return _find_run_of_file(Path(text))
-    runs = list_runs(project_root)
+    runs = list_runs(project_root, by_hand=by_hand)
     folder = project_root / RUNS
     if text is None:
         if not runs:
             raise RunNotFoundError(f"there are no runs in {folder}", "start one: elasticflow run JOB.toml")
         return runs[0]
     if "/" in text or Path(text).is_dir():
-        path = Path(text).absolute()
-        if _is_run(path):
-            return RunFolder(path)
+        found = _run_at(Path(text).absolute(), by_hand=True)
+        if found is not None and (by_hand or not isinstance(found, RunByHand)):
+            return found
+        if found is not None:
+            raise _no_supervisor(text)
     by_id = [run for run in runs if run.run_id == text]
     if len(by_id) > 1:
         folders = ", ".join(str(run.path) for run in by_id)
         raise RunNotFoundError(f'"{text}" is the id of {len(by_id)} runs: {folders}', "give the run's folder")
     matches = by_id or [run for run in runs if run.job == text]
+    if (
+        not matches
+        and not by_hand
+        and any(text in {f.run_id, f.job} for f in list_runs(project_root, by_hand=True))
+    ):
+        raise _no_supervisor(text)
     if not matches:
         raise RunNotFoundError(f'no run "{text}" in {folder}', _remedy(text, runs))
     return matches[0]
@@ -83,10 +104,19 @@ def newest_resumable(project_root: Path) -> RunFolder | None:
     )
 
 
-def _is_run(path: Path) -> bool:
+def _run_at(path: Path, *, by_hand: bool) -> RunFolder | None:
     if RUN_ID.fullmatch(path.name) is None:
-        return False
-    return any((path / name).exists() for name in ("state.json", "events.jsonl", "launches"))
+        return None
+    if any((path / name).exists() for name in ("state.json", "events.jsonl", "launches")):
+        return RunFolder(path)
+    return RunByHand(path) if by_hand and was_started_by_hand(path) else None
+
+
+def _no_supervisor(text: str) -> RunNotFoundError:
+    return RunNotFoundError(
+        f'"{text}" was started without `elasticflow run`: no supervisor leads it, and no job is recorded',
+        "status, metrics, logs, why, report and snapshots show it; the command that started it goes on with it",
+    )
 
 
 def _started(folder: RunFolder) -> float:

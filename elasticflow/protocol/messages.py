@@ -45,11 +45,23 @@ class LoaderStack(NamedTuple):
 
 @dataclass(frozen=True)
 class StartedWorker:
-    """A worker that runs; `state.json` lists them in this form."""
+    """A worker that runs; `state.json` lists them in this form.
+
+    Attributes:
+        rank: Its rank.
+        pid: Its process id; whoever signals it compares the last three first (`ProcessRecord`).
+        node: The node it runs on.
+        host: Name of that machine.
+        boot_id: Of that machine's start.
+        started: When the worker's process was started, in clock ticks after that.
+    """
 
     rank: int
     pid: int
     node: str
+    host: str = ""
+    boot_id: str | None = None
+    started: int | None = None
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ COMPILER_CACHE = (
     "ELASTICFLOW_COMPILER_CACHE"  # workers compile; the node's folder for it, or nothing: torch's own
 )
 LOOP = "ELASTICFLOW_LOOP"  # what the job file says to a script that calls `elasticflow.join` (`protocol/script/`)
+ACCEPT_DRIFT = "ELASTICFLOW_ACCEPT_DRIFT"  # 1: what changes the trajectory of a script's loop is wanted
 TRAJECTORY = "ELASTICFLOW_WITNESS"  # folder in which rank 0 records what every step made of the state
 
 # torchrun's, by which a process knows its rank. A module that reads one of these at import would freeze one value for all.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow import events
 from elasticflow.observe.curves import read_curves
 from elasticflow.observe.history import History
-from elasticflow.observe.incidents import incidents, overlap_of
+from elasticflow.observe.incidents import data_warnings_of, incidents, overlap_of, restart_anew_of
 from elasticflow.observe.records import damages_of, read, text_of
 from elasticflow.observe.status import read_status
 from elasticflow.observe.terminal.durations import parts_of
@@ -69,7 +69,7 @@ class RunFacts:
         data: Facts of each data set, by its name.
         logs: Of all ranks.
         logged: Texts and images that hooks logged, by name.
-        notes: What a reader should know: overlap, damage.
+        notes: What a reader should know: overlap, a script that began anew, damage.
         case: Of a file with [matrix]; None: of another file.
     """
 
@@ -103,8 +103,8 @@ def facts_of(folder: RunFolder, target: Path) -> RunFacts:
     """Return what the report at *target* says of the run in *folder*."""
     happened = list(read(folder.events))
     history = History.of(happened)
-    overlap = overlap_of(history)
-    notes = [overlap] if overlap else []
+    notes = [note for note in (overlap_of(history), restart_anew_of(history)) if note]
+    notes += data_warnings_of(history)
     notes += map(str, damages_of(folder))
     environment, data = _environment(folder)
     points = read_points(folder.path)

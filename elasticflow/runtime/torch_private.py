@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 # Public; torch's type hints do not say so.
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from elasticflow import torch_versions
 from elasticflow.errors import TorchChangedError
@@ -43,6 +43,7 @@ __all__ = [
     "NO_GRADIENT",
     "NO_MEMORY",
     "PEER_LOST",
+    "HashStore",
     "PrefixStore",
     "Store",
     "TCPStore",
@@ -67,6 +68,7 @@ __all__ = [
     "tables_of",
     "tracing_flags",
     "tracing_under",
+    "unsaved_buffers_of",
     "version_of",
     "warm_up_compiler",
 ]
@@ -121,6 +123,9 @@ _require_attributes(nn.Module(), [*_MODULE_TABLES, "_save_to_state_dict"], "to s
 tables_of: Callable[[nn.Module], tuple[dict[Any, Any], ...]] = operator.attrgetter(*_MODULE_TABLES)
 # Its own buffers by name, one that is None among them: a buffer can be replaced by assignment.
 buffers_of: Callable[[nn.Module], dict[str, Tensor | None]] = operator.attrgetter("_buffers")
+_require_attributes(nn.Module(), ["_non_persistent_buffers_set"], "to see what a state leaves out")
+# The names of those that its `state_dict` leaves out.
+unsaved_buffers_of: Callable[[nn.Module], set[str]] = operator.attrgetter("_non_persistent_buffers_set")
 
 # The last part of the key under which `get_extra_state` stands in a module's state.
 EXTRA_STATE: str = _required(

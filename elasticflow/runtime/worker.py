@@ -15,10 +15,19 @@ import torch.distributed as dist
 from elasticflow import errors, events, fault_injection, logs
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.imports_record import write_imports
-from elasticflow.runtime.process import environment, failure, process_group, seeded_imports, stopping
+from elasticflow.runtime.process import (
+    environment,
+    failure,
+    process_group,
+    run_lock,
+    seeded_imports,
+    stopping,
+)
 from elasticflow.runtime.process.context import Worker
 from elasticflow.runtime.process.identity import Identity
 from elasticflow.runtime.replica_checks.trajectory import TrajectoryRecorder
+from elasticflow.system import forked_children
+from elasticflow.system.process_record import ProcessRecord
 from elasticflow.telemetry.exceptions import describe
 
 if TYPE_CHECKING:
@@ -33,6 +42,7 @@ if TYPE_CHECKING:
 _OTHERS_LEAVE_S = 30.0
 
 _current: Worker | None = None  # what `program` reports under, if `join` was reached
+_is_child = False  # of a process that joined
 
 
 def join(
@@ -63,8 +73,11 @@ def join(
     global _current  # noqa: PLW0603  # one worker per process
     _prepare_process()
     identity = Identity.read(os.environ, folder)
+    run_lock.hold(identity)
     process_group.set_threads(threads, identity.local_world_size)
-    device, store = process_group.choose_device(identity), process_group.connect(identity)
+    device = process_group.choose_device(identity)
+    with forked_children.own_sockets():
+        store = process_group.connect(identity)
     generation = _generation(identity, snapshots, store, job)
     worker = _current = Worker(
         identity,
@@ -80,6 +93,7 @@ def join(
     _equip(worker, snapshots)
     if store is not None:
         process_group.announce(store, os.environ)
+    with forked_children.own_sockets():
         process_group.form(identity, store, device)
     worker.reseed()
     seeded_imports.install(seed)
@@ -90,12 +104,22 @@ def join(
 
 def _prepare_process() -> None:
     fault_injection.arm(os.environ)
+    forked_children.set_apart()
+    forked_children.call_in_children(_leave_to_parent)
     # Read when CUDA begins; without a fixed workspace cuBLAS may add in another order each time.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # A request to drain that comes before its handler must not kill: `_listen` lets it through.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2, all_threads=True)  # the agent asks for stacks when a rank hangs
+
+
+def _leave_to_parent() -> None:
+    """Have this process, a child of the worker, report nothing under its name."""
+    global _current, _is_child  # as above
+    if _current is not None:
+        _current.heartbeat.stop()
+    _current, _is_child = None, True
 
 
 def _equip(worker: Worker, snapshots: Policy) -> None:
@@ -117,7 +141,8 @@ def _generation(identity: Identity, policy: Policy, store: Store | None, job: st
         catalog = policy.catalog(identity.run_folder, identity.run_id)
         catalog.storage.check_writable()
         way = "plain" if identity.started_by == "python" else identity.started_by
-        number = catalog.claim_generation({"job": job, "world_size": identity.world_size, "way": way})
+        claim = {"job": job, "world_size": identity.world_size, "way": way, **ProcessRecord.of().to_json()}
+        number = catalog.claim_generation(claim)
         if store is not None:
             store.set("generation", str(number))
         return number
@@ -134,6 +159,8 @@ def _listen(worker: Worker) -> None:
     signal.signal(signal.SIGTERM, drain)
     # Under our agent, Ctrl-C is the supervisor's business: it asks for a drain.
     signal.signal(signal.SIGINT, signal.SIG_IGN if worker.identity.started_by == "launcher" else drain)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        forked_children.own_handler(number, drain)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
@@ -218,13 +245,18 @@ def end_by(error: BaseException) -> NoReturn:
 
 
 def _report(error: BaseException) -> None:
-    text = failure.text(error)
+    text = failure.shown(error)
     with suppress(OSError):
         log = _current.log if _current is not None else _log_before_join()
         if log is not None:
             kind, message = failure.classify(error), failure.describe(error)
             final = isinstance(error, errors.WorkerError) and error.is_final
-            facts = {"class": kind, "error": message, "traceback": failure.shortened(text), "final": final}
+            facts = {
+                "class": kind,
+                "error": message,
+                "traceback": failure.shortened(failure.text(error)),
+                "final": final,
+            }
             facts["exception"] = describe(error)
             log.error(events.WORKER_RAISED, **facts)
     with suppress(OSError, ValueError):  # the job's own code may have closed it
@@ -234,7 +266,7 @@ def _report(error: BaseException) -> None:
 def _log_before_join() -> Any:
     folder = os.environ.get(worker_environment.RUN_FOLDER)
     generation = os.environ.get(worker_environment.GENERATION)
-    if not folder or not generation:
+    if not folder or not generation or _is_child:
         return None  # the traceback on standard error is all there is to say
     from pathlib import Path
 
@@ -252,6 +284,7 @@ def _log_before_join() -> Any:
 
 
 def _exit(code: int) -> NoReturn:
+    forked_children.end_children()
     if _current is not None:
         with suppress(OSError):
             _current.progress.flush()

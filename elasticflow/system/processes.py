@@ -15,13 +15,18 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 # linux/sched.h
 _PF_EXITING = 0x4
+
+LOADER = "ef-loader"
+"""What the kernel calls a loader process."""
 
 # How a process dies of what it did itself; other signals come from outside.
 FAULTS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGBUS, signal.SIGILL})
@@ -38,13 +43,18 @@ def die_with_parent(parent: int) -> None:
         parent: Process id of the expected parent.
     """
     if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
+        libc = _libc()
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     else:
         threading.Thread(target=_watch, args=(parent,), daemon=True, name="lifeline").start()
     if os.getppid() != parent:
         os._exit(1)
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def _watch(parent: int) -> None:
@@ -64,7 +74,13 @@ def append_output_to(path: str) -> None:
 def adopt_orphans() -> None:
     """Have descendants whose parent ends become children of this process; Linux only."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        _libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def set_name(name: str) -> None:
+    """Have the kernel call this process *name*, as `ps` and `top` show it: 15 characters; Linux only."""
+    if sys.platform == "linux":
+        _libc().prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def leave_signals() -> tuple[signal.Signals, ...]:
@@ -100,12 +116,24 @@ def state_of(pid: int) -> str:
 
 
 def started_at(pid: int) -> int | None:
-    """Return when the process was started, in clock ticks after the machine was; None if it is gone, or where that is not told.
+    """Return when the process was started, in clock ticks after the machine was (macOS: after 1970); None if it is gone.
 
     A process id and this together name a process for good: ids are given again.
     """
     fields = _stat(pid)
+    if not fields and sys.platform == "darwin":
+        import psutil
+
+        with suppress(psutil.Error):
+            return int(100 * psutil.Process(pid).create_time())  # which is noted at its start there
     return int(fields[19]) if fields else None
+
+
+def boot_id() -> str | None:
+    """Return the id of this start of the machine: another one after each start; None where the kernel does not tell."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
+    return None
 
 
 def children_of(pid: int) -> list[int]:

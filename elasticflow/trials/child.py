@@ -186,7 +186,8 @@ class TrialRun:
             self._do_faults(act.step)
         else:
             last = max(state_of(self.run).workers, key=lambda worker: worker.rank)
-            os.kill(last.pid, signal.SIGKILL)
+            if last.process is not None:
+                last.process.send(signal.SIGKILL)
 
     def _do_faults(self, step: int) -> None:
         assert self._process is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from contextlib import suppress
@@ -92,26 +91,29 @@ class FaultActor:
         worker = self._worker(fault.rank)
         if fault.what == "kill-agent":
             on_node = [worker for worker in self._workers if worker.node == f"n{fault.node}"]
-            _signal(self._below_launch((on_node or [worker])[0].pid), signal.SIGKILL)
+            self._kill_agent_of((on_node or [worker])[0])
         elif fault.what in _SIGNALS:
-            _signal(worker.pid, _SIGNALS[fault.what])
+            _signal(worker, _SIGNALS[fault.what])
         else:
             self._damage(cuts=fault.what == "truncate-snapshot")
-            _signal(worker.pid, signal.SIGKILL)
+            _signal(worker, signal.SIGKILL)
         return worker.rank
 
     def _worker(self, rank: int | None) -> RunningWorker:
         """Return the worker of *rank*; the last one where there is none."""
         return next((worker for worker in self._workers if worker.rank == rank), self._workers[-1])
 
-    def _below_launch(self, pid: int) -> int:
-        """Return the process between the launch and the worker *pid* that is the launch's own child: its agent."""
+    def _kill_agent_of(self, worker: RunningWorker) -> None:
+        """Kill the process between the launch and *worker* that is the launch's own child."""
+        if worker.process is None or not worker.process.is_alive:
+            return
         with suppress(psutil.NoSuchProcess):
-            for parent in psutil.Process(pid).parents():
+            agent = psutil.Process(worker.pid)
+            for parent in agent.parents():
                 if parent.pid == self._launch:
-                    break
-                pid = parent.pid
-        return pid
+                    agent.kill()
+                    return
+                agent = parent
 
     def _damage(self, *, cuts: bool) -> None:
         catalog = Catalog(Storage(str(self._run.path)))
@@ -125,8 +127,6 @@ class FaultActor:
         path.write_bytes(data[: len(data) // 2] if cuts else data)
 
 
-def _signal(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return  # an earlier fault has ended it
+def _signal(worker: RunningWorker, number: signal.Signals) -> None:
+    if worker.process is not None:  # one that an earlier fault has ended gets none
+        worker.process.send(number)

@@ -14,7 +14,6 @@ from functools import partial
 
 import torch
 from gpt import GPT, GPTConfig, Sonnets, cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
@@ -55,7 +54,7 @@ def main() -> None:
     optimizer = optimizer_of(model)
     scheduler = LambdaLR(optimizer, partial(warmup_cosine, steps=options.steps))
     run.keep(model=model, optimizer=optimizer, scheduler=scheduler)
-    replicas = DistributedDataParallel(model) if run.world_size > 1 else model
+    replicas = run.wrap(model)
 
     for batch in run.batches(train_set, size=BATCH_SIZE, steps=options.steps):
         optimizer.zero_grad()

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from small import GPT, Letters
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import elasticflow as ef
@@ -36,7 +35,7 @@ class Trainer:
         self.train_set = train_set
         self.test_loader = self._loader(test_set)
         run.keep(model=model, optimizer=self.optimizer)
-        self.replicas: nn.Module = DistributedDataParallel(model)
+        self.replicas = run.wrap(model)
 
     def _loader(self, dataset: Dataset[Any]) -> Any:
         workers, sampler = self.config.data_loader_workers, DistributedSampler[Any](dataset)
@@ -60,10 +59,10 @@ class Trainer:
 
     def train(self) -> None:
         """Train to the last epoch."""
-        for batch in run.batches(self.train_set, size=self.config.batch_size, epochs=self.config.max_epochs):
-            run.step(loss=self._run_batch(batch.inputs, batch.targets, batch.share))
-            if batch.end.is_epoch_end:
-                self._evaluate(batch.end.epoch)
+        for epoch in run.epochs(self.config.max_epochs):
+            for batch in run.batches(self.train_set, size=self.config.batch_size):
+                run.step(loss=self._run_batch(batch.inputs, batch.targets, batch.share))
+            self._evaluate(epoch + 1)
         run.finish()
 
 

@@ -57,10 +57,10 @@ class Trainer:
 
     def train(self) -> None:
         """Train to the last epoch."""
-        for batch in run.batches(self.train_set, size=self.config.batch_size, epochs=self.config.max_epochs):
-            run.step(loss=self._run_batch(batch))
-            if batch.end.is_epoch_end:
-                self._evaluate(batch.end.epoch)
+        for epoch in run.epochs(self.config.max_epochs):
+            for batch in run.batches(self.train_set, size=self.config.batch_size):
+                run.step(loss=self._run_batch(batch))
+            self._evaluate(epoch + 1)
         run.finish()
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from small import GPT, Letters
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 import elasticflow as ef
 
@@ -50,8 +49,7 @@ def get_lr(iteration: int) -> float:
 model = GPT(train_data.vocab_size)
 optimizer = model.configure_optimizers(learning_rate)
 run.keep(model=model, optimizer=optimizer)
-iter_num = run.position.step
-replicas: Any = DistributedDataParallel(model) if ddp else model
+replicas = run.wrap(model)
 loss: Any = None
 
 
@@ -64,7 +62,7 @@ def estimate_loss() -> float:
     return sum(losses) / len(losses)
 
 
-for batch in run.batches(train_data, size=batch_size * gradient_accumulation_steps, steps=max_iters):
+for iter_num, batch in enumerate(run.batches(train_data, size=32, steps=max_iters), run.position.step):
     lr = get_lr(iter_num)
     for group in optimizer.param_groups:
         group["lr"] = lr
@@ -76,7 +74,6 @@ for batch in run.batches(train_data, size=batch_size * gradient_accumulation_ste
     torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    iter_num += 1
     run.step(loss=loss)
     time.sleep(arguments.pause)
 

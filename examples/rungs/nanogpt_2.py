@@ -48,7 +48,6 @@ def get_lr(iteration: int) -> float:
 model = GPT(train_data.vocab_size)
 optimizer = model.configure_optimizers(learning_rate)
 run.keep(model=model, optimizer=optimizer)
-iter_num = run.position.step
 
 
 @torch.no_grad()
@@ -60,7 +59,7 @@ def estimate_loss() -> float:
     return sum(losses) / len(losses)
 
 
-for batch in run.batches(train_data, size=batch_size * gradient_accumulation_steps, steps=max_iters):
+for iter_num, batch in enumerate(run.batches(train_data, size=32, steps=max_iters), run.position.step):
     lr = get_lr(iter_num)
     for group in optimizer.param_groups:
         group["lr"] = lr
@@ -70,7 +69,6 @@ for batch in run.batches(train_data, size=batch_size * gradient_accumulation_ste
     torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    iter_num += 1
     run.step(loss=loss)
     time.sleep(arguments.pause)
 

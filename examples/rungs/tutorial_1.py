@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from small import cross_entropy, load_train_objs
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 import elasticflow as ef
 
@@ -22,7 +21,7 @@ class Trainer:
         self.batch_size = batch_size
         self.pause = pause
         run.keep(model=model, optimizer=optimizer)
-        self.replicas = DistributedDataParallel(model)
+        self.replicas = run.wrap(model)
 
     def _run_batch(self, source: Tensor, targets: Tensor, share: float) -> Tensor:
         self.optimizer.zero_grad()

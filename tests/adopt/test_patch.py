@@ -12,8 +12,8 @@ import pytest
 
 from elasticflow.adopt.edits import unified
 from elasticflow.adopt.patch import patched
-from elasticflow.adopt.reading.forms import form_of
 from elasticflow.lint.check import lint_source
+from elasticflow.lint.script.forms import form_of
 from elasticflow.lint.script.script import Script
 from tests.adopt.scripts import FORMS, FUNCTIONS, HEAD, PLAIN, TRAINER
 
@@ -68,9 +68,9 @@ def test_a_loop_in_one_function() -> None:
         "import elasticflow",
         "run = elasticflow.join()",
         "run.keep(model=model, optimizer=optimizer, scheduler=scheduler)",
-        "batches = run.batches(",
+        "batches = iter(run.batches(",
         'loader.dataset, size=loader.batch_size * run.world_size, epochs=args.epochs, tail="short"',
-        ")",
+        "))",
         "seen = run.position.step",
         "for epoch in range(run.position.epoch, args.epochs):",
         "done = run.position.offset % len(loader.dataset) // (loader.batch_size * run.world_size)",
@@ -139,7 +139,7 @@ def test_a_function_of_the_script_that_is_called_run() -> None:
     """What the patch adds takes no name that the script has."""
     text = patched(PLAIN.replace("main()", "run()").replace("seen", "batches")).text
     assert "own_run = elasticflow.join()" in text
-    assert "own_batches = own_run.batches(" in text
+    assert "own_batches = iter(own_run.batches(" in text
 
 
 def test_a_bar_says_how_many_batches_there_are() -> None:

@@ -26,11 +26,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from elasticflow.runtime.snapshot.snapshots import Snapshots
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.benchmarks.overhead import measured  # the path comes first
 
 KINDS = ("without", "with")
 WARM_UP_STEPS = 60
@@ -101,6 +102,18 @@ class Loop:
             tier = snapshots._memory_tier
             if name == "with" and tier is not None and tier.holds(self.position):
                 self.holds.append(time.perf_counter() - began)
+
+
+def measured(block: Callable[[int], None], steps: int) -> tuple[float, float]:
+    """Return wall and CPU seconds of one block, started by all ranks together."""
+    import torch.distributed as dist
+
+    dist.barrier()
+    wall, cpu = time.perf_counter(), time.process_time()
+    block(steps)
+    cpu = time.process_time() - cpu
+    dist.barrier()
+    return time.perf_counter() - wall, cpu
 
 
 def work(folder: Path, width: int, rounds: int, steps: int) -> None:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from elasticflow.adopt.edits import unified
 from elasticflow.adopt.patch import patched
-from elasticflow.adopt.reading.forms import form_of
 from elasticflow.adopt.reading.refusal import RefusalError
+from elasticflow.lint.script.forms import form_of
 from elasticflow.lint.script.script import Script
 from tests.campaign import lint
 

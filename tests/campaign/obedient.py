@@ -86,11 +86,17 @@ def _files(model: nn.Module) -> None:
 
 
 def _daemonize(model: nn.Module) -> None:
-    if os.fork() == 0:
-        os.setsid()
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        while True:
-            time.sleep(60)
+    # As daemons do it: a child of the worker itself would end with it.
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        time.sleep(60)
 
 
 ACTS: dict[str, Callable[[nn.Module], object]] = {

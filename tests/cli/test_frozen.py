@@ -22,17 +22,17 @@ PROMISED = {
         "[FILE]...",
         "--set",
         "--strict",
-        "--output-format",
+        "--format",
         "--fix",
         "--diff",
         "--deep",
         "--deep-step",
         "--deep-timeout",
     },
-    "lint": {"[PATH]...", "--select", "--ignore", "--strict", "--output-format"},
+    "lint": {"[PATH]...", "--select", "--ignore", "--strict", "--format"},
     "adopt": {"SCRIPT", "--diff"},
     "plan": {"JOB", "--case", "--set", "--diff", "--format", "--deep", "--deep-step", "--deep-timeout"},
-    "compile": {"JOB", "-o", "--case", "--set", "--force"},
+    "compile": {"JOB", "--output", "--case", "--set", "--force"},
     "run": {
         "JOB",
         "--set",
@@ -133,8 +133,8 @@ PROMISED_OF_RUNS = {
     "prune": {"[JOB]", "--keep", "--older-than", "--status", "--dry-run", "--pinned", "--yes"},
 }
 PROMISED_OF_RENDER = {
-    "slurm": {"JOB", "-o", "--run-id", "--case", "--set"},
-    "kubernetes": {"JOB", "-o", "--form", "--run-id", "--case", "--set"},
+    "slurm": {"JOB", "--output", "--run-id", "--case", "--set"},
+    "kubernetes": {"JOB", "--output", "--form", "--run-id", "--case", "--set"},
 }
 PROMISED_OF_SUBMIT = {"slurm": {"JOB", "--run-id", "--case", "--set", "--wait"}}
 PROMISED_OF_RENDEZVOUS = {"serve": {"--host", "--port", "--state", "--token-file"}}

@@ -156,6 +156,11 @@ def half():
 
 def digits():
 """
+NOISE = """\
+        import numpy
+        self.rng = getattr(self, "rng", numpy.random.default_rng(0))
+        return torch.ones(4) * index + self.rng.random(dtype="float32"), index % 3
+"""
 TWO_ADAMS = """\
 class Two(torch.optim.Optimizer):
     def __init__(self, params, lr):
@@ -324,6 +329,13 @@ PROJECTS = {
     "evaluated_on_training_data": Project(
         "def digits():\n", HALF, ("EF513", 'entry = "shop:half"', "25 of 25 evaluation samples looked up are in the training data: evaluation sample "),
         job=('entry = "shop:digits"\noverlap = "allowed"', 'entry = "shop:half"'),
+    ),
+    "samples_vary": Project(
+        "        return torch.ones(4) * index, index % 3", NOISE, ("EF514", 'entry = "shop:digits"', "a shop.Digits, is not the same when it is read twice"),
+    ),
+    "samples_vary_in_exact_mode": Project(
+        "        return torch.ones(4) * index, index % 3", NOISE, ("EF514", 'entry = "shop:digits"', "exact mode cannot repeat a step"),
+        job=("epochs = 2", 'epochs = 2\nconsistency = "exact"\nvirtual_shards = 2'),
     ),
     "evaluated_so_on_purpose": Project("def digits():\n", HALF, None, job=('entry = "shop:digits"\noverlap', 'entry = "shop:half"\noverlap')),
     "averages": Project("epochs = 2", 'epochs = 2\nema = 0.99\nprecision = "bf16"', None, deep_step=True),

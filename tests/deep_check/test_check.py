@@ -252,7 +252,7 @@ def test_cases_are_tried_out_once_where_they_are_alike(
         f"{path.read_text()}\n[matrix.axes]\njob.seed = [1, 2]\noptimizer.args.lr = [0.1, -1.0]\n"
     )
 
-    assert call(["validate", "--deep", "--output-format", "concise", "job.toml"]) == 1
+    assert call(["validate", "--deep", "--format", "concise", "job.toml"]) == 1
 
     said = capsys.readouterr().out.splitlines()
     assert 4 == len(said)

@@ -119,7 +119,8 @@ def require_same_story_in_sinks(run: Path, received: Received) -> None:
     assert [loss for _, loss in steps] == pytest.approx([point.value for point in reader.Scalars("loss")])
     starts = [(e["step"], e["world_size"]) for e in events if e["event"] == "training.started"]
     sizes = [(point.step, point.value) for point in reader.Scalars("elasticflow/world_size")]
-    assert sorted(starts) == sizes
+    # Two may be of one step, and one may be of an earlier step than the one before.
+    assert sorted(starts) == sorted(sizes)
     assert len(facts.failures) == reader.Scalars("elasticflow/restarts")[-1].value
 
     assert [loss for _, loss in steps] == [value for _, value in received.points["elasticflow.loss"]]

@@ -52,6 +52,9 @@ loss = "tuned:loss"
 [train]
 epochs = 1000
 
+[evaluation]
+every = "1920 samples"
+
 [snapshots]
 every = "1920 samples"
 keep = { last = 2, best = 1 }

@@ -56,6 +56,10 @@ def accuracy(model, batch):
 
 def moved(model, batch):
     return model.moved
+
+
+def far(model, batch):
+    return (model.moved + 5) ** 2  # each step takes one away: the best is after five
 '''
 JOB = """
 [job]
@@ -87,6 +91,35 @@ threads = 1
 nproc_per_node = 2
 [snapshots]
 every = "4 steps"
+keep = { last = 1, best = 1 }
+"""
+
+OVERFITTED = """
+[job]
+name = "overfitted"
+[model]
+entry = "own:Net"
+step = "own:step"
+[optimizer]
+entry = "own:optimizer"
+[dataset]
+entry = "examples.mnist:digits"
+args = { split = "train" }
+global_batch_size = 64
+[evaluation]
+entry = "examples.mnist:digits"
+args = { split = "test" }
+every = "5 steps"
+metrics = { far = "own:far" }
+best = "min far"
+[train]
+steps = 100
+stop_when = "far not better for 6 evaluations"
+threads = 1
+[nodes]
+nproc_per_node = 2
+[snapshots]
+every = "13 steps"
 keep = { last = 1, best = 1 }
 """
 
@@ -147,8 +180,7 @@ def test_what_is_measured_is_what_is_kept(project: Project) -> None:
     assert best["weights"] == "ema"
     assert best["eval"] == pytest.approx(found, rel=1e-5)
     assert best["eval"]["moved"] != pytest.approx(best["eval_raw"]["moved"])
-    kept = [line["eval"]["accuracy"] for step, line in evaluations.items() if step % 4 == 0]
-    assert best["eval"]["accuracy"] >= max(kept)
+    assert best["eval"]["accuracy"] == max(line["eval"]["accuracy"] for line in evaluations.values())
 
     # Durations add up: of each launch, and of the run over both.
     events = second.events()
@@ -165,3 +197,21 @@ def test_what_is_measured_is_what_is_kept(project: Project) -> None:
 
     (scale,) = named(events, "scale.not_reached")
     assert scale["changes"] == ["1@900s"]
+
+
+@pytest.mark.parametrize("memory", ["", 'memory = "1 step"\n'])
+def test_a_new_best_value_has_a_snapshot_where_intervals_do_not_meet(project: Project, memory: str) -> None:
+    """Evaluated every 5 steps, snapshots every 13, ended by `stop_when`: the exported weights are those of step 5."""
+    project.write("own.py", OWN)
+    project.write("job.toml", OVERFITTED + memory)
+    sets = {"run_id": "o", "job": "overfitted"}
+    run = project.start("run", "job.toml", "--run-id=o", **sets)
+    assert run.end() == 0, run.told()
+    assert [line["step"] for line in read_lines(run.run.metrics) if "eval" in line] == [*range(5, 36, 5)]
+    export = project.start("snapshots", "export", "o", "best", "--format=torch", "--output=best.pt", **sets)
+    assert export.end() == 0, export.told()
+    assert ": step 5, far 0\n" in export.told(), export.told()
+    assert "measured better" not in export.told()
+    assert float(torch.load(project.root / "best.pt", weights_only=True)["moved"]) == -5
+    (staged,) = [e for e in run.events() if e["event"] == "snapshot.committed" and e["step"] == 5]
+    assert staged["trigger"] == "best"

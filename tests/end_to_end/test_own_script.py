@@ -42,6 +42,11 @@ def test_a_script_as_it_is_survives_a_kill_and_leaves_when_it_is_asked_to(projec
     status = _asked(project, "status", "own")
     assert "script      examples/own_script/train.py" in status
     assert "1 restart, 2 left" in status
+    assert "it began anew unless it loads a checkpoint of its own (generation 2)" in status
+    assert "✓ going on" not in first.told()
+    assert [each["script"] for each in named(first.events(), events.SCRIPT_BEGAN_ANEW)] == [
+        "examples/own_script/train.py"
+    ]
     first.process.send_signal(signal.SIGTERM)
     assert first.end() == 75, first.told()
     (failed,) = named(first.events(), events.WORKER_FAILED)
@@ -52,6 +57,9 @@ def test_a_script_as_it_is_survives_a_kill_and_leaves_when_it_is_asked_to(projec
     second = project.start("resume", "own", f"--set={ARGS % (1, 0)}", run_id="own", job="own-script")
     assert second.end() == 0, second.told()
     assert "going on after epoch" in _printed(second, 3)
-    assert "rank 1: killed by SIGKILL" in _asked(project, "why", "own")
+    why = _asked(project, "why", "own")
+    assert "rank 1: killed by SIGKILL" in why
+    assert "script started again after" in why
+    assert "training again" not in why
     assert "going on after epoch" in _asked(project, "logs", "own", "--rank", "0")
     assert [] == wait_gone("own")

@@ -128,7 +128,10 @@ def test_what_changes_between_two_launches_is_refused_or_told(project: Project) 
     first.wait_for("an evaluation", lambda: evaluations_of(first))
     second = project.run(job, "other", *sets, endless)
     assert second.end() == 2, second.told()
-    assert f"error: run other is running (process {first.process.pid})" in second.told()
+    assert (
+        f"error: run other is running (process {first.process.pid} on {socket.gethostname()})"
+        in second.told()
+    )
     os.kill(first.process.pid, signal.SIGTERM)
     assert first.end() == 75, first.told()
     step = first.state()["step"]

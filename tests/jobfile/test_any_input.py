@@ -38,7 +38,7 @@ def code_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., in
 
     def run(content: bytes, *arguments: str, output_format: str = "full") -> int:
         Path("job.toml").write_bytes(content)
-        return call(["validate", "job.toml", "--output-format", output_format, *arguments])
+        return call(["validate", "job.toml", "--format", output_format, *arguments])
 
     return run
 

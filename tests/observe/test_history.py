@@ -55,6 +55,19 @@ def test_a_run_that_fails_ends_with_the_stop_that_nothing_came_back_from() -> No
     assert [False, True] == [stop.is_failure for stop in History.of([drained, failed]).stops]
 
 
+def test_a_script_that_runs_again_has_not_trained_again() -> None:
+    """Its start counts apart from its first step, which takes the word away that it began anew."""
+    ended = event(5, events.GENERATION_ENDED, class_="crash", reason="r", step=0)
+    again = event(6, events.SCRIPT_STARTED, 2, script="s", seconds_since_failure=0.5)
+    anew = event(6, events.SCRIPT_BEGAN_ANEW, 2, script="s")
+    step = event(7, events.TRAINING_FIRST_STEP, 2, step=5, seconds_since_failure=1.5)
+    history = History.of([ended, again, anew])
+    assert (history.stops[0].back_s, history.stops[0].script_again_s) == (None, 0.5)
+    assert history.began_anew == anew
+    history = History.of([ended, again, anew, step])
+    assert (history.stops[0].back_s, history.began_anew) == (1.5, None)
+
+
 def test_a_lost_supervisor_is_a_stop() -> None:
     """What is known of it, what is likely, and the steps that its successor does again."""
     lost = event(7, events.SUPERVISOR_LOST, 2, launch=1, step=9, kind="killed", known="k", likely="l")

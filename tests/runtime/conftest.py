@@ -139,8 +139,8 @@ def me() -> Any:
         events.append({"event": event, **level, **fields})
 
     def event_once(event_: Event, **fields: Any) -> None:
-        if event_ not in stand_in.logged_once:
-            stand_in.logged_once.add(event_)
+        if (event_, fields.get("name")) not in stand_in.logged_once:
+            stand_in.logged_once.add((event_, fields.get("name")))
             event(event_, **fields)
 
     def agree_to_stop() -> None:
@@ -160,13 +160,13 @@ def me() -> Any:
     vote = Vote()
     vote.random_drawn = generators.look
     stand_in = SimpleNamespace(
-        rank=0, local_rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"), seed=11, vote=vote,
+        rank=0, local_rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"), seed=11, vote=vote, scalar_names=[],
         random_version=2, started_at=None, events=events, logged_once=set(), trajectory_recorder=None,
         event=event, event_once=event_once, gather_text=lambda text: [text], reseed=lambda: None, barrier=lambda: None,
         all_true=lambda mine: mine, should_leave=False, call_at_beginning=lambda: None,
         phase=lambda _: None, heartbeat=nothing, progress=nothing,
         generators=generators, stoppable=stopping.Stoppable(vote), stopped=None, agree_to_stop=agree_to_stop,
         leave_untrained=lambda: None, leaves_untrained=False,
-        after_evaluation=[], before_snapshot=[], at_finish=[], listen=lambda: None, generation=1, dataset=None,
+        after_evaluation=[], before_snapshot=[], at_finish=[], listen=lambda: None, generation=1, dataset=None, is_exact=False,
     )  # fmt: skip
     return stand_in

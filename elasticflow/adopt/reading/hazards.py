@@ -12,10 +12,10 @@ from elasticflow.lint.script.script import called_name
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from elasticflow.adopt.reading.forms import Form
     from elasticflow.adopt.reading.kept import Kept
     from elasticflow.adopt.reading.loader import Loader
     from elasticflow.adopt.reading.loops import Loops
+    from elasticflow.lint.script.forms import Form
 
 _GATHERING = (
     "gather",

@@ -5,18 +5,18 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.adopt.reading.forms import DDP
 from elasticflow.adopt.reading.moved import moved_in
 from elasticflow.adopt.reading.refusal import refuse
 from elasticflow.adopt.reading.values import assignments, definitions, is_preparing
+from elasticflow.lint.script.forms import DDP
 from elasticflow.lint.script.names import dotted_name
 from elasticflow.lint.script.script import argument, called_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from elasticflow.adopt.reading.forms import Kind
     from elasticflow.adopt.reading.loops import Loops
+    from elasticflow.lint.script.forms import Kind
     from elasticflow.lint.script.script import Script
 
 _BY_HAND = "run.keep(model=model, optimizer=optimizer, ...) names all that training changes: `elasticflow guide own-loop`"

@@ -12,7 +12,7 @@ from elasticflow.lint.script.names import dotted_name
 from elasticflow.lint.script.script import argument, has_unpacked, is_constant
 
 if TYPE_CHECKING:
-    from elasticflow.adopt.reading.forms import Kind
+    from elasticflow.lint.script.forms import Kind
     from elasticflow.lint.script.script import Script
 
 _BY_HAND = "run.batches(dataset, size=..., epochs=...) reads a dataset by index, shuffled; what it cannot: run.step(samples=...)"

@@ -5,20 +5,20 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.adopt.reading.forms import ACCELERATORS, FABRICS, INIT, JOIN
 from elasticflow.adopt.reading.loops import loops_in
 from elasticflow.adopt.reading.refusal import RefusalError
+from elasticflow.lint.script.forms import ACCELERATORS, FABRICS, INIT, JOIN
 from elasticflow.lint.script.names import dotted_name
 from elasticflow.lint.script.script import called_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elasticflow.adopt.reading.forms import Form
+    from elasticflow.lint.script.forms import Form
     from elasticflow.lint.script.script import Script
 
 RUNGS = (
-    "torchrun's contract: the script runs as it is, and goes on from what it saves itself",
+    "torchrun's contract: the script runs as it is; a restart starts it again, at its beginning unless it loads a checkpoint itself",
     "elasticflow.join: snapshots, every sample once, on in the middle of an epoch",
     "run.gradients: the same bits at any number of workers",
 )

@@ -20,7 +20,14 @@ _SAID_OTHERWISE = frozenset({codes.NO_ENDPOINT, codes.LOCAL_SNAPSHOTS})
 
 @click.command("kubernetes")
 @click.argument("job_file", metavar="JOB", type=JOB_FILE)
-@click.option("-o", "target", metavar="FILE", type=FILE_ONLY, help="Where it goes; default: standard output.")
+@click.option(
+    "-o",
+    "--output",
+    "target",
+    metavar="FILE",
+    type=FILE_ONLY,
+    help="Where it goes; default: standard output.",
+)
 @click.option(
     "--form",
     type=click.Choice(["job", "jobset", "trainjob"]),

@@ -24,7 +24,14 @@ run_id_option = click.option(
 
 @click.command("slurm")
 @click.argument("job_file", metavar="JOB", type=JOB_FILE)
-@click.option("-o", "target", metavar="FILE", type=FILE_ONLY, help="Where it goes; default: standard output.")
+@click.option(
+    "-o",
+    "--output",
+    "target",
+    metavar="FILE",
+    type=FILE_ONLY,
+    help="Where it goes; default: standard output.",
+)
 @run_id_option
 @case_option
 @overrides_option

@@ -13,8 +13,9 @@ from elasticflow.cli.parameters import RUN, RUN_OR_JOB, case_option, format_opti
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from elasticflow.compiler.drift.compare import Difference, Weight
+    from elasticflow.compiler.drift.compare import Difference
     from elasticflow.observe.run_inputs import RunInputs
+    from elasticflow.protocol.key_weights import Weight
 
 _COLOURS: dict[Weight, str] = {"corrupting": "red", "trajectory": "yellow", "harmless": "green"}
 _OF_DIFF = {"+": "green", "-": "red", "@": "cyan"}

@@ -81,7 +81,7 @@ def command(
     elasticflow logs mnist --rank 0 --level warning
     elasticflow logs 20261120-104500-4f2a --generation 3 --format json
     """
-    folder = find_run(current_project_root(), run)
+    folder = find_run(current_project_root(), run, by_hand=True)
     show = _as_json if form == "json" else _as_text
     is_shown = partial(_is_shown, level=level, steps=steps)
     lines: Iterable[LogLine]

@@ -50,7 +50,7 @@ def command(*, run: str | None, only: tuple[str, ...], tail: int, plot: bool, fo
     elasticflow metrics mnist --plot --only loss --only "eval *"
     elasticflow metrics mnist --tail 0 --format json
     """
-    folder = find_run(current_project_root(), run)
+    folder = find_run(current_project_root(), run, by_hand=True)
     show_damage(folder)
     if plot:
         _plot(folder, only)

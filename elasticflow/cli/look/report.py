@@ -49,7 +49,9 @@ def command(runs: tuple[str, ...], sweep: str | None, output: Path | None) -> No
         raise click.UsageError("--sweep chooses the runs itself: give it, or runs")
     root = current_project_root()
     folders = (
-        _of_sweep(root, sweep) if sweep is not None else [find_run(root, run) for run in runs or (None,)]
+        [find_run(root, run, by_hand=True) for run in runs or (None,)]
+        if sweep is None
+        else _of_sweep(root, sweep)
     )
     is_one = len(folders) == 1 and sweep is None
     target = output or (folders[0].path if is_one else root / "runs") / _NAME

@@ -11,8 +11,9 @@ from elasticflow.cli.output import paint, print_json, run_headline, shortest_pat
 from elasticflow.cli.parameters import RUN, format_option
 from elasticflow.errors import ANSWER_IS_NO, EXIT_CODES, FINISHED, INTERRUPTED
 from elasticflow.jobfile.project import current_project_root
+from elasticflow.observe.by_hand import RunByHand
 from elasticflow.observe.history import History
-from elasticflow.observe.incidents import overlap_of
+from elasticflow.observe.incidents import data_warnings_of, overlap_of, restart_anew_of
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.standbys import in_words
 from elasticflow.observe.status import read_status
@@ -25,6 +26,8 @@ from elasticflow.resume_command import resume_command
 from elasticflow.run_folder import SNAPSHOT_NAME
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from elasticflow.observe.status import RunStatus
 
 
@@ -53,21 +56,27 @@ def command(run: str | None, form: str, *, is_following: bool, with_exit_code: b
     elasticflow status mnist --format json
     elasticflow status mnist --exit-code || echo "not finished"
     """
-    folder = find_run(current_project_root(), run)
+    folder = find_run(current_project_root(), run, by_hand=True)
     if is_following:
         if form == "json":
             raise click.UsageError("--follow is for people: a program follows events.jsonl in the run folder")
+        if isinstance(folder, RunByHand):
+            raise click.UsageError(
+                f"no supervisor tells what happens to {folder.job} {folder.run_id}: elasticflow logs {run or folder.job} --follow"
+            )
         from elasticflow.cli.look.follow import follow
 
         follow(folder)
         return exit_code_of(read_status(folder)) if with_exit_code else FINISHED
     status = read_status(folder)
     show_damage(folder)
-    overlap = overlap_of(History.read(folder))
+    history = History.read(folder)
+    overlap, anew = overlap_of(history), restart_anew_of(history)
+    notes = {"overlap": overlap, "began_anew": anew, "data": data_warnings_of(history)}
     if form == "json":
-        print_json({**status.to_json(), "overlap": overlap})
+        print_json({**status.to_json(), **notes})
     else:
-        _print(status, overlap)
+        _print(status, notes)
     return exit_code_of(status) if with_exit_code else FINISHED
 
 
@@ -80,15 +89,19 @@ def exit_code_of(status: RunStatus) -> int:
     return code if isinstance(code, int) and code in EXIT_CODES else default
 
 
-def _print(status: RunStatus, overlap: str | None) -> None:
+def _print(status: RunStatus, notes: Mapping[str, str | list[str] | None]) -> None:
     folder = status.folder
     click.echo(run_headline(status))
     for name, text in _rows(status):
         click.echo(f"  {paint(f'{name:<11}', dim=True)} {text}")
-    if overlap is not None:
-        click.echo(f"  {paint('overlap    ', 'yellow')} {overlap}")
+    for name, note in notes.items():
+        for text in [note] if isinstance(note, str) else note or ():
+            label = name.replace("_", " ")
+            click.echo(f"  {paint(f'{label:<11}', 'yellow')} {text}")
     _print_failure(status)
-    if status.status == "interrupted":
+    if status.status == "interrupted" and isinstance(folder, RunByHand):
+        click.echo("go on with: the command that started it")
+    elif status.status == "interrupted":
         click.echo(f"go on with: {resume_command(folder.run_id, status.resume_command)}")
 
 
@@ -122,11 +135,7 @@ def _rows(status: RunStatus) -> list[tuple[str, str]]:
         rows.append(("standbys", in_words(status.standbys)))
     if status.compilation is not None:
         rows.append(("compiler", status.compilation.in_words()))
-    left = "" if status.budget_left is None else f", {status.budget_left:,} left"
-    launch = (
-        f"launch {status.launch}, generation {status.generation}, {plural(status.restarts, 'restart')}{left}"
-    )
-    rows.append(("launch", launch))
+    rows.append(("launch", _launch(status)))
     rows += _times(status)
     rows.append(("folder", shortest_path(status.folder.path)))
     return rows
@@ -145,6 +154,15 @@ def _speed(status: RunStatus) -> list[tuple[str, str]]:
     counted = [f"{per_s:,.0f} {name}/s" for name, per_s in status.counted_per_s.items()]
     speed = [f"{status.samples_per_s:,.0f} samples/s", *counted, *percent_of_peak(status.mfu)]
     return [("speed", f"{', '.join(speed)}{left}")]
+
+
+def _launch(status: RunStatus) -> str:
+    if isinstance(status.folder, RunByHand):
+        return f"by hand, without a supervisor; generation {status.generation}"
+    left = "" if status.budget_left is None else f", {status.budget_left:,} left"
+    return (
+        f"launch {status.launch}, generation {status.generation}, {plural(status.restarts, 'restart')}{left}"
+    )
 
 
 def _times(status: RunStatus) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from elasticflow.cli.output import paint, print_json, run_headline, shortest_pat
 from elasticflow.cli.parameters import RUN, format_option
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.history import SUPERVISOR_LOST, History
-from elasticflow.observe.incidents import headline, incidents, overlap_of
+from elasticflow.observe.incidents import data_warnings_of, headline, incidents, overlap_of, restart_anew_of
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import read_status
 from elasticflow.observe.terminal.durations import took
@@ -35,7 +35,7 @@ def command(run: str | None, form: str) -> None:
     elasticflow why
     elasticflow why mnist --format json
     """
-    folder = find_run(current_project_root(), run)
+    folder = find_run(current_project_root(), run, by_hand=True)
     show_damage(folder)
     history = History.read(folder)
     failures = incidents(folder, history)
@@ -52,6 +52,10 @@ def command(run: str | None, form: str) -> None:
         click.echo(f"  {paint('stopped', dim=True)} {stopped}")
     if (overlap := overlap_of(history)) is not None:
         click.echo(f"  {paint('overlap', 'yellow')} {overlap}")
+    for warning in data_warnings_of(history):
+        click.echo(f"  {paint('data   ', 'yellow')} {warning}")
+    if (anew := restart_anew_of(history)) is not None:
+        click.echo(f"  {paint('restart', 'yellow')} {anew}")
     if failures:
         *earlier, newest = failures
         _print_whole(newest, status.script)
@@ -98,6 +102,7 @@ def _outcome(incident: Incident) -> str:
     ]
     if incident.redone is not None:
         parts.append(f"{plural(incident.redone, 'step')} done again")
-    if incident.back_s is not None:
-        parts.append(f"training again after {span(incident.back_s)}")
+    if incident.again is not None:
+        name, seconds = incident.again
+        parts.append(f"{name} again after {span(seconds)}")
     return ", ".join(parts)

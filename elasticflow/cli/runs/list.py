@@ -46,7 +46,7 @@ def command(job: str | None, form: str) -> None:
     elasticflow runs list mnist --format json
     """
     root = current_project_root()
-    statuses = [read_status(folder) for folder in list_runs(root, job)]
+    statuses = [read_status(folder) for folder in list_runs(root, job, by_hand=True)]
     for status in statuses:
         show_damage(status.folder)
     if form == "json":

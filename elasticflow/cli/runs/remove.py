@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _STATUSES = ("finished", "interrupted", "failed")
 _dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would go and what that would free.")
-_yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+_yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 _pinned_option = click.option("--pinned", is_flag=True, help="Also runs with pinned snapshots.")
 
 

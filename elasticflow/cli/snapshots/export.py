@@ -19,11 +19,14 @@ from elasticflow.cli.snapshots.selection import (
     words_argument,
 )
 from elasticflow.errors import ExportError, SnapshotNotFoundError
+from elasticflow.observe.snapshots.best import better_step, ranking_metric
+from elasticflow.observe.snapshots.rows import BEST
 from elasticflow.observe.terminal.formats import plural, size
 from elasticflow.snapshots.tools.export import write
 from elasticflow.snapshots.tools.exported import Export, measured_part
 
 if TYPE_CHECKING:
+    from elasticflow.observe.snapshots.best import BetterStep
     from elasticflow.observe.snapshots.locate import SnapshotSource
     from elasticflow.observe.snapshots.rows import SnapshotRow
     from elasticflow.snapshots.tools.export import Format, SaveModel
@@ -86,7 +89,8 @@ def command(
     elasticflow snapshots export mnist latest --format dcp --part all -o mnist.dcp
     """
     source, names = find(words, options)
-    row = find_one(source, find_rows(source), names)
+    rows = find_rows(source)
+    row = find_one(source, rows, names)
     if row.manifest is None:
         raise SnapshotNotFoundError(
             f"{row.name} is {row.state}: {row.reason}", "export one that is committed"
@@ -94,6 +98,7 @@ def command(
     if part is None:
         with store_errors():
             part = measured_part(source.catalog, row.manifest)
+    better = better_step(source, row) if BEST in names else None
     if tokenizer is not None and form != "transformers":
         raise click.UsageError("--tokenizer goes with --format transformers")
     path = output or _default(source, row, form, part)
@@ -104,14 +109,41 @@ def command(
         count = write(export, form, path, replaces=force, save_model=save_model)
     if as_json:
         facts = {"snapshot": row.name, "path": str(path), "format": form, "part": part}
-        print_json({**facts, "tensors": count, "bytes": _bytes(path)})
+        measured = {
+            "step": row.step,
+            "metric": row.manifest.metric,
+            "metric_name": ranking_metric(source.job),
+        }
+        lost = {"better": None if better is None else better._asdict()}
+        print_json({**facts, "tensors": count, "bytes": _bytes(path), **measured, **lost})
         return
     of_part = f"{part}, " if part != "model" else ""
     click.echo(
-        f"{paint(str(path), bold=True)}  {of_part}{plural(count, 'tensor')}, {size(_bytes(path))}, from {row.name}"
+        f"{paint(str(path), bold=True)}  {of_part}{plural(count, 'tensor')}, {size(_bytes(path))}, "
+        f"from {row.name}{_measured(source, row)}"
     )
+    if better is not None:
+        click.echo(f"warning: {_passed_over(better, rows)}", err=True)
     if part in {"model", "ema"}:
         click.echo(f"load it with: {_recipe(form, path)}")
+
+
+def _measured(source: SnapshotSource, row: SnapshotRow) -> str:
+    metric, name = row.manifest.metric if row.manifest else None, ranking_metric(source.job)
+    return f": step {row.step}" + ("" if metric is None else f", {name or 'metric'} {metric:.6g}")
+
+
+def _passed_over(better: BetterStep, rows: list[SnapshotRow]) -> str:
+    """Return the sentence about a step that measured better, and whose weights `best` cannot give."""
+    said = f"the evaluation after step {better.step} measured better, {better.value:.6g}"
+    if any(row.step == better.step and row.state == "committed" for row in rows):
+        return (
+            f"{said}; the snapshot of that step was taken before it was measured: export step:{better.step}"
+        )
+    return (
+        f"{said}, and no snapshot has those weights: "
+        "snapshots.keep = { best = 1 } has one taken at each new best value"
+    )
 
 
 def _save_model(source: SnapshotSource, tokenizer: str | None) -> SaveModel:

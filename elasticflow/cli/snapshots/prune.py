@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @click.option("--keep-every", metavar="INTERVAL", help='One at each of these stays: "5000 steps", "1 epoch".')
 @click.option("--keep-within", metavar="TIME", help='Those this much older than the newest stay: "2 h".')
 @click.option("--dry-run", is_flag=True, help="Show what would go and what that would free.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @option_option
 @form_options
 def command(
@@ -117,7 +117,7 @@ def _rules(source: SnapshotSource, options: _KeepOptions) -> Keep:
     )
 
 
-def _alone(source: SnapshotSource, *, yes: bool) -> AbstractContextManager[None]:
+def _alone(source: SnapshotSource, *, yes: bool) -> AbstractContextManager[object]:
     """Return the context in which nothing launches the run."""
     from elasticflow.launcher.run_lock import locked
 

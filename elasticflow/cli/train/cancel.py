@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -18,6 +15,7 @@ from elasticflow.launcher.supervisor.leave_requests import LEAVE, NOW
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import is_locked, read_status
 from elasticflow.system import atomic_files
+from elasticflow.system.file_lock import holder_of
 
 if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
@@ -45,36 +43,20 @@ def command(run: str | None, now: bool) -> None:
     supervisor = read_status(folder).pid
     if supervisor is None:
         raise NotRunningError(f"run {folder.run_id} is not running here", "`elasticflow runs` lists all runs")
-    if is_here := _has_lock_open(supervisor, folder):
-        click.echo(f"stopping run {folder.run_id} (process {supervisor})", err=True)
-        _signal(supervisor)
-    else:
-        click.echo(f"stopping run {folder.run_id} (process {supervisor} on another machine)", err=True)
+    # Another machine that shares the folder has processes of the same ids.
+    holder = holder_of(folder.lock)
+    is_here = holder is not None and holder.send(signal.SIGTERM)
+    where = "" if is_here else " on another machine"
+    click.echo(f"stopping run {folder.run_id} (process {supervisor}{where})", err=True)
     # Its supervisor may be on another machine; who would start the run again sees that it is not wanted.
     atomic_files.write(folder.cancel, (f"{NOW if now else LEAVE}\n".encode(),))
-    if now and is_here:
+    if now and is_here and holder is not None:
         time.sleep(_BETWEEN_SIGNALS_S)
         if is_locked(folder):
-            _signal(supervisor)
+            holder.send(signal.SIGTERM)
     _wait(folder)
     status = read_status(folder)
     click.echo(f"run {folder.run_id} is {status.status} at step {status.step}")
-
-
-def _has_lock_open(process: int, folder: RunFolder) -> bool:
-    """Return whether that process of this machine is the run's supervisor: another machine has processes of the same ids."""
-    with suppress(OSError):
-        lock = folder.lock.stat()
-        for descriptor in Path(f"/proc/{process}/fd").iterdir():
-            with suppress(OSError):
-                if os.path.samestat(descriptor.stat(), lock):
-                    return True
-    return False
-
-
-def _signal(supervisor: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(supervisor, signal.SIGTERM)
 
 
 def _wait(folder: RunFolder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING
 
 import click
@@ -53,6 +54,7 @@ def run_hosts(options: RunOptions, path: Path) -> int:
     # Nobody else needs to know it: each host is told, by ssh.
     token = given_token(job.nodes.token_file, loaded.project_root) or new_token()
     again = options.command_with(run_id)
+    launch = secrets.token_hex(8)
     orders = [
         (
             host,
@@ -62,6 +64,8 @@ def run_hosts(options: RunOptions, path: Path) -> int:
                 environment={TOKEN: token, RESUME_COMMAND: again},
                 run=f"{job.job.name}/{run_id}",
                 grace_s=grace_s,
+                host=host.target,
+                launch=launch,
             ),
         )
         for rank, host in enumerate(hosts)

@@ -14,17 +14,19 @@ from elasticflow.errors import ANSWER_IS_NO, FINISHED
 
 if TYPE_CHECKING:
     from elasticflow.adopt.patch import Patch
-    from elasticflow.adopt.reading.forms import Form
     from elasticflow.adopt.reading.refusal import Reason
+    from elasticflow.lint.script.forms import Form
 
 _BY_HAND = """\
 run = elasticflow.join()                          # in the place of init_process_group
 run.keep(model=model, optimizer=optimizer)        # and whatever else training changes
-for batch in run.batches(dataset, size=256, epochs=10):
-    loss = loss_fn(model(batch.inputs), batch.targets)
-    (loss * batch.share).backward()
-    optimizer.step(); optimizer.zero_grad()
-    run.step(loss=loss)
+replicas = run.wrap(model)                        # in the place of DistributedDataParallel
+for epoch in run.epochs(10):
+    for batch in run.batches(dataset, size=256):
+        loss = loss_fn(replicas(batch.inputs), batch.targets)
+        (loss * batch.share).backward()
+        optimizer.step(); optimizer.zero_grad()
+        run.step(loss=loss)
 run.finish()                                      # in the place of destroy_process_group"""
 
 
@@ -47,9 +49,9 @@ def command(script: Path, *, diff: bool) -> int:
     """
     from elasticflow.adopt.edits import unified
     from elasticflow.adopt.patch import patched
-    from elasticflow.adopt.reading.forms import form_of
     from elasticflow.adopt.reading.refusal import RefusalError
     from elasticflow.adopt.reading.source import read
+    from elasticflow.lint.script.forms import form_of
     from elasticflow.lint.script.script import Script
 
     name = _shown(script)

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 @click.command("compile")
 @click.argument("job_file", metavar="JOB", type=JOB_FILE)
-@click.option("-o", "folder", metavar="DIR", required=True, type=FOLDER, help="Where the files go.")
+@click.option(
+    "-o", "--output", "folder", metavar="DIR", required=True, type=FOLDER, help="Where the files go."
+)
 @case_option
 @overrides_option
 @click.option("--force", is_flag=True, help="Replace files that were edited, or that something else made.")

@@ -20,16 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from elasticflow.adopt.reading.forms import Form
     from elasticflow.adopt.reading.source import Source
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.lint.script.forms import Form
     from elasticflow.lint.script.script import Script
 
 _SLOW = ("transformers", "datasets", "accelerate", "lightning", "torchvision", "timm", "peft", "trl", "torchmetrics", "torchaudio", "pandas", "scipy", "sklearn")  # fmt: skip
 _ONE = {
-    "alone": "the script trains in one process",
+    "alone": "no line of the script trains in several processes",
+    "unclear": "reading the script did not tell in how many processes it trains: say it here",
     "spawned": "the script can start its own processes",
-    "none": "this file shows no training in several processes",
+    "none": "this file shows no training loop: say here in how many processes it trains",
 }
 _MOST_CHANGES = 3
 _WIDTH = 60
@@ -53,8 +54,8 @@ def is_script(path: Path) -> bool:
     Raises:
         ScriptError: it is a folder or a notebook.
     """
-    from elasticflow.adopt.reading.forms import trains
     from elasticflow.adopt.reading.source import read
+    from elasticflow.lint.script.forms import trains
     from elasticflow.lint.script.script import Script
 
     try:
@@ -74,9 +75,9 @@ def finish(
         ScaffoldError: a file exists already, or the script lies elsewhere; nothing was written.
         ScriptError: the script cannot be read, or shows no training.
     """
-    from elasticflow.adopt.reading.forms import form_of
     from elasticflow.adopt.reading.source import read
     from elasticflow.jobfile.project import project_root_of
+    from elasticflow.lint.script.forms import form_of
     from elasticflow.lint.script.script import Script
 
     source = read(path, str(path))
@@ -173,14 +174,18 @@ def _cut(text: str) -> str:
 
 
 def _tell_findings(path: Path, source: Source) -> None:
-    from elasticflow.lint.check import lint_source
+    from elasticflow.cli.write.lint import show_looked_for
+    from elasticflow.lint.check import EVERYTHING, lint_source
 
     found: Sequence[Diagnostic] = lint_source(source.text.encode(), str(path))
     counts = {word: sum(each.severity == word for each in found) for word in ("error", "warning")}
     told = ", ".join(
         f"{number} {word}{'s' if number > 1 else ''}" for word, number in counts.items() if number
     )
-    click.echo(f"{paint('lint', bold=True)}    {told or 'nothing that a kill, a restart or a resize breaks'}")
+    click.echo(
+        f"\n{paint('lint', bold=True)}  {told or 'no warnings'}: `elasticflow lint {path}` shows the lines"
+    )
+    show_looked_for(found, EVERYTHING)
 
 
 def _of_patch(source: Source) -> str:
@@ -199,8 +204,8 @@ def _tell_next(path: Path, job_file: Path, form: Form, source: Source) -> None:
     shown = shortest_path(job_file.absolute())
     rows = [
         (f"elasticflow plan {shown}", "what a run would do"),
-        (f"elasticflow run {shown}", "train; Ctrl-C and `elasticflow resume` at any time"),
-        (f"elasticflow lint {path}", "what a kill or a resize breaks in it"),
+        (f"elasticflow run {shown}", "train; after Ctrl-C, `elasticflow resume` starts it again"),
+        (f"elasticflow lint {path}", "what was found in it, line by line"),
     ]
     if not form.rung:
         rows.append((f"elasticflow adopt {path}", _of_patch(source)))

@@ -1,4 +1,4 @@
-"""`elasticflow lint [PATH]...`: read training scripts for what goes wrong when they are killed, restarted or resized."""
+"""`elasticflow lint [PATH]...`: read training scripts for faults that a kill, a restart or a resize brings out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from elasticflow.cli.output import paint
-from elasticflow.cli.parameters import SCRIPT_OR_FOLDER
+from elasticflow.cli.parameters import FORMER_NAMES, SCRIPT_OR_FOLDER
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
 from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, in_order
 from elasticflow.jobfile.diagnostics.render_text import FORMATS, Format, render
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _CODE = re.compile(r"EF6?[0-9]{0,2}|ALL")
 
 
-@click.command("lint")
+@click.command("lint", context_settings=FORMER_NAMES)
 @click.argument("paths", nargs=-1, metavar="[PATH]...", type=SCRIPT_OR_FOLDER)
 @click.option(
     "--select", multiple=True, metavar="CODES", help="Only these, as --select EF61,EF631; notes too."
@@ -33,7 +33,8 @@ _CODE = re.compile(r"EF6?[0-9]{0,2}|ALL")
 @click.option("--ignore", multiple=True, metavar="CODES", help="Not these.")
 @click.option("--strict", is_flag=True, help="Warnings are errors.")
 @click.option(
-    "--output-format",
+    "--format",
+    "output_format",
     type=click.Choice(FORMATS),
     default="full",
     envvar="ELASTICFLOW_OUTPUT_FORMAT",
@@ -49,11 +50,11 @@ def command(
     *,
     strict: bool,
 ) -> int:
-    """Read training scripts, and tell what goes wrong when they are killed, restarted or resized.
+    """Read training scripts for known faults that a kill, a restart or a resize brings out.
 
-    Nothing is run or imported, neither your code nor torch. What cannot be told for sure is not told. Exit code 0 without
-    errors, 1 with: an error hangs or destroys by itself, a warning loses work or changes the training, a note may be
-    meant and is shown in JSON and SARIF, or when its code is selected.
+    Nothing is run or imported, neither your code nor torch. Only what the text shows for sure is told; in the end stands
+    which rules were looked for. Exit code 0 without errors, 1 with: an error hangs or destroys by itself, a warning loses
+    work or changes the training, a note may be meant and is shown in JSON and SARIF, or when its code is selected.
 
     A folder stands for the Python files in it, at any depth, that import torch; default: the project. Hidden folders,
     virtual environments and runs are left alone.
@@ -64,7 +65,7 @@ def command(
     elasticflow lint train.py
     elasticflow lint --select EF61 src/            what concerns checkpoints, notes too
     elasticflow lint --ignore EF603,EF614 train.py
-    elasticflow lint --output-format github .
+    elasticflow lint --format github .
     elasticflow explain EF611                      why, with a bad and a good example
     """
     from elasticflow.lint.check import lint_file
@@ -81,10 +82,24 @@ def command(
             ("\n" if shown and style == "full" else "")
             + _summary(shown, len(files), num_others, strict=strict)
         )
-    if style == "full" and shown:
-        click.echo(f"`elasticflow explain {shown[0].code}` says more, with an example")
+    if style == "full":
+        if shown:
+            click.echo(f"`elasticflow explain {shown[0].code}` says more, with an example")
+        show_looked_for(findings, selection)
     severities = {each.severity for each in findings}
     return ANSWER_IS_NO if "error" in severities or (strict and "warning" in severities) else FINISHED
+
+
+def show_looked_for(findings: Sequence[Diagnostic], selection: Selection) -> None:
+    """Print which rules were looked for, what each found, and that reading cannot tell everything."""
+    from elasticflow.lint.summary import UNTOLD, looked_for
+
+    rows = looked_for(findings, selection)
+    width, wide = (max((len(row[n]) for row in rows), default=0) for n in (0, 1))
+    click.echo(f"\n{paint('looked for', bold=True)}")
+    for codes, subject, found in rows:
+        click.echo(f"  {codes:<{width}}  {subject:<{wide}}  {found}")
+    click.echo(paint(UNTOLD, dim=True))
 
 
 def _selection(select: Sequence[str], ignore: Sequence[str]) -> Selection:
@@ -148,7 +163,7 @@ def _summary(shown: Sequence[Diagnostic], num_files: int, num_others: int, *, st
         for severity in ("error", "warning", "note")
     }
     counts = [f"{number} {noun}{'s' if number > 1 else ''}" for noun, number in numbers.items() if number]
-    text = f"{num_files} file{'' if num_files == 1 else 's'} checked: {', '.join(counts) or 'no problems'}"
+    text = f"{num_files} file{'' if num_files == 1 else 's'} checked: {', '.join(counts) or 'nothing found'}"
     if strict and numbers["warning"]:
         text += " (with --strict, warnings are errors)"
     if num_others:

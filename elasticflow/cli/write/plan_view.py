@@ -26,11 +26,12 @@ from elasticflow.protocol.warm_restarts import MAY_STAND_BY
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from elasticflow.compiler.drift.compare import Difference, Weight
+    from elasticflow.compiler.drift.compare import Difference
     from elasticflow.compiler.plan.forecast import Forecast, Knowledge, KnownSets
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.jobfile.tables.job import EvaluationTable, Job
     from elasticflow.observe.estimates import RunFacts
+    from elasticflow.protocol.key_weights import Weight
     from elasticflow.protocol.warm_restarts import Warm
 
 _MARGIN = 13
@@ -347,12 +348,14 @@ def _snapshots(view: PlanView) -> str:
     plan = view.plan.snapshots
     destination = plan.uri or f"runs/{view.plan.job_name}/<run id>"
     held = f"; held in memory every {plan.memory}" if plan.memory else ""
-    return f"{_any_of(plan.every)}, at the end and when asked to leave; in {destination}{held}"
+    best = "" if view.job.snapshots.keep.best is None else ", at each new best value"
+    return f"{_any_of(plan.every)}{best}, at the end and when asked to leave; in {destination}{held}"
 
 
 def _written(view: PlanView) -> str:
     """Return how large snapshots are, how often they are written, and how many bytes that makes."""
     ahead, known = view.ahead, view.known.snapshot_bytes
+    best = "" if view.job.snapshots.keep.best is None else ", and one for each new best value"
     parts = [
         f"how large: {_unknown(view, 'snapshot_bytes')}"
         if known is None
@@ -362,7 +365,7 @@ def _written(view: PlanView) -> str:
         parts.append("how many an hour: known after the first run")
     else:
         word = "at least" if ahead.is_least else "about"
-        rate = f"{word} {ahead.snapshots_per_hour:,.0f} an hour"
+        rate = f"{word} {ahead.snapshots_per_hour:,.0f} an hour{best}"
         parts.append(
             rate if ahead.bytes_per_hour is None else f"{rate}, {size(ahead.bytes_per_hour)} an hour"
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from elasticflow.cli.output import paint
-from elasticflow.cli.parameters import JOB_FILE, set_option
+from elasticflow.cli.parameters import FORMER_NAMES, JOB_FILE, set_option
 from elasticflow.cli.write.deep_options import DeepRequest, deep_options, try_out_all
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
 from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, in_order
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.load import LoadedJob
 
 
-@click.command("validate")
+@click.command("validate", context_settings=FORMER_NAMES)
 @click.argument("files", nargs=-1, metavar="[FILE]...", type=JOB_FILE)
 @set_option("Change a key, as --set train.epochs=3.")
 @click.option("--strict", is_flag=True, help="Warnings are errors.")
 @click.option(
-    "--output-format",
+    "--format",
+    "output_format",
     type=click.Choice(FORMATS),
     default="full",
     envvar="ELASTICFLOW_OUTPUT_FORMAT",
@@ -76,7 +77,7 @@ def command(
     elasticflow validate jobs/*.toml
     elasticflow validate --deep jobs/mnist.toml        calls your code, in a child process
     elasticflow validate jobs/mnist.toml --set nodes.max=8
-    elasticflow validate --output-format github jobs/*.toml
+    elasticflow validate --format github jobs/*.toml
     """
     if is_dry and (deep or deep_step):
         raise click.UsageError("--diff changes nothing, and --deep calls what is there: give one of them")

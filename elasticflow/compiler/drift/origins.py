@@ -10,8 +10,8 @@ from elasticflow.compiler.inputs.sources import JOB_FILE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elasticflow.compiler.drift.compare import Weight
     from elasticflow.compiler.inputs.origins import Made, Origins
+    from elasticflow.protocol.key_weights import Weight
 
 _BITS = 'train.consistency = "exact" promises bits that this may change'
 _ROUNDING = "equal up to rounding"

@@ -9,7 +9,8 @@ from elasticflow.redaction import mask_url
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from elasticflow.compiler.drift.compare import Difference, Weight
+    from elasticflow.compiler.drift.compare import Difference
+    from elasticflow.protocol.key_weights import Weight
 
 WEIGHTS: dict[Weight, str] = {
     "corrupting": "would corrupt the run",

@@ -323,8 +323,7 @@ def _step_definition(job: Job, forms: CallForms) -> dict[str, Line]:
 
 
 def _join(job: Job, digest: str) -> Code:
-    """Return the call that joins; what is as `elasticflow.join` has it anyway is left out."""
-    compare = job.train.compare_replicas
+    """Return the call that joins; defaults of `join_job` are left out."""
     options = {
         "name": job.job.name,
         "digest": digest[:16],
@@ -332,7 +331,7 @@ def _join(job: Job, digest: str) -> Code:
         "seed": Name("SEED"),
         "snapshots": Name("SNAPSHOTS"),
         "gradients": Name("GRADIENTS"),
-        "compare_replicas": None if compare == "never" else compare,
+        "compare_replicas": job.train.compare_replicas,
         "log_every": _unless(int(job.logging.every.split()[0]), 1),
         "log_level": _unless(job.logging.level, "info"),
         # The number of threads decides how a kernel sums.
@@ -340,7 +339,7 @@ def _join(job: Job, digest: str) -> Code:
         "measures": measures(job),
     }
     given = {key: value for key, value in options.items() if value is not None}
-    return Call("elasticflow.join", keywords(given, "join"))
+    return Call("join_job", keywords(given, "join"))
 
 
 def _unless(value: Any, usual: Any) -> Any:

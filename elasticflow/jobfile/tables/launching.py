@@ -280,7 +280,7 @@ class KeepTable(Table):
         default=None,
         ge=1,
         le=10**6,
-        description="The best ones by evaluation.best; of equal ones the newest.",
+        description="The best ones by evaluation.best; of equal ones the newest. A snapshot is taken at each new best value.",
     )
     every: IntervalText | None = Field(
         default=None, description='One at each of these: "5000 steps", "1 epoch", "6 h".'

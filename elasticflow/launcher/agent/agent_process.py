@@ -212,6 +212,8 @@ def build_agent_process(
     if plan.script is not None:
         marks[worker_environment.LOOP] = loop_settings(plan, project_root).to_json()
         marks["TORCHELASTIC_MAX_RESTARTS"] = str(plan.restarts.budget)
+        if wanted := os.environ.get(worker_environment.ACCEPT_DRIFT):
+            marks[worker_environment.ACCEPT_DRIFT] = wanted
     config = AgentConfig(
         launch_folder=str(launch_folder),
         run_folder=str(folder.path),

@@ -14,12 +14,14 @@ import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
 from elasticflow.protocol import worker_environment
-from elasticflow.system.processes import children_of
+from elasticflow.system.processes import LOADER, children_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -53,6 +55,7 @@ class EndedOrphan:
 class _Asked:
     command: str
     since: float
+    is_own: bool
     is_told: bool = False
     is_killed: bool = False
 
@@ -62,7 +65,7 @@ class Orphans:
 
     Args:
         find: Returns the process ids of those that exist now.
-        tell: Called with each of them that had to be ended.
+        tell: Called with each of them that had to be ended, and is not elasticflow's own.
     """
 
     def __init__(self, find: Callable[[], Iterable[int]], tell: Callable[[EndedOrphan], None]) -> None:
@@ -75,14 +78,14 @@ class Orphans:
             with suppress(psutil.NoSuchProcess):
                 process = psutil.Process(pid)
                 if _is_alive(process):
-                    self._asked.setdefault(process, _Asked(_command(process), now))
+                    self._asked.setdefault(process, _Asked(_told_command(process), now, _is_own(process)))
 
     def pursue(self, now: float) -> bool:
         """Ask known orphans to end, and kill those that had their grace; return whether any is left."""
         for process, asked in list(self._asked.items()):
             _reap(process.pid)
             if not _is_alive(process):
-                if asked.is_told:
+                if asked.is_told and not asked.is_own:
                     self._tell(EndedOrphan(process.pid, asked.command, asked.is_killed))
                 del self._asked[process]
             elif not asked.is_told and now >= asked.since + _SETTLE_S:
@@ -171,6 +174,26 @@ def _command(process: psutil.Process) -> str:
     with suppress(psutil.Error):
         return " ".join(process.cmdline())[:_LONGEST_COMMAND]
     return ""
+
+
+def _is_own(process: psutil.Process) -> bool:
+    """Return whether *process* is elasticflow's, and not one that a worker's code has started."""
+    with suppress(psutil.Error):
+        name, command = process.name(), process.cmdline()
+        # What a worker forks has the worker's command line, but for its name.
+        return _is_of_ours(command) and name in (LOADER, Path(command[0]).name)
+    return False
+
+
+def _is_of_ours(command: list[str]) -> bool:
+    return any(flag == "-m" and word.startswith("elasticflow.") for flag, word in pairwise(command))
+
+
+def _told_command(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        if _is_of_ours(process.cmdline()):
+            return f"{process.name()}, forked by a worker"
+    return _command(process)
 
 
 def _send(process: psutil.Process, number: signal.Signals) -> None:

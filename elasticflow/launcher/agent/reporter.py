@@ -22,6 +22,7 @@ from elasticflow.protocol.messages import (
     WorkersStarted,
     WriterReports,
 )
+from elasticflow.system.process_record import ProcessRecord
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
@@ -73,7 +74,10 @@ class Reporter:
         self._generation, self._ranks = generation, ranks
         self._logs = [RankLog(self._folder, generation, rank) for rank in ranks.values()]
         self._prints = RankPrints(self._folder, generation, time.monotonic) if 0 in ranks.values() else None
-        workers = tuple(StartedWorker(rank, pids[local], self._node) for local, rank in ranks.items())
+        workers = tuple(
+            StartedWorker(rank, node=self._node, **ProcessRecord.of(pids[local]).to_json())
+            for local, rank in ranks.items()
+        )
         self._outbox.post(WorkersStarted(generation, self._node, workers))
 
     def look(self) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from elasticflow.launcher.fork_server.script import run_script
 from elasticflow.protocol.json_codec import from_json
 from elasticflow.protocol.script.program import Program
+from elasticflow.system import forked_children
 from elasticflow.system.processes import die_with_parent
 from elasticflow.telemetry.masking import mask_streams
 
@@ -21,6 +22,7 @@ def main() -> None:
     die_with_parent(int(sys.argv[1]))
     faulthandler.register(signal.SIGUSR2, all_threads=True)  # exec has removed the fork server's handler
     mask_streams()
+    forked_children.name_children()
     entry_point = sys.argv[2]
     if entry_point.startswith("{"):
         program = from_json(Program, json.loads(entry_point))

@@ -11,6 +11,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, NoReturn
 
+from elasticflow.system import forked_children
 from elasticflow.telemetry.masking import mask_streams
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def take_over(request: Spawn) -> None:
     faulthandler.register(signal.SIGUSR2, all_threads=True)  # stacks of a hang, also of one in an import
     os.environ.update(request.environment)
     mask_streams()
+    forked_children.name_children()
 
 
 def run_entry_point(path: str) -> None:

@@ -19,6 +19,8 @@ class Order:
         environment: Variables that the command has besides those of the host.
         run: The run: one node of it lives on a host at a time.
         grace_s: Seconds that a node has to leave.
+        host: The host, as the file of hosts names it; empty: it is not in such a file.
+        launch: Id of the command that starts the nodes, another one at each start.
     """
 
     folder: str
@@ -26,6 +28,8 @@ class Order:
     environment: dict[str, str]
     run: str
     grace_s: float
+    host: str = ""
+    launch: str = ""
 
     def to_line(self) -> str:
         """Return it as one line."""

@@ -6,7 +6,6 @@ Only what Python itself has is imported, so that it answers at once: `python -m 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import signal
@@ -19,7 +18,11 @@ import time
 from pathlib import Path
 from typing import IO
 
+from elasticflow.errors import NOT_STARTED
 from elasticflow.launcher.hosts.order import LEAVE, Order
+from elasticflow.system.file_lock import FileLock, LockHeldError
+from elasticflow.system.process_record import ProcessRecord
+from elasticflow.system.processes import boot_id
 
 _LOOK_S = 0.1
 # Beyond the node's own time to leave: for its last snapshot.
@@ -30,11 +33,12 @@ def main() -> int:
     """Run what the first line of standard input orders; return its exit code, 128 and more if a signal killed it."""
     order = Order.from_line(sys.stdin.readline())
     lock = _take_lock(order)
-    node = _start(order, lock)
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, str(node.pid).encode(), 0)
+    if lock is None:
+        return NOT_STARTED
+    node = _start(order, lock.descriptor)
+    lock.write(ProcessRecord.of(node.pid), node=order.host, launch=order.launch)
     # The node has the lock now, for as long as it lives.
-    os.close(lock)
+    lock.close()
     _say(f"a node on {socket.gethostname()}, process {node.pid}")
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: _ask(node))
@@ -58,25 +62,54 @@ def _start(order: Order, lock: int) -> subprocess.Popen[bytes]:
     )
 
 
-def _take_lock(order: Order) -> int:
-    """Return the descriptor of the run's lock on this host; a node that has it is asked to leave, and killed if it does not."""
+def lock_path(order: Order) -> Path:
+    """Return the file that the run's node on this machine locks.
+
+    Hosts may share their folder for temporary files, as machines and containers do: each has a file of its own.
+    """
     folder = Path(tempfile.gettempdir()) / f"elasticflow-nodes-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    name = hashlib.sha256(f"{order.folder}\0{order.run}".encode()).hexdigest()[:16]
-    descriptor = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    asked_at: float | None = None
+    place = f"{socket.gethostname()}\0{boot_id()}\0{order.folder}\0{order.run}"
+    return folder / f"{hashlib.sha256(place.encode()).hexdigest()[:16]}.lock"
+
+
+def _take_lock(order: Order) -> FileLock | None:
+    """Return the run's lock on this machine; None, with the reason said, if this launch has a node here by another name.
+
+    A node that has lost its connection is asked to leave, and killed if it does not.
+    """
+    path = lock_path(order)
+    asked: tuple[ProcessRecord | None, float] | None = None
     while True:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
-        if word := os.pread(descriptor, 32, 0).decode():
-            if asked_at is None:
-                _say(f"process {word} is a node of this run that lost its connection: it is asked to leave")
-                asked_at = time.monotonic()
-                _signal(int(word), signal.SIGTERM)
-            elif time.monotonic() > asked_at + order.grace_s + _ENDING_S:
-                _signal(int(word), signal.SIGKILL)
+        try:
+            return FileLock.take(path, 0, 0o600)
+        except LockHeldError as held:
+            # Whoever took the lock a moment ago has not told its node yet.
+            if "launch" in held.note:
+                if order.launch and held.note["launch"] == order.launch and held.note["node"] != order.host:
+                    _refuse(order, held)
+                    return None
+                if asked is None or asked[0] != held.holder:
+                    asked = held.holder, time.monotonic()
+                    _ask_to_leave(held)
+                elif time.monotonic() > asked[1] + order.grace_s + _ENDING_S and held.holder is not None:
+                    held.holder.send(signal.SIGKILL)
         time.sleep(_LOOK_S)
+
+
+def _refuse(order: Order, held: LockHeldError) -> None:
+    _say(
+        f"error: {order.host} and {held.note['node']} are the same machine, {socket.gethostname()}, and the same folder, "
+        f"{order.folder}: a node of this run is there already ({held.who})\n"
+        f"  help: take {order.host} out of the file of hosts"
+    )
+
+
+def _ask_to_leave(held: LockHeldError) -> None:
+    if held.holder is not None and held.holder.send(signal.SIGTERM):
+        _say(f"{held.who} is a node of this run that lost its connection: it is asked to leave")
+    else:
+        _say(f"{held.who} has a node of this run and is none of this machine's processes: it is waited for")
 
 
 def _obey(node: subprocess.Popen[bytes], grace_s: float) -> None:
@@ -105,11 +138,6 @@ def _copy(stream: IO[bytes]) -> None:
 def _say(text: str) -> None:
     with contextlib.suppress(OSError):
         os.write(1, f"{text}\n".encode())
-
-
-def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
 
 
 if __name__ == "__main__":

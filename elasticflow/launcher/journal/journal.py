@@ -73,6 +73,7 @@ class Journal:
         launch: Number of the launch.
         show: Called with each record.
         mask: What no record may hold; workers mask their own lines.
+        require_held: Called before each write; raises where another launch may have the run (`launcher/run_lock.py`).
 
     Attributes:
         damage: What was moved out of events.jsonl when it was opened; None if it was whole.
@@ -87,8 +88,9 @@ class Journal:
         launch: int,
         show: Callable[[EventRecord], None],
         mask: Mask | None = None,
+        require_held: Callable[[], None] = lambda: None,
     ) -> None:
-        self._folder = folder
+        self._folder, self._require_held = folder, require_held
         self._mask = mask or Mask()
         atomic_files.remove_temporaries(folder.state)
         self.durations = Durations(_durations_before(folder), time.monotonic)
@@ -139,6 +141,7 @@ class Journal:
         self.durations.saw(record)
         if record["event"] == GENERATION_ENDED:
             record["durations"] = self.durations.end_group()
+        self._require_held()
         self._lines.append([record])
         self._show(record)
         self._follow(record)
@@ -216,6 +219,7 @@ class Journal:
 
     def write_state(self) -> None:
         """Replace state.json; a reader sees the old or the new one, never a part."""
+        self._require_held()
         self._written = time.monotonic()
         self.state["updated"] = now()
         self.state["durations"] = {"launch": self.durations.of_launch(), "run": self.durations.of_run()}
@@ -224,6 +228,8 @@ class Journal:
 
     def close(self) -> None:
         """Write the last state and close."""
-        self.write_state()
-        self._lines.sync()
-        self._lines.close()
+        try:
+            self.write_state()
+            self._lines.sync()
+        finally:
+            self._lines.close()

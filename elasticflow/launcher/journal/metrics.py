@@ -9,6 +9,7 @@ from elasticflow.system.json_lines import AppendedLines, lines_from_end, lines_o
 from elasticflow.system.records import BadJsonError, parse
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from elasticflow.events import EventRecord
@@ -20,12 +21,16 @@ _LEFT_OUT = frozenset({"timestamp", "level", "event", "job", "run_id", "node", "
 class Metrics:
     """The metrics file of a run; lines come from rank 0's log.
 
+    Args:
+        folder: The run's.
+        require_held: Called before each change; raises where another launch may have the run (`launcher/run_lock.py`).
+
     Attributes:
         damage: What was moved out of the file when it was opened; None if it was whole.
     """
 
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
+    def __init__(self, folder: RunFolder, require_held: Callable[[], None] = lambda: None) -> None:
+        self._folder, self._require_held = folder, require_held
         self._lines = AppendedLines(folder.metrics, _is_metrics)
         self.damage = self._lines.damage
         self._damaged_at = self._lines.damaged_at
@@ -37,6 +42,7 @@ class Metrics:
 
         A node that was cut off, and counts as lost, may tell of its steps when others have long done them again.
         """
+        self._require_held()
         lines = [_metrics_of(r) for r in records if r["event"] in (events.STEP, events.EVALUATION)]
         late = [line for line in lines if line.get("generation", self._generation) < self._generation]
         self._lines.append([line for line in lines if line not in late])
@@ -54,6 +60,7 @@ class Metrics:
         Lines beyond it are moved to metrics.redone.jsonl. Lines up to it that the supervisor did not live to write, or
         that were damaged, are taken from the rank logs of earlier generations.
         """
+        self._require_held()
         self._generation, self._began_after = generation, step
         if self._damaged_at is not None:
             self._refill(self._damaged_at, step)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from elasticflow.system.oom_kills import counts_of_kills, is_in_log
-from elasticflow.system.processes import started_at
+from elasticflow.system.processes import boot_id, started_at
 from elasticflow.system.records import read
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Machine:
         """Return this machine now."""
         return cls(
             socket.gethostname(),
-            _text(_PROC / "sys/kernel/random/boot_id"),
+            boot_id(),
             started_at(1),
             started_at(os.getpid()),
             _booted(),
@@ -80,7 +80,7 @@ class Machine:
         kills = counts.items() if isinstance(counts, dict) else ()
         return cls(
             host,
-            boot_id if isinstance(boot_id := record.get("boot_id"), str) else None,
+            boot if isinstance(boot := record.get("boot_id"), str) else None,
             _whole(record.get("init_started")),
             _whole(record.get("process_started")),
             record["booted"] if isinstance(record.get("booted"), float) else None,
@@ -201,13 +201,6 @@ def _is_full(path: Path) -> bool:
 
 def _local(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8").strip() or None
-    except (OSError, UnicodeDecodeError):
-        return None
 
 
 def _booted() -> float | None:

@@ -15,7 +15,7 @@ from elasticflow.system.json_lines import append_line
 from elasticflow.system.records import BadJsonError, parse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
 CLAIMED_FAILURES = "failures"
@@ -58,16 +58,21 @@ class LedgerEntry:
 class RestartLedger:
     """The failures of a run, oldest first, in a file that only grows.
 
+    Args:
+        path: The file.
+        require_held: Called before each write; raises where another launch may have the run (`launcher/run_lock.py`).
+
     Attributes:
         entries: All of them.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, require_held: Callable[[], None] = lambda: None) -> None:
+        self._path, self._require_held = path, require_held
         self.entries = read_ledger(path)
 
     def append(self, entry: LedgerEntry) -> None:
         """Add an entry; it is on disk before this returns."""
+        self._require_held()
         append_line(self._path, entry.to_json())
         self.entries.append(entry)
 

@@ -230,10 +230,20 @@ def _why_hopeless(
     return None
 
 
+def _was_tried(entry: LedgerEntry) -> bool:
+    """Return True if what failed was an attempt to train: no outcome, and no agent that ended between two generations."""
+    is_idle_agent = entry.failure_class == "agent_lost" and entry.generation == 0
+    return entry.failure_class not in OUTCOMES and not is_idle_agent
+
+
 def _delay_s(entry: LedgerEntry, ledger: Sequence[LedgerEntry]) -> float:
-    """Return the seconds to wait: doubled with each failure since the last progress; none after an outcome."""
-    streak = sum(e.high >= entry.high for e in ledger if e.failure_class not in OUTCOMES)
-    if streak == 0 or entry.failure_class in OUTCOMES:
+    """Return the seconds to wait: doubled with each failure since the last progress; none after an outcome.
+
+    An agent that ended while no generation ran adds no wait: it is started again at once, and the nodes that are ready
+    would only stand idle.
+    """
+    streak = sum(e.high >= entry.high for e in ledger if _was_tried(e))
+    if streak == 0 or not _was_tried(entry):
         return 0.0
     # The exponent is capped so that a long streak cannot overflow a float.
     return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(streak - 1, 16))

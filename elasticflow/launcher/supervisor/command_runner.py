@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from typing import TYPE_CHECKING, assert_never
 
 from elasticflow import events
@@ -29,6 +27,7 @@ from elasticflow.launcher.supervisor.commands import (
     StartAgent,
     UpdateState,
 )
+from elasticflow.system.process_record import ProcessRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,8 +153,7 @@ def claim_generation(
         "launch": launch.number,
         "reason": reason,
         "nodes": list(nodes),
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
+        **ProcessRecord.of().to_json(),
         CLAIMED_FAILURES: ledger.since(last or catalog.newest_generation()),
     }
     if last == 0:

@@ -62,6 +62,8 @@ class Ingest:
         elif name == events.TRAINING_STARTED:
             self._journal.durations.redone(self._metrics.settle(line["step"], line["generation"]))
             self._journal.update(at_once=True, step=line["step"], steps=line["steps"], epoch=line["epoch"])
+        elif name == events.STAGE_STARTED:
+            self._journal.update(at_once=True, steps=line["steps"])
         elif name == events.SNAPSHOT_CHOSEN:
             # Newer ones, if there were any, have been set aside.
             self._journal.update(snapshot=line["name"])

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.launcher.journal.post_mortem import Ending
     from elasticflow.launcher.rendezvous.leadership import LaunchStore
+    from elasticflow.launcher.run_lock import RunLock
     from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
     from elasticflow.run_folder import RunFolder
     from elasticflow.snapshots.format.writer_config import WriterStart
@@ -38,6 +39,7 @@ class Launch:
         catalog: The run's snapshots and generations.
         writer: What each node's snapshot writer is started with.
         store: The control store of its processes.
+        lock: Of the run.
         is_resumed: The run existed before this launch.
         is_edited: train.py was edited by hand.
         scale: How many nodes this machine plays from when on.
@@ -57,6 +59,7 @@ class Launch:
     catalog: Catalog
     writer: WriterStart
     store: LaunchStore
+    lock: RunLock
     is_resumed: bool = False
     is_edited: bool = False
     scale: tuple[ScaleChange, ...] = ALONE

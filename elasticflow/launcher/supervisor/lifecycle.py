@@ -125,6 +125,10 @@ class Lifecycle:
         self._undecided: _Undecided | None = None
         self._now = Instant(0.0, 0.0)
         self._heard_at: float | None = None
+        # A script that runs for the first time begins at its beginning; so does each later start that tells no step.
+        self._has_script_run = run.is_resumed
+        self._tells_steps = run.step > 0
+        self._is_anew_told = False
         self._failed_at: float | None = None  # unix time of the failure that the generation answers, if any
         self._commands: list[Command] = []
         self.generation: Generation | None = None
@@ -309,7 +313,7 @@ class Lifecycle:
             if line.get("generation", number) < number:
                 continue  # of a node that was cut off: others have done these steps again
             if line["event"] in {events.STEP, events.TRAINING_STARTED, events.TRAINING_FINISHED}:
-                self._step = line["step"]
+                self._step, self._tells_steps = line["step"], True
             if self.generation is not None:
                 self.generation.hear(line)
 
@@ -330,6 +334,10 @@ class Lifecycle:
         since = None if failed_at is None else round(max(0.0, self._now.unix - failed_at), 3)
         self._record(events.SCRIPT_STARTED, script=script, seconds_since_failure=since)
         self._do(UpdateState({"script": script}))
+        if self._has_script_run and not self._tells_steps and not self._is_anew_told:
+            self._is_anew_told = True
+            self._record(events.SCRIPT_BEGAN_ANEW, script=script)
+        self._has_script_run = True
 
     def _conclude(self, generation: Generation) -> None:
         """Once no worker is left anywhere: what ended the generation, and what comes next."""

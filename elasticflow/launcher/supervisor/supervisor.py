@@ -18,7 +18,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from elasticflow import errors, events
-from elasticflow.errors import RendezvousError, RunFolderError
+from elasticflow.errors import RendezvousError, RunFolderError, RunTakenError
 from elasticflow.jobfile.tables.units import parse_duration
 from elasticflow.launcher.journal.display_thread import DisplayThread
 from elasticflow.launcher.journal.environment_record import EnvironmentRecord
@@ -64,7 +64,7 @@ from elasticflow.protocol.messages import (
 from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.resume_command import told_command
 from elasticflow.run_folder import step_of
-from elasticflow.snapshots.writer.committer import FENCED
+from elasticflow.snapshots.client.writer_reports import FENCED
 from elasticflow.system.clocks import on_own_clock
 from elasticflow.telemetry.fields import SCHEMA_VERSION
 from elasticflow.telemetry.masking import mask_of
@@ -108,8 +108,9 @@ class Supervisor:
         token = {TOKEN: launch.store.address.token}
         addresses = frozenset() if launch.job.notify is None else launch.job.notify.variables()
         self._mask = mask_of({**os.environ, **plan.env, **token}, {*plan.env_secrets, *addresses})
-        self._journal = Journal(launch.folder, launch.number, self._display, self._mask)
-        self._metrics = Metrics(launch.folder)
+        require_held = launch.lock.require_held
+        self._journal = Journal(launch.folder, launch.number, self._display, self._mask, require_held)
+        self._metrics = Metrics(launch.folder, require_held)
         self._environment = EnvironmentRecord(launch.folder.launch(launch.number))
         self._ingest = Ingest(self._journal, self._metrics, self._environment)
         self._agents = LocalAgents(launch, self._journal)
@@ -117,7 +118,7 @@ class Supervisor:
         self._follower = Follower(launch.follower, launch.folder, self._journal)
         self._profiles = Profiles(launch.folder, self._journal)
         self._nodes = Nodes(launch.plan.nodes_min, launch.plan.nodes_max)
-        self._ledger = RestartLedger(launch.folder.ledger)
+        self._ledger = RestartLedger(launch.folder.ledger, require_held)
         self._lifecycle = self._first_lifecycle()
         self._asked = LeaveRequests()
         self._cancel = CancelMark(launch.folder.cancel)
@@ -130,10 +131,14 @@ class Supervisor:
 
         Raises:
             RunFolderError: what happens cannot be written down any more, so the launch was ended.
+            RunTakenError: the run's lock is not the one that this launch holds, so the launch was ended.
             RendezvousError: who serves the launch's keys did not answer when it began.
         """
         try:
             code = self._lead()
+        except RunTakenError:
+            self._display.close()
+            raise
         except OSError as error:
             self._display.close()
             # The first error is the cause: the files fail to be closed, too.
@@ -238,6 +243,7 @@ class Supervisor:
         self._journal.know(epochs=epochs, budget_left=left, resume_command=told_command())
 
     def _turn(self, channel: AgentChannel, tell: Callable[[LifecycleEvent], None]) -> None:
+        self._launch.lock.require_held()
         for message in channel.take():
             self._hear(message, tell)
         self._look_at_signals(tell)

@@ -10,7 +10,7 @@ from elasticflow.jobfile.diagnostics import codes
 from elasticflow.lint.finding import Finding
 from elasticflow.lint.rules.launching import reads_of_environment
 from elasticflow.lint.rules.replicas import DDP
-from elasticflow.lint.rules.saves import Contents, Save, loads_in, resumes, saves_in
+from elasticflow.lint.rules.saves import Contents, Save, loaded_words, loads_in, resumes, saves_in
 from elasticflow.lint.script.names import dotted_name
 from elasticflow.lint.script.ranks import RANKISH, may_choose_ranks, words_of
 from elasticflow.lint.script.script import argument, called_name, has_unpacked, is_constant
@@ -27,6 +27,8 @@ _SCHEDULE = re.compile(r"sched|(^|_)lr_|warmup", re.IGNORECASE)
 _POSITION = re.compile(
     r"epoch|step|iter|position|progress|(^|_)it(_|$)|num_|batch|count|samples|tokens", re.IGNORECASE
 )
+_SCALER = re.compile(r"scaler|(^|_)amp(_|$)", re.IGNORECASE)
+_AVERAGE = re.compile(r"(^|_)ema(_|$)|averag|(^|_)swa(_|$)|shadow", re.IGNORECASE)
 _RANDOM = re.compile(r"rng|random|generator", re.IGNORECASE)
 _MOVES = ("os.replace", "os.rename", "os.renames", "shutil.move", "shutil.copy", "shutil.copyfile", "shutil.copy2", "os.link", "os.symlink")  # fmt: skip
 # With these, what a rank holds is its own, or the framework writes.
@@ -215,12 +217,14 @@ def saved_in_part(view: View) -> Iterator[Finding]:
     if found is None:
         return
     save, contents = found
-    missing = []
-    if _has_stateful_optimizer(script) and not _any_word(_OPTIMIZER, contents):
-        missing.append("the optimizer")
-    if _has_schedule(script) and not _any_word(_SCHEDULE, contents):
-        missing.append("the learning rate schedule")
-    if not _any_word(_POSITION, contents):
+    parts = [
+        ("the optimizer", _OPTIMIZER, _has_stateful_optimizer(script)),
+        ("the learning rate schedule", _SCHEDULE, _has_schedule(script)),
+        ("the gradient scaler", _SCALER, _has_scaler(script)),
+        ("the averaged weights", _AVERAGE, _has_average(script)),
+    ]
+    missing = [name for name, words, is_there in parts if is_there and not _any_word(words, contents)]
+    if not _any_word(_POSITION, contents) and not _reads_position_of_name(script):
         missing.append("the epoch or step")
     if missing:
         yield Finding(
@@ -228,6 +232,15 @@ def saved_in_part(view: View) -> Iterator[Finding]:
             save.call.func,
             f"the script goes on from this checkpoint, which does not hold {' or '.join(missing)}: training starts those anew",
             "put the state_dict() of whatever has one into it, and the number of the epoch and step",
+        )
+    taken = loaded_words(script)
+    left = [name for name, words, is_there in parts if is_there and _any_word(words, contents) and taken is not None and not any(map(words.search, taken))]  # fmt: skip
+    if left:
+        yield Finding(
+            codes.LINT_SAVED_IN_PART,
+            next(loads_in(script)).func,
+            f"the script goes on from this checkpoint and never loads {' or '.join(left)}, which it holds: training starts those anew",
+            "call load_state_dict() of whatever has a state in it",
         )
 
 
@@ -301,6 +314,32 @@ def _has_schedule(script: Script) -> bool:
             targets = whole.targets if isinstance(whole, ast.Assign) else []
             names = {dotted_name(target) for target in targets} - {""}
             if any(dotted_name(step.func) in {f"{name}.step" for name in names} for step in script.calls):
+                return True
+    return False
+
+
+def _reads_position_of_name(script: Script) -> bool:
+    """Return whether a number is read from a path, as scripts do that have the step in a checkpoint's name."""
+    parts = {"splitext", "basename", "split", "rsplit", "stem", "search", "match", "findall", "replace"}
+    return any(
+        script.origin(call.func) == "builtins.int" and any(words_of(each) & parts for each in call.args)
+        for call in script.calls
+    )
+
+
+def _has_scaler(script: Script) -> bool:
+    """Return whether a scaler of gradients is made that is not switched off by a constant."""
+    made = [call for call in script.calls if script.origin(call.func).endswith(".GradScaler")]
+    return any(not is_constant(argument(call, "enabled"), False) for call in made)
+
+
+def _has_average(script: Script) -> bool:
+    """Return whether averaged weights are kept beside the model: assigned by a call, under a name that says so."""
+    for node in script.nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            made = script.origin(node.value.func) == "torch.optim.swa_utils.AveragedModel"
+            names = [dotted_name(target).rpartition(".")[2] for target in node.targets]
+            if made or any(re.fullmatch(r"(model_|net_)?ema(_(model|net))?", name) for name in names):
                 return True
     return False
 

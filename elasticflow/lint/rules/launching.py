@@ -10,7 +10,7 @@ from elasticflow.jobfile.diagnostics import codes
 from elasticflow.lint.finding import Finding
 from elasticflow.lint.script.names import dotted_name
 from elasticflow.lint.script.ranks import is_entry_check, words_of
-from elasticflow.lint.script.script import argument
+from elasticflow.lint.script.script import argument, called_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -147,4 +147,40 @@ def _is_conditional(script: Script, node: ast.AST) -> bool:
     callers = script.callers.get(function, [])
     return not callers or any(
         _is_conditional(script, call) for call in callers if script.function_of(call) is not function
+    )
+
+
+def local_rank_by_argument(view: View) -> Iterator[Finding]:
+    """Yield the option `--local_rank` of a script that takes its GPU from it, and never looks at LOCAL_RANK."""
+    script = view.script
+    if "LOCAL_RANK" in script.text or script.names.modules & {"deepspeed", "accelerate", "transformers"}:
+        return
+    if script.names.assigned_attribute("local_rank") or _is_set_elsewhere(script):
+        return
+    is_read = any(
+        isinstance(node, ast.Attribute) and node.attr == "local_rank" and isinstance(node.ctx, ast.Load)
+        for node in script.nodes
+    )
+    for call in script.calls:
+        flags = {each.value for each in call.args if isinstance(each, ast.Constant)}
+        if is_read and called_name(call) == "add_argument" and flags & {"--local_rank", "--local-rank"}:
+            yield Finding(
+                codes.LINT_LOCAL_RANK,
+                call,
+                "torchrun passes no --local_rank: every worker has its default, and takes the same GPU or trains alone",
+                'take it from torchrun: default=int(os.environ.get("LOCAL_RANK", 0))',
+            )
+            return
+
+
+def _is_set_elsewhere(script: Script) -> bool:
+    """Return whether a function of another file is given all arguments, and may set the rank in them."""
+    return any(
+        script.called(call) is None
+        and re.search(r"dist|setup|init|prepare|env", called_name(call), re.IGNORECASE)
+        and any(
+            isinstance(each, ast.Name) and each.id in {"args", "opt", "opts", "options", "cfg", "config"}
+            for each in call.args
+        )
+        for call in script.calls
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.lint.script.names import dotted_name
 from elasticflow.lint.script.ranks import words_of
-from elasticflow.lint.script.script import argument, called_name
+from elasticflow.lint.script.script import argument, called_name, is_constant
 from elasticflow.lint.script.values import values_given, words_behind
 
 if TYPE_CHECKING:
@@ -90,7 +90,9 @@ def contents_of(script: Script, node: ast.expr) -> list[Contents]:
         values = [
             value
             for value in script.names.assigned(node.id)
-            if value is not None and script.function_of(value) is scope
+            if value is not None
+            and script.function_of(value) is scope
+            and not _is_empty_or_loaded(script, value)
         ]
         if len(values) == 1 and (contents := _of_dict(script, values[0])):
             words, is_known = _added(script, node.id, scope)
@@ -98,6 +100,13 @@ def contents_of(script: Script, node: ast.expr) -> list[Contents]:
         found = [_of_dict(script, value) or Contents(frozenset(words_behind(script, value, 2)), is_dict=False) for value in values]  # fmt: skip
         return found or [Contents(frozenset(words_of(node)), is_dict=False)]
     return [_of_dict(script, node) or Contents(frozenset(words_behind(script, node, 2)), is_dict=False)]
+
+
+def _is_empty_or_loaded(script: Script, value: ast.expr) -> bool:
+    """Return whether a variable holds nothing by this value, or what an earlier start has saved."""
+    return is_constant(value, None) or (
+        isinstance(value, ast.Call) and script.origin(value.func) == "torch.load"
+    )
 
 
 def _of_dict(script: Script, node: ast.expr) -> Contents | None:
@@ -202,3 +211,114 @@ def _begins_with(node: ast.expr, name: str) -> bool:
     while isinstance(node, ast.Subscript):
         node = node.value
     return dotted_name(node) == name
+
+
+def loaded_words(script: Script) -> set[str] | None:
+    """Return the names in whatever takes a state, and the keys read of loaded checkpoints; None: another may take them.
+
+    A function that is given a whole checkpoint may load any part of it.
+    """
+    words: set[str] = set()
+    for load in loads_in(script):
+        parent = script.parents.get(load)
+        names = (
+            {dotted_name(target) for target in parent.targets} if isinstance(parent, ast.Assign) else set()
+        )
+        scope = script.function_of(load)
+        for call in script.calls:
+            given = {dotted_name(each) for each in (*call.args, *(each.value for each in call.keywords))}
+            is_taken = called_name(call) in {"load_state_dict", "print", "len", "set"}
+            if names & given and script.function_of(call) is scope and not is_taken:
+                return None
+        returned = [each.value for each in script.nodes if isinstance(each, ast.Return) and each.value]
+        if any(dotted_name(part) in names for value in returned for part in ast.walk(value)):
+            return None
+        for name in names:
+            words |= _keys_read(script, name, scope)
+    for call in script.calls:
+        if called_name(call) == "load_state_dict":
+            words |= words_of(call)
+        elif called_name(call).startswith("load") and script.called(call) is None and not call.args:
+            return None
+    return words | {called_name(call) for call in state_loads(script)}
+
+
+# Names of calls that write a state, whoever has them.
+_STATE_CALLS = {
+    "save_state",
+    "save_pretrained",
+    "save_checkpoint",
+    "save_model",
+    "save_snapshot",
+    "save_ckpt",
+}
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
+_LOADS = {
+    "load",
+    "loads",
+    "loaded",
+    "resume",
+    "resumes",
+    "restore",
+    "restart",
+    "recover",
+    "reload",
+    "warmstart",
+}
+# What a script loads that is none of its checkpoints: by the words of a call's name, and by its library.
+_OF_DATA = {"data", "dataset", "datasets", "loader", "loaders", "dataloader", "tokens", "image", "images", "classes", "config", "configs", "cfg", "args", "json", "yaml", "metric", "metrics", "vocab", "tokenizer", "wav", "audio", "hparams", "env", "dotenv", "csv", "text", "file", "files", "filepaths", "filenames", "shard", "batch", "samples", "features", "labels", "mask", "masks", "annotations", "corpus", "names", "safe", "full", "module", "inline", "extension", "graph", "lines", "svmlight", "split", "splits", "card"}  # fmt: skip
+_OTHERS = ("numpy", "json", "yaml", "datasets", "torchvision", "torchaudio", "librosa", "soundfile", "evaluate", "tomllib", "toml", "csv", "PIL", "pandas", "omegaconf", "importlib", "wandb", "builtins", "dotenv", "torchtext", "sklearn", "scipy", "torch.utils.cpp_extension", "torch.hub", "torch.jit", "hydra", "marshal", "sentencepiece", "cv2", "imageio", "h5py", "pickle", "joblib", "logging")  # fmt: skip
+
+
+def state_saves(script: Script) -> list[ast.Call]:
+    """Return the calls that write a state to a file, in the order of the file, by whatever library."""
+    by_torch = {id(save.call) for save in saves_in(script)}
+    return [call for call in script.calls if id(call) in by_torch or _saves_state(script, call)]
+
+
+def _saves_state(script: Script, call: ast.Call) -> bool:
+    if called_name(call) in _STATE_CALLS:
+        return script.called(call) is None
+    if called_name(call) != "save" or not isinstance(call.func, ast.Attribute):
+        return False
+    owner = dotted_name(call.func.value).lower()
+    return "fabric" in owner or "accelerator" in owner or script.origin(call.func) == "torch.distributed.checkpoint.save"  # fmt: skip
+
+
+def state_loads(script: Script) -> list[ast.Call]:
+    """Return the calls that load a state, or may, by their names; `from_pretrained` only of what the script itself saves."""
+    return [call for call in script.calls if _may_load_state(script, call)]
+
+
+def _may_load_state(script: Script, call: ast.Call) -> bool:
+    name, origin = called_name(call), script.origin(call.func)
+    if _is_of_state_dict_method(script, call) or name.startswith("register") or _is_copy(call):
+        return False
+    if name in {"from_pretrained", "load_from_checkpoint"}:
+        return bool(call.args) and bool(_paths_saved(script) & words_of(call.args[0]))
+    words = {word.lower() for word in _WORD.findall(name)}
+    if not words & _LOADS or words & _OF_DATA or origin.partition(".")[0] in _OTHERS or origin.startswith(_OTHERS):  # fmt: skip
+        return False
+    if isinstance(call.func, ast.Attribute) and {"wandb", "np", "json", "yaml"} & words_of(call.func.value):
+        return False
+    # The loads in a function of this file count themselves.
+    return script.called(call) is None
+
+
+def _is_copy(call: ast.Call) -> bool:
+    """Return whether a call takes over what another object holds now: `a.load_state_dict(b.state_dict())`."""
+    return any(
+        isinstance(each, ast.Call) and called_name(each) in {_STATE, "parameters"} for each in call.args
+    )
+
+
+def _is_of_state_dict_method(script: Script, call: ast.Call) -> bool:
+    """Return whether a call stands in a `load_state_dict` that the file defines, which whoever loads calls."""
+    function = script.function_of(call)
+    return function is not None and function.name in {"load_state_dict", "set_state_dict", "load_model_hook"}
+
+
+def _paths_saved(script: Script) -> set[str]:
+    """Return the names in the paths that models are saved to by `save_pretrained`."""
+    paths = [call.args[0] for call in script.calls if called_name(call) == "save_pretrained" and call.args]
+    return {word for path in paths for word in words_of(path)} - {"os", "path", "join", "args", "opt", "self"}

@@ -82,13 +82,13 @@ def find_source(
     """
     options = dict(options or {})
     if text is None:
-        return _of_run(find_run(project_root, None), options)
+        return _of_run(find_run(project_root, None, by_hand=True), options)
     if match := _ONE.fullmatch(text):
         return replace(find_source(project_root, match["run"], options), name=match["name"])
     if _URL.match(text):
         return _at(text, options)
     try:
-        return _of_run(find_run(project_root, text), options)
+        return _of_run(find_run(project_root, text, by_hand=True), options)
     except RunNotFoundError:
         if not Path(text).is_dir():
             raise

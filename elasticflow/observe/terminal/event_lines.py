@@ -279,6 +279,13 @@ def _loss_unweighed(record: Record) -> Line:
     return Line("warning", "notice", "loss", text, more)
 
 
+def script_began_anew(record: Record) -> Line:
+    """Return the line of a `script.began_anew` event."""
+    text = f"{record.get('script')} was started again, and has told no step: it began anew unless it loads a checkpoint of its own"
+    more = "help: have it load its newest checkpoint when it begins, or call elasticflow.join: elasticflow guide own-loop"
+    return Line("warning", "notice", "began anew", text, (more,))
+
+
 def _data_own(record: Record) -> Line:
     text = "read by the script itself: which samples come after a restart is its own business"
     names = record.get("kept")
@@ -286,6 +293,31 @@ def _data_own(record: Record) -> Line:
         return Line("note", "plain", "data", text, (f"with the state of {', '.join(map(str, names))}",))
     more = "nothing of it is kept: run.keep(loader=loader), or run.batches, which brings each sample once"
     return Line("warning", "notice", "data", text, (more,))
+
+
+def _stage_started(record: Record) -> Line:
+    steps = int_of(record, "steps")
+    text = f"stage {record.get('stage')}" + (f", to step {steps:,}" if steps else "")
+    samples = int_of(record, "samples")
+    return Line("note", "plain", "stage", text + (f": {samples:,} samples" if samples else ""))
+
+
+def _state_put_back(record: Record) -> Line:
+    names = [str(name) for name in record.get("names") or ()]
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    text = f"the script changed {names[0] if names else 'its state'}{more} after run.keep"
+    return Line("warning", "notice", "state", text, (f"put back as {record.get('snapshot')} has it",))
+
+
+def _loop_changed(record: Record) -> Line:
+    changes = [change for change in record.get("changes") or () if isinstance(change, dict)]
+    lines = tuple(
+        f"{each.get('key')} is {each.get('now')}, was {each.get('was')}: {each.get('reason')}"
+        for each in changes
+    )
+    return Line(
+        "warning", "notice", "changed", "the script's loop is made with something else than before", lines
+    )
 
 
 def _loss_unused(record: Record) -> Line:
@@ -343,6 +375,38 @@ def evaluation_overlaps(record: Record) -> Line:
     how_far = "partly " if int_of(record, "found") < int_of(record, "looked_up") else ""
     more = f'metrics are {how_far}of what was trained on; if that is meant: evaluation.overlap = "allowed"'
     return Line("warning", "notice", "overlap", text, more=(more,))
+
+
+def _dataset_varies(record: Record) -> Line:
+    name, sample, kind = record.get("name"), int_of(record, "sample"), record.get("type")
+    parts, generators = record.get("parts"), record.get("generators")
+    where = f" (in {', '.join(map(str, parts))})" if isinstance(parts, list) and parts else ""
+    own = f" ({', '.join(map(str, generators))})" if isinstance(generators, list) and generators else ""
+    text = (
+        f"{name}: sample {sample:,} of {kind} is not the same when it is read twice under one seed{where}: "
+        "what a restart reads again is other data"
+    )
+    more = (
+        "random, numpy's global generator and torch's are seeded for each sample, and generators of the dataset's own are "
+        f"not{own}"
+    )
+    return Line("warning", "notice", "data varies", text, more=(more,))
+
+
+def _dataset_unseen(record: Record) -> Line:
+    name, types, snapshot = record.get("name"), record.get("types"), record.get("snapshot")
+    if snapshot is not None:
+        text = (
+            f"{name}: whether what its samples hold is what snapshot {snapshot} was trained on was not looked at: it was taken "
+            "by a version that knew objects in samples by their class alone"
+        )
+        return Line("note", "notice", "not looked at", text)
+    shown = ", ".join(map(str, types)) if isinstance(types, list) else "-"
+    text = (
+        f"{name}: its samples hold {shown}, which cannot be looked into: other data in there is not noticed"
+    )
+    more = "an attribute `fingerprint` of the dataset says what identifies it"
+    return Line("warning", "notice", "not looked at", text, more=(more,))
 
 
 def _kind_changed(record: Record) -> Line:
@@ -458,7 +522,11 @@ CONTEXT_FREE: dict[str, Callable[[Record], Line]] = {
     events.TRAINING_STOPPED: _training_stopped,
     events.LOSS_SKIPPED: _loss_skipped,
     events.LOSS_UNWEIGHED: _loss_unweighed,
+    events.SCRIPT_BEGAN_ANEW: script_began_anew,
     events.DATA_OWN: _data_own,
+    events.STAGE_STARTED: _stage_started,
+    events.STATE_PUT_BACK: _state_put_back,
+    events.LOOP_CHANGED: _loop_changed,
     events.LOSS_UNUSED: _loss_unused,
     events.MFU_UNKNOWN: _mfu_unknown,
     events.STAGING_SINGLE: _staging_single,
@@ -466,6 +534,8 @@ CONTEXT_FREE: dict[str, Callable[[Record], Line]] = {
     events.DATASET_SMALLER_THAN_BATCH: _dataset_smaller_than_batch,
     events.SCALE_NOT_REACHED: _scale_not_reached,
     events.OVERLAP_FOUND: evaluation_overlaps,
+    events.DATASET_VARIES: _dataset_varies,
+    events.DATASET_UNSEEN: _dataset_unseen,
     events.KIND_CHANGED: _kind_changed,
     events.REPLICAS_NOT_COMPARED: _replicas_not_compared,
     events.RECORD_DAMAGED: _record_damaged,

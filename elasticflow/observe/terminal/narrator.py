@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -228,11 +229,11 @@ class RunNarrator:
 
     def _script_started(self, record: Record) -> Line:
         self._script = str(record.get("script"))
-        after, was_failure = float_of(record, "seconds_since_failure"), self._is_after_failure
-        self._is_after_failure = False
-        if after is None or not was_failure:
+        after = float_of(record, "seconds_since_failure")
+        if after is None or not self._is_after_failure:
             return Line("start", "plain", "script", self._script)
-        return Line("done", "good", "going on", f"{self._script} runs again {span(after)} after the failure")
+        # Whether training goes on, only a step of it tells.
+        return Line("again", "notice", "started again", f"{self._script}, {span(after)} after the failure")
 
     def _drain_requested(self, record: Record) -> Line | None:
         line = CONTEXT_FREE[events.DRAIN_REQUESTED](record)
@@ -247,8 +248,11 @@ class RunNarrator:
         line = CONTEXT_FREE[events.STATE_LEFT_OUT](record)
         if self._script is None or line is None:
             return line
-        name = record.get("name")
-        text = f"no snapshot holds {name}, a {record.get('type')}: run.keep({name}={name}) if a step depends on it"
+        name, kind = str(record.get("name")), str(record.get("type"))
+        if kind.startswith("a "):  # of the kept model
+            return line
+        argument = re.findall(r"[A-Za-z_]\w*", name)[-1:] or [name]
+        text = f"no snapshot holds {name}, a {kind}: run.keep({argument[0]}={name}) if a step depends on it"
         return replace(line, text=text)
 
     def _training_started(self, record: Record) -> Line:

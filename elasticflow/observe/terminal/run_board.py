@@ -76,7 +76,7 @@ class RunBoard:
         match name:
             case events.GENERATION_STARTED:
                 self._begin_group(record)
-            case events.TRAINING_STARTED:
+            case events.TRAINING_STARTED | events.STAGE_STARTED:
                 self.steps = int_of(record, "steps") or None
             case events.TRAINING_FIRST_STEP:
                 self._has_stepped, self.doing = True, None

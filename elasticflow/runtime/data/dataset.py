@@ -1,41 +1,29 @@
-"""Datasets as all ranks opened them, the checks on them, and their fingerprints."""
+"""Datasets as all ranks opened them, and the checks on them."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import date, time, timedelta
-from decimal import Decimal
-from hashlib import sha256
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset
 
 from elasticflow import events
 from elasticflow.errors import DatasetError
-from elasticflow.runtime.data import notes
-from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.data.content.fingerprint import Varying
+from elasticflow.snapshots.format import fingerprints
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from elasticflow.runtime.data.content.fingerprint import Look
     from elasticflow.runtime.process.context import Worker
-
-T = TypeVar("T")
 
 TRAINING_DATA = "train"
 """What the dataset that is trained on is called, in events and among a snapshot's fingerprints."""
 EVALUATION_DATA = "evaluation"
 VALUE = "dataset."
 """Before the name of a value of the training data, among a snapshot's fingerprints."""
-
-_PROBES = 16  # samples whose content goes into a fingerprint
-_PROBES_IN_MEMORY = 256  # of a list, which gives a sample in no time
-_BY_TEXT = (str, int, float, complex, np.generic, date, time, timedelta, Decimal)
-_ARRAY_ROWS, _ARRAY_BYTES = 1 << 16, 4 << 20  # of an array: most rows, and most of their bytes
 
 
 @dataclass(frozen=True)
@@ -105,6 +93,45 @@ def confirm(
     worker.reseed()
 
 
+def require_the_same_samples(worker: Worker, name: str, look: Look) -> str:
+    """Return the fingerprint of what this rank opened, having told what is not seen of its samples. Collective: every rank.
+
+    Args:
+        worker: This worker.
+        name: What the dataset is called: `train` or `evaluation`.
+        look: What this rank found.
+
+    Raises:
+        DatasetError: in exact mode, a sample is not the same when it is read again. Of data that is evaluated once training
+            has begun it is told.
+    """
+    texts = worker.gather_text("" if look.varying is None else look.varying.to_json())
+    varying = [Varying.from_json(text) for text in texts if text]
+    if varying and worker.is_exact and (name == TRAINING_DATA or worker.started_at is None):
+        raise varies(name, varying[0], "exact mode cannot repeat a step")
+    if worker.rank == 0:
+        if varying:
+            first = varying[0]
+            facts = {"sample": first.sample, "type": first.kind, "parts": list(first.parts)}
+            worker.event_once(events.DATASET_VARIES, name=name, **facts, generators=list(first.generators))
+        if look.unseen:
+            worker.event_once(events.DATASET_UNSEEN, name=name, types=list(look.unseen))
+    return look.fingerprint(varying)
+
+
+def varies(name: str, varying: Varying, therefore: str) -> DatasetError:
+    """Return the error about a sample that is not the same when it is read again."""
+    where = f" (in {', '.join(varying.parts)})" if varying.parts else ""
+    own = f" ({', '.join(varying.generators)})" if varying.generators else ""
+    return DatasetError(
+        f"sample {varying.sample} of `{name}`, a {varying.kind}, is not the same when it is read twice under one seed{where}: "
+        f"{therefore}",
+        "draw from random, numpy's global generator or torch's, which are seeded for each sample, in place of a generator of the "
+        f"dataset's own{own}: a library may take its seed from them, default_rng(np.random.randint(2**31)) inside __getitem__; "
+        "leave the time and what was read before out of a sample",
+    )
+
+
 def checked_length(dataset: Any, name: str, samples: int | None, given_to: str | None = None) -> int:
     """Return the length of a map-style dataset.
 
@@ -167,27 +194,6 @@ def _refuse_containers(dataset: Any, came: str, verb: str) -> None:
             )
 
 
-def fingerprint_of(dataset: Any) -> str:
-    """Return what identifies the data: its own `fingerprint`, else a digest of its length and of some content.
-
-    That are, spread evenly, 16 samples; 256 of a list; of arrays, tensors and TensorDatasets at most 65,536 rows or
-    4 MiB. So a change of few samples can go unnoticed: a dataset that knows better says so by an attribute or method
-    `fingerprint`. The same content has the same one on every machine. (What Hugging Face datasets call `_fingerprint`
-    has not: it counts paths, times and code, and can be random.)
-
-    Samples that differ between two readings with one seed identify nothing: the length alone counts then. Of an
-    object that is neither data nor made of data, the class counts.
-
-    Raises:
-        Exception: what the dataset raises, with a note that names the sample.
-    """
-    own = getattr(dataset, "fingerprint", None)
-    if own is not None:
-        return str(own() if callable(own) else own)
-    once, again = (without_trace(lambda: _content(dataset)) for _ in range(2))
-    return sha256(f"{len(dataset)}".encode() if once != again else once).hexdigest()[:16]
-
-
 def require_same(
     marks: Mapping[str, str],
     marks_then: Mapping[str, str],
@@ -214,7 +220,7 @@ def require_same(
     for name in sorted({TRAINING_DATA, *marks} - {EVALUATION_DATA}):
         mark = marks.get(name)
         differences = []
-        if mark is not None and marks_then.get(name, mark) != mark:
+        if mark is not None and not fingerprints.may_be_same(marks_then.get(name, mark), mark):
             differences.append(f"fingerprint {mark}, not {marks_then[name]}")
         if name == TRAINING_DATA and samples != samples_then:
             differences.append(f"{samples} samples, not {samples_then}")
@@ -241,72 +247,3 @@ def require_same(
 def source_of(dataset: Any) -> str:
     """Return where the data came from, for the log."""
     return str(getattr(dataset, "source", None) or f"{type(dataset).__module__}.{type(dataset).__qualname__}")
-
-
-def _content(dataset: Any) -> bytes:
-    digest = sha256(f"{len(dataset)}".encode())
-    columns = dataset.tensors if isinstance(dataset, TensorDataset) else (dataset,)
-    if all(isinstance(column, np.ndarray | torch.Tensor) for column in columns):
-        for column in columns:
-            rows = min(_ARRAY_ROWS, _ARRAY_BYTES * len(column) // max(1, column.nbytes))
-            add_content(column[_spread(len(column), max(_PROBES, rows))], digest.update)
-        return digest.digest()
-    for index in _spread(len(dataset), _PROBES_IN_MEMORY if isinstance(dataset, list) else _PROBES):
-        random_streams.seed_all(index)
-        try:
-            sample = dataset[index]
-        except Exception as error:
-            notes.of_sample(error, dataset, index)
-            raise
-        add_content(sample, digest.update)
-    return digest.digest()
-
-
-def _spread(length: int, most: int) -> list[int]:
-    """Return up to *most* numbers below *length*, evenly spread, with the first and the last."""
-    count = min(most, length)
-    return [i * (length - 1) // max(1, count - 1) for i in range(count)]
-
-
-def without_trace(read: Callable[[], T]) -> T:
-    """Return what *read* returns; random, numpy and torch on the CPU draw afterwards as if it had not been."""
-    python, numeric, tensor = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    try:
-        return read()
-    finally:
-        random.setstate(python)
-        np.random.set_state(numeric)  # noqa: NPY002  # the global generator is what datasets draw from
-        torch.set_rng_state(tensor)
-
-
-def add_content(value: Any, update: Callable[[bytes], None]) -> None:
-    """Give *update* the bytes of a sample's content; of an object that is neither data nor made of data, its class."""
-    if isinstance(value, torch.Tensor | np.ndarray):
-        _digest_array(value, update)
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            update(str(key).encode())
-            add_content(item, update)
-    elif isinstance(value, list | tuple):
-        update(f"{len(value)}".encode())
-        for item in value:
-            add_content(item, update)
-    elif isinstance(value, bytes | bytearray):
-        update(bytes(value))
-    elif value is None or isinstance(value, _BY_TEXT):
-        update(repr(value).encode())
-    elif hasattr(value, "tobytes"):  # images
-        update(value.tobytes())
-    else:
-        update(notes.name_of(value).encode())
-
-
-def _digest_array(value: Any, update: Callable[[bytes], None]) -> None:
-    update(f"{value.dtype}{tuple(value.shape)}".encode())
-    if isinstance(value, np.ndarray):
-        if value.dtype.hasobject:
-            add_content(value.tolist(), update)  # its own bytes are addresses
-        else:
-            update(value.tobytes())
-    elif value.layout == torch.strided:
-        update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())

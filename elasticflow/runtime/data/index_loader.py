@@ -5,13 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elasticflow.runtime.data import overlap
+from elasticflow.runtime.data.content import overlap
+from elasticflow.runtime.data.content.fingerprint import look_at
 from elasticflow.runtime.data.dataset import (
     OpenedDataset,
     checked_length,
     confirm,
-    fingerprint_of,
     opened,
+    require_the_same_samples,
     source_of,
 )
 from elasticflow.runtime.data.loader_processes import LoaderProcesses
@@ -55,7 +56,8 @@ def open_dataset(
         given_to: What a script gave the dataset to, as `run.batches`, for messages; None: the job's factory makes it.
 
     Raises:
-        DatasetError: it has no length or another one than *samples*, or the ranks opened different data.
+        DatasetError: it has no length or another one than *samples*, the ranks opened different data, or, in exact mode, a
+            sample is not the same when it is read again.
         JobKeyError: it has no such attribute.
     """
     # The same for the training data and the evaluation's: one factory permutes alike for either.
@@ -64,7 +66,7 @@ def open_dataset(
     has_drawn = random_streams.has_drawn(worker.seed, "data")
     sizes = {"samples": checked_length(content, name, samples, given_to)}
     attributes = values_of(content, values or {})
-    fingerprint = fingerprint_of(content)
+    fingerprint = require_the_same_samples(worker, name, look_at(content))
     confirm(
         worker,
         name,
@@ -121,6 +123,7 @@ class IndexLoader:
         num_workers: Loader processes; 0 reads in this process.
         collate: Makes a batch of a list of samples; None for torch's.
         virtual_shards: Virtual shards of each batch, read one by one; None: micro-batches.
+        seed: Seed of the random streams; None: the worker's.
     """
 
     def __init__(
@@ -133,20 +136,22 @@ class IndexLoader:
         num_workers: int = 0,
         collate: Callable[[list[Any]], Any] | None = None,
         virtual_shards: int | None = None,
+        seed: int | None = None,
     ) -> None:
         self._worker, self._num_workers, self._stays_here = worker, num_workers, worker.device.type == "cpu"
+        seed = worker.seed if seed is None else seed
         self._plan = StepPlan(
             schedule,
             micro_batch_size,
             world_size=worker.world_size,
             rank=worker.rank,
-            seed=worker.seed,
+            seed=seed,
             virtual_shards=virtual_shards,
         )
         generators = None if num_workers else worker.generators
         self._content = opened(dataset).content
         self._reader = SampleReader(
-            self._content, collate, worker.seed, generators=generators, has_repeats=schedule.order.has_repeats
+            self._content, collate, seed, generators=generators, has_repeats=schedule.order.has_repeats
         )
 
     def batches(self, position: Position) -> Iterator[Batch]:

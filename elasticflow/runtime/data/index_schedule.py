@@ -59,7 +59,7 @@ class IndexSchedule:
             raise ValueError(f'tail = "{tail}": must be spill, short or drop')
         if tail == "drop" and samples < global_batch_size:
             raise DatasetError(
-                f'the dataset has {samples} samples, fewer than global_batch_size ({global_batch_size}), and tail = "drop" drops them all',
+                f'the dataset has {samples} samples, fewer than a global batch of {global_batch_size}, and tail = "drop" drops them all',
                 'use smaller global batches, or tail = "short"',
             )
         self.samples, self.global_batch_size = samples, global_batch_size

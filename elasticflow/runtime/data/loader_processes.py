@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from elasticflow.errors import DatasetError, LoaderProcessError, WorkerError
 from elasticflow.runtime.data import notes
 from elasticflow.runtime.torch_private import LOADER_TIMED_OUT, loader_processes_of
-from elasticflow.system.processes import die_with_parent
+from elasticflow.system.processes import LOADER, die_with_parent, set_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -225,6 +225,7 @@ class _EnterProcess:
             faulthandler.enable()
         # Else a batch that cannot be sent is dropped, and the worker waits for it for ever.
         Queue._on_queue_feeder_error = staticmethod(_end)  # type: ignore[attr-defined]  # noqa: SLF001
+        set_name(LOADER)
         die_with_parent(self._parent)
 
 

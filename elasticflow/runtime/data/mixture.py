@@ -6,13 +6,13 @@ from bisect import bisect_right
 from decimal import Decimal
 from fractions import Fraction
 from functools import reduce
-from hashlib import sha256
 from itertools import accumulate
 from math import gcd, lcm
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import DatasetError
-from elasticflow.runtime.data.dataset import checked_length, fingerprint_of, source_of
+from elasticflow.runtime.data.content.fingerprint import combined, look_at
+from elasticflow.runtime.data.dataset import checked_length, source_of
 from elasticflow.runtime.data.order.mixed import MOST_SHARE
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class MixedDataset:
     Attributes:
         sets: The sets.
         sizes: Their lengths.
+        look: What their samples are, and what of them does not stay the same.
         fingerprint: Identifies them all.
         source: Where they came from, for the log.
 
@@ -49,7 +50,8 @@ class MixedDataset:
             checked_length(each, f"dataset.mix[{number}]", None) for number, each in enumerate(sets)
         ]
         self._ends = list(accumulate(self.sizes))
-        self.fingerprint = self._fingerprint()
+        self.look = combined(self.sizes, [look_at(each) for each in sets])
+        self.fingerprint = self.look.fingerprint()
         self.source = " + ".join(dict.fromkeys(map(source_of, sets)))
         self._reads_many = any(hasattr(each, "__getitems__") for each in sets)
 
@@ -99,10 +101,6 @@ class MixedDataset:
         """Return the set that a sample is of, and its number there."""
         number = bisect_right(self._ends, index)
         return number, index - (self._ends[number] - self.sizes[number])
-
-    def _fingerprint(self) -> str:
-        marks = [f"{size} {fingerprint_of(each)}" for size, each in zip(self.sizes, self.sets, strict=True)]
-        return sha256("\n".join(marks).encode()).hexdigest()[:16]
 
 
 def _is_same(value: Any, other: Any) -> bool:

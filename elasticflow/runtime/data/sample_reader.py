@@ -16,6 +16,7 @@ from torch.utils.data import default_collate
 
 from elasticflow.errors import DatasetError
 from elasticflow.runtime.data import notes
+from elasticflow.runtime.data.content import held_generators
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.process.random_streams import Draws, Generators
 
@@ -43,8 +44,8 @@ class SampleReader:
     """Reads batches of a dataset by place and indices.
 
     What the dataset draws from random, numpy's global generator or torch's on the CPU depends on seed, epoch and
-    index alone; what *collate* draws, on the place and the number of the samples. Generators of a dataset's own are
-    its own business.
+    index alone, and so does what it draws from a library's (`held_generators.LIBRARIES`); what *collate* draws depends on
+    the place and the number of the samples. Generators of a dataset's own are its own business.
 
     Args:
         dataset: The dataset. If it has `__getitems__`, many samples are read at once, unless it draws.
@@ -80,6 +81,7 @@ class SampleReader:
 
     def _adopt(self, generators: Generators) -> None:
         self._generators = generators
+        generators.add(held_generators.of_libraries(self._dataset, self._collate))
         self._is_careful = not generators.can_look
         self._of_samples, self._of_collate = Draws(generators), Draws(generators)
 

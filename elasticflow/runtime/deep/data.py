@@ -11,8 +11,10 @@ from torch.utils.data import default_collate
 
 from elasticflow.errors import DatasetError
 from elasticflow.protocol.deep_messages import Facts
-from elasticflow.runtime.data import notes, overlap
-from elasticflow.runtime.data.dataset import OpenedDataset, checked_length, fingerprint_of
+from elasticflow.runtime.data import notes
+from elasticflow.runtime.data.content import overlap
+from elasticflow.runtime.data.content.fingerprint import fingerprint_of, look_at
+from elasticflow.runtime.data.dataset import OpenedDataset, checked_length, varies
 from elasticflow.runtime.data.mixture import MixedDataset, in_words, shares_of
 from elasticflow.runtime.data.order.bucketed import BucketedOrder
 from elasticflow.runtime.data.order.weighted import WeightedOrder
@@ -98,6 +100,7 @@ class Data:
         if isinstance(dataset, MixedDataset):
             indices = self._of_every_set(dataset, indices)
         batch = self._collated(dataset, indices, [self._sample(dataset, index) for index in indices])
+        self._require_samples_that_stay(dataset)
         if is_quick:
             self._require_the_same_again(build)
         return batch
@@ -164,6 +167,24 @@ class Data:
         random_streams.begin(job.seed, "sampler")
         made = self._report.call("result", key, f"reading {key} of every sample", order)
         self._report.note(made.in_words())
+
+    def _require_samples_that_stay(self, dataset: Any) -> None:
+        look = self._report.call(
+            "sample", self._entry, f"reading samples of {self._table} twice", lambda: look_at(dataset)
+        )
+        if look.unseen:
+            self._report.note(
+                f"samples of {self._table} hold {', '.join(look.unseen)}, which cannot be looked into: other data in there "
+                "is not noticed, unless an attribute `fingerprint` of the dataset tells"
+            )
+        if look.varying is None:
+            return
+        if self._job.consistency == "exact":
+            error = varies(self._table, look.varying, "exact mode cannot repeat a step")
+            self._report.problem("other_data", self._entry, error)
+        else:
+            error = varies(self._table, look.varying, "what a restart reads again is other data")
+            self._report.warn("other_data", self._entry, error.message, error.remedy or "")
 
     def _require_the_same_again(self, build: Callable[[], Any]) -> None:
         def marks() -> tuple[str, str]:

@@ -62,6 +62,9 @@ class OneSet(Protocol):
     def metric_at(self, position: Position) -> float | None:
         """Return the value of that metric, if it was measured after exactly this step."""
 
+    def found_best_at(self, position: Position) -> bool:
+        """Return True if the evaluation after exactly this step measured a better value than all before it."""
+
     def state_dict(self) -> dict[str, Any]:
         """Return what a snapshot keeps."""
 
@@ -241,6 +244,10 @@ class Evaluations:
     def metric_at(self, position: Position) -> float | None:
         """Return the value of the metric that `best` names, if it was measured after exactly this step."""
         return None if self._ranked is None else self._ranked.metric_at(position)
+
+    def found_best_at(self, position: Position) -> bool:
+        """Return True if the evaluation after exactly this step measured a better value than all before it."""
+        return self._ranked is not None and self._ranked.found_best_at(position)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a snapshot keeps."""

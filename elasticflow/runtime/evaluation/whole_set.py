@@ -166,7 +166,7 @@ class WholeSet:
     def _leaves(self) -> bool:
         """Return whether this rank is to go no further; if it was asked to leave, that becomes its request."""
         vote = self._worker.vote
-        if vote.leave_wanted:
+        if vote.leave_wanted and vote.may_cut_short:
             vote.stop_wanted = vote.stop_wanted or LEAVE
             return True
         return False

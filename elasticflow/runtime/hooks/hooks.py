@@ -18,6 +18,7 @@ from elasticflow import StopTraining
 from elasticflow.runtime.hooks.context import HookContext
 from elasticflow.runtime.hooks.point_writer import PointWriter
 from elasticflow.runtime.hooks.unchanged import Unchanged
+from elasticflow.runtime.model.modes import evaluating
 from elasticflow.runtime.process import random_streams, stopping
 from elasticflow.runtime.profiling.marks import mark
 from elasticflow.runtime.training.precision import autocast
@@ -169,22 +170,16 @@ def apart(model: nn.Module, average: nn.Module | None, device: torch.device, key
 
     Generators and modes are what they were afterwards, whatever the code does.
     """
-    modules = [each for module in (model, average) if module is not None for each in module.modules()]
-    modes = [module.training for module in modules]
+    watched = [module for module in (model, average) if module is not None]
     state = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     random_streams.seed_all(key)
     if on_device is not None:
         torch.cuda.manual_seed(key)
-    model.eval()
-    if average is not None:
-        average.eval()
     try:
-        with torch.no_grad():
+        with evaluating(*watched), torch.no_grad():
             yield
     finally:
-        for module, mode in zip(modules, modes, strict=True):
-            module.training = mode
         random.setstate(state[0])
         np.random.set_state(state[1])  # noqa: NPY002
         torch.set_rng_state(state[2])

@@ -2,7 +2,9 @@
 
 A mean is over the items that the loss is a mean over: the step's own `count`, else the samples. Sums and weights travel
 where the loss travels, in places that all ranks give the same names; so they cost no collective. A name that some rank
-meets for the first time has no place yet: the vote of that step says so, and the ranks gather its values once.
+meets for the first time has no place yet: the vote of that step says so, and the ranks gather its values once. That sum is
+rounded otherwise than the travelling one, so snapshots hold the names in the order of their places: each value of a run
+that was interrupted has the last digit it would have had.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ class AnyVote(Protocol):
 
 class AnyWorker(Protocol):
     """What of a worker is needed here."""
+
+    scalar_names: list[str]
 
     @property
     def vote(self) -> AnyVote:
@@ -104,9 +108,13 @@ class Scalars:
 
     def __init__(self, worker: AnyWorker, leaves: int) -> None:
         self._worker, self._leaves = worker, leaves
-        self._names: list[str] = []  # in the order of their places, the same on every rank
-        self._known: set[str] = set()
+        # Those that were met since the run began or went on, the same on every rank.
+        self._met: set[str] = set()
         self._parts: dict[int, Sums] = {}
+
+    @property
+    def _names(self) -> list[str]:
+        return self._worker.scalar_names
 
     def begin(self) -> None:
         """Begin a step."""
@@ -128,7 +136,7 @@ class Scalars:
             return
         sums = self._parts.setdefault(part, {})
         for name, value in scalars_in(result).items():
-            if name not in self._known:
+            if name not in self._names:
                 require_name(name)
                 self._worker.vote.names_wanted = True
             number = value.detach().float() if isinstance(value, Tensor) else float(value)
@@ -158,6 +166,7 @@ class Scalars:
             for place, name in enumerate(self._names)
             if totals[2 * place + 1] > 0
         }
+        self._met.update(means)
         return {**means, **self._learned()} if self._worker.vote.names else means
 
     def _learned(self) -> dict[str, float]:
@@ -166,7 +175,7 @@ class Scalars:
             part: {
                 name: (float(total), weight)
                 for name, (total, weight) in sums.items()
-                if name not in self._known
+                if name not in self._names
             }
             for part, sums in self._parts.items()
         }
@@ -174,8 +183,10 @@ class Scalars:
         for text in self._worker.gather_text(json.dumps(mine)):
             parts |= {int(part): sums for part, sums in json.loads(text).items()}
         new = sorted({name for sums in parts.values() for name in sums})
-        self._names += new
-        self._known.update(new)
+        if len(self._names) + len(new) > MOST:  # the job's code had other names before
+            self._names[:] = [name for name in self._names if name in self._met]
+        self._names.extend(new)
+        self._met.update(new)
         require_room(len(self._names))
         rows = torch.zeros(self._leaves, len(new), 2)
         for part, sums in parts.items():

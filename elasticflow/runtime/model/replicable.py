@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from elasticflow.errors import StateError
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 REMEDY = (
@@ -25,3 +26,17 @@ def require_whole(model: nn.Module) -> None:
         for kind in (type(parameter), type(parameter.data)):
             if kind.__name__ == "DTensor":
                 raise StateError(f"{name} is a DTensor ({kind.__module__}): the model is sharded", REMEDY)
+
+
+def require_on(model: nn.Module, device: torch.device) -> None:
+    """Make sure that all parameters of *model* are on this rank's device.
+
+    Raises:
+        StateError: a parameter is elsewhere; named.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.device.type != device.type:
+            raise StateError(
+                f"{name} is on {parameter.device}, and this rank trains on {device}",
+                "model.to(run.device) before it is wrapped",
+            )

@@ -30,6 +30,8 @@ class Batch:
             makes of the gradients is the mean over the global batch: 1 where all ranks have as many samples.
         end: Position after the step: `end.step` counts from 1, `end.epoch` the finished passes over the dataset.
         most: Samples of the rank that has most of them.
+        number: Number of the batch in its epoch, from 0, which `enumerate` would get wrong after a restart in the middle of
+            an epoch. None where data shards are read in order.
     """
 
     samples: int
@@ -38,6 +40,7 @@ class Batch:
     end: Position
     most: int
     read: Any = None
+    number: int | None = None
     shards: index_loader.Batch | None = None
 
     @property
@@ -53,6 +56,11 @@ class Batch:
                 "give run.gradients a function that takes one of them: run.gradients(lambda part: ..., batch)",
             )
         return self.read
+
+    @property
+    def is_last_of_epoch(self) -> bool:
+        """Whether the step of this batch reaches or crosses the end of an epoch."""
+        return self.end.is_epoch_end
 
     @property
     def inputs(self) -> Any:
@@ -71,16 +79,22 @@ class Batch:
         fewer samples than there are pieces gets one of them again, with the share 0.
 
         Raises:
-            ValueError: *most* is less than 1.
+            StateError: *most* is no whole number from 1.
         """
-        if most < 1:
-            raise ValueError(f"parts({most}): a part has at least one sample")
+        if type(most) is not int or most < 1:
+            raise StateError(f"batch.parts({most!r}): a part has a whole number of samples, from 1")
         rows, number = _rows(self.data), -(-self.most // most)
         for low, high in (even_split(rows, number, part) for part in range(number)):
             count = 0 if self.samples == 0 else high - low
             data = _cut(self.data, low, high) if high > low else _cut(self.data, 0, 1)
             yield Batch(
-                count, self.total, self.share * (high - low) / rows, self.end, min(most, self.most), data
+                count,
+                self.total,
+                self.share * (high - low) / rows,
+                self.end,
+                min(most, self.most),
+                data,
+                self.number,
             )
 
     def _pair(self) -> Any:

@@ -6,10 +6,11 @@ import atexit
 import os
 import sys
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, cast
 
-from elasticflow.errors import INTERRUPTED
+from elasticflow.errors import INTERRUPTED, StateError
 from elasticflow.runtime import worker as life
 from elasticflow.runtime.own_loop import settings
 from elasticflow.runtime.own_loop.gradients import Gradients
@@ -18,29 +19,45 @@ from elasticflow.runtime.process import stopping
 from elasticflow.runtime.snapshot.policy import Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from elasticflow.protocol.script.loop_settings import LoopSettings
     from elasticflow.runtime.metrics.speed import Measures
     from elasticflow.runtime.process.context import Worker
 
+_P = ParamSpec("_P")
+_OF_JOB = {"digest", "compare_replicas", "measures"}
+_has_joined = False
 
+
+# A train.py that was written before `join_job`, and edited since, is carried from launch to launch and calls `join`.
+def _or_job(join: Callable[_P, Run]) -> Callable[_P, Run]:
+    """Have *join* take arguments of `join_job`, too, without showing them in its signature."""
+
+    @wraps(join)
+    def joined(*args: _P.args, **kwargs: _P.kwargs) -> Run:
+        if kwargs.keys() & _OF_JOB:
+            return join_job(**cast("Any", kwargs))
+        return join(*args, **kwargs)
+
+    return joined
+
+
+@_or_job
 def join(
     *,
     seed: int = 0,
     name: str | None = None,
     folder: str | os.PathLike[str] | None = None,
-    snapshots: str | Policy | None = None,
+    snapshots: str | None = None,
     every: str | Sequence[str] = ("10 min", "1 epoch"),
     keep: int = 3,
+    ignore: Sequence[str] = (),
     virtual_shards: int | None = None,
     log_every: int = 1,
     threads: int | None = None,
     log_level: str = "info",
     gradients: Gradients | None = None,
-    compare_replicas: str | None = None,
-    measures: Measures | None = None,
-    digest: str | None = None,
 ) -> Run:
     """Return this process as a member of a run, its process group formed and its random generators seeded. Collective.
 
@@ -52,30 +69,61 @@ def join(
         seed: Of the order of the samples and of everything that is drawn at random.
         name: Of the job; default: the script's file name.
         folder: Where a run that elasticflow did not start writes; default: runs/NAME/by-hand.
-        snapshots: Any fsspec URL or path; default: that folder. A `Policy` says *every* and *keep*, too.
+        snapshots: Any fsspec URL or path; default: that folder.
         every: When a snapshot is taken, any of these: "500 steps", "10 min", "1 epoch"; always at the end, and before
             this process leaves.
         keep: How many of the newest stay.
+        ignore: State that no step depends on, by the path that a refusal gives it: "self.history".
         virtual_shards: For `Run.gradients`: the same bits at any number of workers up to this one. None: `batches` gives
             each rank its part as a whole, and the script exchanges gradients.
         log_every: A line is logged after so many steps.
         threads: CPU threads; None: the machine's cores shared out among its workers, one with virtual shards.
         log_level: Lines below it are left out of the log.
         gradients: How `Run.gradients` makes them, with virtual shards or without; None: as *virtual_shards* says.
-        compare_replicas: When the ranks' replicas are compared bit for bit, besides before each snapshot: "1000 steps".
-        measures: What of the speed is written down; None: steps and samples.
-        digest: Of the job file that the entry point was made from, by the compiler. `worker.program` ends its process.
 
     Raises:
+        StateError: it was called before in this process.
         StorageError: where snapshots go cannot be written.
     """
+    return join_job(
+        seed=seed, name=name, folder=folder, snapshots=snapshots, every=every, keep=keep, ignore=ignore,
+        virtual_shards=virtual_shards, log_every=log_every, threads=threads, log_level=log_level, gradients=gradients,
+    )  # fmt: skip
+
+
+def join_job(
+    *,
+    seed: int = 0,
+    name: str | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    snapshots: str | Policy | None = None,
+    every: str | Sequence[str] = ("10 min", "1 epoch"),
+    keep: int = 3,
+    ignore: Sequence[str] = (),
+    virtual_shards: int | None = None,
+    log_every: int = 1,
+    threads: int | None = None,
+    log_level: str = "info",
+    gradients: Gradients | None = None,
+    compare_replicas: str | None = None,
+    measures: Measures | None = None,
+    digest: str | None = None,
+) -> Run:
+    """Return this process as a member of a run; the train.py that the compiler writes calls this. Collective.
+
+    Arguments and errors are those of `join`. Besides, *digest* is the job file's, for a process that `worker.program` ends;
+    None: a script's. A `Policy` for *snapshots* says *every*, *keep* and *ignore*, too. *compare_replicas* ("1000 steps") says
+    when the ranks' replicas are compared bit for bit, besides before each snapshot; *measures*, which speeds the log has,
+    None: steps and samples.
+    """
+    _require_first_call()
     if gradients is None and virtual_shards is not None:
         gradients = Gradients(virtual_shards=virtual_shards)
     told, policy = settings.told(os.environ), None
     if told is None:
         job = name or Path(sys.argv[0]).stem.lstrip("-") or "script"
         uri = snapshots if isinstance(snapshots, str) else None
-        told = settings.of_arguments(job, seed, uri, every, keep, log_every, threads)
+        told = settings.of_arguments(job, seed, uri, every, keep, ignore, log_every, threads)
         told = replace(told, digest=digest or "", log_level=log_level)
         policy = snapshots if isinstance(snapshots, Policy) else None
     if gradients is not None and gradients.virtual_shards is not None and told.threads is None:
@@ -83,6 +131,7 @@ def join(
     policy = policy or settings.policy_of(told)
     place = Path(folder) if folder is not None else Path("runs") / told.job / "by-hand"
     worker = _member(told, place, policy, is_job=digest is not None)
+    worker.is_exact = gradients is not None and gradients.virtual_shards is not None
     run = Run(
         worker, policy, gradients=gradients, log_every=told.log_every,
         compare_replicas=compare_replicas, measures=measures, is_job=digest is not None,
@@ -92,6 +141,16 @@ def join(
         process = os.getpid()
         atexit.register(lambda: run.end_if_forgotten() if os.getpid() == process else None)
     return run
+
+
+def _require_first_call() -> None:
+    global _has_joined  # noqa: PLW0603  # one run per process
+    if _has_joined:
+        raise StateError(
+            "elasticflow.join was called a second time in this process, which is a member of a run already",
+            "call it once, and hand the run that it returned to what needs it",
+        )
+    _has_joined = True
 
 
 def _member(told: LoopSettings, place: Path, policy: Policy, *, is_job: bool) -> Worker:

@@ -1,7 +1,8 @@
-"""The script's objects as what a snapshot holds, and those that it would leave out."""
+"""The script's objects as what a snapshot holds."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from elasticflow.errors import StateError
+from elasticflow.runtime.own_loop import values
 from elasticflow.runtime.torch_private import COMPILED_MODEL
 
 if TYPE_CHECKING:
@@ -27,8 +29,8 @@ _PARTS = {
     "evaluation",
     "include",
 }  # of `State`
-_METHODS = ("state_dict", "load_state_dict")
 _NO_MODEL = "run.keep(model=model, optimizer=optimizer): the model is what a run goes on with"
+_WHICH_MODEL = "call one of them model, run.keep(model={}, ...), and the others as you like"
 
 
 _INCLUDED = "include."
@@ -47,26 +49,33 @@ def bare(model: nn.Module) -> nn.Module:
         model = inside
 
 
-def parts_of(objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a snapshot is to hold, as `State` is given it: models, optimizers, schedules, a gradient scaler, and whatever has a state.
+def is_wrapped(model: nn.Module) -> bool:
+    """Whether the script has wrapped *model* in DistributedDataParallel itself; takes a while: it looks at every object there is."""
+    wrappers = (each for each in gc.get_objects() if isinstance(each, DistributedDataParallel))
+    return any(bare(wrapper) is model or model in wrapper.modules() for wrapper in wrappers)
 
-    What an object is tells its class, not its name. The model is what is called `model`, or the only one.
+
+def parts_of(objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a snapshot is to hold, as `State` is given it: by class, whatever the names are.
+
+    The model is what is called `model`, or the only one. Plain values and generators are included as they are.
 
     Raises:
-        StateError: there is no model or no optimizer, or something has no `state_dict` and `load_state_dict`.
+        StateError: there is no model or no optimizer, or a snapshot cannot hold a value.
     """
-    left = {name: _inside(value) for name, value in objects.items()}
+    left = {name: inside(value) for name, value in objects.items()}
     averages = _taken(left, AveragedModel)
     models = {name: value for name, value in left.items() if isinstance(value, nn.Module)}
     if "model" not in models and len(models) != 1:
         names = ", ".join(models) or "none"
-        raise StateError(f"run.keep was given {names}: no model called `model`", _NO_MODEL)
+        help_ = _NO_MODEL if not models else _WHICH_MODEL.format(next(iter(models)))
+        raise StateError(f"run.keep was given {names}: no model called `model`", help_)
     model = left.pop("model" if "model" in models else next(iter(models)))
     optimizers = _taken(left, Optimizer)
     if not optimizers:
-        raise StateError("run.keep was given no optimizer", _NO_MODEL)
+        raise _no_optimizer(left)
     schedules = _taken(left, LRScheduler)
-    scalers: dict[str, Any] = {name: left.pop(name) for name in list(left) if _is_scaler(left[name])}
+    scalers: dict[str, Any] = {name: left.pop(name) for name in list(left) if is_scaler(left[name])}
     (average, *_), (scaler, *_) = [*averages.values(), None], [*scalers.values(), None]
     return {
         "model": model,
@@ -75,62 +84,73 @@ def parts_of(objects: Mapping[str, Any]) -> dict[str, Any]:
         "scheduler": _only(schedules) if len(schedules) < 2 else None,
         "scaler": scaler,
         "ema": average,
-        "include": {**left, **(schedules if len(schedules) > 1 else {}), **dict(list(averages.items())[1:])},
+        "include": {
+            **_plain_wrapped(left),
+            **(schedules if len(schedules) > 1 else {}),
+            **dict(list(averages.items())[1:]),
+        },
     }
+
+
+def _no_optimizer(objects: Mapping[str, Any]) -> StateError:
+    """Return the error that no torch optimizer was given; an object of *objects* that has one inside is named."""
+    for name, value in objects.items():
+        for attribute, held in getattr(value, "__dict__", {}).items():
+            if isinstance(held, Optimizer):
+                return StateError(
+                    f"run.keep was given no optimizer: {name} is a {type(value).__qualname__}, which is none of torch.optim",
+                    f"run.keep(optimizer={name}.{attribute}), and what else {name} counts by a name of its own (guide own-loop.md, "
+                    f"Values that the script keeps)",
+                )
+    return StateError("run.keep was given no optimizer", _NO_MODEL)
 
 
 def parts_by_name(objects: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a snapshot is to hold of an entry point that the compiler wrote: each part has its name; others are included."""
     parts = {name: value for name, value in objects.items() if name in _PARTS}
     others = {name: value for name, value in objects.items() if name not in _PARTS}
-    return {**parts, "include": {**parts.get("include", {}), **others}}
+    return {**parts, "include": {**parts.get("include", {}), **_plain_wrapped(others)}}
+
+
+def values_of(state: State) -> values.KeptValues:
+    """Return the plain values that *state* holds, for the script to read and write."""
+    return values.KeptValues(
+        {
+            name.removeprefix(_INCLUDED): value
+            for name, value in state.objects.items()
+            if isinstance(value, values.Value)
+        }
+    )
+
+
+def _plain_wrapped(objects: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: values.part_of(name, value) for name, value in objects.items()}
 
 
 def own_objects(state: State) -> list[str]:
-    """Return the names of what is kept beside models, optimizers and what belongs to them: a loader's, for instance."""
-    return [name.removeprefix(_INCLUDED) for name in state.objects if name.startswith(_INCLUDED)]
+    """Return the names of the script's own objects that are kept, a loader's for instance; plain values left out."""
+    return [
+        name.removeprefix(_INCLUDED)
+        for name, value in state.objects.items()
+        if name.startswith(_INCLUDED) and not isinstance(value, values.Value)
+    ]
 
 
-def left_out(state: State, variables: Mapping[str, Any]) -> dict[str, str]:
-    """Return the script's own variables that have a state which no snapshot would hold: class by name.
-
-    Parts of what is kept are none, such as a layer of the model.
-    """
-    kept = {id(value) for value in state.objects.values()}
-    for value in state.objects.values():
-        if isinstance(value, nn.Module):
-            kept |= {id(module) for module in value.modules()}
-    return {
-        name: f"{type(value).__module__}.{type(value).__qualname__}"
-        for name, value in variables.items()
-        if not name.startswith("_") and _has_state(value) and not ({id(value), id(_inside(value))} & kept)
-    }
+def has_loader(state: State) -> bool:
+    """Return True if one of `own_objects` can be iterated over, so that its state may be a place in the data."""
+    objects = [state.objects[f"{_INCLUDED}{name}"] for name in own_objects(state)]
+    return any(hasattr(value, "__iter__") and not isinstance(value, nn.Module) for value in objects)
 
 
-def _has_state(value: Any) -> bool:
-    if isinstance(value, type) or not isinstance(getattr(value, "__class__", None), type):
-        return False
-    if isinstance(value, nn.Module) and not any(True for _ in value.parameters()):
-        return False  # a loss function
-    if not all(callable(getattr(value, method, None)) for method in _METHODS):
-        return False
-    try:
-        return bool(value.state_dict())  # of a GradScaler that is switched off there is none
-    except AttributeError:
-        return False  # a wrapper of what has none: Accelerate's DataLoader (1.15)
-    except Exception:  # noqa: BLE001  # whatever the script's own object raises: it is only looked for
-        return True
-
-
-def _inside(value: Any) -> Any:
+def inside(value: Any) -> Any:
     """Return what a library has wrapped: a model, an optimizer (Accelerate's and Fabric's have one), a schedule (Accelerate's)."""
     if isinstance(value, nn.Module):
         return bare(value)
     if isinstance(value, Optimizer):
-        inside = getattr(value, "optimizer", None)
-        return _inside(inside) if isinstance(inside, Optimizer) else value
-    inside = getattr(value, "scheduler", None)
-    return inside if isinstance(inside, LRScheduler) else value
+        inner = getattr(value, "optimizer", None)
+        return inside(inner) if isinstance(inner, Optimizer) else value
+    schedule = getattr(value, "__dict__", {}).get("scheduler")
+    return schedule if isinstance(schedule, LRScheduler) else value
 
 
 def _taken(objects: dict[str, Any], kind: type) -> dict[str, Any]:
@@ -152,7 +172,8 @@ def _taken(objects: dict[str, Any], kind: type) -> dict[str, Any]:
     return taken
 
 
-def _is_scaler(value: Any) -> bool:
+def is_scaler(value: Any) -> bool:
+    """Return whether *value* is a gradient scaler, of torch or derived from it."""
     return _is_called(value, "GradScaler")
 
 

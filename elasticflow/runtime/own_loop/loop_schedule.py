@@ -1,7 +1,13 @@
-"""Where a loop of the script's own begins and ends: the schedule of `Run.batches`, or, of a loader of its own, nothing but counts."""
+"""The schedule of a loop of the script's own: stages one after the other, each an `IndexSchedule` or nothing but counts.
+
+A script may train on one dataset and then on another. Each is a stage: its steps, samples and epochs count from where the
+one before ended, and positions count all stages together. `Position.stage` says where the current stage began, so that
+a position means the same samples after a restart.
+"""
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.runtime.process.position import Position
@@ -19,12 +25,14 @@ class LoopSchedule:
     """The schedule of a loop, which is not known before the loop begins. A `Schedule` (`runtime/process/position.py`).
 
     Attributes:
-        steps: Of `Run.batches`; None: the script reads its data itself.
+        steps: The current stage's own schedule, which counts from the stage's beginning; None: the script reads its data.
+        epochs: Epochs of the current stage where the script reads its data inside `Run.epochs`; None: unknown.
         has_ended: The script says that its loop is over.
     """
 
     def __init__(self) -> None:
         self.steps: IndexSchedule | ShardSchedule | None = None
+        self.epochs: int | None = None
         self.has_ended = False
 
     @property
@@ -48,16 +56,75 @@ class LoopSchedule:
         return _OWN_ORDER if self.steps is None else self.steps.order_record
 
     def is_end(self, position: Position) -> bool:
-        """True if no step is left after *position*."""
-        return self.has_ended or (self.steps is not None and self.steps.is_end(position))
+        """True if no step of the current stage is left after *position*."""
+        if self.has_ended:
+            return True
+        if self.steps is not None:
+            return self.steps.is_end(within(position))
+        return self.epochs is not None and within(position).epoch >= self.epochs
 
     def remaining(self, position: Position) -> int | None:
-        """Return how many steps are left after *position*; None if nobody knows."""
-        return None if self.steps is None else self.steps.remaining(position)
+        """Return how many steps of the current stage are left after *position*; None if nobody knows."""
+        return None if self.steps is None else self.steps.remaining(within(position))
+
+
+def stage_of(position: Position) -> int:
+    """Return the number of the stage that *position* is in, from 0."""
+    return position.stage[0] if position.stage else 0
+
+
+def next_stage(position: Position, number: int) -> Position:
+    """Return the beginning of stage *number*, where *position* is after the last step of the stage before."""
+    began = (number, position.step, position.offset, position.epoch, position.samples)
+    return position._replace(stage=began, cursors=(), is_epoch_end=False)
+
+
+def within(position: Position) -> Position:
+    """Return *position* counted from the beginning of its stage."""
+    if not position.stage:
+        return position
+    _, step, offset, epoch, samples = position.stage
+    return position._replace(
+        step=position.step - step,
+        offset=position.offset - offset,
+        epoch=position.epoch - epoch,
+        samples=position.samples - samples,
+        stage=(),
+    )
+
+
+def overall(local: Position, stage: tuple[int, ...]) -> Position:
+    """Return the position over all stages of *local*, which counts from the beginning of *stage*."""
+    if not stage:
+        return local
+    _, step, offset, epoch, samples = stage
+    return local._replace(
+        step=local.step + step,
+        offset=local.offset + offset,
+        epoch=local.epoch + epoch,
+        samples=local.samples + samples,
+        stage=stage,
+    )
+
+
+def stage_seed(seed: int, stage: int) -> int:
+    """Return the seed of a stage's order and draws: the run's in the first stage, another in each later one."""
+    if stage == 0:
+        return seed
+    digest = blake2b(f"{seed} stage {stage}".encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "little")
 
 
 def after_own_step(position: Position, samples: int) -> Position:
     """Return where training stands after a step of *samples* samples that the script has read itself."""
-    return Position(
-        position.step + 1, position.offset + samples, 0, position.samples + samples, is_epoch_end=False
+    return position._replace(
+        step=position.step + 1,
+        offset=position.offset + samples,
+        samples=position.samples + samples,
+        is_epoch_end=False,
     )
+
+
+def after_own_epoch(position: Position) -> Position:
+    """Return where training stands after an epoch of data that the script has read itself."""
+    return position._replace(epoch=position.epoch + 1, is_epoch_end=True)

@@ -28,12 +28,13 @@ def of_arguments(
     snapshots: str | None,
     every: str | Sequence[str],
     keep: int,
+    ignore: Sequence[str],
     log_every: int,
     threads: int | None,
 ) -> LoopSettings:
     """Return what the script says itself."""
     intervals = (every,) if isinstance(every, str) else tuple(every)
-    policy = LoopSnapshots(snapshots, intervals, KeptSnapshots(last=keep), "crc32")
+    policy = LoopSnapshots(snapshots, intervals, KeptSnapshots(last=keep), "crc32", ignore=tuple(ignore))
     return LoopSettings(job, "", seed, policy, log_every, threads=threads)
 
 

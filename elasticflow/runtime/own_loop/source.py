@@ -11,6 +11,7 @@ from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.data.shard_loader import ShardLoader
 from elasticflow.runtime.data.shard_schedule import ShardSchedule
 from elasticflow.runtime.own_loop import reading
+from elasticflow.runtime.own_loop.loop_schedule import overall, stage_seed, within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,11 +36,13 @@ class Source:
         size: Samples of a global batch.
         order: Of the samples; None: each once per epoch, shuffled.
         shards: Data shards, each read in order; None: samples are read by index.
+        stage: Number of the loop's stage that reads it.
         length: Either `epochs` or `steps`, and `tail`.
 
     Attributes:
         opened: The dataset.
-        schedule: Which samples make up which step.
+        schedule: Which samples make up which step, counted from the beginning of the stage.
+        stage: As above.
 
     Raises:
         DatasetError: the data cannot be read so, or differs between ranks.
@@ -58,8 +61,10 @@ class Source:
         size: int,
         order: Order | None,
         shards: int | None,
+        stage: int = 0,
         **length: Any,
     ) -> None:
+        self.stage, self._seed = stage, stage_seed(worker.seed, stage)
         self._worker, self._gradients, self._options = worker, gradients, options
         self._virtual_shards = None if gradients is None else gradients.virtual_shards
         self._micro_batch_size = micro_batch_size
@@ -75,25 +80,34 @@ class Source:
         if shards is not None:
             self.schedule = ShardSchedule(shards, size, virtual_shards=self._virtual_shards, **length)
         else:
-            ordered = {"seed": worker.seed} if order is None else {"order": order}
+            ordered = {"seed": self._seed} if order is None else {"order": order}
             samples = len(self.opened if order is None else order)
             self.schedule = IndexSchedule(samples, size, **length, **ordered)
 
     def batches(self, position: Position) -> Iterator[tuple[OwnPart, Batch]]:
         """Yield what this rank reads of each step after *position*, and the script's batch of it."""
-        loader = self._loader()
-        make = reading.in_parts
+        loader, read = self._loader(), None
         if self._gradients is None:
             assert isinstance(self.schedule, IndexSchedule)
-            make = reading.Reader(
-                self._worker, self.opened, self.schedule, self._options.get("collate")
-            ).batch
-        for part in loader.batches(position):
-            yield part, make(part)
+            read = reading.Reader(
+                self._worker, self.opened, self.schedule, self._options.get("collate"), self._seed
+            )
+        for part in loader.batches(within(position)):
+            whole = part._replace(end=overall(part.end, position.stage)) if position.stage else part
+            number = self._number_in_epoch(part)
+            batch = reading.in_parts(whole, number) if read is None else read.batch(whole, part.end, number)
+            yield whole, batch
+
+    def _number_in_epoch(self, part: OwnPart) -> int | None:
+        if isinstance(self.schedule, ShardSchedule):
+            return None
+        # The last batch of an epoch whose tail is dropped ends where the dropped samples do; their number is less than a batch.
+        first = part.end.offset - part.samples
+        return first % self.schedule.samples // self.schedule.global_batch_size
 
     def _loader(self) -> IndexLoader | ShardLoader:
         options = {**self._options, "virtual_shards": self._virtual_shards}
         given = (self._worker, self.opened)
         if isinstance(self.schedule, ShardSchedule):
             return ShardLoader(*given, self.schedule, self._micro_batch_size, **options)
-        return IndexLoader(*given, self.schedule, self._micro_batch_size, **options)
+        return IndexLoader(*given, self.schedule, self._micro_batch_size, seed=self._seed, **options)

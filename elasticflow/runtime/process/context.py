@@ -71,6 +71,7 @@ class Worker:
         generation: Number of the worker group, the same on every rank.
         random_version: Of the rules by which random states follow from the seed, as the run began with them.
         generators: Random generators, seeded by key.
+        is_exact: The same bits are promised at every number of workers, so that data must be the same whenever it is read.
         vote: What all ranks decide together at each step.
         progress: Reports finished steps.
         listen: Has signals ask this process to leave.
@@ -83,6 +84,7 @@ class Worker:
         started_at: Position at which this generation began to train.
         at_first_step: Called after the first step of this generation.
         dataset_values: Attributes of the training data that arguments of the job stand for.
+        scalar_names: Names of the scalars that the job's steps return, in the order of their places; the same on every rank.
         trajectory_recorder: Records what every step made of the state, where somebody asked for it.
         stoppable: `with` it, StopTraining raised by the job's own code becomes this rank's wish.
         stopped: Why all ranks take no further step, once they agreed to: training has ended, or they leave.
@@ -108,6 +110,7 @@ class Worker:
         self.run_id, self.run_folder, self.node = identity.run_id, identity.run_folder, identity.node
         self.random_version = random_streams.VERSION
         self.generators = random_streams.Generators(seed, device)
+        self.is_exact = False
         self.vote = Vote()
         self.vote.random_drawn = self.generators.look
         self.stoppable = stopping.Stoppable(self.vote)
@@ -122,6 +125,7 @@ class Worker:
         self.listen: Callable[[], None] = lambda: None
         self.started_at: Position | None = None
         self.dataset_values: Mapping[str, Any] = {}
+        self.scalar_names: list[str] = []
         self.trajectory_recorder: StepRecorder | None = None
         self.heartbeat = Heartbeat(identity.heartbeat_fd, identity.local_rank)
         self.progress = self._open_log(log_level, shows_log=shows_log)
@@ -131,7 +135,7 @@ class Worker:
             self.heartbeat, self.run_folder, self.rank, device.type, self.event, self.progress.go_on
         )
         self.at_leave.append(self._profiler.finish)
-        self._logged_once: set[Event] = set()
+        self._logged_once: set[tuple[Event, Any]] = set()
 
     @property
     def should_leave(self) -> bool:
@@ -165,9 +169,10 @@ class Worker:
         getattr(self.log, event.level)(event, **fields)
 
     def event_once(self, event: Event, **fields: Any) -> None:
-        """Log *event* if this process has not logged it in this way before."""
-        if event not in self._logged_once:
-            self._logged_once.add(event)
+        """Log *event* if this process has not logged it in this way before, about what the field `name` names."""
+        about = event, fields.get("name")
+        if about not in self._logged_once:
+            self._logged_once.add(about)
             self.event(event, **fields)
 
     def phase(self, name: str) -> None:
@@ -227,23 +232,26 @@ class Worker:
         log_every: int,
         restored: Restored | None = None,
         measures: Measures | None = None,
+        keeps_modes: bool = False,
     ) -> None:
         """Begin training at *position*. Collective: every rank.
 
         Args:
             position: Where training goes on.
             schedule: What positions mean.
-            model: It is in training mode afterwards.
+            model: It is in training mode afterwards, unless *keeps_modes*.
             log_every: A line is logged after so many steps.
             restored: What *position* was read from; None: this is the beginning.
             measures: What of the speed is written down; None: what any job has.
+            keeps_modes: The model's modules stay in the modes that its script gave them.
         """
         self.listen()  # again: the model's or the dataset's code may have taken the signals for itself
         self.leave_untrained()
         left = schedule.remaining(position)  # None: nobody knows the data's length
         if position.step != 0:
             self.at_beginning.clear()  # of what was opened for them nothing is kept
-        model.train()
+        if not keeps_modes:
+            model.train()
         self.started_at = position
         self.generators.rest()
         measures = measures or Measures()

@@ -136,8 +136,17 @@ def log_loaded_modules(worker: Worker) -> None:
     )
 
 
+def digests_of_script() -> dict[str, str]:
+    """Return SHA-256 of the script that this process runs, and of every loaded module's source in its folder, by path from there."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    if script is None or not Path(script).is_file():
+        return {}
+    path = Path(script).resolve()
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest(), **_digests_of_sources(path.parent)}
+
+
 def _digests_of_sources(root: Path) -> dict[str, str]:
-    """Return SHA-256 of every loaded module's source under the project, by its path from there."""
+    """Return SHA-256 of every loaded module's source under *root*, by its path from there."""
     start = f"{root}{os.sep}"
     digests: dict[str, str] = {}
     for name, module in tuple(sys.modules.items()):

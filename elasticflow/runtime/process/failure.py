@@ -117,6 +117,13 @@ def text(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
+def shown(error: BaseException) -> str:
+    """Return what standard error gets: the traceback, unless *error* says what to do and lies in no code of the job."""
+    if isinstance(error, ElasticflowError) and not isinstance(error, WorkerError):
+        return f"error: {error}\n"
+    return text(error)
+
+
 def shortened(text: str) -> str:
     """Return *text* without its middle if it is long beyond reading."""
     if len(text) <= _LONGEST:

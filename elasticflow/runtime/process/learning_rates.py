@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from itertools import chain
+from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch.optim import Optimizer
 
@@ -37,11 +37,14 @@ class LearningRates:
             if len(groups) != len(self._keys):
                 self._keys = [json.dumps(name) for name in _unique(list(map(_name, groups)))]
             return tuple(map(_rate, groups))
-        several = cast("Mapping[str, Optimizer] | Sequence[Optimizer]", optimizers)
-        named = several.items() if isinstance(several, Mapping) else enumerate(several)
-        by_name = {str(name): optimizer.param_groups for name, optimizer in named}
-        rates = tuple(map(_rate, chain.from_iterable(by_name.values())))
+        is_named = isinstance(optimizers, Mapping)
+        given = cast("Any", optimizers)
+        several: Iterable[Optimizer] = given.values() if is_named else given
+        rates = tuple([_rate(group) for optimizer in several for group in optimizer.param_groups])
         if len(rates) != len(self._keys):
+            names: Iterable[Any] = given if is_named else count()
+            named = zip(names, several, strict=False)
+            by_name = {str(name): optimizer.param_groups for name, optimizer in named}
             self._keys = [json.dumps(name) for name in _of_several(by_name)]
         return rates
 

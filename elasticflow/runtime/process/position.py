@@ -19,6 +19,8 @@ class Position(NamedTuple):
         is_epoch_end: The last step reached or crossed an epoch's end.
         cursors: Samples that each data shard has given in this epoch; see `runtime/data/shard_schedule.py`. Empty for a
             map-style dataset.
+        stage: Where the current stage of a loop of the script's own began: its number from 0, then step, offset, epoch and
+            samples at its beginning. Empty in the first stage; see `runtime/own_loop/loop_schedule.py`.
     """
 
     step: int
@@ -27,6 +29,7 @@ class Position(NamedTuple):
     samples: int
     is_epoch_end: bool
     cursors: tuple[int, ...] = ()
+    stage: tuple[int, ...] = ()
 
     @property
     def in_epoch(self) -> int:

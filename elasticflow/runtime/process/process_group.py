@@ -6,10 +6,13 @@ import ipaddress
 import json
 import os
 import socket
-from contextlib import suppress
+import sys
+import time
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from hashlib import blake2b
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -21,7 +24,7 @@ from elasticflow.runtime import torch_private
 from elasticflow.runtime.torch_private import PrefixStore, TCPStore
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Iterator, MutableMapping
 
     from elasticflow.protocol.control_store import RemoteControlStore
     from elasticflow.runtime.process.identity import Identity
@@ -30,10 +33,12 @@ if TYPE_CHECKING:
 # Under our agent a hang is noticed by its heartbeats; a collective's own limit would only end a slow evaluation.
 _TIMEOUT = {"launcher": timedelta(hours=24), "torchrun": timedelta(hours=2)}
 _STORE_TIMEOUT = timedelta(minutes=5)
+_POLL_S = 0.01
 # Workers that wait for rank 0 to accept them: all of a generation come at a time.
 _BACKLOG = 4096
 # Where rank 0 serves the store of its generation's workers.
 _STORE = "store"
+_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 def choose_device(identity: Identity) -> torch.device:
@@ -65,8 +70,8 @@ def connect(identity: Identity) -> Store | None:
     if identity.started_by == "python":
         return None
     if identity.started_by == "torchrun":
-        store, _, _ = next(rendezvous("env://", timeout=_STORE_TIMEOUT))
-        return PrefixStore("elasticflow", store)
+        shared, _, _ = next(rendezvous("env://", timeout=_STORE_TIMEOUT))
+        return own_part(PrefixStore("elasticflow", shared), identity.rank, identity.world_size)
     keys = control_store.connect(identity.rendezvous.under(f"run/{identity.generation}"))
     if identity.rank == 0:
         listener = _listen(identity)
@@ -86,6 +91,39 @@ def connect(identity: Identity) -> Store | None:
     # Without an address of its own it is on the machine that serves the launch's keys.
     host = host or identity.rendezvous.host
     return TCPStore(host, port, is_master=False, timeout=_STORE_TIMEOUT, wait_for_workers=False)
+
+
+def own_part(store: Store, rank: int, world_size: int) -> Store:
+    """Return a part of *store* that only this group's ranks use, which are alive. Collective: every rank.
+
+    torchrun (2.13) serves one store through all its restarts, so it has what killed groups wrote: their generation, and the
+    addresses at which they were reached. `TORCHELASTIC_RESTART_COUNT` does not tell groups apart, as agents count for
+    themselves. So rank 0 names a part, and tells it to each rank under a word that no process has used before.
+
+    Raises:
+        TimeoutError: not all ranks have come.
+    """
+    word = uuid4().hex
+    if rank != 0:
+        store.set(f"came/{rank}", word)
+        name = store.get(f"part/{word}").decode()
+        store.set(f"{name}/knows/{rank}", "")
+        return PrefixStore(name, store)
+    missing, answered = set(range(1, world_size)), {""}
+    deadline = time.monotonic() + _STORE_TIMEOUT.total_seconds()
+    while missing:
+        for other in sorted(missing):
+            asks = store.get(f"came/{other}").decode() if store.check([f"came/{other}"]) else ""
+            # One that was killed may have asked, and its successor asks later.
+            if asks not in answered:
+                store.set(f"part/{asks}", word)
+                answered.add(asks)
+            if store.check([f"{word}/knows/{other}"]):
+                missing.remove(other)
+        if missing and time.monotonic() > deadline:
+            raise TimeoutError(f"ranks {sorted(missing)} did not come within {_STORE_TIMEOUT}")
+        time.sleep(_POLL_S if missing else 0)
+    return PrefixStore(word, store)
 
 
 def announce(store: Store, environ: MutableMapping[str, str]) -> None:
@@ -129,16 +167,39 @@ def _own_address(identity: Identity, keys: RemoteControlStore) -> str | None:
     return None
 
 
-def form(identity: Identity, store: Store, device: torch.device) -> None:
-    """Form the process group: gloo for CPU tensors, nccl for CUDA's. Collective: every rank."""
+def form(identity: Identity, store: Store | None, device: torch.device) -> None:
+    """Form the process group: gloo for CPU tensors, nccl for CUDA's. Collective: every rank.
+
+    A plain process is a group of one, so that code of the job's own that asks for a group has it; a group that the
+    script has formed before stays.
+    """
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    if store is None:
+        if not dist.is_initialized():
+            with _on_loopback():
+                dist.init_process_group(backend, store=torch_private.HashStore(), rank=0, world_size=1)
+        return
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        backend,
         # A name of its own per generation: keys of a dead group would be taken for this one's.
         store=PrefixStore(f"pg/{identity.generation}", store),
         rank=identity.rank,
         world_size=identity.world_size,
         timeout=_TIMEOUT[identity.started_by],
     )
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Have gloo listen where no other machine reaches it, in a group that nobody else will join."""
+    if _INTERFACE in os.environ:
+        yield
+        return
+    os.environ[_INTERFACE] = "lo0" if sys.platform == "darwin" else "lo"
+    try:
+        yield
+    finally:
+        del os.environ[_INTERFACE]
 
 
 def gather_text(text: str, world_size: int) -> list[str]:

@@ -7,7 +7,7 @@ import sys
 from ctypes import c_uint64, string_at
 from hashlib import blake2b
 from struct import Struct, pack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ import torch
 from elasticflow.runtime import torch_private
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 _SAMPLE, _MODEL, _BATCH, _REST, _FACTORY, _HOOK = 1, 2, 3, 4, 5, 6
 VERSION = 2  # of these rules, in snapshots; 1: a factory began where the one before had left the generators
@@ -65,8 +65,41 @@ def _key(*parts: int) -> int:
     return int.from_bytes(blake2b(_pack(*parts), digest_size=8).digest(), "little") >> 1
 
 
+class Word(Protocol):
+    """Something that changes with each draw."""
+
+    @property
+    def value(self) -> Any:
+        """What it is now."""
+
+
+class HeldGenerator(Protocol):
+    """A generator that is no global one: a library's."""
+
+    @property
+    def generator(self) -> Any:
+        """The generator itself."""
+
+    def seed(self, key: int) -> None:
+        """Put it into the state of a key."""
+
+    def state(self) -> Any:
+        """Return a value that differs once something was drawn."""
+
+
+class _State:
+    """The state of a held generator as a word."""
+
+    def __init__(self, held: HeldGenerator) -> None:
+        self._held = held
+
+    @property
+    def value(self) -> Any:
+        return self._held.state()
+
+
 class _Generator:
-    """One of the global generators.
+    """One of the generators that are seeded by key.
 
     Attributes:
         seed: Puts it into the state of a key.
@@ -76,8 +109,9 @@ class _Generator:
 
     __slots__ = ("rests", "seed", "word")
 
-    def __init__(self, seed: Callable[[int], object], word: c_uint64) -> None:
-        self.seed, self.word, self.rests = seed, word, 0
+    def __init__(self, seed: Callable[[int], object], word: Word) -> None:
+        self.seed, self.word = seed, word
+        self.rests: Any = 0
 
 
 class Generators:
@@ -96,7 +130,7 @@ class Generators:
 
     Attributes:
         are_used: The model or the optimizer draws from python's or numpy's, or nobody can tell.
-        python_numpy_torch: The generators a dataset may draw from.
+        of_data: The generators a dataset may draw from: python's, numpy's, torch's, and those that were added.
         can_look: Draws can be seen here.
     """
 
@@ -110,16 +144,29 @@ class Generators:
         self.are_used = words is None
         self._is_seen = False
         seeds: tuple[Callable[[int], object], ...] = (_seed_python, _seed_numpy, _seed_torch)
-        self.python_numpy_torch = [
+        self.of_data = [
             _Generator(seed, word) for seed, word in zip(seeds, words or (c_uint64(),) * 3, strict=True)
         ]
-        self._python, self._numpy, self._torch = self.python_numpy_torch
+        self._python, self._numpy, self._torch = self.of_data
+        self._added: list[_Generator] = []
+        self._known: dict[int, object] = {}
+
+    def add(self, held: Iterable[HeldGenerator]) -> None:
+        """Count generators that a dataset holds among those it may draw from; those known already are left out."""
+        for each in held:
+            if id(each.generator) not in self._known:
+                self._known[id(each.generator)] = each.generator
+                is_pythons = self.can_look and type(each.generator) is random.Random
+                word: Word = _word_of_python(each.generator) if is_pythons else _State(each)
+                added = _Generator(each.seed, word)
+                self._added.append(added)
+                _put_to_rest(added, self._resting)
+        self.of_data = [self._python, self._numpy, self._torch, *self._added]
 
     def rest(self) -> None:
         """Put all into the state that a step begins with; what was drawn until now is forgotten."""
-        for generator in self.python_numpy_torch:
-            generator.seed(self._resting)
-            generator.rests = generator.word.value
+        for generator in self.of_data:
+            _put_to_rest(generator, self._resting)
         self._is_seen = False
 
     def look(self) -> bool:
@@ -146,24 +193,39 @@ class Generators:
         if self._have_two_moved():
             self._is_seen = True
             self._rest_two()
+        self._rest_added()
 
     def after_data(self) -> None:
         """Put all into the resting state; what a dataset drew says nothing about the model."""
         _seed_torch(self._resting)
         if self._have_two_moved():
             self._rest_two()
+        self._rest_added()
 
     def have_moved(self) -> bool:
         """True if any was drawn from since it was put into the resting state."""
-        return self._torch.word.value != self._torch.rests or self._have_two_moved()
+        return any(map(_has_moved, self.of_data))
 
     def _have_two_moved(self) -> bool:
-        python, numeric = self._python, self._numpy
-        return python.word.value != python.rests or numeric.word.value != numeric.rests
+        return _has_moved(self._python) or _has_moved(self._numpy)
+
+    def _rest_added(self) -> None:
+        for generator in self._added:
+            if _has_moved(generator):
+                generator.seed(self._resting)
 
     def _rest_two(self) -> None:
         _seed_python(self._resting)
         _seed_numpy(self._resting)
+
+
+def _put_to_rest(generator: _Generator, key: int) -> None:
+    generator.seed(key)
+    generator.rests = generator.word.value
+
+
+def _has_moved(generator: _Generator) -> bool:
+    return bool(generator.word.value != generator.rests)
 
 
 class Draws:
@@ -174,7 +236,7 @@ class Draws:
     """
 
     def __init__(self, generators: Generators) -> None:
-        all_of_them = generators.python_numpy_torch
+        all_of_them = generators.of_data
         self._resting = all_of_them if generators.can_look else []
         self._seeds = [] if generators.can_look else [generator.seed for generator in all_of_them]
 
@@ -188,7 +250,7 @@ class Draws:
 
     def are_more(self) -> bool:
         """True if generators were drawn from that were resting; from now on they are seeded."""
-        moved = [generator for generator in self._resting if generator.word.value != generator.rests]
+        moved = [generator for generator in self._resting if _has_moved(generator)]
         if moved:
             self._resting = [generator for generator in self._resting if generator not in moved]
             self._seeds = [*self._seeds, *(generator.seed for generator in moved)]

@@ -36,6 +36,10 @@ class Heartbeat:
         self._step = 0
         self._phase = b"start"
 
+    def stop(self) -> None:
+        """Say nothing from now on."""
+        self._memory = None
+
     def phase(self, name: str) -> str:
         """Say what this rank is doing; return the phase before."""
         before, self._phase = self._phase.decode(), name.encode()
@@ -194,7 +198,7 @@ class Progress:
 
     def note_rates(self, optimizers: AnyOptimizers) -> None:
         """Remember the learning rates that the optimizers have just used, before a schedule sets those of the next step."""
-        if self.is_next_logged:
+        if self._outputs and (self.number + 1) % self._log_every == 0:
             self._rates = self._learning_rates.read(optimizers)
 
     def step(self, position: Position, loss: float | LateNumber, optimizers: AnyOptimizers) -> None:

@@ -26,8 +26,10 @@ class Vote:
         count_wanted: One of this rank's data shards may end in the next step; see `runtime/data/shard_loader.py`.
         buffers_changed: Whether this step changed buffers that the next one reads; see `model/model_buffers.py`.
         random_drawn: Whether the model or the optimizer draws from python's or numpy's generator; see `Generators.look`.
+        end_wanted: This rank's script wants training to end: `Run.stop`.
         names_wanted: This rank's step returned a scalar that has no place yet; see `runtime/metrics/scalars.py`.
         may_skip: This rank can take part in a step without its data.
+        may_cut_short: A request to leave cuts an evaluation short; else it waits for the evaluation's end.
         may_leave_untrained: Before the first step all there is lies on the store; with a memory tier it may not.
         leave: All ranks leave after this step.
         stop: All ranks leave, or end training, before this step: it is not applied.
@@ -38,22 +40,23 @@ class Vote:
         buffers: All ranks take over rank 0's buffers before the next step.
         random: All ranks seed python's and numpy's generator from the next step on.
         names: All ranks agree on the places of scalars after this step.
+        end: Some rank's script wants training to end; `Run` decides after which step.
     """
 
     def __init__(self) -> None:
         self.leave_wanted = False
         self.stop_wanted: str | None = None
         self.stop_is_by_rule = False
-        self.may_skip = self.may_leave_untrained = True
+        self.may_skip = self.may_cut_short = self.may_leave_untrained = True
         self.snapshot_wanted: Callable[[], bool] = bool
         self.evaluation_wanted: Callable[[], bool] = bool
         self.memory_wanted: Callable[[], bool] = bool
         self.count_wanted = False
         self.buffers_changed: Callable[[], bool] = bool
         self.random_drawn: Callable[[], bool] = bool
-        self.names_wanted = False
+        self.names_wanted = self.end_wanted = False
         self.leave = self.stop = self.snapshot = self.evaluation = self.memory = self.count = False
-        self.buffers = self.random = self.names = False
+        self.buffers = self.random = self.names = self.end = False
 
     def requests(self) -> tuple[float, ...]:
         """Return what this rank wants now, and what it changed in this step, 1 or 0 each."""
@@ -67,6 +70,7 @@ class Vote:
             self.buffers_changed(),
             self.random_drawn(),
             self.names_wanted,
+            self.end_wanted,
         )
 
     def resolve(self, sums: Sequence[float]) -> None:
@@ -81,6 +85,7 @@ class Vote:
             self.buffers,
             self.random,
             self.names,
+            self.end,
         ) = [total > 0 for total in sums]
 
 

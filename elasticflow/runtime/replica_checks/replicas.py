@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from elasticflow import events
-from elasticflow.errors import ReplicasDifferError
+from elasticflow.errors import NotExchangedError, ReplicasDifferError
 from elasticflow.runtime.process import environment
 from elasticflow.runtime.process.process_group import DigestComparison
 from elasticflow.runtime.replica_checks import checksums
@@ -53,18 +53,23 @@ class _Pending:
     unhook: Callable[[], None]
 
 
-class ReplicaCheck:
-    """Compares the replicas of all ranks: at an interval, and before a snapshot is taken. Every rank has one.
+NEVER = "never"
+"""Switches every comparison off, as `train.compare_replicas` has it."""
 
-    Left out is what one rank may have otherwise than another: buffers, and objects of the job's own.
+
+class ReplicaCheck:
+    """Compares the replicas of all ranks after the first step, at an interval, and before each snapshot. Every rank has one.
+
+    Buffers and objects of the job's own are left out: they may differ between ranks.
 
     Args:
         worker: This worker.
-        state: Of the job.
-        every: "1000 steps"; None: never.
+        state: State of the job.
+        every: An interval such as "1000 steps"; None: none beside the first step and snapshots; `NEVER`: no comparison.
         on_divergence: Called before a difference is raised, with the last step after which all replicas were equal: what
             is held in memory since then was never compared.
         is_exact: The ranks' environments are known to give the same bits.
+        not_exchanged: Which gradients the ranks do not exchange, as far as that is known; asked only where replicas differ.
     """
 
     def __init__(
@@ -75,14 +80,13 @@ class ReplicaCheck:
         on_divergence: Callable[[int], None] | None = None,
         *,
         is_exact: bool,
+        not_exchanged: Callable[[], str | None] = lambda: None,
     ) -> None:
-        self._worker, self._state, self._on_divergence, self._is_exact = (
-            worker,
-            state,
-            on_divergence,
-            is_exact,
-        )
-        self._due = None if every is None or worker.world_size == 1 else Due((every,))
+        self._worker, self._state, self._is_exact = worker, state, is_exact
+        self._on_divergence, self._not_exchanged = on_divergence, not_exchanged
+        self._compares = every != NEVER and worker.world_size > 1
+        self._due = Due(()) if every is None or every == NEVER else Due((every,))
+        self._is_first = True
         self._last: HasPosition | None = None
         # Step after which the replicas were last known to be equal.
         self._equal_at = 0
@@ -95,11 +99,11 @@ class ReplicaCheck:
         Ranks in different environments may round otherwise: they are not compared, which rank 0 logs once.
         """
         self._last, self._equal_at = position, position.step
-        if self._due is None or self._is_exact:  # exact mode has refused different environments
+        if not self._compares or self._is_exact:  # exact mode has refused different environments
             return
         different = environment.first_difference(self._worker)
         if different is not None:
-            self._due = None
+            self._compares = False
             if self._worker.rank == 0:
                 self._worker.event(
                     events.REPLICAS_NOT_COMPARED, reason=f"workers are not of one kind: {different}"
@@ -107,7 +111,9 @@ class ReplicaCheck:
 
     def is_due(self, position: Position) -> bool:
         """True if the replicas are to be compared after this step; the same on every rank."""
-        return self._due is not None and self._last is not None and self._due.is_due(self._last, position)
+        if not self._compares or self._last is None:
+            return False
+        return self._is_first or self._due.is_due(self._last, position)
 
     def require_same(self, position: Position) -> None:
         """Make sure that all replicas are equal after this step. Collective: every rank.
@@ -115,6 +121,7 @@ class ReplicaCheck:
         Each step is compared once at most.
 
         Raises:
+            NotExchangedError: they differ, and it is known which gradients were not exchanged; on every rank.
             ReplicasDifferError: they differ. Only the ranks that it names raise it; the others wait to end with them,
                 so that the launcher sees which ranks diverged by which ranks failed.
         """
@@ -124,7 +131,7 @@ class ReplicaCheck:
         sums = self._sums_now()
         if not self._are_equal(sums):
             self._refuse(position.step, sums)
-        self._equal_at = position.step
+        self._is_first, self._equal_at = False, position.step
 
     def start(self, position: Position, captured: Captured, then: Callable[[], None]) -> None:
         """Have the replicas compared as they are after this step, and *then* called if they are equal. Every rank.
@@ -138,6 +145,11 @@ class ReplicaCheck:
         self._last = position
         sums, unhook = self._start_sums(self._compared(captured))
         self._pending = _Pending(position.step, sums, then, unhook)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a comparison was started and is not finished; the same on every rank."""
+        return self._pending is not None
 
     def finish(self) -> None:
         """Finish the comparison that `start` started, if any. Collective: every rank, at the same step.
@@ -160,7 +172,7 @@ class ReplicaCheck:
 
     def _is_done(self, position: Position) -> bool:
         """True if nothing is to be compared after this step, or has been."""
-        return self._due is None or (self._last is not None and self._last.step == position.step)
+        return not self._compares or (self._last is not None and self._last.step == position.step)
 
     def _start_sums(
         self, tensors: Mapping[str, Tensor]
@@ -199,6 +211,8 @@ class ReplicaCheck:
             # Before the ranks hear from each other: a rank that ends first leaves nothing to go on from.
             self._on_divergence(self._equal_at)
         ranks = [json.loads(text) for text in self._worker.gather_text(json.dumps(sums))]
+        if why := next(filter(None, self._worker.gather_text(self._not_exchanged() or "")), None):
+            raise NotExchangedError(step, differing_tensors(ranks), why)
         error = difference(step, ranks)
         if self._worker.rank not in error.ranks:
             self._worker.barrier()
@@ -218,8 +232,7 @@ def difference(step: int, ranks: Sequence[Sums]) -> ReplicasDifferError:
     right, count = Counter(copies).most_common(1)[0]
     has_majority = 2 * count > len(ranks)
     diverged = [rank for rank, copy in enumerate(copies) if not has_majority or copy != right]
-    usual = dict(right)
-    differing = [key for key in ranks[0] if any(sums.get(key) != usual.get(key) for sums in ranks)]
+    differing = differing_tensors(ranks)
     what = differing[0] if differing else "set of tensors"
     rest = len(differing) - 1
     more = f" (and {rest} more tensor{'s' if rest > 1 else ''})" if rest > 0 else ""
@@ -229,6 +242,12 @@ def difference(step: int, ranks: Sequence[Sums]) -> ReplicasDifferError:
     else:
         text = f"after step {step} the ranks {_listed(diverged)} have each another {what}{more}: which is right cannot be told"
     return ReplicasDifferError(text, diverged)
+
+
+def differing_tensors(ranks: Sequence[Sums]) -> list[str]:
+    """Return the keys of the tensors that are not the same on all ranks."""
+    usual = dict(Counter(tuple(sorted(sums.items())) for sums in ranks).most_common(1)[0][0])
+    return [key for key in ranks[0] if any(sums.get(key) != usual.get(key) for sums in ranks)]
 
 
 def _listed(ranks: Sequence[int]) -> str:

@@ -17,12 +17,23 @@ from elasticflow.snapshots.format.shard_file import SnapshotRecord
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torch import nn
+
     from elasticflow.runtime.data.order.order import OrderRecord
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.process.position import Schedule
     from elasticflow.runtime.state.state import Captured, State
 
 _REMEDY = "go on with the version of elasticflow that took it, or start a new run"
+
+
+FROZEN = "frozen"
+"""Key of a script's loop record: names of the parameters that are not trained."""
+
+
+def frozen(model: nn.Module) -> list[str]:
+    """Return the names of the parameters of *model* that are not trained."""
+    return [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,8 @@ class StateRecord:
         job_digest: Identifies the resolved job.
         tree: State as JSON with references to tensors; see `Captured.tree`.
         options: What the job had made its optimizers and schedules with; None in older snapshots.
+        loop: What a script's loop was made with (`own_loop/drift.py`); None of job files and in older snapshots.
+        scalars: Names of the job's own scalars, in the order of their places; see `runtime/metrics/scalars.py`.
     """
 
     position: Position
@@ -54,6 +67,8 @@ class StateRecord:
     job_digest: str
     tree: dict[str, Any]
     options: dict[str, Any] | None
+    loop: dict[str, Any] | None = None
+    scalars: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of state.json."""
@@ -67,6 +82,8 @@ class StateRecord:
             "job": self.job,
             "job_digest": self.job_digest,
             "options": self.options,
+            **({} if self.loop is None else {"loop": self.loop}),
+            "scalars": list(self.scalars),
             "state": self.tree,
         }
 
@@ -90,6 +107,9 @@ class StateRecord:
             job_digest=content["job_digest"],
             tree=content["state"],
             options=content.get("options"),
+            loop=content.get("loop"),
+            # Older snapshots do not have it.
+            scalars=tuple(content.get("scalars", ())),
         )
 
 
@@ -97,7 +117,8 @@ def position_of(content: Mapping[str, Any]) -> Position:
     """Return the position in state.json."""
     position = content["position"]
     # JSON has no tuples.
-    return Position(**{**position, "cursors": tuple(position.get("cursors", ()))})
+    tuples = {name: tuple(position.get(name, ())) for name in ("cursors", "stage")}
+    return Position(**{**position, **tuples})
 
 
 def order_of(content: Mapping[str, Any]) -> OrderRecord:
@@ -135,14 +156,18 @@ class SnapshotMetadata:
     Attributes:
         fingerprints: As above; a loop of the script's own opens its data late.
         parent: The committed snapshot that this generation goes on from, if any.
+        loop: What a script's loop is made with; None for a job file.
+        past_data: Fingerprints of the data of stages that have ended, by name.
     """
 
     def __init__(self, me: Worker, state: State, schedule: Schedule, fingerprints: Mapping[str, str]) -> None:
-        self._me, self._evaluation, self._schedule = me, state.evaluation, schedule
+        self._me, self._state, self._evaluation, self._schedule = me, state, state.evaluation, schedule
         self._environment = environment.describe(me.device)
         self.fingerprints = fingerprints
         self._options = state.options.to_json()
         self.parent: str | None = None
+        self.loop: dict[str, Any] | None = None
+        self.past_data: dict[str, str] = {}
 
     def name(self, step: int) -> str:
         """Return what the snapshot of *step* is called, on every rank."""
@@ -167,6 +192,8 @@ class SnapshotMetadata:
             job_digest=me.job_digest,
             tree=captured.tree,
             options=self._options,
+            loop=None if self.loop is None else {**self.loop, FROZEN: frozen(self._state.model)},
+            scalars=tuple(me.scalar_names),
         )
         facts = ManifestFacts(
             trigger=trigger,
@@ -177,7 +204,7 @@ class SnapshotMetadata:
             samples=position.samples,
             aliases=captured.aliases,
             memory_formats=captured.memory_formats,
-            fingerprints=dict(self.fingerprints),
+            fingerprints={**self.fingerprints, **self.past_data},
             versions=self._environment,
         )
         return SnapshotRecord(state.to_json(), facts)

@@ -64,6 +64,8 @@ _OPAQUE = (
     torch.Size,
 )
 GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+_COMMON = {int, float}
+_NUMBERS = (Number, itertools.count)
 _VALUES = (Tensor, np.ndarray, *GENERATORS)
 
 
@@ -80,7 +82,10 @@ class Leaf(NamedTuple):
 
 
 def leaves(
-    roots: Mapping[str, Any], names: Mapping[int, str], outside: Collection[int] = ()
+    roots: Mapping[str, Any],
+    names: Mapping[int, str],
+    outside: Collection[int] = (),
+    deepest: int | None = None,
 ) -> Iterator[Leaf]:
     """Yield what can be reached from *roots*, those first that are nearest.
 
@@ -88,16 +93,17 @@ def leaves(
         roots: Objects, by the name that their paths begin with. What two of them share is reached from the first.
         names: Of the model's parameters, by `id`: what a path calls them where they are keys.
         outside: `id` of objects that are neither followed nor yielded.
+        deepest: Most objects between a root and what is yielded; None: any number.
     """
-    seen = set(outside) | _globals()
-    waiting = deque(roots.items())
+    seen = set(outside) | shared_generators()
+    waiting = deque((path, thing, 0) for path, thing in roots.items())
     # An id stands for one object only as long as the object lives.
     kept: list[Any] = []
     while waiting and len(kept) < MOST_OBJECTS:
-        path, thing = waiting.popleft()
+        path, thing, depth = waiting.popleft()
         if thing is None or isinstance(thing, bool):
             continue
-        if isinstance(thing, Number | itertools.count):
+        if type(thing) in _COMMON or isinstance(thing, _NUMBERS):
             yield Leaf(path, _next_of(thing) if isinstance(thing, itertools.count) else thing)
             continue
         if id(thing) in seen:
@@ -106,12 +112,12 @@ def leaves(
         kept.append(thing)
         if isinstance(thing, _VALUES):
             yield Leaf(path, thing)
-        elif not isinstance(thing, _OPAQUE) and not _is_machinery(thing):
-            waiting.extend(_inside(path, thing, names))
+        elif depth != deepest and not isinstance(thing, _OPAQUE) and not is_machinery(thing):
+            waiting.extend((inside, each, depth + 1) for inside, each in inside_of(path, thing, names))
 
 
-def _globals() -> set[int]:
-    """Return the generators that are seeded anew for each step: nothing of theirs outlives one."""
+def shared_generators() -> set[int]:
+    """Return the `id` of the generators that are seeded anew for each step: nothing of theirs outlives one."""
     shared = [random._inst, torch.default_generator, np.random.mtrand._rand]  # noqa: SLF001
     return {id(generator) for generator in shared}
 
@@ -121,13 +127,14 @@ def _next_of(count: itertools.count[Any]) -> Any:
     return ast.literal_eval(repr(count)[len("count(") : -1].split(",")[0])
 
 
-def _is_machinery(thing: Any) -> bool:
+def is_machinery(thing: Any) -> bool:
+    """Return whether *thing* is torch's or elasticflow's own, or of a library that holds no state of training."""
     module = thing.__module__ if isinstance(thing, FunctionType) else type(thing).__module__
     return (module or "").startswith(_MACHINERY)
 
 
-def _inside(path: str, thing: Any, names: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
-    """Yield what *thing* holds, each with its path."""
+def inside_of(path: str, thing: Any, names: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
+    """Yield what *thing* holds, each with its path; *names* as in `leaves`."""
     if isinstance(thing, Mapping):
         is_by_handle = path.endswith("_hooks")  # hooks are numbered over all of the process
         for number, (key, value) in enumerate(list(thing.items())):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticflow import events, fault_injection
 from elasticflow.errors import SnapshotError
@@ -14,11 +15,12 @@ from elasticflow.runtime.data.values import marks_of
 from elasticflow.runtime.process import environment, leaving, random_streams
 from elasticflow.runtime.process.context import Restored
 from elasticflow.runtime.profiling.marks import mark
+from elasticflow.runtime.replica_checks import checksums
 from elasticflow.runtime.replica_checks.captured import CaptureCheck
 from elasticflow.runtime.replica_checks.replicas import ReplicaCheck, flip
 from elasticflow.runtime.snapshot import memory_tier, restore, writer_connection
 from elasticflow.runtime.snapshot.memory_tier import MemoryTier
-from elasticflow.runtime.snapshot.metadata import SnapshotMetadata, StateRecord
+from elasticflow.runtime.snapshot.metadata import FROZEN, SnapshotMetadata, StateRecord, frozen
 from elasticflow.runtime.snapshot.policy import Policy
 from elasticflow.runtime.snapshot.rank_shard import ShardPlanner, nbytes_of
 from elasticflow.runtime.snapshot.staging_copy import copier_for
@@ -27,13 +29,17 @@ from elasticflow.runtime.snapshot.writer_connection import WriterReports
 from elasticflow.runtime.state.loading import load_weights
 from elasticflow.snapshots.client.loading import NodeLoader
 from elasticflow.snapshots.client.writer_reports import SnapshotReport
+from elasticflow.snapshots.format import fingerprints
 from elasticflow.snapshots.format.policy import Due, Keep
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from elasticflow.runtime.data.dataset import OpenedDataset
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.process.position import Position, Schedule
     from elasticflow.runtime.snapshot.restore import SnapshotContent
+    from elasticflow.runtime.state.options import OptionChange
     from elasticflow.runtime.state.state import Captured, State
     from elasticflow.snapshots.format.manifest import Manifest
     from elasticflow.snapshots.format.policy import HasPosition
@@ -42,6 +48,8 @@ __all__ = ["Keep", "Policy", "Snapshots", "load_weights"]
 
 # A store may be slow; a dead writer is noticed at once.
 _FLUSH_LIMIT_S = 3600.0
+# Of what was put back, in an event.
+_MOST_NAMES = 20
 
 
 class MakesSteps(Protocol):
@@ -66,10 +74,13 @@ class Snapshots:
         schedule: What positions mean.
         dataset: The training data, as `open_dataset` or `open_shards` returned it; None: `use_data` tells it later.
         policy: When, where, which stay.
-        compare_every: When the ranks' replicas are compared, besides before each snapshot; None: never.
+        compare_every: When the ranks' replicas are compared, besides after the first step and before each snapshot; see `ReplicaCheck`.
+        not_exchanged: Which gradients the ranks do not exchange; see `ReplicaCheck`.
 
     Attributes:
         restored: What `restore` went on from; None: from the beginning.
+        loop: What the script's loop was made with, as the snapshot that was restored says it; None: it does not say.
+        unsaved: Looks for state that no snapshot would hold.
     """
 
     def __init__(
@@ -81,6 +92,7 @@ class Snapshots:
         dataset: OpenedDataset | None,
         policy: Policy,
         compare_every: str | None = None,
+        not_exchanged: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._worker, self._state, self._step, self._schedule = worker, state, step, schedule
         self._dataset = opened(dataset)
@@ -90,12 +102,12 @@ class Snapshots:
         self._client = writer_connection.connect(worker, policy, self._catalog.prefix, state)
         # While a slow store is waited for.
         self._client.waiting = worker.heartbeat.beat
-        self._reports = WriterReports(worker, self._client)
+        self._reports = WriterReports(worker, self._client, self._catalog)
         self._metadata = SnapshotMetadata(worker, state, schedule, self._fingerprints())
         self._planner = ShardPlanner(worker.rank, worker.world_size)
         self._copier = copier_for(worker.device, state.optimizers.values())
         self._capture_check = CaptureCheck(worker)
-        self._unsaved = Unsaved(worker, state, policy.ignore)
+        self.unsaved = Unsaved(worker, state, policy.ignore)
         self._memory_tier = None
         # The memory tier covers one node.
         if policy.memory is not None and worker.local_world_size == worker.world_size:
@@ -103,12 +115,21 @@ class Snapshots:
                 worker, self._client, state, self._planner, self._metadata, self._copier, policy.memory
             )
         forget = None if self._memory_tier is None else self._memory_tier.forget
-        self._replica_check = ReplicaCheck(worker, state, compare_every, forget, is_exact=step.is_exact)
+        self._replica_check = ReplicaCheck(
+            worker, state, compare_every, forget, is_exact=step.is_exact, not_exchanged=not_exchanged
+        )
         self._due, self._is_due = Due(policy.every), False
+        self._keeps_best = policy.keep.best is not None
+        # The newest best state is held in the memory tier, and the writer may not have begun to write it.
+        self._awaits_writer = False
         self._last: HasPosition = schedule.start
         self._last_time = time.monotonic()
         self._staged: str | None = None
         self.restored: Restored | None = None
+        self.loop: Mapping[str, Any] | None = None
+        self._frozen: list[str] | None = None
+        self._changes: Sequence[OptionChange] = ()
+        self._as_restored: tuple[dict[str, Any], dict[str, int]] | None = None
         self._is_prepared = False
         if worker.rank == 0 and self._due.seconds is not None:
             worker.vote.snapshot_wanted = self._is_due_by_time
@@ -129,6 +150,25 @@ class Snapshots:
         if unchecked is not None:
             self._require_same_data(*unchecked)
         self._tell_of_stateful_data()
+
+    def describe_loop(self, settings: Mapping[str, Any]) -> None:
+        """Have snapshots say that the script's loop is made with *settings*, too. Every rank."""
+        self._metadata.loop = {**(self._metadata.loop or {}), **settings}
+
+    def begin_stage(self, number: int) -> None:
+        """Have snapshots name the data read until now as the data of stage *number*, which has ended. Every rank."""
+        self._metadata.past_data[f"{TRAINING_DATA} of stage {number}"] = self._dataset.fingerprint or ""
+
+    def require_past_data(self, number: int, dataset: OpenedDataset) -> None:
+        """Compare the data of stage *number*, which had ended when the snapshot was taken. Every rank.
+
+        Raises:
+            DatasetError: the stage was trained on other data.
+        """
+        name = f"{TRAINING_DATA} of stage {number}"
+        if self._unchecked is not None and dataset.fingerprint is not None:
+            require_same({name: dataset.fingerprint}, self._unchecked[1].fingerprints, None, None)
+            self._metadata.past_data[name] = dataset.fingerprint
 
     def restore(self) -> Position:
         """Go on from the newest state that every rank can read, else from the beginning. Collective: every rank.
@@ -160,24 +200,95 @@ class Snapshots:
         if self._memory_tier is not None:
             self._memory_tier.begin(position)
         self._replica_check.begin(position)
+        self.unsaved.begin()
         if worker.trajectory_recorder is not None:
             worker.trajectory_recorder.begin(self._state, position, is_exact=self._step.is_exact)
         leaving.recall_stop(worker, self._catalog, position.step)
         return position
 
-    def after_step(self, position: Position) -> None:
+    def put_back(self, *, is_last: bool = True) -> None:
+        """Give what is kept the state that was restored, where it was changed since. Collective: every rank.
+
+        Called where training goes on: what a script does between `Run.keep` and its loop belongs to the run's beginning, and
+        the snapshot has what it led to. Once *is_last* was given, later calls do nothing.
+
+        Raises:
+            SnapshotError: the snapshot cannot be read again.
+        """
+        marks = self._as_restored
+        if is_last:
+            self._as_restored = None
+        if marks is None or self.restored is None:
+            return
+        now = self._marks()
+        names = [key for key in {**marks[1], **now[1]} if marks[1].get(key) != now[1].get(key)]
+        names += [key for key in {**marks[0], **now[0]} if marks[0].get(key) != now[0].get(key)]
+        names += self._freeze_again()
+        worker = self._worker
+        if worker.all_true(not names):
+            return
+        loader = NodeLoader(self._client, partial(leaving.beat_or_leave, worker))
+        held = (
+            self._memory_tier.recall(self._catalog)
+            if self._memory_tier is not None and self.restored.is_from_memory
+            else None
+        )
+        if held is None:
+            content = restore.SnapshotContent.of(loader.load(self.restored.name))
+        else:
+            content = memory_tier.content_of(held, worker.run_id)
+        restore.apply(worker, self._state, content, loader, self._changes)
+        if worker.rank == 0:
+            worker.event(events.STATE_PUT_BACK, names=names[:_MOST_NAMES], snapshot=self.restored.name)
+
+    def _freeze_again(self) -> list[str]:
+        """Have the parameters trained that were trained when the snapshot was taken; return the names of those it changed."""
+        if self._frozen is None:
+            return []
+        differing = {*self._frozen} ^ {*frozen(self._state.model)}
+        for name, parameter in self._state.model.named_parameters():
+            if name in differing:
+                parameter.requires_grad_(not parameter.requires_grad)
+        return [f"requires_grad of {name}" for name in sorted(differing)]
+
+    def record_end(self, reason: str) -> None:
+        """Record beside the snapshots that the script's own loop is over after this step; rank 0 does."""
+        if self._worker.rank == 0:
+            self._catalog.write_stop({"step": self._worker.progress.number, "reason": reason, "by_rank": 0})
+
+    def remember_restored(self) -> None:
+        """Remember what was restored, for `put_back`. Every rank."""
+        self._as_restored = None if self.restored is None else self._marks()
+
+    def _marks(self) -> tuple[dict[str, Any], dict[str, int]]:
+        captured = self._state.capture()
+        return json.loads(json.dumps(captured.tree)), checksums.sums_of(captured.tensors)
+
+    def take_if_due(self, position: Position) -> None:
+        """Take the snapshot that `after_step` left to the caller, if one is due. Every rank.
+
+        Raises:
+            ReplicasDifferError: as `after_step`.
+        """
+        self._is_due = self._worker.vote.snapshot or self._due.is_due(self._last, position)
+        if self._is_due or (self._memory_tier is not None and self._memory_tier.is_due(position)):
+            with mark("snapshot"):
+                self._take(position)
+
+    def after_step(self, position: Position, *, takes: bool = True) -> None:
         """Take a snapshot if one is due after this step, and see to those on their way. Every rank, after each step.
 
+        With `keep.best` one is also due where the evaluation after this step measured a better value than all before.
         This rank's shard is copied into the writer's memory; nobody waits for another rank. It waits only while two
         earlier snapshots are still being written; with the memory tier never. What is to last is handed to the writer
         only once all replicas are known to be equal, by the end of the next step, so a snapshot is always good to go
-        on from.
+        on from. Without *takes* none is taken now: `take_if_due` comes later.
 
         Raises:
             ReplicasDifferError: the replicas were compared, and a rank diverged.
             StateError: the first few times: no snapshot would hold something that training moves.
         """
-        if self._is_wanted_after(position):
+        if self._is_wanted_after(position) and takes:
             with mark("snapshot"):
                 self._take(position)
 
@@ -185,6 +296,28 @@ class Snapshots:
         """Whether, by what was done until *position*, replicas are compared or a snapshot is taken; the clock apart."""
         is_held = self._memory_tier is not None and self._memory_tier.is_due(position)
         return self._due.is_due(self._last, position) or is_held or self._replica_check.is_due(position)
+
+    def idle_steps(self, position: Position, most: int, size: int) -> int:
+        """Return after how many of the *most* next steps `after_step` would do nothing but hear of finished snapshots.
+
+        Args:
+            position: After the last step; `after_step` was called.
+            most: Steps that are asked for; none of them ends an epoch.
+            size: Samples of a step.
+        """
+        is_busy = self._replica_check.is_pending or self._capture_check.is_pending or self._copier.is_copying
+        if is_busy or not self._is_prepared or self.unsaved.looks_after_steps:
+            return 0
+        while most > 0:
+            ahead = position._replace(
+                step=position.step + most,
+                offset=position.offset + most * size,
+                samples=position.samples + most * size,
+            )
+            if not self.is_due(ahead):
+                return most
+            most //= 2
+        return 0
 
     def finish(self, position: Position) -> None:
         """Take the last snapshot of this launch, unless *position* has one. Every rank, after the last step.
@@ -207,13 +340,24 @@ class Snapshots:
         self._replica_check.finish()
         if not self._is_prepared:
             self._prepare()
-        self._unsaved.after_step()
+        self.unsaved.after_step()
         if self._step.was_skipped:
             return False
         if self._replica_check.is_due(position):
             self._replica_check.require_same(position)
-        self._is_due = self._worker.vote.snapshot or self._due.is_due(self._last, position)
+        self._is_due = (
+            self._worker.vote.snapshot
+            or self._due.is_due(self._last, position)
+            or self._is_new_best(position)
+        )
         return self._is_due or (self._memory_tier is not None and self._memory_tier.is_due(position))
+
+    def _is_new_best(self, position: Position) -> bool:
+        # The same on every rank: all of them have the same metrics. After the last step `finish` takes one anyway.
+        evaluation = self._state.evaluation
+        if not self._keeps_best or evaluation is None or not evaluation.found_best_at(position):
+            return False
+        return not (self._worker.should_leave or self._schedule.is_end(position))
 
     def _take(self, position: Position, *, final: bool = False) -> None:
         worker = self._worker
@@ -224,7 +368,7 @@ class Snapshots:
             for action in worker.before_snapshot:
                 action(position, self._metadata.name(position.step))
         began = time.monotonic()
-        self._unsaved.before_snapshot()
+        self.unsaved.before_snapshot(is_durable=final or self._is_due)
         # What is held may be written at any moment.
         if final or (self._memory_tier is not None and self._is_due):
             self._replica_check.require_same(position)
@@ -237,17 +381,26 @@ class Snapshots:
             worker.phase("step")
             worker.progress.go_on()
         elif not self._memory_tier.holds(position):
+            self._await_writer()
             self._memory_tier.hold(position)
         if self._memory_tier is not None:
             if not (final or self._is_due):
                 return
             self._copier.then(partial(self._client.request_persist, position.step, trigger))
+            self._awaits_writer = self._is_new_best(position)
         self._capture_check.start(self._state.capture())
         self._last, self._last_time = position, time.monotonic()
         self._staged = self._metadata.name(position.step)
         self._reports.stall_s = round(self._last_time - began, 6)
         if self._memory_tier is None:
             self._reports.log_staged(name=self._staged, step=position.step, trigger=trigger)
+
+    def _await_writer(self) -> None:
+        """Wait until the writer has begun to write the best state, which a newer one in the memory tier would replace."""
+        if self._awaits_writer:
+            self._copier.finish()
+            self._client.await_begun()
+            self._awaits_writer = False
 
     def _prepare(self) -> None:
         # After the first step the optimizer has its state: what cannot be stored is refused now, and the writer
@@ -287,7 +440,10 @@ class Snapshots:
     def _take_over(self, content: SnapshotContent, loader: NodeLoader) -> Position:
         worker, manifest, record = self._worker, content.manifest, StateRecord.from_json(content.state)
         worker.random_version = record.random_version
-        if self._awaits_data:
+        loop = dict(record.loop or {})
+        self._frozen = loop.pop(FROZEN, None)
+        self.loop = loop or None
+        if self._awaits_data or record.position.stage:
             self._unchecked = record, manifest
         else:
             self._require_same_data(record, manifest)
@@ -296,7 +452,7 @@ class Snapshots:
         # Logged before the snapshot is used: a failure from here on may be its fault.
         if worker.rank == 0:
             worker.event(events.SNAPSHOT_CHOSEN, name=manifest.name)
-        changes = restore.option_changes(worker, self._state, record, manifest.world_size)
+        self._changes = changes = restore.option_changes(worker, self._state, record, manifest.world_size)
         restore.apply(worker, self._state, content, loader, changes)
         if changes and worker.rank == 0:
             worker.event(events.OPTIONS_CHANGED, options=[vars(change) for change in changes])
@@ -304,6 +460,7 @@ class Snapshots:
             facts = {"snapshot": manifest.name, "was": record.job_digest, "now": worker.job_digest}
             worker.event(events.JOB_CHANGED, **facts)
         worker.generators.are_used |= record.draws_random
+        worker.scalar_names[:] = record.scalars
         self._metadata.parent = self._staged = manifest.name
         return record.position
 
@@ -314,6 +471,9 @@ class Snapshots:
         if self._worker.random_version != random_streams.VERSION and self._dataset.has_drawn:
             began_otherwise[TRAINING_DATA] = hasattr(self._dataset.content, "fingerprint")
         require_same(self._fingerprints(), manifest.fingerprints, *samples, began_otherwise)
+        pair = str(self._dataset.fingerprint), str(manifest.fingerprints.get(TRAINING_DATA))
+        if self._worker.rank == 0 and fingerprints.is_compared_by_class(*pair):
+            self._worker.event(events.DATASET_UNSEEN, name=TRAINING_DATA, snapshot=manifest.name)
 
     def _tell_of_stateful_data(self) -> None:
         # A stateful dataset is left out, and said to be: positions take its place, and its state may be more than that.
@@ -339,7 +499,9 @@ class Snapshots:
             owes = evaluation is not None and evaluation.is_owed
             is_end = self._schedule.is_end(position) and not owes
             return "end" if is_end or (stopped is not None and stopped.is_end) else "drain"
-        return self._due.trigger(self._last, position)
+        trigger = self._due.trigger(self._last, position)
+        is_best = trigger == "time" and not self._worker.vote.snapshot and self._is_new_best(position)
+        return "best" if is_best else trigger
 
     def _finish(self) -> None:
         self._replica_check.finish()

@@ -35,7 +35,13 @@ def copier_for(device: torch.device, optimizers: Collection[Optimizer]) -> Copie
 
 
 class Copier:
-    """Copies from the CPU's own memory: a copy is done when `start` returns."""
+    """Copies from the CPU's own memory: a copy is done when `start` returns.
+
+    Attributes:
+        is_copying: What waits for the copy was not called yet.
+    """
+
+    is_copying = False
 
     def start(self, shard: RankShard, target: memoryview, stepped: Collection[str]) -> None:
         """Begin to copy *shard* to the start of *target*, which nobody else uses until the copy is through.
@@ -79,7 +85,7 @@ class CudaCopier(Copier):
         self._must_wait = False
         self._bounced: tuple[memoryview, Tensor] | None = None
         self._actions: list[Callable[[], None]] = []
-        self._is_copying = False
+        self.is_copying = False
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(self._before_step)
 
@@ -105,7 +111,7 @@ class CudaCopier(Copier):
                         views[key].copy_(source, non_blocking=True)
                 event.record(self._stream)
         training.wait_event(self._is_read)
-        self._must_wait = self._is_copying = True
+        self._must_wait = self.is_copying = True
         fault_injection.reach("snapshot.after_copy")
 
     def then(self, action: Callable[[], None]) -> None:
@@ -115,17 +121,17 @@ class CudaCopier(Copier):
 
     def poll(self) -> None:
         """Call what waits for the copy, if it is through; never waits."""
-        if not self._is_copying or self._is_through.query():  # type: ignore[no-untyped-call]
+        if not self.is_copying or self._is_through.query():  # type: ignore[no-untyped-call]
             self._act()
 
     def finish(self) -> None:
         """Wait until the copy is through, and call what waits for it."""
-        if self._is_copying:
+        if self.is_copying:
             self._is_through.synchronize()
         self._act()
 
     def _act(self) -> None:
-        self._is_copying = False
+        self.is_copying = False
         if self._bounced is not None:
             target, source = self._bounced
             self._bounced = None

@@ -1,6 +1,7 @@
 """Whether a snapshot would leave out something that training changes: what a restart would lose, found while a job runs.
 
-The walk is over optimizer, schedule, scaler, averaged model and included objects. Values that it reaches and that no
+The walk is over optimizer, schedule, scaler, averaged model and included objects, and over what the model's modules hold
+beside their parameters and buffers; a `Watch` looks at what a script holds. Values that it reaches and that no
 captured state holds are looked at again after later steps: a constant, or a cache that is filled once, stays as it is;
 state changes. Values are compared by a sum over their bits, so nothing is copied. What a snapshot holds is recognised by
 its address in memory.
@@ -9,9 +10,10 @@ its address in memory.
 from __future__ import annotations
 
 import random
+import re
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -22,12 +24,16 @@ from elasticflow import events
 from elasticflow.errors import StateError
 from elasticflow.runtime.replica_checks.checksums import sums_of
 from elasticflow.runtime.snapshot import reachable
+from elasticflow.runtime.snapshot.model_attributes import held_by, is_doubtful
+from elasticflow.runtime.torch_private import buffers_of, has_plain_state, unsaved_buffers_of
+from elasticflow.runtime.training import several_optimizers
 from elasticflow.snapshots.format.state_json import StateMark
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from elasticflow.runtime.process.context import Worker
+    from elasticflow.runtime.snapshot.model_attributes import Attribute
     from elasticflow.runtime.state.state import State
 
 # If a state of these is saved, it is saved as numbers.
@@ -54,11 +60,24 @@ class _Look:
         loose: Marks of what is no captured tensor, by path.
         numbers: Captured numbers, by path in the snapshot.
         own: Names of parts with a `state_dict` of their own, which may give a number any name.
+        of_model: Where the model's modules hold what is loose, by path.
     """
 
     loose: dict[str, Mark]
     numbers: dict[str, float]
     own: tuple[str, ...]
+    of_model: dict[str, Attribute]
+
+
+class Watch(Protocol):
+    """Looks at more than what snapshots hold, at the same times."""
+
+    def look(self, *, is_thorough: bool) -> None:
+        """Look after the first steps and before snapshots, at large tensors only if *is_thorough*.
+
+        Raises:
+            StateError: training has changed what no snapshot holds; named.
+        """
 
 
 class Unsaved:
@@ -75,6 +94,22 @@ class Unsaved:
         self._last: _Look | None = None
         self._steps, self._snapshots = 2, _SNAPSHOTS
         self._warned: set[str] = set()
+        self._watches: list[Watch] = []
+        self._groups: dict[str, int] = {}
+
+    def add(self, watch: Watch) -> None:
+        """Have *watch* look as well."""
+        self._watches.append(watch)
+
+    def begin(self) -> None:
+        """Have the optimizers' groups stay as they are from here on: `add_param_group` is refused at its call."""
+        several_optimizers.fix_groups(self._state.optimizers)
+        self._groups = {name: len(each.param_groups) for name, each in self._state.optimizers.items()}
+
+    @property
+    def looks_after_steps(self) -> bool:
+        """Whether `after_step` still has something to do."""
+        return self._steps > 0
 
     def after_step(self) -> None:
         """Look after each of the first two steps; later this costs nothing.
@@ -86,17 +121,28 @@ class Unsaved:
             self._steps -= 1
             self._require_complete()
 
-    def before_snapshot(self) -> None:
-        """Look before each of the first few snapshots.
+    def before_snapshot(self, *, is_durable: bool = True) -> None:
+        """Look before each of the first few snapshots; at what is small before each one that is written (*is_durable*).
 
         Raises:
             StateError: the snapshot would leave out what training changes; named.
         """
+        for name, count in self._groups.items():
+            now = len(self._state.optimizers[name].param_groups)
+            if now != count:
+                raise several_optimizers.groups_refusal(
+                    name, f" has {now} parameter groups, and began with {count}"
+                )
         if self._snapshots and not self._steps:
             self._snapshots -= 1
             self._require_complete()
+        elif is_durable:
+            for watch in self._watches:
+                watch.look(is_thorough=False)
 
     def _require_complete(self) -> None:
+        for watch in self._watches:
+            watch.look(is_thorough=True)
         before, self._last = self._last, look(self._state)
         if before is None:
             return
@@ -105,9 +151,12 @@ class Unsaved:
             raise refusal(lost)
         if self._me.rank == 0:
             for path in doubtful:
-                if path not in self._warned:
-                    self._warned.add(path)
-                    self._me.event(events.STATE_LEFT_OUT, name=path, type="a number")
+                # A hundred layers that count alike are told once.
+                alike = re.sub(r"\d+", "#", path)
+                if alike not in self._warned:
+                    self._warned.add(alike)
+                    kind = "a tensor" if self._last.loose[path][0] == "tensor" else "a number"
+                    self._me.event(events.STATE_LEFT_OUT, name=path, type=kind)
 
 
 def roots_of(state: State) -> dict[str, Any]:
@@ -118,6 +167,13 @@ def roots_of(state: State) -> dict[str, Any]:
 def names_of(model: nn.Module) -> dict[int, str]:
     """Return what paths call the model's parameters, by `id`."""
     return {id(parameter): name for name, parameter in model.named_parameters()}
+
+
+def has_own_state(root: Any) -> bool:
+    """Return whether a part gives its state by code that is not torch's."""
+    if isinstance(root, nn.Module):
+        return not all(map(has_plain_state, root.modules()))
+    return not (getattr(type(root).state_dict, "__module__", None) or "").startswith("torch.")
 
 
 def outside_of(model: nn.Module) -> set[int]:
@@ -131,27 +187,42 @@ def look(state: State) -> _Look:
     """Return what can be reached and is no captured tensor; nothing is changed."""
     captured = state.capture()
     held = {_address(tensor) for tensor in (*captured.tensors.values(), *state.scalars())}
-    held |= {_address(t) for t in (*state.model.parameters(), *state.model.buffers())}
+    held |= {_address(t) for t in state.model.parameters()}
     held |= {_address(p.grad) for p in state.model.parameters() if p.grad is not None}
     outside = outside_of(state.model) | _taken_whole(roots_of(state).values())
     packed = {key: tensor.tolist() for key, tensor in captured.tensors.items() if "/scalars/" in key}
     numbers = dict(_numbers("", captured.tree, packed))
     known = set(numbers.values())
+    saved = outside_of(state.model) - {id(tensor) for tensor in _unsaved_buffers(state.model)}
+    of_model = {each.leaf.path: each for each in held_by(state.model, saved)}
+    reached = [
+        *reachable.leaves(roots_of(state), names_of(state.model), outside),
+        *(each.leaf for each in of_model.values()),
+    ]
     loose = [
         leaf
-        for leaf in reachable.leaves(roots_of(state), names_of(state.model), outside)
+        for leaf in reached
         if not (_is_real(leaf.value) and _address(leaf.value) in held)
         and not is_scratch(leaf.path)
         and not (isinstance(leaf.value, _LISTABLE) and _whole_numbers(leaf.value) <= known)
     ]
     marks = marks_of(loose)
     copies = _copies(marks, loose, captured.tensors)
-    own = [
-        name
-        for name, root in roots_of(state).items()
-        if not (getattr(type(root).state_dict, "__module__", None) or "").startswith("torch.")
-    ]
-    return _Look({path: mark for path, mark in marks.items() if path not in copies}, numbers, tuple(own))
+    own = [name for name, root in {**roots_of(state), "model": state.model}.items() if has_own_state(root)]
+    return _Look(
+        {path: mark for path, mark in marks.items() if path not in copies},
+        numbers,
+        tuple(own),
+        {path: each.attribute for path, each in of_model.items() if path in marks},
+    )
+
+
+def _unsaved_buffers(model: nn.Module) -> Iterator[Tensor]:
+    for module in model.modules():
+        for name in unsaved_buffers_of(module):
+            buffer = buffers_of(module).get(name)
+            if buffer is not None:
+                yield buffer
 
 
 def _taken_whole(roots: Iterable[Any]) -> set[int]:
@@ -177,7 +248,7 @@ def marks_of(leaves: Sequence[reachable.Leaf]) -> dict[str, Mark]:
     marks: dict[str, Mark] = {path: ("tensor", (shaped[path], sums[path])) for path in tensors}
     for leaf in leaves:
         if isinstance(leaf.value, reachable.GENERATORS):
-            marks[leaf.path] = "generator", _generator_state(leaf.value)
+            marks[leaf.path] = "generator", generator_state(leaf.value)
         elif _is_real(leaf.value) and leaf.value.numel() == 1:
             marks[leaf.path] = "scalar", repr(leaf.value.item())
         elif leaf.path not in tensors and not isinstance(leaf.value, Tensor | np.ndarray):
@@ -189,7 +260,8 @@ def marks_of(leaves: Sequence[reachable.Leaf]) -> dict[str, Mark]:
 def moved(before: _Look, after: _Look, ignored: Sequence[str] = ()) -> tuple[list[str], list[str]]:
     """Return the paths of what changed between two looks and is in no snapshot: what is state, and what may be.
 
-    A number with a fraction, such as the norm of the last gradient, may be state: steps may depend on it, or not.
+    A number with a fraction, such as the norm of the last gradient, may be state: steps may depend on it, or not. For
+    what the model holds, see `model_attributes`.
     """
     paths = [
         path
@@ -203,7 +275,9 @@ def moved(before: _Look, after: _Look, ignored: Sequence[str] = ()) -> tuple[lis
         kind = after.loose[path][0]
         if kind in numbers and _is_captured_number(path, before, after):
             continue
-        (doubtful if kind == "number" else lost).append(path)
+        attribute = after.of_model.get(path)
+        may_be = kind == "number" if attribute is None else is_doubtful(attribute, kind)
+        (doubtful if may_be else lost).append(path)
     return lost, doubtful
 
 
@@ -222,6 +296,12 @@ def refusal(paths: Sequence[str]) -> StateError:
     first, part = paths[0], paths[0].split(".")[0].split("[")[0]
     more = f" (and {len(paths) - 1} more like it)" if len(paths) > 1 else ""
     whose = {"optimizer": "the optimizer's class", "scheduler": "the schedule's class"}.get(part, "its class")
+    if part == "model":
+        return StateError(
+            f"{first}{more} changes with the steps, and no snapshot holds it: a restart would lose it",
+            "hold it in a persistent buffer (register_buffer), or let get_extra_state() and set_extra_state() of its module hold "
+            f"it; {unless(first)}",
+        )
     several = (
         "; an optimizer that holds others: return them in a dict, for a step(model, batch, optimizers)"
         if part == "optimizer"
@@ -229,8 +309,14 @@ def refusal(paths: Sequence[str]) -> StateError:
     )
     return StateError(
         f"{first}{more} changes with the steps, and no snapshot holds it: a restart would lose it",
-        f"let state_dict() and load_state_dict() of {whose} hold it{several}; "
-        f'if no step depends on it: snapshots.ignore = ["{first}"]',
+        f"let state_dict() and load_state_dict() of {whose} hold it{several}; {unless(first)}",
+    )
+
+
+def unless(path: str) -> str:
+    """Return how a job or a script says that no step depends on what lies at *path*."""
+    return (
+        f'if no step depends on it: snapshots.ignore = ["{path}"] in the job file, or join(ignore=["{path}"])'
     )
 
 
@@ -252,7 +338,8 @@ def _bits_of(tensor: Tensor) -> int:
     return zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
-def _generator_state(generator: Any) -> str:
+def generator_state(generator: Any) -> str:
+    """Return what a generator of any kind has as long as nothing is drawn from it."""
     if isinstance(generator, torch.Generator):
         return str(_bits_of(generator.get_state()))
     if isinstance(generator, random.Random):

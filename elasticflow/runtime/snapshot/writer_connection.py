@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import select
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from elasticflow import events
+from elasticflow.errors import RunTakenOverError
 from elasticflow.snapshots.client import writer_reports
 from elasticflow.snapshots.client.messages import PersistBegun
 from elasticflow.snapshots.client.staging import StagingClient
 from elasticflow.snapshots.client.writer_process import start_writer
+from elasticflow.snapshots.client.writer_reports import SnapshotReport
 from elasticflow.snapshots.format.writer_config import WriterStart
+from elasticflow.system import forked_children
+from elasticflow.system.process_record import ProcessRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
     from elasticflow.runtime.snapshot.policy import Policy
     from elasticflow.runtime.state.state import State
     from elasticflow.snapshots.client.writer_reports import WriterReport
+    from elasticflow.snapshots.store.catalog import Catalog
 
 # Writers live as long as the worker that started them.
 _started: list[Any] = []
@@ -30,14 +35,15 @@ class WriterReports:
     Args:
         me: This worker.
         client: To the node's writer.
+        catalog: The run's.
 
     Attributes:
         nbytes: Of the snapshot staged, or asked for, last: bytes of all ranks together.
         stall_s: Seconds that training stood still for it.
     """
 
-    def __init__(self, me: Worker, client: StagingClient) -> None:
-        self._me, self._client = me, client
+    def __init__(self, me: Worker, client: StagingClient, catalog: Catalog) -> None:
+        self._me, self._client, self._catalog = me, client, catalog
         self._poll = select.poll()
         self._poll.register(client.fileno(), select.POLLIN)
         self.nbytes, self.stall_s = 0, 0.0
@@ -49,16 +55,32 @@ class WriterReports:
             self.log(self._client.reports())
 
     def log(self, reports: Iterable[WriterReport | PersistBegun]) -> None:
-        """Log *reports* of the writer."""
+        """Log *reports* of the writer.
+
+        Raises:
+            RunTakenOverError: another start of the run has taken it over; under our agent the supervisor sees to that.
+        """
         me = self._me
         for report in reports:
             if isinstance(report, PersistBegun):
                 self.log_staged(**vars(report))
             # Under our agent the writer's own reports become events.
-            elif me.rank == 0 and me.identity.started_by != "launcher":
-                fields = writer_reports.as_event(report)
-                fields.pop("generation", None)
-                me.event(events.EVENTS[fields.pop("event")], **fields)
+            elif me.identity.started_by != "launcher":
+                if me.rank == 0:
+                    fields = writer_reports.as_event(report)
+                    fields.pop("generation", None)
+                    me.event(events.EVENTS[fields.pop("event")], **fields)
+                if isinstance(report, SnapshotReport) and report.reason == writer_reports.FENCED:
+                    self._end_taken_over()
+
+    def _end_taken_over(self) -> NoReturn:
+        claim = self._catalog.generations(self._me.generation).get(self._me.generation + 1, {})
+        holder = ProcessRecord.from_json(claim)
+        who = f"generation {self._me.generation + 1}" + ("" if holder is None else f", {holder}")
+        raise RunTakenOverError(
+            f"this run was started a second time, and goes on there ({who}): snapshots of this process no longer count",
+            "let one of them run; its snapshots are those of the run",
+        )
 
     def log_staged(self, **facts: Any) -> None:
         """Log that the writer has a snapshot's bytes; *facts* are its name, step and trigger."""
@@ -82,17 +104,21 @@ def connect(me: Worker, policy: Policy, prefix: str, state: State) -> StagingCli
             best_mode = None if state.evaluation is None else state.evaluation.best_mode
             uri = policy.uri or str(me.run_folder.path)
             start = WriterStart(uri, me.run_id, policy.writer_config(best_mode), prefix)
-            _started.append(start_writer(start))
-            address = _started[-1].address
+            writer = start_writer(start)
+            forked_children.own(*writer.descriptors())
+            _started.append(writer)
+            address = writer.address
             if me.store is not None:
                 me.store.set(f"writer/{me.node}", address)
         else:
             assert me.store is not None
             address = me.store.get(f"writer/{me.node}").decode()
-    return StagingClient.connect(
+    client = StagingClient.connect(
         address,
         rank=me.rank,
         world_size=me.world_size,
         local_world_size=me.local_world_size,
         generation=me.generation,
     )
+    forked_children.own(client.fileno())
+    return client

@@ -65,7 +65,9 @@ def check_optimizer(
         return  # in a form of the optimizer's own, which checks for itself
     groups, saved_groups = optimizer.param_groups, saved["param_groups"]
     if len(groups) != len(saved_groups):
-        raise _misfit(name, f"{len(saved_groups)} parameter groups in the snapshot, {len(groups)} in the job")
+        counts = f"{len(saved_groups)} parameter groups in the snapshot, {len(groups)} in the job"
+        added = [text for group in (saved_names or [])[len(groups) :] for text in group if text is not None]
+        raise _misfit(name, f"{counts}, which has none for {added[0]}" if added else counts)
     for number, (group, saved_group) in enumerate(zip(groups, saved_groups, strict=True)):
         if len(group["params"]) != len(saved_group["params"]):
             sizes = (

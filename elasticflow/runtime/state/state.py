@@ -263,10 +263,11 @@ class State:
             short = name.removeprefix(_INCLUDE)
             if name in self._parts:
                 where = "only in the job"
-                remedy = f"take `{short}` out of snapshots.include" if is_own else None
+                remedy = f"take `{short}` out of run.keep, or of snapshots.include" if is_own else None
             else:
                 where = "only in the snapshot"
-                remedy = f'add it to [snapshots] again: include = {{ {short} = "..." }}' if is_own else None
+                key = f'[snapshots] include = {{ {short} = "..." }}'
+                remedy = f"give it to run.keep again, or in a job file: {key}" if is_own else None
             remedy = f"{remedy}, or start a new run" if remedy else None
             raise StateError(f"the snapshot does not fit the job: `{name}` is {where}", remedy)
 

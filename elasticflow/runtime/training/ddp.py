@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elasticflow import StopTraining
 from elasticflow.errors import StateError
+from elasticflow.runtime import torch_private
 from elasticflow.runtime.metrics.scalars import NUM_PLACES, Scalars
 from elasticflow.runtime.model import model_buffers, replicable
 from elasticflow.runtime.process import stopping
@@ -36,6 +37,37 @@ if TYPE_CHECKING:
     from elasticflow.runtime.data.index_loader import Batch
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.training.loss_weights import FirstLook
+
+
+def wrap(model: nn.Module, device: torch.device, **options: Any) -> DistributedDataParallel:
+    """Return *model* in DistributedDataParallel, its buckets settled. Collective: every rank.
+
+    DistributedDataParallel orders its buckets anew after the first backward: a run that goes on from a snapshot would sum in
+    another order than one that was never interrupted (seen at 3 workers). So two empty backwards come first.
+
+    Args:
+        model: On *device*.
+        device: Where this rank trains.
+        options: Options of DistributedDataParallel.
+    """
+    if device.type == "cuda":
+        options = {"device_ids": [device.index], **options}
+    replicas = DistributedDataParallel(model, **options)
+    if hasattr(model, torch_private.COMPILED_MODEL) or options.get("static_graph"):
+        return replicas  # its forward is compiled, or the first two are counted
+    own = vars(model).get("forward")  # of this object, as libraries patch it
+    model.forward = lambda: _nothing(model)
+    try:
+        for _ in range(2):
+            torch.autograd.backward(replicas())
+    finally:
+        del model.forward
+        if own is not None:
+            model.forward = own
+        for parameter in model.parameters():
+            parameter.grad = None
+    return replicas
+
 
 # The ballot: weighted loss, items counted by the user's step, the requests of `vote`, and the places of scalars.
 _LOSS, _PLACES = 0, 2 + NUM_REQUESTS

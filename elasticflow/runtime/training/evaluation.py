@@ -22,11 +22,13 @@ from elasticflow.runtime.evaluation.recorder import Listener, Recorder
 from elasticflow.runtime.evaluation.source import source_of
 from elasticflow.runtime.evaluation.whole_set import OfBatch, WholeSet
 from elasticflow.runtime.model import model_buffers
+from elasticflow.runtime.model.modes import evaluating
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.profiling.marks import mark
 from elasticflow.runtime.training import loss_weights
 from elasticflow.runtime.training.loss import parse_loss
 from elasticflow.runtime.training.precision import AUTOCAST, autocast
+from elasticflow.snapshots.format import fingerprints
 from elasticflow.snapshots.format.manifest import measure_of
 from elasticflow.snapshots.format.policy import Due
 
@@ -128,6 +130,7 @@ class Evaluation:
         self.best: float | None = None
         self._last: Position | None = None
         self._measured: tuple[int, float] | None = None  # step and value of the metric that `best` names
+        self._best_step: int | None = None  # in this launch
         self._last_time = time.monotonic()
         self.is_owed = self._has_looked = False
         if worker.rank == 0 and self._due.seconds is not None:
@@ -186,10 +189,17 @@ class Evaluation:
             return
         value = metrics[self._best_name]
         self._measured = (position.step, value)
-        better = max if self.best_mode == "max" else min
-        if self.best is not None and not math.isnan(self.best):
-            value = better(self.best, value)
-        self.best = value
+        if self.best is None or math.isnan(self.best):
+            is_better = True
+        else:
+            is_better = value > self.best if self.best_mode == "max" else value < self.best
+        if is_better:
+            self.best = value
+            self._best_step = None if math.isnan(value) else position.step
+
+    def found_best_at(self, position: Position) -> bool:
+        """Return True if the evaluation after exactly this step measured a better value than all before it."""
+        return self._best_step == position.step
 
     def metric_at(self, position: Position) -> float | None:
         """Return the value of the metric that `best` names, if it was measured after exactly this step."""
@@ -222,7 +232,8 @@ class Evaluation:
         # Older snapshots do not say what ranked them: it is taken to be what ranks now. They never measured an average.
         ranked_by, data = state.get("ranked_by") or self.ranked_by, state.get("data") or self.fingerprint
         weights, source = state.get("weights", "raw"), state.get("source")
-        is_the_same = (ranked_by, data, weights) == (self.ranked_by, self.fingerprint, self.weights)
+        is_the_same = (ranked_by, weights) == (self.ranked_by, self.weights)
+        is_the_same = is_the_same and fingerprints.may_be_same(str(data), str(self.fingerprint))
         is_the_same = is_the_same and (None in (source, self._source) or source == self._source)
         best, measured = (state["best"], state["measured"]) if is_the_same else (None, None)
         self.best = best
@@ -237,13 +248,8 @@ class Evaluation:
     def _measured_of(self, model: nn.Module) -> dict[str, float] | None:
         """Return the metrics of *model* over the whole set; None as `WholeSet.run`. Collective."""
         model_buffers.make_equal(self._worker, model)  # rank 0's, as in a snapshot
-        was_training = model.training
-        model.eval()
-        try:
-            with torch.no_grad():
-                return self._over_set(model)
-        finally:
-            model.train(was_training)
+        with evaluating(model), torch.no_grad():
+            return self._over_set(model)
 
     def _over_set(self, model: nn.Module) -> dict[str, float] | None:
         samples = len(self._indices)

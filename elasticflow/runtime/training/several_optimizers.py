@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch.optim import Optimizer
 
@@ -173,6 +174,26 @@ class Schedules:
         """Advance all of them."""
         for schedule in schedules(self.made).values():
             schedule.step()
+
+
+def fix_groups(named: Mapping[str, Optimizer]) -> None:
+    """Have `add_param_group` of these optimizers refused from here on: a restart makes them without the new group."""
+    for name, optimizer in named.items():
+        # On the object: an optimizer is copied and pickled without it.
+        optimizer.add_param_group = partial(_refuse_group, name)  # type: ignore[method-assign]
+
+
+def groups_refusal(name: str, what: str) -> StateError:
+    """Return the error for groups that were added to an optimizer after a snapshot's state was fixed."""
+    return StateError(
+        f"{name}{what}: a restart makes it without that group, and could not load its snapshots",
+        "give it all groups where it is made, before run.keep: a parameter whose requires_grad is False is not moved until it "
+        "is True; set it from the position at each start, since no snapshot holds it",
+    )
+
+
+def _refuse_group(name: str, *_: object, **__: object) -> NoReturn:
+    raise groups_refusal(name, ".add_param_group was called while it trains")
 
 
 def parameters_of(several: Iterable[Optimizer]) -> Iterator[nn.Parameter]:

@@ -165,6 +165,15 @@ class StagingClient(WriterConnection):
             self._requested = step
             self.send(RequestPersist(step, trigger))
 
+    def await_begun(self) -> None:
+        """Wait until the writer has begun to write what `request_persist` asked for last.
+
+        Raises:
+            SnapshotError: the writer died.
+        """
+        while (step := self._requested) is not None:
+            self.receive_one(None, f"no word of step {step}")
+
     @property
     def is_awaiting(self) -> bool:
         """True while a staged snapshot has no outcome, or a request is not fulfilled."""

@@ -80,6 +80,11 @@ class WriterProcess:
         """Return a descriptor that is readable when there are reports, or once the writer has ended."""
         return self._stdout
 
+    def descriptors(self) -> tuple[int, ...]:
+        """Return the ends of its pipes that this process has: it ends once nobody has its standard input."""
+        assert self.process.stdin is not None
+        return self.process.stdin.fileno(), self._stdout
+
     def load_ahead(self) -> None:
         """Have the writer read the newest snapshot, for workers that are about to start; the workers before are gone."""
         self._tell(b"load\n")

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from elasticflow.events import EventRecord
 
 
+FENCED = "fenced"
+"""Why a snapshot failed: a later generation exists, started by somebody else."""
+
+
 @dataclass(frozen=True)
 class SnapshotReport:
     """What became of a snapshot.

@@ -76,7 +76,7 @@ class ManifestFacts:
     """What rank 0 knows for the manifest when it hands a snapshot over.
 
     Attributes:
-        trigger: Why it was taken: steps, time, epoch, drain, end ...
+        trigger: Why it was taken: steps, time, epoch, best, drain, end ...
         parent: Name of the snapshot this generation was restored from, if any.
         metric: Value that `keep.best` ranks by, if an evaluation preceded.
         ranked_by: What *metric* is, as `measure_of` writes it; None: older snapshots do not say it.

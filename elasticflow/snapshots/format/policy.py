@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from elasticflow.jobfile.tables.units import Interval, parse_duration, parse_interval
+from elasticflow.snapshots.format import fingerprints
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -229,7 +230,8 @@ def _best(newest_first: list[RetainableSnapshot], rules: Keep) -> set[str]:
 def _is_measured_like(one: RetainableSnapshot, other: RetainableSnapshot) -> bool:
     """Return whether two metrics can be compared: the same measure, by the same code, on the same data."""
     return all(
-        None in pair or pair[0] == pair[1] for pair in zip(one.measured_by, other.measured_by, strict=True)
+        now is None or then is None or fingerprints.may_be_same(now, then)
+        for now, then in zip(one.measured_by, other.measured_by, strict=True)
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow import events, fault_injection
 from elasticflow.errors import StorageError
 from elasticflow.snapshots.client.messages import RetentionDone
-from elasticflow.snapshots.client.writer_reports import SnapshotReport
+from elasticflow.snapshots.client.writer_reports import FENCED, SnapshotReport
 from elasticflow.snapshots.format import manifest, policy, shard_file
 from elasticflow.snapshots.format.manifest import Manifest
 from elasticflow.snapshots.store.publish import CommitAbandonedError, CommitRefusedError, Publisher
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.format.writer_config import WriterStart
     from elasticflow.snapshots.store.catalog import Catalog
     from elasticflow.snapshots.writer.pending import PendingSnapshot, PendingSnapshots
-
-FENCED = "fenced"
 
 
 class CommittedButSetAsideError(CommitRefusedError):

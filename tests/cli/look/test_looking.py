@@ -176,10 +176,12 @@ def test_status_as_json(ran: Callable[..., Ran], project: Path) -> None:
     facts = json.loads(out)
     assert code == 0
     assert sorted(facts) == [
+        "began_anew",
         "best",
         "budget_left",
         "compilation",
         "counted_per_s",
+        "data",
         "doing",
         "durations",
         "epoch",

@@ -32,9 +32,9 @@ rank 1: killed by SIGKILL
 """
 
 SUPERVISOR = """
-import fcntl, os, pathlib, signal, sys, time
-lock = open(sys.argv[1] + "/lock", "w")
-fcntl.flock(lock, fcntl.LOCK_EX)
+import pathlib, signal, sys, time
+from elasticflow.system.file_lock import FileLock
+lock = FileLock.take(pathlib.Path(sys.argv[1], "lock"))
 asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
 print("ready", flush=True)
@@ -77,6 +77,24 @@ def test_why_of_a_run_that_evaluated_what_it_trained_on(ran: Callable[..., Ran],
     assert said == f"overlap {json.loads(ran('status', '--format', 'json')[1])['overlap']}"
 
 
+def test_why_and_status_say_that_samples_vary(ran: Callable[..., Ran], project: Path) -> None:
+    """Once for each dataset, however often the run has opened it."""
+    varies = {
+        "event": "dataset.varies",
+        "name": "train",
+        "sample": 3,
+        "type": "shop.Pictures",
+        "parts": [],
+        "generators": [],
+    }
+    (project / "runs" / "mnist" / RUN_ID / "events.jsonl").write_text(f"{json.dumps(varies)}\n" * 2)
+
+    said = "train: sample 3 of shop.Pictures is not the same when it is read twice"
+    assert [ran(command)[1].count(said) for command in ("why", "status")] == [1, 1]
+    (text,) = json.loads(ran("status", "--format", "json")[1])["data"]
+    assert text.startswith(said)
+
+
 def test_cancel_of_a_run_that_is_not_running(ran: Callable[..., Ran]) -> None:
     """Exit code 2 and a remedy."""
     code, out, err = ran("cancel")
@@ -95,10 +113,13 @@ def test_cancel_waits_until_the_supervisor_has_left(
     command = [sys.executable, "-c", textwrap.dedent(SUPERVISOR), str(folder), str(signals)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as supervisor:
         assert supervisor.stdout is not None
-        supervisor.stdout.readline()
-        change(project, status="running", pid=supervisor.pid)
-        code, out, err = ran("cancel", RUN_ID, *options)
-        left = supervisor.wait(60)
+        try:
+            supervisor.stdout.readline()
+            change(project, status="running", pid=supervisor.pid)
+            code, out, err = ran("cancel", RUN_ID, *options)
+            left = supervisor.wait(60)
+        finally:
+            supervisor.kill()
 
     assert (0, 0) == (code, left)
     assert f"stopping run {RUN_ID} (process {supervisor.pid})\n" == err

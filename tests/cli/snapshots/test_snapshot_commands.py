@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -566,7 +567,9 @@ def test_prune_of_a_running_run_is_refused(
     with locked(folder):
         code, out, err = ran("prune", "--yes")
         assert (2, "") == (code, out)
-        assert err.startswith(f"error: run {RUN_ID} is running (process {os.getpid()})\n")
+        assert err.startswith(
+            f"error: run {RUN_ID} is running (process {os.getpid()} on {socket.gethostname()})\n"
+        )
         assert 0 == ran("prune", "--dry-run")[0]
     assert 6 == len(catalog.committed())
 
@@ -636,7 +639,8 @@ def test_export_writes_beside_the_user(ran: Callable[..., Ran], project: Path) -
     path = project / "small-step20.safetensors"
     assert (0, "") == (code, err)
     assert out == (
-        f"small-step20.safetensors  2 tensors, {path.stat().st_size} bytes, from {name_of(20, 1)}\n"
+        f"small-step20.safetensors  2 tensors, {path.stat().st_size} bytes, "
+        f"from {name_of(20, 1)}: step 20, accuracy 0.9\n"
         'load it with: model.load_state_dict(safetensors.torch.load_file("small-step20.safetensors"))\n'
     )
     assert ran("export", "best", "--format", "safetensors") == (
@@ -646,6 +650,38 @@ def test_export_writes_beside_the_user(ran: Callable[..., Ran], project: Path) -
     )
     code, out, _ = ran("export", "best", "--format", "safetensors", "--force", "--json")
     assert (0, 2, "small-step20.safetensors") == (code, json.loads(out)["tensors"], json.loads(out)["path"])
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [
+        ((20, 30), None),
+        ((20, 25, 30), "25 measured better, 0.95, and no snapshot has those weights"),
+        (
+            (20, 30, 50),
+            "50 measured better, 0.95; the snapshot of that step was taken before it was measured",
+        ),
+    ],
+)
+def test_export_says_which_step_measured_better(
+    ran: Callable[..., Ran], folder: RunFolder, steps: tuple[int, ...], told: str | None
+) -> None:
+    """A run of an older version took no snapshot at its best value; a text on standard error, a record in JSON."""
+    values = {20: 0.9, 25: 0.95, 30: 0.8, 50: 0.95}
+    lines, best = [], 0.0
+    for step in steps:
+        best = max(best, values[step])
+        lines.append({"step": step, "eval": {"accuracy": values[step], "loss": 1.0}, "best": best})
+    folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    code, _, err = ran("export", "best", "--format", "safetensors", "-o", "a.safetensors")
+    assert code == 0
+    assert (f"warning: the evaluation after step {told}" in err) if told else (err == "")
+    _, out, _ = ran("export", "best", "--format", "safetensors", "-o", "b.safetensors", "--json")
+    facts = json.loads(out)
+    assert (20, 0.9, "accuracy") == (facts["step"], facts["metric"], facts["metric_name"])
+    assert facts["better"] == ({"step": int(told[:2]), "value": 0.95} if told else None)
+    _, _, err = ran("export", "step:30", "--format", "safetensors", "-o", "c.safetensors")
+    assert err == ""
 
 
 def test_export_of_a_damaged_snapshot(ran: Callable[..., Ran], catalog: Catalog, project: Path) -> None:

@@ -141,7 +141,7 @@ def test_validate_checks_every_case(ran: Callable[..., Ran], project: Path) -> N
     code, out, _ = ran("validate", "jobs/sweep.toml", "--set", "nodes.max=1")
     assert (code, out) == (0, "1 file (3 cases) checked: no problems\n")
     (project / "jobs" / "sweep.toml").write_text(SWEEP.replace("width", "widht"), "utf-8")
-    code, out, _ = ran("validate", "jobs/sweep.toml", "--output-format", "concise")
+    code, out, _ = ran("validate", "jobs/sweep.toml", "--format", "concise")
     assert code == 1
     assert (
         'jobs/sweep.toml:10:12: error[EF204] examples.mnist:Net takes no argument "widht" (case wide)' in out

@@ -62,7 +62,9 @@ def test_a_script_gets_a_job_that_runs_it(here: Path, capsys: pytest.CaptureFixt
     assert "rung 0  a loop on torch's DistributedDataParallel" in told
     assert 'fit.py:27: dist.init_process_group(backend="gloo")\n      -> run = elasticflow.join()' in told
     assert "fit.py:57: for inputs, targets in self.loader:" in told
-    assert "lint    " in told
+    assert "\nlint  " in told
+    assert "\nlooked for\n" in told
+    assert "reading cannot tell" in told
     assert "elasticflow adopt fit.py" in told
     assert call(["validate", "--strict", "jobs/fit.toml"]) == 0
 
@@ -116,8 +118,55 @@ def test_a_script_of_one_process_gets_one_worker(here: Path) -> None:
     (here / "fit.py").write_text("import torch\nfor x in data:\n    model(x).backward()\n", "utf-8")
     call(["init", "fit.py"])
     assert _job("fit")["nodes"] == {"nproc_per_node": 1}
+    assert "# no line of the script trains in several processes\n" in (here / "jobs" / "fit.toml").read_text()
     call(["init", "fit.py", "--name", "two", "--workers", "2"])
     assert _job("two")["nodes"] == {"nproc_per_node": 2}
+
+
+HELPER = """\
+from helpers import prepare_accelerator
+
+accelerator = prepare_accelerator(args)
+for x in data:
+    accelerator.backward(model(x))
+"""
+BY_HAND = """\
+from helpers import apply_gradient_allreduce
+
+model = apply_gradient_allreduce(model)
+for x in data:
+    model(x).backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "comment"),
+    [
+        (HELPER, "a loop on Accelerate", "workers per machine"),
+        (BY_HAND, "a loop of which this file does not show in how many processes it trains", "reading the script did not tell"),
+    ],
+)  # fmt: skip
+def test_one_process_is_not_said_of_what_helpers_may_spread(
+    here: Path, capsys: pytest.CaptureFixture[str], text: str, form: str, comment: str
+) -> None:
+    """An accelerator that another module makes, gradients that are summed by hand."""
+    (here / "fit.py").write_text(f"import torch\n{text}", "utf-8")
+    call(["init", "fit.py"])
+    assert form in capsys.readouterr().out
+    assert comment in (here / "jobs" / "fit.toml").read_text()
+
+
+def test_a_script_without_a_way_back_is_not_said_to_go_on(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it saves, no start loads."""
+    (here / "fit.py").write_text(
+        "import torch\nfor x in data:\n    model(x).backward()\n    torch.save(model.state_dict(), f'{x}.pt')\n", "utf-8"
+    )  # fmt: skip
+    call(["init", "fit.py"])
+    told = capsys.readouterr().out
+    assert "1 EF616" in told
+    assert "goes on from" not in told
 
 
 def test_a_model_is_no_script(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

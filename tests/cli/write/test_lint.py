@@ -60,23 +60,41 @@ def test_a_person_sees_line_carets_and_remedy(here: Path) -> None:
 def test_machines_get_what_validate_gives_them(here: Path) -> None:
     """JSON with notes, workflow commands, SARIF with the rules explained."""
     (here / "train.py").write_text(HANGS + UNUSED, "utf-8")
-    [hangs, unused] = json.loads(lint("--output-format", "json").output)
+    [hangs, unused] = json.loads(lint("--format", "json").output)
     assert (hangs["code"], hangs["line"], hangs["column"], hangs["end_column"]) == ("EF631", 3, 5, 19)
     assert unused["severity"] == "note"
-    assert lint("--output-format", "github").output.startswith(
+    assert lint("--format", "github").output.startswith(
         "::error title=elasticflow (EF631),file=train.py,line=3"
     )
-    [run] = json.loads(lint("--output-format", "sarif").output)["runs"]
+    [run] = json.loads(lint("--format", "sarif").output)["runs"]
     assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == ["EF631", "EF641"]
 
 
 def test_notes_are_shown_when_they_are_selected(here: Path) -> None:
     """By their code, by its beginning, or with all."""
     (here / "train.py").write_text(UNUSED, "utf-8")
-    assert "EF641" not in lint().output
-    assert "EF641" not in lint("--select", "EF6").output
+    assert "note[EF641]" not in lint().output
+    assert "note[EF641]" not in lint("--select", "EF6").output
     for words in ("EF641", "EF601,EF64", "all", "ef641"):
         assert "note[EF641]" in lint("--select", words).output
+
+
+def test_the_end_says_what_was_looked_for_and_what_reading_cannot_tell(here: Path) -> None:
+    """By subject, with what was found; no word that nothing can go wrong."""
+    (here / "train.py").write_text(HANGS + UNUSED, "utf-8")
+    text = lint("train.py").output
+    assert "  EF631 to EF633  collectives that some ranks do not reach " in text
+    assert "1 EF631\n" in text
+    assert "1 EF641 (note)\n" in text
+    assert re.search(r"EF611 to EF618  checkpoints: .* none found\n", text)
+    assert "reading cannot tell" in text
+    (here / "clean.py").write_text("import torch\n", "utf-8")
+    text = lint("clean.py").output
+    assert "1 file checked: nothing found" in text
+    assert text.count("none found") == 5
+    text = lint("clean.py", "--select", "EF63").output
+    assert "EF631 to EF633" in text
+    assert "EF611" not in text
 
 
 def test_a_folder_stands_for_its_training_scripts(here: Path) -> None:
@@ -84,7 +102,7 @@ def test_a_folder_stands_for_its_training_scripts(here: Path) -> None:
     (here / "src").mkdir()
     (here / "src" / "train.py").write_text(HANGS, "utf-8")
     (here / "src" / "old.py").write_text("print 'of another age'\n", "utf-8")
-    text = lint("src", "src/train.py", "--output-format", "concise").output
+    text = lint("src", "src/train.py", "--format", "concise").output
     assert text.count("EF631") == 1
     assert "1 file checked: 1 error (1 other does not import torch)" in re.sub(r"\x1b\[[0-9;]*m", "", text)
 

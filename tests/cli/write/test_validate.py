@@ -77,7 +77,7 @@ def test_warnings_fail_only_when_asked(ran: Callable[..., Ran]) -> None:
 
 def test_patterns_are_told_what_to_do(ran: Callable[..., Ran]) -> None:
     """A pattern that matched nothing is no file name."""
-    code, out, _ = ran("validate", "--output-format", "concise", "jobs/z*.toml")
+    code, out, _ = ran("validate", "--format", "concise", "jobs/z*.toml")
     assert code == 1
     assert out.splitlines() == [
         "jobs/z*.toml: error[EF001] no such file: jobs/z*.toml (no file matches the pattern, so the shell passed it on as it stands)",
@@ -107,7 +107,7 @@ def test_a_folder_stands_for_its_job_files(
     monkeypatch.chdir(tmp_path)
 
     def checked(*words: str) -> set[str]:
-        _, out, _ = ran("validate", "--output-format", "concise", *words)
+        _, out, _ = ran("validate", "--format", "concise", *words)
         return {line.partition(":")[0] for line in out.splitlines() if ".toml:" in line}
 
     assert checked() == checked(".") == {"jobs/a.toml", "team/jobs/b.toml", "team/c.job.toml"}
@@ -129,11 +129,11 @@ def test_a_job_can_be_called_by_its_name(
     (tmp_path / "pyproject.toml").touch()
     monkeypatch.chdir(tmp_path)
     for word, place in (("a", "jobs/a.toml"), ("first", "jobs/a.toml"), ("c", "deep/c.job.toml")):
-        assert ran("validate", "--output-format", "concise", word)[1].startswith(f"{place}:")
+        assert ran("validate", "--format", "concise", word)[1].startswith(f"{place}:")
     for word in ("twice", "absent"):
-        assert ran("validate", "--output-format", "concise", word)[1].startswith(f"{word}: error[EF001]")
+        assert ran("validate", "--format", "concise", word)[1].startswith(f"{word}: error[EF001]")
     Path("a").write_text("x = 1\n")
-    assert ran("validate", "--output-format", "concise", "a")[1].startswith("a:")
+    assert ran("validate", "--format", "concise", "a")[1].startswith("a:")
 
 
 def test_a_file_named_twice_is_checked_once(ran: Callable[..., Ran]) -> None:
@@ -149,7 +149,7 @@ def test_a_file_named_twice_is_checked_once(ran: Callable[..., Ran]) -> None:
 def test_names_that_are_no_text_can_be_printed(ran: Callable[..., Ran]) -> None:
     """A file name of stray bytes is a finding in every format."""
     for style in FORMATS:
-        code, out, _ = ran("validate", "--output-format", style, "jobs/\udcff.toml")
+        code, out, _ = ran("validate", "--format", style, "jobs/\udcff.toml")
         assert (code, "EF001" in out) == (1, True)
 
 
@@ -158,8 +158,8 @@ def test_notes_are_for_machines_that_collect_them(ran: Callable[..., Ran], tmp_p
     job = tmp_path / "job.toml"
     text = (GALLERY / "jobs" / "good_base.toml").read_text().replace("shop:Net", "no_such_package:Net")
     job.write_text(text)
-    assert "EF215" in ran("validate", "--output-format", "json", str(job))[1]
-    assert ran("validate", "--output-format", "github", str(job))[1] == ""
+    assert "EF215" in ran("validate", "--format", "json", str(job))[1]
+    assert ran("validate", "--format", "github", str(job))[1] == ""
     assert "not looked at" in ran("validate", str(job))[1]
 
 
@@ -170,6 +170,15 @@ def test_flags_change_keys_of_every_file(ran: Callable[..., Ran]) -> None:
     assert "train.epochs must be at least 1, not 0\n --> --set:1:14" in out
 
 
+@pytest.mark.parametrize("command", ["validate", "lint"])
+def test_the_former_name_of_the_format_is_taken_and_not_shown(ran: Callable[..., Ran], command: str) -> None:
+    """Hooks of pre-commit may still give it."""
+    assert ran(command, "--output-format", "json") == ran(command, "--format=json")
+    _, out, _ = ran(command, "--help")
+    assert "--format" in out
+    assert "--output-format" not in out
+
+
 def test_output_format_comes_from_the_option_or_the_environment(
     ran: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,13 +186,13 @@ def test_output_format_comes_from_the_option_or_the_environment(
     monkeypatch.setenv("ELASTICFLOW_OUTPUT_FORMAT", "json")
     _, out, _ = ran("validate", "jobs/value_zero.toml")
     assert "EF104" in [each["code"] for each in json.loads(out)]
-    _, out, _ = ran("validate", "--output-format", "github", "jobs/value_zero.toml")
+    _, out, _ = ran("validate", "--format", "github", "jobs/value_zero.toml")
     assert out.splitlines()[-1].startswith(
         "::error title=elasticflow (EF104),file=jobs/value_zero.toml,line=17"
     )
-    _, out, _ = ran("validate", "--output-format", "sarif", "jobs/value_zero.toml")
+    _, out, _ = ran("validate", "--format", "sarif", "jobs/value_zero.toml")
     assert json.loads(out)["version"] == "2.1.0"
-    _, out, _ = ran("validate", "--output-format", "concise", "jobs/value_zero.toml")
+    _, out, _ = ran("validate", "--format", "concise", "jobs/value_zero.toml")
     assert (
         out.splitlines()[0]
         == "jobs/value_zero.toml:17:10: error[EF104] train.epochs must be at least 1, not 0"
@@ -356,7 +365,7 @@ def test_fix_writes_what_has_one_answer_and_shows_it(shop: Callable[..., Ran]) -
 
 def test_fix_leaves_standard_output_to_programs(shop: Callable[..., Ran]) -> None:
     """JSON stays JSON: the difference goes to standard error."""
-    _, out, err = shop("validate", "--fix", "--output-format", "json", "job.toml")
+    _, out, err = shop("validate", "--fix", "--format", "json", "job.toml")
     assert ["EF101"] == [each["code"] for each in json.loads(out)]
     assert "+epochs = " in err
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -89,6 +90,41 @@ def test_what_was_forked_is_known_by_its_launch(tmp_path: Path) -> None:
     finally:
         for pid in pids:
             os.kill(pid, 9)
+
+
+# The fork server, or a worker of it: it forks a child that is named as a worker's, and waits.
+SERVER = """
+import os, sys, time
+from elasticflow.system import forked_children
+os.setsid()
+if sys.argv[1] == "forks":
+    forked_children.name_children()
+    if os.fork():
+        os._exit(0)
+os.write(1, b"%d" % os.getpid())
+os.close(1)
+time.sleep(120)
+"""
+
+
+def _alive(pid: int) -> list[int]:
+    return [pid] if is_alive(pid) else []
+
+
+def test_only_what_workers_have_started_is_told_of() -> None:
+    """Processes of elasticflow's own are ended without a word; a worker's child is told of, though its command line is theirs."""
+    # `-m elasticflow.` is what they are known by.
+    run = [sys.executable, "-c", SERVER]
+    for kind, said in (("is", []), ("forks", ["worker-child, forked by a worker"])):
+        started = subprocess.Popen([*run, kind, "-m", "elasticflow.launcher"], stdout=subprocess.PIPE)
+        assert started.stdout is not None
+        with started.stdout:
+            pid, told = int(started.stdout.read()), list[EndedOrphan]()
+        Orphans(partial(_alive, pid), told.append).end()
+        started.wait(10)
+
+        assert said == [each.command for each in told]
+        assert not is_alive(pid)
 
 
 def test_what_dies_by_itself_is_not_told_of() -> None:

@@ -42,6 +42,7 @@ def test_full_disk_interrupts_the_launch_and_says_so(tmp_path: Path) -> None:
         job=SimpleNamespace(script=None, train=SimpleNamespace(time_limit=None), notify=None),
         catalog=SimpleNamespace(storage=storage),
         store=SimpleNamespace(endpoint=None, address=SimpleNamespace(token="")),
+        lock=SimpleNamespace(require_held=lambda: None),
         follower=(),
         is_resumed=False,
         scale=ALONE,

@@ -117,6 +117,18 @@ def test_first_restart_has_no_delay_and_delays_grow_without_progress(ledger: Pat
     assert run.charge("crash", step=5).delay_s == 1.0, "below the highest step there is no progress"
 
 
+def test_agents_that_end_while_no_generation_runs_delay_nothing(ledger: Path) -> None:
+    """They are started again at once; the delays of failed generations count those alone."""
+    run = Run(plan_of(100), ledger)
+    assert {run.charge("agent_lost", generation=0).delay_s for _ in range(9)} == {0.0}
+    assert [run.charge("crash", generation=1).delay_s for _ in range(3)] == [0.0, 1.0, 2.0]
+    assert run.charge("agent_lost", generation=0).delay_s == 0.0
+    assert run.charge("agent_lost", generation=2).delay_s == 4.0
+    assert run.charge("storage", generation=0).delay_s == 8.0, (
+        "a claim is tried again, which nothing else delays"
+    )
+
+
 def test_a_resize_is_never_delayed(ledger: Path) -> None:
     """Failures without progress do not delay a resize or a drain that follows them."""
     run = Run(plan_of(9), ledger)

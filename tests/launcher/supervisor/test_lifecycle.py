@@ -268,6 +268,24 @@ def test_agent_killed_before_it_is_ready_is_started_again(trial: Trial, end: Age
     assert ("finished", errors.FINISHED) == trial.ended
 
 
+def test_first_generation_is_formed_as_soon_as_nodes_are_ready_however_many_agents_were_killed(
+    trial: Trial,
+) -> None:
+    """Agents of two nodes killed eight times before any was ready: no generation was tried, so none is put off."""
+    trial.most = 2
+    trial.plan(budget=20)
+    for node in ("n0", "n1"):
+        trial.nodes.expect(node)
+    for number in range(8):
+        assert trial.agent_died(f"n{number % 2}", KILLED)
+        trial.wait(1.5)
+    trial.join("n0")
+    trial.join("n1")
+    trial.pass_time()
+
+    assert [(1, ("n0", "n1"), trial.agents.formed[0][2])] == trial.agents.formed
+
+
 def test_agent_that_is_killed_each_time_spends_the_budget(trial: Trial) -> None:
     """No loop without an end: the cause is named, and exit code 3 says that it is the budget."""
     deaths = 1
@@ -534,6 +552,29 @@ def test_a_script_has_the_whole_grace_and_has_drained_whenever_it_leaves(script:
     assert script.lifecycle.verdict is None
     script.leave()
     assert (script.verdict.status, script.verdict.exit_code) == ("interrupted", 75)
+
+
+def _anew(script: Trial) -> int:
+    return sum(each["event"] == events.SCRIPT_BEGAN_ANEW for each in script.records)
+
+
+def test_a_script_that_told_no_step_is_said_to_begin_anew_once(script: Trial) -> None:
+    """At its first restart, and not at its first start or at later restarts."""
+    assert _anew(script) == 0
+    for number in (2, 3):
+        script.fail()
+        script.wait(1)
+        script.on(WorkersStarted(number, "n0", ()))
+        assert _anew(script) == 1
+
+
+def test_a_script_that_tells_steps_is_not_said_to_begin_anew(script: Trial) -> None:
+    """Its snapshots are ours."""
+    script.step(3)
+    script.fail(worker(1, 1))
+    script.wait(1)
+    script.on(WorkersStarted(2, "n0", ()))
+    assert _anew(script) == 0
 
 
 def test_an_error_of_a_script_is_tried_again_once(script: Trial) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from tests.lint.scripts import codes, found
+from elasticflow.lint.check import lint_source
+from tests.lint.scripts import HEAD, codes, found
 
 IN_PLACE = [
     "for e in range(9):\n    torch.save(model.state_dict(), 'last.pt')\ntorch.save(model.state_dict(), 'final.pt')",
@@ -94,6 +97,8 @@ scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
 if args.resume:
     loaded = torch.load(args.resume, map_location="cpu")
     model.load_state_dict(loaded["model"])
+    optimizer.load_state_dict(loaded["optimizer"])
+    scheduler.load_state_dict(loaded["scheduler"])
 for epoch in range(9):
     model(x).sum().backward()
     optimizer.step()
@@ -105,6 +110,13 @@ for epoch in range(9):
 
 MODEL = '"model": model.state_dict()'
 ALL = f'{MODEL}, "optimizer": optimizer.state_dict(), "epoch": epoch'
+
+
+WEIGHTS_ONLY = re.sub(
+    r"    (optimizer|scheduler)\.load_.*\n",
+    "",
+    training(f"{{{MODEL}}}").replace("args.resume", "args.weights"),
+)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +135,7 @@ ALL = f'{MODEL}, "optimizer": optimizer.state_dict(), "epoch": epoch'
         (training(f"{{{MODEL}, **extra()}}"), []),
         (training("everything(model)"), []),
         (training(f'{{{MODEL}, "trainer": self.state_dict()}}'), []),
-        (training(f"{{{MODEL}}}").replace('"cpu")', '"cpu")').replace("args.resume", "args.weights"), []),
+        (WEIGHTS_ONLY, []),
         (training(f"{{{MODEL}}}\n    state['optimizer'] = optimizer.state_dict()\n    state['step'] = epoch"), ["EF614"]),
         (training(f"{{{MODEL}}}\n    add_rest(state)"), []),
     ],
@@ -131,6 +143,45 @@ ALL = f'{MODEL}, "optimizer": optimizer.state_dict(), "epoch": epoch'
 def test_what_a_checkpoint_leaves_out(body: str, expected: list[str]) -> None:
     """Only where the script goes on from it, and all of it is known."""
     assert codes(body, notes=True) == expected
+
+
+SCALED = """
+scaler = torch.amp.GradScaler({enabled})
+ema = copy.deepcopy(model)
+optimizer = torch.optim.AdamW(model.parameters())
+loaded = torch.load(args.resume, map_location="cpu")
+model.load_state_dict(loaded["model"])
+{load}
+for epoch in range(loaded["epoch"], 9):
+    scaler.scale(model(x).sum()).backward()
+    scaler.step(optimizer)
+    state = {{"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch{more}}}
+    torch.save(state, f"{{epoch}}.pt")
+"""
+LOAD_ALL = "optimizer.load_state_dict(loaded['optimizer']); scaler.load_state_dict(loaded['scaler']); ema.load_state_dict(loaded['ema'])"
+SAVE_ALL = ", 'scaler': scaler.state_dict(), 'ema': ema.state_dict()"
+
+
+@pytest.mark.parametrize(
+    ("enabled", "load", "more", "expected"),
+    [
+        ("", LOAD_ALL, SAVE_ALL, ""),
+        ("", LOAD_ALL, "", "does not hold the gradient scaler or the averaged weights"),
+        ("enabled=False", LOAD_ALL, ", 'ema': ema.state_dict()", ""),
+        ("enabled=args.amp", LOAD_ALL, ", 'ema': ema.state_dict()", "does not hold the gradient scaler"),
+        ("", "", SAVE_ALL, "never loads the optimizer or the gradient scaler or the averaged weights"),
+        ("", "optimizer.load_state_dict(loaded['optimizer'])", SAVE_ALL, "never loads the gradient scaler or the averaged weights"),
+        ("", "restore(loaded)", SAVE_ALL, ""),
+    ],
+)  # fmt: skip
+def test_scaler_and_average_and_parts_that_are_not_loaded(
+    enabled: str, load: str, more: str, expected: str
+) -> None:
+    """Stored and loaded, not stored, stored and not loaded; a function that is given all may load all."""
+    text = f"import copy\n{HEAD}{SCALED.format(enabled=enabled, load=load, more=more)}"
+    told = [each.message for each in lint_source(text.encode(), "train.py") if each.code == "EF613"]
+    assert len(told) == bool(expected)
+    assert expected in " ".join(told)
 
 
 @pytest.mark.parametrize(

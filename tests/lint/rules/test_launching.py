@@ -59,3 +59,27 @@ SPAWN = "def work(i):\n    torch.cuda.set_device(int(os.environ['LOCAL_RANK']))\
 def test_spawn_under_torchrun(body: str, expected: list[str]) -> None:
     """Called for sure, in a script that reads what torchrun alone sets."""
     assert codes(body + "\n") == expected
+
+
+OPTION = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--local_rank', default=0)\nargs = parser.parse_args()\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (OPTION + "torch.cuda.set_device(args.local_rank)", ["EF623"]),
+        (OPTION.replace("local_rank", "local-rank", 1) + "torch.cuda.set_device(args.local_rank)", ["EF623"]),
+        (OPTION, []),
+        (
+            OPTION
+            + "args.local_rank = int(os.environ['LOCAL_RANK'])\ntorch.cuda.set_device(args.local_rank)",
+            [],
+        ),
+        (OPTION.replace("default=0", "default=os.getenv('LOCAL_RANK')") + "f(args.local_rank)", []),
+        (OPTION + "utils.init_distributed_mode(args)\ntorch.cuda.set_device(args.local_rank)", []),
+        ("import deepspeed\n" + OPTION + "torch.cuda.set_device(args.local_rank)", []),
+    ],
+)
+def test_a_local_rank_that_nobody_passes(body: str, expected: list[str]) -> None:
+    """Read from the command line only; a helper of another file may set it from the environment."""
+    assert codes(body + "\n") == expected

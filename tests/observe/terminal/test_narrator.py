@@ -208,6 +208,20 @@ def test_what_a_loop_of_a_script_left_out_or_reads_itself_is_told_in_its_words()
     assert ("with the state of loader",) == lines[3].more
 
 
+def test_a_script_that_runs_again_is_not_said_to_go_on() -> None:
+    """Only a step of it tells that; one that tells none began anew, as far as is known."""
+    began = {"script": "train.py"}
+    failed = event(2, "worker.failed", rank=0, error="killed by SIGKILL", exit_code=-9)
+    again = event(3, "script.started", **began, seconds_since_failure=0.5)
+    anew = told([event(1, "script.started", **began), failed, again, event(3, "script.began_anew", **began)])
+    assert ["script", "worker killed", "started again", "began anew"] == [line.label for line in anew]
+    assert anew[2].text == "train.py, 0.50 s after the failure"
+    assert "it began anew unless it loads a checkpoint of its own" in anew[3].text
+    assert "good" not in {line.tone for line in anew}
+    stepped = told([failed, again, event(4, "training.first_step", 2, step=5, seconds_since_failure=1.5)])
+    assert (stepped[-1].label, stepped[-1].text) == ("going on", "step 5 done 1.50 s after the failure")
+
+
 def test_an_evaluation_of_training_data_is_told() -> None:
     """How many samples, of how many that were looked at, one of them, and what to do if it is meant."""
     facts = {"found": 9, "looked_up": 10, "compared": 500, "samples": 60000, "pair": [3, 71]}
@@ -222,6 +236,24 @@ def test_an_evaluation_of_training_data_is_told() -> None:
     assert "metrics are of what was trained on" in line.more[0]
     (line,) = told([event(1, "overlap.found", found=9, looked_up=10, compared=50, samples=50, pair=None)])
     assert line.text == "9 of 10 evaluation samples looked up are in the training data"
+
+
+def test_samples_that_vary_or_were_not_looked_into_are_told() -> None:
+    """Which sample, where in it, and what it is drawn with."""
+    facts = {"name": "train", "sample": 3, "type": "shop.Pictures"}
+    (line,) = told(
+        [event(1, "dataset.varies", **facts, parts=["[0]: float32 (3,)"], generators=["dataset.rng"])]
+    )
+    assert (line.symbol, line.label) == ("warning", "data varies")
+    assert (
+        "train: sample 3 of shop.Pictures is not the same when it is read twice under one seed" in line.text
+    )
+    assert "(in [0]: float32 (3,))" in line.text
+    assert "(dataset.rng)" in line.more[0]
+    (line,) = told([event(1, "dataset.unseen", name="train", types=["function"])])
+    assert line.text.startswith("train: its samples hold function, which cannot be looked into")
+    (line,) = told([event(1, "dataset.unseen", name="train", snapshot="step-7")])
+    assert (line.symbol, "snapshot step-7" in line.text) == ("note", True)
 
 
 def test_a_store_in_trouble_is_said() -> None:

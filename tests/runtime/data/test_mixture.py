@@ -70,19 +70,21 @@ def test_what_all_sets_have_the_mixture_has() -> None:
 
 
 class Broken(Words):
-    """Fails at its second sample."""
+    """Fails at its second sample, once it is told to."""
 
-    fingerprint = "known"
+    is_broken = False
 
     def __getitem__(self, index: Any) -> Any:
-        return {0: "x"}[index]
+        return {0: "x"}[index] if self.is_broken else "x"
 
 
 def test_a_sample_that_cannot_be_read_is_named_by_its_set() -> None:
     """Its number in the set, and which set that is."""
+    broken = Broken("xyz")
     reader = SampleReader(
-        MixedDataset(Words("ab"), Broken("xyz")), list, 1, generators=Generators(1, torch.device("cpu"))
+        MixedDataset(Words("ab"), broken), list, 1, generators=Generators(1, torch.device("cpu"))
     )
+    broken.is_broken = True
     with pytest.raises(KeyError) as raised:
         reader.read(0, [0, 3])
     assert f"while reading sample 1 of {Broken.__module__}.Broken (dataset.mix[1])" in raised.value.__notes__

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -16,6 +16,9 @@ from torch import Tensor
 from elasticflow.errors import StepResultError
 from elasticflow.runtime.metrics.scalars import MOST, Scalars, scalars_in
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 Step = list[dict[str, float]]  # what each shard returned, `count` among it
 SHARDS = 8
 
@@ -23,15 +26,16 @@ SHARDS = 8
 class Ranks:
     """Scalars of several ranks, which take their shards of a step and meet."""
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, names: Sequence[str] = ()) -> None:
         self.world_size = world_size
+        self.names = [[*names] for _ in range(world_size)]
         self._texts = [""] * world_size
         self._meeting = threading.Barrier(world_size)
         self.gathered = 0
         self.votes = [SimpleNamespace(names_wanted=False, names=False) for _ in range(world_size)]
         self._ranks = [
-            Scalars(SimpleNamespace(vote=vote, gather_text=self._gather(rank)), SHARDS)
-            for rank, vote in enumerate(self.votes)
+            Scalars(SimpleNamespace(vote=vote, gather_text=self._gather(rank), scalar_names=names), SHARDS)
+            for rank, (vote, names) in enumerate(zip(self.votes, self.names, strict=True))
         ]
 
     def _gather(self, rank: int) -> Any:
@@ -114,6 +118,24 @@ def test_the_ranks_meet_for_new_names_only() -> None:
     assert ranks.step(plain) == [{"kl": 3.5}] * 2  # this step has none of the other
 
 
+def test_names_of_a_snapshot_have_their_places() -> None:
+    """A run that goes on sums the values of its first step as one that was never interrupted: on their way."""
+    step: Step = [{"count": 1.0, "kl": 0.1 * n, "aux": 3.0} for n in range(SHARDS)]
+    before = Ranks(2)
+    before.step(step)
+    after = Ranks(2, before.names[0])
+    assert after.step(step) == before.step(step)
+    assert (after.gathered, before.gathered) == (0, 1)
+
+
+def test_names_that_the_code_has_no_more_give_up_their_places() -> None:
+    """There is room for what the job returns now, whatever it returned before it was changed."""
+    ranks = Ranks(2, [f"old{n}" for n in range(MOST)])
+    step: Step = [{"count": 1.0, "old3": 1.0, "new": 2.0}] * SHARDS
+    assert [ranks.step(step)[1] for _ in range(2)] == [{"old3": 1.0, "new": 2.0}] * 2
+    assert ranks.names == [["old3", "new"]] * 2
+
+
 def test_what_is_not_finite_is_that_of_its_own_step() -> None:
     """And spoils no other scalar."""
     ranks = Ranks(2)
@@ -139,7 +161,7 @@ def test_scalars_are_numbers_and_tensors_without_dimensions() -> None:
 def one() -> Scalars:
     """Return the scalars of one rank without shards."""
     vote = SimpleNamespace(names_wanted=False, names=True)
-    return Scalars(SimpleNamespace(vote=vote, gather_text=lambda text: [text]), 1)
+    return Scalars(SimpleNamespace(vote=vote, gather_text=lambda text: [text], scalar_names=[]), 1)
 
 
 @pytest.mark.parametrize("name", ["lr", "grad_norm", "samples_per_s", "eval", "step"])

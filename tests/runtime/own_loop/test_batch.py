@@ -75,5 +75,5 @@ def test_what_is_no_pair_is_said_to_be_none() -> None:
     assert refused.value.remedy == "use batch.data"
     with pytest.raises(StateError, match="there is none in this batch"):
         list(Batch(2, 2, 1.0, END, 2, ["a", "b"]).parts(1))
-    with pytest.raises(ValueError, match="at least one sample"):
+    with pytest.raises(StateError, match="a whole number of samples, from 1"):
         list(pair.parts(0))

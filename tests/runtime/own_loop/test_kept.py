@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +14,8 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.own_loop.kept import bare, left_out, parts_by_name, parts_of
+from elasticflow.runtime.own_loop.kept import bare, parts_by_name, parts_of
+from elasticflow.runtime.own_loop.script_state import found_in
 from elasticflow.runtime.state.state import State
 
 if TYPE_CHECKING:
@@ -22,6 +24,11 @@ if TYPE_CHECKING:
 
 def _state_of(objects: Mapping[str, Any]) -> State:
     return State(**parts_of(objects))
+
+
+def left_out(state: State, variables: Mapping[str, Any]) -> dict[str, str]:
+    """Return class by name of what is told."""
+    return {each.path: each.kind for each in found_in(state, variables) if each.is_told}
 
 
 class Sampler:
@@ -84,8 +91,8 @@ def test_wrapped_models_are_kept_bare() -> None:
         ({"a": nn.Linear(1, 1), "b": nn.Linear(1, 1)}, "was given a, b: no model called `model`"),
         ({"model": nn.Linear(1, 1)}, "was given no optimizer"),
         (
-            {"model": (net := nn.Linear(1, 1)), "optimizer": SGD(net.parameters()), "epoch": 3},
-            "include.epoch is a builtins.int",
+            {"model": (net := nn.Linear(1, 1)), "optimizer": SGD(net.parameters()), "seen": {3}},
+            "include.seen is a builtins.set",
         ),
     ],
     ids=["no model", "two", "no optimizer", "no state"],
@@ -159,3 +166,24 @@ def test_parts_of_a_generated_entry_point_go_by_their_names() -> None:
     assert parts.keys() == {"model", "optimizer", "include"}
     assert parts["include"] == {"first": first, "second": second}
     assert {"include.first", "include.second"} <= State(**parts).objects.keys()
+
+
+def test_an_optimizer_inside_an_object_is_named() -> None:
+    """A schedule around it is no optimizer of torch."""
+    model = nn.Linear(2, 1)
+    schedule = SimpleNamespace(_optimizer=SGD(model.parameters(), lr=0.1))
+
+    with pytest.raises(StateError, match=r"no optimizer: optimizer is a SimpleNamespace") as caught:
+        parts_of({"model": model, "optimizer": schedule})
+
+    assert "run.keep(optimizer=optimizer._optimizer)" in str(caught.value.remedy)
+
+
+def test_one_of_several_models_is_called_model() -> None:
+    """The remedy says so by the names that were given."""
+    models = {"generator": nn.Linear(2, 1), "critic": nn.Linear(2, 1)}
+
+    with pytest.raises(StateError, match="generator, critic: no model called") as caught:
+        parts_of({**models, "optimizer": SGD(models["critic"].parameters(), lr=0.1)})
+
+    assert "run.keep(model=generator, ...)" in str(caught.value.remedy)

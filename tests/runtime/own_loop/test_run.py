@@ -183,3 +183,16 @@ def test_what_ends_a_script_by_a_failure(
     if code == 1:
         [raised] = group.lines("worker.raised", rank=1)
         assert text in raised["error"]
+
+
+def test_data_that_varies_is_refused_with_virtual_shards_and_told_without(groups: Callable[..., Any]) -> None:
+    """Before the first step, on every rank; a loop that promises no bits trains."""
+    exact, batch = groups("exact", PROGRAM), groups("batch", PROGRAM)
+    assert exact.run(2, "--own-generator", "--shards", "4").codes == [1, 1]
+    (raised,) = exact.lines("worker.raised")
+    assert "sample 0 of `train`, a __main__.Images, is not the same when it is read twice" in raised["error"]
+    assert not exact.lines("step")
+    assert batch.run(2, "--own-generator", "--epochs", "1").codes == [0, 0]
+    told, of_evaluation = batch.lines("dataset.varies")
+    assert (told["name"], of_evaluation["name"]) == ("train", "val")
+    assert (told["generators"], told["parts"]) == (["dataset.own"], ["[0]: float32 (16,)"])

@@ -45,8 +45,8 @@ def test_a_policy_has_all_that_the_settings_have() -> None:
 
 def test_arguments_of_the_script() -> None:
     """One interval or several; snapshots in the run folder."""
-    one = settings.of_arguments("train", 3, None, "5 steps", 2, 1, None)
-    several = settings.of_arguments("train", 3, "s3://b/x", ["5 steps", "1 epoch"], 2, 1, 4)
+    one = settings.of_arguments("train", 3, None, "5 steps", 2, (), 1, None)
+    several = settings.of_arguments("train", 3, "s3://b/x", ["5 steps", "1 epoch"], 2, ["self.x"], 1, 4)
 
     assert (one.snapshots.every, one.snapshots.uri, one.snapshots.keep.last) == (("5 steps",), None, 2)
     assert (several.snapshots.every, several.snapshots.uri, several.threads) == (

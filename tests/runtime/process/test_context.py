@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from elasticflow.telemetry.event import Event
 
 
-def told_at_the_start(schedule: IndexSchedule, rank: int = 0) -> list[dict[str, Any]]:
+def told_at_the_start(
+    schedule: IndexSchedule, rank: int = 0, model: nn.Module | None = None, **options: Any
+) -> list[dict[str, Any]]:
     """Return the events of one rank that begins to train."""
     events: list[dict[str, Any]] = []
 
@@ -28,8 +30,19 @@ def told_at_the_start(schedule: IndexSchedule, rank: int = 0) -> list[dict[str, 
         at_beginning=[], listen=lambda: None, all_true=lambda mine: mine, phase=lambda _: None, event=event,
         generators=SimpleNamespace(rest=lambda: None), leave_untrained=lambda: None, progress=SimpleNamespace(start=lambda *_, **__: None),
     )  # fmt: skip
-    Worker.start_training(cast("Worker", stand_in), schedule.start, schedule, nn.Linear(1, 1), log_every=1)
+    Worker.start_training(
+        cast("Worker", stand_in), schedule.start, schedule, model or nn.Linear(1, 1), log_every=1, **options
+    )
     return events
+
+
+@pytest.mark.parametrize(("keeps", "modes"), [(True, [True, False]), (False, [True, True])])
+def test_a_script_has_modules_frozen_by_their_modes(keeps: bool, modes: list[bool]) -> None:
+    """A job's model is put into training mode as a whole; a script's stays as the script has it."""
+    model = nn.Sequential(nn.BatchNorm1d(1))
+    model[0].eval()
+    told_at_the_start(IndexSchedule(8, 4, epochs=1), model=model, keeps_modes=keeps)
+    assert [module.training for module in model.modules()] == modes
 
 
 def test_a_batch_that_swallows_the_data_is_told_by_the_run() -> None:

@@ -26,6 +26,9 @@ parser.add_argument("--ddp", action="store_true", help="run.gradients without vi
 parser.add_argument("--parts", type=int, help="samples of a part: gradient accumulation")
 parser.add_argument("--processes", type=int, default=0)
 parser.add_argument("--counting", action="store_true", help="a model whose parameter counts its samples")
+parser.add_argument(
+    "--own-generator", action="store_true", help="noise of a generator that the dataset keeps"
+)
 parser.add_argument("--own-data", action="store_true", help="the script reads its data itself")
 parser.add_argument("--term-at", type=int, help="rank 0 gets SIGTERM during this step")
 parser.add_argument(
@@ -48,12 +51,14 @@ class Images:
         generator = torch.Generator().manual_seed(3)
         self.inputs = torch.randn(samples, 16, generator=generator)
         self.targets = torch.randint(0, 4, (samples,), generator=generator)
+        self.own = generator if args.own_generator else None
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.inputs[index] + 0.1 * torch.randn(16), self.targets[index]
+        noise = torch.randn(16, generator=self.own)
+        return self.inputs[index] + 0.1 * noise, self.targets[index]
 
 
 class Numbers:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.nn.utils import prune
 from torch.optim import SGD, Adam, Optimizer, lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -285,13 +286,180 @@ def test_a_run_ends_after_its_second_step(me: Any) -> None:
     assert [event["name"] for event in me.events] == ["optimizer.kept"]
 
 
-def test_the_model_is_not_walked() -> None:
-    """An optimizer that knows the model says nothing of it; what the model counts is its own business."""
+class Layer(nn.Module):
+    """Holds what *make* gives it in `held`, and calls *move* with itself in each forward."""
+
+    def __init__(self, make: Callable[[], Any], move: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.held, self._move = make(), move
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return *x*."""
+        self._move(self)
+        return x
+
+
+class Counts(nn.Module):
+    """Counts its calls, and tells nobody."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return *x*."""
+        self.calls += 1
+        return x
+
+
+class Anneals(Counts):
+    """Counts its calls, and goes by them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return less and less of *x*."""
+        scale: float = 0.9**self.calls
+        return super().forward(x) * scale
+
+
+class Remembers(nn.Module):
+    """Keeps a mean of its inputs in an attribute, as a number or a tensor."""
+
+    def __init__(self, mean: Any) -> None:
+        super().__init__()
+        self.mean = mean
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return *x* without it."""
+        now = x.detach().mean()
+        self.mean = 0.9 * self.mean + (now if isinstance(self.mean, Tensor) else float(now))
+        y: Tensor = x - self.mean
+        return y
+
+
+class Shows(nn.Module):
+    """Leaves what it made for others to look at."""
+
+    shown: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return *x*."""
+        self.shown = x.detach() + 1
+        self.graph = x.mean()
+        self.shape = len(x)
+        return x
+
+
+class Saves(Counts):
+    """Has a state of its own for what it counts."""
+
+    def get_extra_state(self) -> Any:
+        """Return it."""
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Take it."""
+        self.calls = state["calls"]
+
+
+def of_model(layer: nn.Module) -> tuple[list[str], list[str]]:
+    """Return what is found of a model that has this layer."""
+    model = nn.Sequential(net(), layer, nn.LazyLinear(2))
+    model(torch.ones(2, 6))
+    return missing(State(model=model, optimizer=Adam(model.parameters())))
+
+
+@pytest.mark.parametrize(
+    ("make", "move", "where"),
+    [
+        (torch.Generator, lambda m: torch.rand(1, generator=m.held), "model.1.held"),
+        (lambda: [random.Random(3)], lambda m: m.held[0].random(), "model.1.held[0]"),
+        (lambda: torch.zeros(3), lambda m: m.held.add_(1), "model.1.held"),
+        (lambda: np.zeros(3), lambda m: m.held.__iadd__(1), "model.1.held"),
+        (lambda: {"bank": torch.zeros(3)}, lambda m: m.held["bank"].add_(1), "model.1.held['bank']"),
+    ],
+)
+def test_state_that_a_module_holds_beside_its_buffers_is_named(
+    make: Callable[[], Any], move: Callable[[Any], Any], where: str
+) -> None:
+    """Generators and tensors in attributes: the finding was that only `--deep-step` saw them."""
+    assert of_model(Layer(make, move)) == ([where], [])
+
+
+def test_numbers_that_a_module_goes_by_are_named_and_others_are_told() -> None:
+    """A counter that its class reads is state; one that nothing reads may be anything; so may what is left for others."""
+    assert of_model(Anneals()) == (["model.1.calls"], [])
+    assert of_model(Remembers(0.5)) == (["model.1.mean"], [])
+    assert of_model(Remembers(torch.zeros(()))) == (["model.1.mean"], [])
+    assert of_model(Counts()) == ([], ["model.1.calls"])
+    lost, doubtful = of_model(Shows())
+    assert lost == []
+    assert set(doubtful) == {"model.1.shown", "model.1.graph"}
+    assert of_model(Saves()) == ([], [])
+
+
+def test_a_buffer_that_is_not_saved_is_named(me: Any) -> None:
+    """With what to do: a persistent buffer, or a state of the module's own; ignored, it is nobody's business."""
+    layer = Layer(int, lambda m: m.seen.add_(1))
+    layer.register_buffer("seen", torch.zeros(2), persistent=False)
+    lost, _ = of_model(layer)
+    assert lost == ["model.1.seen"]
+    error = unsaved.refusal(lost)
+    assert error.remedy is not None
+    assert "register_buffer" in error.remedy
+    assert 'snapshots.ignore = ["model.1.seen"]' in error.remedy
+    model = nn.Sequential(net(), layer)
+    state = State(model=model, optimizer=Adam(model.parameters()))
+    assert missing(state, ignored=("model.1",)) == ([], [])
+
+
+def test_layers_that_count_alike_are_told_once(me: Any) -> None:
+    """Not once for each of them."""
+    model = nn.Sequential(net(), Counts(), Counts(), Counts())
+    state = State(model=model, optimizer=Adam(model.parameters()))
+    watch = Unsaved(me, state)
+    for step in range(4):
+        train(model, state.optimizers["optimizer"], range(step, step + 1))
+        watch.after_step()
+        watch.before_snapshot()
+    assert [event["name"] for event in me.events] == ["model.1.calls"]
+
+
+ORDINARY: dict[str, Callable[[], nn.Module]] = {
+    "batch norm": lambda: nn.BatchNorm1d(3),
+    "pruned": lambda: prune.l1_unstructured(nn.Linear(3, 3), "weight", amount=1),  # type: ignore[no-untyped-call]
+    "weight norm": lambda: torch.nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)),
+    "spectral norm": lambda: torch.nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)),
+    "old spectral norm": lambda: torch.nn.utils.spectral_norm(nn.Linear(3, 3)),
+    "lazy": lambda: nn.LazyLinear(2),
+    "transformer": lambda: nn.TransformerEncoderLayer(3, 1, 4, dropout=0.1, batch_first=True),
+}
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_nothing_of_an_ordinary_module_is_missing(name: str) -> None:
+    """Torch's layers keep what they keep in parameters and buffers, or make it anew."""
+    assert of_model(ORDINARY[name]()) == ([], [])
+
+
+def test_an_optimizer_that_holds_the_model_says_nothing_of_it() -> None:
+    """The model's own modules are looked at once, as the model's."""
     model = net()
-    model.register_buffer("seen", torch.zeros(2), persistent=False)
+    assert missing(State(model=model, optimizer=Own(model.parameters(), lambda: model, lambda m: m))) == (
+        [],
+        [],
+    )
 
-    def count(module: nn.Module) -> nn.Module:
-        module.get_buffer("seen").add_(1)
-        return module
 
-    assert missing(State(model=model, optimizer=Own(model.parameters(), lambda: model, count))) == ([], [])
+def test_a_group_more_is_refused_at_the_call(me: Any) -> None:
+    """Snapshots with it were taken for hours, and none could be loaded; a copy of the optimizer is free."""
+    model = net()
+    first, *rest = model.parameters()
+    optimizer = Adam([first])
+    watch = Unsaved(me, State(model=model, optimizer=optimizer))
+    watch.begin()
+    with pytest.raises(StateError, match=r"optimizer.add_param_group was called while it trains") as refused:
+        optimizer.add_param_group({"params": rest})
+    assert "requires_grad" in str(refused.value.remedy)
+    watch.before_snapshot()
+    copy.deepcopy(optimizer).add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    optimizer.param_groups.append({"params": rest})
+    with pytest.raises(StateError, match="has 2 parameter groups, and began with 1"):
+        watch.before_snapshot()

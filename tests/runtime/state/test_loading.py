@@ -88,7 +88,7 @@ CASES: dict[str, tuple[Change, str, str | None]] = {
     ),
     "groups": (
         {"optimizer": lambda model: AdamW(model.parameters())},
-        "does not fit the job's optimizer: 2 parameter groups in the snapshot, 1 in the job",
+        "does not fit the job's optimizer: 2 parameter groups in the snapshot, 1 in the job, which has none for model/0.bias",
         "go on with the job the snapshot was taken of, or start a new run",
     ),
     "sizes of groups": (
@@ -122,12 +122,12 @@ CASES: dict[str, tuple[Change, str, str | None]] = {
     "an object less": (
         {"no_counter": True},
         "does not fit the job: `include.counter` is only in the snapshot",
-        'add it to [snapshots] again: include = { counter = "..." }, or start a new run',
+        'give it to run.keep again, or in a job file: [snapshots] include = { counter = "..." }, or start a new run',
     ),
     "an object more": (
         {"other": True},
         "does not fit the job: `include.other` is only in the job",
-        "take `other` out of snapshots.include, or start a new run",
+        "take `other` out of run.keep, or of snapshots.include, or start a new run",
     ),
     "an object that refuses": (
         {"refuses": True},

@@ -191,7 +191,7 @@ def _member(rank: int, world_size: int) -> Any:
     device = torch.device("cpu")
     return SimpleNamespace(
         rank=rank, world_size=world_size, seed=SEED, device=device, generators=Generators(SEED, device),
-        job="counting", job_digest="", random_version=VERSION, should_leave=False,
+        job="counting", job_digest="", random_version=VERSION, should_leave=False, scalar_names=[],
     )  # fmt: skip
 
 

@@ -100,6 +100,15 @@ def test_both_are_measured_on_request_and_best_goes_by_the_average(me: Any) -> N
     assert model.training
 
 
+def test_each_module_is_in_the_mode_that_it_had(me: Any) -> None:
+    """A BatchNorm that is frozen by its mode stays so, in a model that trains."""
+    model, average = trained()
+    model[0].eval()  # type: ignore[index]
+    evaluation(me, model, average, also_raw=True).run(SCHEDULE.end)
+    assert [module.training for module in model.modules()] == [True, False, True]
+    assert all(module.training for module in average.modules())
+
+
 def test_without_an_average_the_weights_are_called_raw(me: Any) -> None:
     """An evaluation line always says whose metrics it holds."""
     model, _ = trained()

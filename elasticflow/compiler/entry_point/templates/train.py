@@ -23,6 +23,7 @@ from elasticflow.runtime.evaluation.several import Evaluations  # = import.sever
 from elasticflow.runtime.evaluation.stop_when import StopWhen  # = import.stop_when
 from elasticflow.runtime.hooks.hooks import Hook, Hooks  # = import.hooks
 from elasticflow.runtime.metrics.speed import Measures  # = import.measures
+from elasticflow.runtime.own_loop.join import join_job
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy, load_weights  # = import.snapshots
 from elasticflow.runtime.training.evaluation import Evaluation  # = import.evaluation
 from elasticflow.runtime.model.gradient_checkpointing import checkpoint_activations  # = import.ac
@@ -56,7 +57,7 @@ SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep=Keep(last=3))  # 
 
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
-    run = elasticflow.join(  # = join
+    run = join_job(  # = join
         name="mnist",
         digest="0000000000000000",
         folder=HERE,

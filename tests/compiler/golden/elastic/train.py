@@ -14,6 +14,7 @@ from typing import Any
 
 import elasticflow
 from elasticflow.runtime.data.index_loader import open_dataset, prepare_data
+from elasticflow.runtime.own_loop.join import join_job
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy, load_weights
 from elasticflow.runtime.training.evaluation import Evaluation
 from elasticflow.runtime.worker import program
@@ -37,7 +38,7 @@ SNAPSHOTS = Policy(uri=str(ROOT / "shared/snapshots"), every=("10 min", "1 epoch
 
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
-    run = elasticflow.join(
+    run = join_job(
         name="elastic",
         digest="de335548e8908b99",
         folder=HERE,

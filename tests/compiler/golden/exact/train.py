@@ -14,6 +14,7 @@ from typing import Any
 
 import elasticflow
 from elasticflow.runtime.data.index_loader import open_dataset
+from elasticflow.runtime.own_loop.join import join_job
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy
 from elasticflow.runtime.worker import program
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ SNAPSHOTS = Policy(uri="s3://bucket/exact", every=("10 min", "1 epoch"), keep=Ke
 
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
-    run = elasticflow.join(
+    run = join_job(
         name="exact",
         digest="bdc35f5c2cce8fe7",
         folder=HERE,

@@ -14,6 +14,7 @@ from typing import Any
 
 import elasticflow
 from elasticflow.runtime.data.index_loader import open_dataset
+from elasticflow.runtime.own_loop.join import join_job
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy
 from elasticflow.runtime.worker import program
 from torch import Tensor, nn
@@ -45,7 +46,7 @@ SNAPSHOTS = Policy(
 
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
-    run = elasticflow.join(
+    run = join_job(
         name="gpu",
         digest="412fb7c4caddff27",
         folder=HERE,

@@ -14,6 +14,7 @@ from typing import Any
 
 import elasticflow
 from elasticflow.runtime.data.shard_loader import open_shards
+from elasticflow.runtime.own_loop.join import join_job
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy
 from elasticflow.runtime.worker import program
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ SNAPSHOTS = Policy(uri="s3://bucket/iterable", every=("10 min", "1 epoch"), keep
 
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
-    run = elasticflow.join(
+    run = join_job(
         name="iterable",
         digest="901845d532f0cff3",
         folder=HERE,

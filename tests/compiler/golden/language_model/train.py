@@ -14,6 +14,7 @@ from typing import Any
 
 import elasticflow
 from elasticflow.runtime.data.index_loader import open_dataset
+from elasticflow.runtime.own_loop.join import join_job
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy
 from elasticflow.runtime.training.loss import with_count
 from elasticflow.runtime.training.unwrap import unwrap_model
@@ -36,7 +37,7 @@ SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep=Keep(last=3))
 
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
-    run = elasticflow.join(
+    run = join_job(
         name="language-model",
         digest="054fc159ff03dfb5",
         folder=HERE,

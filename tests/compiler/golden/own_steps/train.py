@@ -14,6 +14,7 @@ from typing import Any
 
 import elasticflow
 from elasticflow.runtime.data.index_loader import open_dataset
+from elasticflow.runtime.own_loop.join import join_job
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy
 from elasticflow.runtime.training.evaluation import Evaluation
 from elasticflow.runtime.training.several_optimizers import Schedules
@@ -38,7 +39,7 @@ SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep=Keep(last=3))
 
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
-    run = elasticflow.join(
+    run = join_job(
         name="own_steps",
         digest="a96a0be2ca85247d",
         folder=HERE,

@@ -14,6 +14,7 @@ from typing import Any
 
 import elasticflow
 from elasticflow.runtime.data.index_loader import open_dataset
+from elasticflow.runtime.own_loop.join import join_job
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy
 from elasticflow.runtime.training.param_groups import Group, log_groups, parameter_groups
 from elasticflow.runtime.training.unwrap import unwrap_model
@@ -37,7 +38,7 @@ SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep=Keep(last=3))
 
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
-    run = elasticflow.join(
+    run = join_job(
         name="transformer",
         digest="985ff768f7f446f7",
         folder=HERE,

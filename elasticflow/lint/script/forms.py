@@ -6,6 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from elasticflow.lint.script.names import dotted_name
 from elasticflow.lint.script.script import called_name
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ Kind = Literal[
     "wrapped",
     "spawned",
     "elsewhere",
+    "unclear",
     "alone",
     "none",
 ]
@@ -43,6 +45,8 @@ _LOOPS: dict[Kind, tuple[str, ...]] = {
 _OTHERS = re.compile(
     r"torch\.distributed|DistributedDataParallel|LOCAL_RANK|local_rank|WORLD_SIZE|world_size|\bDDP\b"
 )
+# What may be about several processes, and may be not; in code, not in comments.
+_PERHAPS = re.compile(r"distribut|all_?reduce|init_dist|horovod|(^|_)hvd|slurm|(^|_)rank(_|$)|multi_?(gpu|proc|node)|num_(gpus|processes|nodes)|n_gpus?$|nproc|accelerat|fabric|engine|deepspeed|colossal|mpi(_|$)|strategy", re.IGNORECASE)  # fmt: skip
 _WORDS: dict[Kind, str] = {
     "joined": "a loop on elasticflow.join",
     "ddp": "a loop on torch's DistributedDataParallel",
@@ -53,7 +57,8 @@ _WORDS: dict[Kind, str] = {
     "wrapped": "a loop on another library's wrapper",
     "spawned": "a script that can start its own processes",
     "elsewhere": "a loop in several processes, whose model this file does not wrap in DistributedDataParallel",
-    "alone": "a loop of one process, without DistributedDataParallel",
+    "unclear": "a loop of which this file does not show in how many processes it trains",
+    "alone": "a loop that this file shows in one process only",
     "none": "no training loop that this file shows",
 }
 
@@ -92,7 +97,27 @@ def form_of(script: Script) -> Form:
     backward = next((call for call in script.calls if called_name(call) == "backward"), None)
     if backward is None:
         return Form("none", None)
-    return Form("elsewhere" if _OTHERS.search(script.text) else "alone", backward)
+    return Form(_kind_of_loop(script), backward)
+
+
+def _kind_of_loop(script: Script) -> Kind:
+    """Return how many processes a loop trains in, as far as the names in the file say, whoever makes what they name."""
+    # accelerator.backward(loss), by whatever helper the accelerator was made
+    owners = {
+        dotted_name(call.func.value).lower()
+        for call in script.calls
+        if called_name(call) == "backward" and call.args and isinstance(call.func, ast.Attribute)
+    }
+    if any("accelerat" in owner for owner in owners):
+        return "accelerate"
+    if any("fabric" in owner for owner in owners):
+        return "fabric"
+    if _OTHERS.search(script.text):
+        return "elsewhere"
+    names = {node.id for node in script.nodes if isinstance(node, ast.Name)}
+    names |= {node.attr for node in script.nodes if isinstance(node, ast.Attribute) and not script.origin(node).startswith("torch.")}  # fmt: skip
+    names |= {node.name.rpartition(".")[2] for node in script.nodes if isinstance(node, ast.alias)}
+    return "unclear" if any(map(_PERHAPS.search, names | script.names.modules)) else "alone"
 
 
 def _first_of(script: Script, forms: dict[Kind, tuple[str, ...]]) -> Form | None:

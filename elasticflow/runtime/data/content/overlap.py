@@ -6,7 +6,6 @@ import copy
 import math
 import time
 from collections import Counter
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,7 +13,9 @@ import torch
 from torch.utils.data import Subset
 
 from elasticflow import events
-from elasticflow.runtime.data.dataset import add_content, without_trace
+from elasticflow.runtime.data.content import held_generators
+from elasticflow.runtime.data.content.fingerprint import without_trace
+from elasticflow.runtime.data.content.walk import digest_of
 from elasticflow.runtime.process import random_streams
 
 if TYPE_CHECKING:
@@ -170,15 +171,15 @@ def _are_one_set(base: Any, other: Any) -> bool:
     count = min(_BASE_SAMPLES, len(base))
     indices = [i * (len(base) - 1) // max(1, count - 1) for i in range(count)]
     digests = [reader.digest(index) for index in indices]
-    is_varied = len(set(digests)) > count // 2
+    is_varied = len(set(digests)) > count // 2 and not reader.unseen
     return is_varied and digests == [other_reader.digest(index) for index in indices]
 
 
 def _by_content(training: Any, evaluation: Any, limit_s: float) -> Overlap:
     began = time.monotonic()
     measured, trained = _Reader(evaluation), _Reader(training)
-    if measured.digest(0) != measured.digest(0) or trained.digest(0) != trained.digest(0):
-        return Overlap(0, 0, 0, len(training), doubt="a sample read twice is not the same")
+    if doubt := _doubt_of(measured) or _doubt_of(trained):
+        return Overlap(0, 0, 0, len(training), doubt=doubt)
     wanted: dict[bytes, int] = {}
     read: Counter[bytes] = Counter()
     for index in _spread(len(evaluation), _MOST):
@@ -206,6 +207,13 @@ def _by_content(training: Any, evaluation: Any, limit_s: float) -> Overlap:
         doubt = f"{compared:,} of {len(training):,} training samples were looked at in {limit_s:g} s"
     overlap = Overlap(len(pairs), len(wanted), compared, len(training), pair, doubt)
     return _weighed(overlap, sum(read[digest] for digest in pairs), read.total(), seen)
+
+
+def _doubt_of(reader: _Reader) -> str:
+    """Return why samples cannot be told apart by their digests; empty if they can."""
+    if reader.digest(0) != reader.digest(0):
+        return "a sample read twice is not the same"
+    return f"{', '.join(reader.unseen)} in the samples cannot be looked into" if reader.unseen else ""
 
 
 def _weighed(overlap: Overlap, twins: int, read: int, seen: Counter[bytes]) -> Overlap:
@@ -249,21 +257,24 @@ class _Reader:
 
     Attributes:
         draws: Some sample drew random numbers.
+        unseen: Classes of objects in the samples that cannot be looked into.
     """
 
     def __init__(self, dataset: Any) -> None:
         self._dataset, self._many = dataset, getattr(dataset, "__getitems__", None)
         self._generators = random_streams.Generators(_SEED, torch.device("cpu"))
+        self._generators.add(held_generators.of_libraries(dataset))
         self._generators.rest()
         self.draws = False
+        self.unseen: dict[str, None] = {}
 
     def digest(self, index: int) -> bytes:
         """Return a digest of a sample's content."""
         if not self._generators.can_look:
             random_streams.seed_all(_SEED)
-        hashed = blake2b(digest_size=16)
-        add_content(self._dataset[index] if self._many is None else self._many([index])[0], hashed.update)
+        digest, unseen = digest_of(self._dataset[index] if self._many is None else self._many([index])[0])
+        self.unseen |= unseen
         if self._generators.can_look and self._generators.have_moved():
             self.draws = True
             self._generators.rest()
-        return hashed.digest()
+        return digest

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 
-from elasticflow.runtime.data import overlap
-from elasticflow.runtime.data.overlap import Overlap
+from elasticflow.runtime.data.content import overlap
+from elasticflow.runtime.data.content.overlap import Overlap
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,7 +52,15 @@ def look(training: Any, evaluation: Any, limit_s: float = LIMIT_S) -> Overlap:
     return overlap.compare(training, evaluation, limit_s)
 
 
+@dataclass
+class Picture:
+    """A sample as a dataclass."""
+
+    pixels: Any
+
+
 FORMS: dict[str, Any] = {
+    "dataclasses": lambda number: Picture(torch.full((3,), float(number))),
     "tensors": lambda number: (torch.full((3,), float(number)), number),
     "arrays": lambda number: {"x": np.full(2, number), "y": [number, "text"]},
     "texts": lambda number: f"line {number}",
@@ -251,3 +260,14 @@ def test_the_run_says_it_once_and_nothing_where_nothing_is(me: Any) -> None:
     overlap.warn(me, Rows(range(40)), Rows(range(40, 50)))
     overlap.warn(me, Rows(range(40), lambda _: 1 // 0), Rows(range(30, 50)))
     assert me.events == []
+
+
+def test_samples_that_cannot_be_looked_into_say_nothing() -> None:
+    """Neither that they repeat themselves, nor that they are in the training data."""
+    for make in (lambda _: lambda: 1, lambda number: (number, lambda: 1)):
+        found = look(Rows(range(40), make), Rows(range(20, 80), make))
+        assert (found.found, found.is_leak, found.doubt) == (
+            0,
+            False,
+            "function in the samples cannot be looked into",
+        )

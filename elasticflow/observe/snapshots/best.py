@@ -1,0 +1,58 @@
+"""The metric that ranks a run's snapshots, and steps that measured better than any snapshot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from elasticflow.observe import records
+from elasticflow.observe.records import float_of, int_of
+
+if TYPE_CHECKING:
+    from elasticflow.jobfile.tables.job import Job
+    from elasticflow.observe.snapshots.locate import SnapshotSource
+    from elasticflow.observe.snapshots.rows import SnapshotRow
+
+
+class BetterStep(NamedTuple):
+    """A step whose evaluation measured a better value than a snapshot has.
+
+    Attributes:
+        step: Finished steps.
+        value: Of the metric that ranks snapshots.
+    """
+
+    step: int
+    value: float
+
+
+def ranking_metric(job: Job | None) -> str | None:
+    """Return the metric that `evaluation.best` names, as lines have it: `accuracy`, `val.loss`; None: no metric is named."""
+    from elasticflow.jobfile.tables.evaluation import ranking_set
+
+    ranking = None if job is None else ranking_set(job.evaluation)
+    if ranking is None:
+        return None
+    name, table = ranking
+    metric = (table.best or "").partition(" ")[2]
+    return f"{name}.{metric}" if name else metric
+
+
+def better_step(source: SnapshotSource, row: SnapshotRow) -> BetterStep | None:
+    """Return the run's best measured step, if its value is better than that of snapshot *row*.
+
+    None where no folder of the run is on this machine: snapshots alone do not tell.
+    """
+    metric, rules = ranking_metric(source.job), source.rules
+    has = None if row.manifest is None else row.manifest.metric
+    if source.folder is None or metric is None or has is None or rules is None:
+        return None
+    best, measured = None, {}
+    for line in records.read(source.folder.metrics):
+        values = line.get("eval")
+        if isinstance(values, dict) and (value := float_of(values, metric)) is not None:
+            # Of equal values the newest step. `best` forgets values that another evaluation measured.
+            measured[value] = int_of(line, "step")
+            best = float_of(line, "best")
+    if best is None or best not in measured or not (best > has if rules.best_mode == "max" else best < has):
+        return None
+    return BetterStep(measured[best], best)

@@ -1,0 +1,163 @@
+"""Random generators that a dataset draws from beside the global ones: a library's, which are seeded, and its own."""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+from collections import deque
+from hashlib import blake2b
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LIBRARIES = {"albumentations": "1.4.24, 2.0.8", "imgaug": "0.4.0"}
+"""Libraries whose generators are seeded for each sample, by module, with the versions that it was tried with."""
+
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+_DATA = (str, bytes, bytearray, int, float, complex, np.ndarray, np.generic, torch.Tensor, type, ModuleType)
+# Transforms are near the dataset, and among the first items of what holds them.
+_MOST_OBJECTS, _MOST_ITEMS = 5_000, 100
+_GLOBAL = "imgaug.random"
+# Functions whose globals are machinery.
+_NOT_FOLLOWED = {"builtins", "torch", "torchvision", "numpy", "elasticflow", *LIBRARIES}
+
+
+class Held(NamedTuple):
+    """A generator that a dataset holds.
+
+    Attributes:
+        path: From the dataset: `dataset.transform.rng`.
+        generator: Of `random`, numpy or torch.
+        is_of_library: An object of a known library holds it, and the run seeds it for each sample.
+    """
+
+    path: str
+    generator: Any
+    is_of_library: bool
+
+    def seed(self, key: int) -> None:
+        """Put the generator, in place, into a state that follows from *key* and its path."""
+        digest = blake2b(f"{key} {self.path}".encode(), digest_size=32).digest()
+        number = int.from_bytes(digest[:8], "little") >> 1
+        if isinstance(self.generator, random.Random):
+            self.generator.seed(number)
+        elif isinstance(self.generator, np.random.RandomState):
+            self.generator.seed(number & 0xFFFFFFFF)
+        elif isinstance(self.generator, torch.Generator):
+            self.generator.manual_seed(number)
+        else:
+            bits = self.generator.bit_generator
+            bits.state = type(bits)(number).state
+
+    def state(self) -> Any:
+        """Return a value that differs once something was drawn."""
+        if isinstance(self.generator, random.Random):
+            return self.generator.getstate()
+        if isinstance(self.generator, torch.Generator):
+            return self.generator.get_state().numpy().tobytes()
+        if isinstance(self.generator, np.random.RandomState):
+            return _frozen(self.generator.get_state(legacy=False))
+        return _frozen(self.generator.bit_generator.state)
+
+
+def of_libraries(*roots: Any) -> list[Held]:
+    """Return the generators of known libraries that *roots*, a dataset and what makes its batches, draw from.
+
+    Followed are attributes, containers, closures, and the globals that functions name. Nothing is imported.
+    """
+    if not any(library in sys.modules for library in LIBRARIES):
+        return []
+    held = [each for each in held_by(*roots) if each.is_of_library]
+    if _GLOBAL in sys.modules:
+        shared = sys.modules[_GLOBAL].get_global_rng().generator
+        held = [each for each in held if each.generator is not shared]
+        held.append(Held(_GLOBAL, shared, is_of_library=True))
+    return held
+
+
+def held_by(*roots: Any) -> list[Held]:
+    """Return the generators that can be reached from *roots*, nearest first; the global ones are left out."""
+    seen = {id(random._inst), id(np.random.mtrand._rand), id(torch.default_generator)}  # noqa: SLF001
+    waiting = deque(("dataset" if not n else f"collate{n}", root, False) for n, root in enumerate(roots))
+    # An id stands for one object only as long as the object lives.
+    kept: list[Any] = []
+    found = []
+    while waiting and len(kept) < _MOST_OBJECTS:
+        path, thing, is_of_library = waiting.popleft()
+        if thing is None or id(thing) in seen or isinstance(thing, _DATA):
+            continue
+        seen.add(id(thing))
+        kept.append(thing)
+        if isinstance(thing, _GENERATORS):
+            found.append(Held(path, thing, is_of_library))
+            continue
+        is_container = isinstance(thing, dict | list | tuple | deque)
+        is_of_library = _root_of(type(thing)) in LIBRARIES or (is_of_library and is_container)
+        waiting.extend((f"{path}{name}", value, is_of_library) for name, value in _inside(thing))
+    return found
+
+
+def _inside(thing: Any) -> Iterator[tuple[str, Any]]:
+    # imgaug's Sequential is a list.
+    if isinstance(thing, dict):
+        items = list(zip(range(_MOST_ITEMS), list(thing.items()), strict=False))
+        yield from (
+            (f"[{key!r}]" if isinstance(key, str | int) else "[..]", item) for _, (key, item) in items
+        )
+    elif isinstance(thing, list | tuple | deque):
+        yield from ((f"[{n}]", value) for n, value in zip(range(_MOST_ITEMS), thing, strict=False))
+    if isinstance(thing, functools.partial):
+        yield from (("", thing.func), (".args", thing.args), (".keywords", thing.keywords))
+    elif isinstance(thing, MethodType):
+        yield from (("", thing.__self__), ("", thing.__func__))
+    elif isinstance(thing, FunctionType):
+        yield from _of_function(thing)
+    else:
+        yield from ((f".{name}", value) for name, value in getattr(thing, "__dict__", {}).items())
+        yield from _of_methods(type(thing))
+
+
+def _frozen(state: Any) -> Any:
+    if isinstance(state, dict):
+        return [_frozen(value) for value in state.values()]
+    return state.tobytes() if isinstance(state, np.ndarray) else state
+
+
+def _root_of(named: Any) -> str:
+    return str(named.__module__ or "").partition(".")[0]
+
+
+def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    if _root_of(function) in _NOT_FOLLOWED:
+        return
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield f".{name}", cell.cell_contents
+        except ValueError:  # nothing was assigned yet
+            continue
+    yield from ((f".{name}", value) for name, value in (function.__kwdefaults__ or {}).items())
+    yield from ((f".default{n}", value) for n, value in enumerate(function.__defaults__ or ()))
+    for name in _names_of(function.__code__):
+        if name in function.__globals__:
+            yield f":{name}", function.__globals__[name]
+
+
+def _names_of(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_of(constant)
+
+
+def _of_methods(kind: type) -> Iterator[tuple[str, Any]]:
+    """Yield what the methods of a class name, its base classes' among them."""
+    for base in kind.__mro__:
+        for value in vars(base).values():
+            if isinstance(value, FunctionType):
+                yield from _of_function(value)

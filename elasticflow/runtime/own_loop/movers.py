@@ -1,0 +1,154 @@
+"""Which optimizers move in a script's steps: those that were kept, or others that were made after `run.keep`."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from elasticflow.errors import StateError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.runtime.state.state import State
+
+_REMEDY = "make models and optimizers once, before run.keep, and give it all of them: run.keep(model=model, optimizer=optimizer)"
+_BOUND_ANEW = "made anew after run.keep"
+
+
+class _Other(NamedTuple):
+    """A step of an optimizer that was not kept.
+
+    Attributes:
+        kind: Name of its class.
+        moves_model: It has parameters of what is kept.
+        has_state: It has a state after its step.
+        is_alike: Its parameters have the shapes of a kept optimizer's.
+    """
+
+    kind: str
+    moves_model: bool
+    has_state: bool
+    is_alike: bool
+
+
+class Movers:
+    """Sees each optimizer of this process that takes a step.
+
+    Args:
+        state: What a snapshot holds, at `run.keep`.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._model, self._optimizers = state.model, state.optimizers
+        self._kept = {id(each) for optimizer in state.optimizers.values() for each in _with_inner(optimizer)}
+        modules = [value for value in state.objects.values() if isinstance(value, nn.Module)]
+        self._trained = {id(p) for module in modules for p in module.parameters()}
+        self._trained |= {id(p) for optimizer in state.optimizers.values() for p in _parameters_of(optimizer)}
+        names = {id(p): name for name, p in state.model.named_parameters()}
+        # The parameters live as long as the optimizers, so that an `id` stays theirs.
+        self._names = {
+            id(p): names[id(p)]
+            for optimizer in state.optimizers.values()
+            for p in _parameters_of(optimizer)
+            if id(p) in names
+        }
+        self._shapes = [[p.shape for p in _parameters_of(each)] for each in state.optimizers.values()]
+        self._depth = 0
+        self._has_moved = self._has_gradient = self._is_settled = False
+        self._others: set[_Other] = set()
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+
+    def require_kept(self) -> None:
+        """Look at what moved since the last call: at the end of each pass through the loop.
+
+        Raises:
+            StateError: it was no kept optimizer, or a kept one moved nothing of the model; named.
+        """
+        self._depth = 0
+        others, self._others = self._others, set()
+        for other in others:
+            self._require_harmless(other)
+        if self._has_moved and not self._is_settled:
+            self._require_whole()
+            self._is_settled = True
+
+    def _before_step(self, optimizer: Optimizer, *_: object) -> None:
+        if id(optimizer) in self._kept:
+            self._depth += 1
+            self._note_gradients(optimizer)
+
+    def _after_step(self, optimizer: Optimizer, *_: object) -> None:
+        if id(optimizer) in self._kept:
+            self._depth = max(0, self._depth - 1)
+            self._has_moved = True
+            self._note_gradients(optimizer)
+        elif not self._depth:
+            self._others.add(
+                _Other(
+                    f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
+                    any(id(p) in self._trained for p in _parameters_of(optimizer)),
+                    bool(optimizer.state),
+                    [p.shape for p in _parameters_of(optimizer)] in self._shapes,
+                )
+            )
+
+    def _note_gradients(self, optimizer: Optimizer) -> None:
+        if not self._has_gradient:
+            self._has_gradient = any(p.grad is not None for p in _parameters_of(optimizer))
+
+    def _require_harmless(self, other: _Other) -> None:
+        # One without a state, made for some steps of its own, leaves nothing that a restart would lose.
+        if other.moves_model and (other.has_state or not self._has_moved):
+            raise StateError(
+                f"the model is moved by an optimizer that run.keep was not given, a {other.kind}: no snapshot holds its state",
+                _REMEDY,
+            )
+        if other.is_alike and not other.moves_model and not self._has_moved:
+            raise StateError(
+                f"the kept optimizer did not move, and another one did, a {other.kind}, on parameters of the same shapes: "
+                f"model and optimizer were {_BOUND_ANEW}",
+                _REMEDY,
+            )
+
+    def _require_whole(self) -> None:
+        now = {id(p) for p in self._model.parameters()}
+        gone = [name for number, name in self._names.items() if number not in now]
+        if gone:
+            raise StateError(
+                f"model.{gone[0]} was replaced after run.keep, and the kept optimizer moves the parameter that was there",
+                _REMEDY,
+            )
+        if not self._has_gradient:
+            names = " and ".join(self._optimizers)
+            raise StateError(
+                f"the kept {names} took a step, and no parameter of the kept model had a gradient: the model was {_BOUND_ANEW}",
+                _REMEDY,
+            )
+
+
+def _parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _with_inner(optimizer: Optimizer) -> Iterator[Optimizer]:
+    """Yield an optimizer and those that it holds, as a lookahead does."""
+    waiting: deque[Any] = deque([optimizer])
+    seen: set[int] = set()
+    while waiting:
+        value = waiting.popleft()
+        if isinstance(value, Optimizer) and id(value) not in seen:
+            seen.add(id(value))
+            yield value
+            waiting.extend(vars(value).values())
+        elif isinstance(value, list | tuple):
+            waiting.extend(each for each in value if isinstance(each, Optimizer))
+        elif isinstance(value, Mapping):
+            waiting.extend(each for each in list(value.values()) if isinstance(each, Optimizer))

@@ -1,0 +1,134 @@
+"""What modules hold beside parameters, persistent buffers and submodules: no `state_dict` gives it.
+
+A tensor or a generator that changes with the steps is state, and so is a number that its module counts on and reads. What
+a module only writes, for others to look at, and a tensor that this step's graph belongs to, may be state or not.
+"""
+
+from __future__ import annotations
+
+import dis
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor, nn
+
+from elasticflow.runtime.snapshot import reachable
+from elasticflow.runtime.torch_private import buffers_of, unsaved_buffers_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+# Of every module: torch's own tables and hooks.
+_OF_TORCH = {*vars(nn.Module()), "_compiled_call_impl"}
+# Of weight_norm, spectral_norm and pruning (torch.nn.utils): the parameters that `weight` is made of at each forward.
+_MADE_OF = ("_orig", "_g")
+_DEEPEST = 3
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """Where a value is held.
+
+    Attributes:
+        kind: Class of the module.
+        name: Of the attribute.
+        is_itself: The attribute is the value, and not what holds it.
+        has_graph: The value is a tensor that gradients flow through.
+    """
+
+    kind: type
+    name: str
+    is_itself: bool
+    has_graph: bool
+
+
+class Held(NamedTuple):
+    """A value that a module holds, and where."""
+
+    leaf: reachable.Leaf
+    attribute: Attribute
+
+
+def held_by(model: nn.Module, outside: Collection[int]) -> Iterator[Held]:
+    """Yield the values that the model's modules hold and no `state_dict` gives.
+
+    Args:
+        model: The bare model.
+        outside: `id` of objects that are neither followed nor yielded: its parameters and persistent buffers above all.
+    """
+    places: dict[str, tuple[type, str]] = {}
+    roots: dict[str, Any] = {}
+    for prefix, module in model.named_modules():
+        for name, value in _attributes(module):
+            path = ".".join(filter(None, ("model", prefix, name)))
+            if value is not None and not isinstance(value, bool | str):
+                roots[path], places[path] = value, (type(module), name)
+    for leaf in reachable.leaves(roots, {}, outside, _DEEPEST):
+        path = leaf.path
+        while path not in places:
+            path = path[: max(path.rfind("."), path.rfind("["))]
+        has_graph = isinstance(leaf.value, Tensor) and leaf.value.grad_fn is not None
+        yield Held(leaf, Attribute(*places[path], leaf.path == path, has_graph))
+
+
+def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    parameters = vars(module)["_parameters"]
+    for name, value in list(vars(module).items()):
+        is_made = isinstance(value, Tensor) and any(f"{name}{end}" in parameters for end in _MADE_OF)
+        if name not in _OF_TORCH and not is_made:
+            yield name, value
+    for name in unsaved_buffers_of(module):
+        yield name, buffers_of(module).get(name)
+
+
+def is_doubtful(attribute: Attribute, kind: str) -> bool:
+    """Return whether a value that changes may be none that steps depend on.
+
+    Args:
+        attribute: Where it is held.
+        kind: Of its mark: "tensor", "scalar", "generator", "whole" or "number".
+    """
+    if kind == "generator":
+        return False
+    if kind in {"tensor", "scalar"} and attribute.has_graph:
+        return True
+    if not attribute.is_itself:
+        return kind != "tensor"
+    reads, writes, counts = _uses(attribute.kind, attribute.name)
+    if kind in {"tensor", "scalar"}:
+        return writes > 0 and reads == 0
+    return not counts or reads <= counts
+
+
+def _uses(kind: type, name: str) -> tuple[int, int, int]:
+    """Return how often the methods of a class read an attribute, write it, and write it from what it was."""
+    reads = writes = counts = 0
+    for base in kind.__mro__:
+        if base.__module__.startswith("torch."):
+            continue
+        for method in vars(base).values():
+            function = getattr(method, "__func__", getattr(method, "fget", method))
+            if not isinstance(function, FunctionType) or function.__name__ == "__init__":
+                continue
+            found = _names(function.__code__)[name]
+            reads, writes = reads + found["reads"], writes + found["writes"]
+            counts += min(found["reads"], found["writes"])
+    return reads, writes, counts
+
+
+def _names(code: CodeType) -> defaultdict[str, Counter[str]]:
+    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for each in dis.get_instructions(code):
+        if each.opname in {"LOAD_ATTR", "LOAD_METHOD"}:
+            found[each.argval]["reads"] += 1
+        elif each.opname == "STORE_ATTR":
+            found[each.argval]["writes"] += 1
+        elif isinstance(each.argval, CodeType):
+            for name, uses in _names(each.argval).items():
+                found[name].update(uses)
+        elif isinstance(each.argval, str) and each.opname == "LOAD_CONST":
+            # By `getattr`.
+            found[each.argval]["reads"] += 1
+    return found

@@ -1,0 +1,90 @@
+"""A record of a process that another process may read later, perhaps on another machine.
+
+A process id alone names a process of whoever reads it: other machines have the same ids, and a machine gives an id again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from elasticflow.system.processes import boot_id, is_ending, started_at
+
+
+@dataclass(frozen=True)
+class ProcessRecord:
+    """A process, named by facts that no other process shares.
+
+    Attributes:
+        pid: Its process id.
+        host: Name of its machine, or of its container.
+        boot_id: Differs after each start of the machine; None where the kernel does not tell.
+        started: When the process was started, in clock ticks after the machine was; None where the kernel does not tell.
+    """
+
+    pid: int
+    host: str
+    boot_id: str | None = None
+    started: int | None = None
+
+    @classmethod
+    def of(cls, pid: int | None = None) -> Self:
+        """Return the record of a process of this machine; of this process without *pid*."""
+        pid = os.getpid() if pid is None else pid
+        return cls(pid, socket.gethostname(), boot_id(), started_at(pid))
+
+    @classmethod
+    def from_json(cls, record: object) -> Self | None:
+        """Return what `to_json` gave, among whatever else; None for anything else, such as a bare process id."""
+        if not isinstance(record, dict):
+            return None
+        pid, host = record.get("pid"), record.get("host")
+        if not isinstance(pid, int) or isinstance(pid, bool) or not isinstance(host, str):
+            return None
+        boot, started = record.get("boot_id"), record.get("started")
+        return cls(
+            pid, host, boot if isinstance(boot, str) else None, started if isinstance(started, int) else None
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a file or message holds."""
+        return asdict(self)
+
+    @property
+    def is_on_this_machine(self) -> bool:
+        """Whether its host and the start of that are this machine's."""
+        return self.host == socket.gethostname() and self.boot_id == boot_id()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether this very process runs on this machine: False for one that is ending, or of another machine."""
+        return self._is_here() and not is_ending(self.pid)
+
+    def send(self, number: signal.Signals) -> bool:
+        """Send *number* to this very process; return False, with nothing sent, unless it runs on this machine."""
+        with suppress(ProcessLookupError):
+            if not hasattr(os, "pidfd_open"):
+                if self._is_here():
+                    os.kill(self.pid, number)
+                    return True
+                return False
+            # The descriptor stands for one process, so the id cannot pass to another one behind the check.
+            process = os.pidfd_open(self.pid)
+            try:
+                if self._is_here():
+                    signal.pidfd_send_signal(process, number)
+                    return True
+            finally:
+                os.close(process)
+        return False
+
+    def _is_here(self) -> bool:
+        fits = self.started is not None and self.started == started_at(self.pid)
+        return fits and self.is_on_this_machine
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"

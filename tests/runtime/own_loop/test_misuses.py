@@ -1,0 +1,1318 @@
+"""Unusual and wrong ways to write a loop: each ends with the weights of the loop written well, or is refused by a sentence."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from tests.runtime.conftest import Group
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from tests.forked import ForkedPrograms
+
+HEAD = """\
+import itertools
+import json
+import os
+import sys
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import elasticflow as ef
+from tests.runtime.programs.loop_parts import *
+"""
+PASSES = """\
+run, model, optimizer = begin()
+for epoch in run.epochs(3):
+    for batch in run.batches(Numbers(), size=8):
+        loss = learn(model, optimizer, batch)
+        run.step(loss=loss)
+"""
+WELL = f"{PASSES}run.finish()\n"
+KILLED, INTERRUPTED, REFUSED = -9, 75, 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """A way to write a loop.
+
+    Attributes:
+        name: In the table.
+        body: The script, behind HEAD.
+        steps: It is right: the newest snapshot is of this step, and has the weights of the loop written well. Else:
+        refused: A part of the sentence that every rank ends with.
+        ranks: Of the group.
+        code: Exit code where it is right.
+        before: Exit codes of the starts before this one; `START` in the script counts them from 1.
+        environment: Of the last start.
+        says: A part of what the last start writes to standard error.
+        like: The loop written well, undisturbed.
+    """
+
+    name: str
+    body: str
+    steps: int | None = None
+    refused: str | None = None
+    ranks: int = 1
+    code: int = 0
+    before: tuple[int, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    says: str = ""
+    like: str = WELL
+
+
+def right(name: str, body: str, steps: int = 15, **more: Any) -> Case:
+    """Return a loop that is as right as the one written well."""
+    return Case(name, textwrap.dedent(body), steps=steps, **more)
+
+
+def refused(name: str, sentence: str, body: str, **more: Any) -> Case:
+    """Return a loop that is refused by *sentence*."""
+    return Case(name, textwrap.dedent(body), refused=sentence, **more)
+
+
+def loop_with(line: str) -> str:
+    """Return a script with *line* at the end of each pass."""
+    return f"""\
+run, model, optimizer = begin()
+for batch in run.batches(Numbers(), size=8, epochs=3):
+    loss = learn(model, optimizer, batch)
+    {line}
+run.finish()
+"""
+
+
+MODELS = [
+    right("the loop written well on two ranks", WELL, ranks=2),
+    refused(
+        "the model is not wrapped",
+        "nothing exchanged their gradients",
+        """
+        run = ef.join(seed=7, threads=1)
+        model = Counter()
+        optimizer = optimizer_of(model)
+        run.keep(model=model, optimizer=optimizer)
+        for batch in run.batches(Numbers(), size=8, epochs=3):
+            run.step(loss=learn(model, optimizer, batch))
+        run.finish()
+        """,
+        ranks=2,
+    ),
+    refused(
+        "the wrapped model is not the one that is called",
+        "their gradients were not exchanged though the model is wrapped: the loop calls the bare model",
+        """
+        run = ef.join(seed=7, threads=1)
+        model = Counter()
+        run.wrap(model)
+        optimizer = optimizer_of(model)
+        run.keep(model=model, optimizer=optimizer)
+        for batch in run.batches(Numbers(), size=8, epochs=3):
+            run.step(loss=learn(model, optimizer, batch))
+        run.finish()
+        """,
+        ranks=2,
+    ),
+    right(
+        "DistributedDataParallel by hand",
+        """
+        run = ef.join(seed=7, threads=1, every="4 steps")
+        model = Counter()
+        optimizer = optimizer_of(model)
+        run.keep(model=model, optimizer=optimizer)
+        model = DistributedDataParallel(model)
+        for batch in run.batches(Numbers(), size=8, epochs=3):
+            run.step(loss=learn(model, optimizer, batch))
+        run.finish()
+        """,
+        ranks=2,
+    ),
+    refused(
+        "run.wrap and run.gradients",
+        "run.wrap exchanges gradients, and so does run.gradients: they would be exchanged twice",
+        "begin(virtual_shards=4)",
+    ),
+    refused(
+        "wrapped twice",
+        "run.wrap was given a model that DistributedDataParallel has wrapped already",
+        """
+        run = ef.join(seed=7, threads=1)
+        run.wrap(run.wrap(Counter()))
+        """,
+        ranks=2,
+    ),
+    refused(
+        "a sharded model",
+        "seen is a DTensor",
+        """
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.device_mesh import init_device_mesh
+        run = ef.join(seed=7, threads=1)
+        model = Counter()
+        fully_shard(model, mesh=init_device_mesh("cpu", (run.world_size,)))
+        run.keep(model=model, optimizer=optimizer_of(model))
+        """,
+        ranks=2,
+    ),
+]
+
+EPOCHS = [
+    refused(
+        "a loop over epochs around run.batches",
+        "run.batches was called a second time for the same data: its epochs are over after the first loop",
+        """
+        run, model, optimizer = begin()
+        for epoch in range(3):
+            for batch in run.batches(Numbers(), size=8, epochs=1):
+                run.step(loss=learn(model, optimizer, batch))
+        run.finish()
+        """,
+    ),
+    refused(
+        "a function for each epoch calls run.batches with epochs=1",
+        "run.batches was called a second time for the same data",
+        """
+        run, model, optimizer = begin()
+        def train():
+            for batch in run.batches(Numbers(), size=8, epochs=1):
+                run.step(loss=learn(model, optimizer, batch))
+        train()
+        train()
+        """,
+    ),
+    right(
+        "a function for each epoch of run.epochs",
+        """
+        run, model, optimizer = begin()
+        def train(epoch):
+            for batch in run.batches(Numbers(), size=8):
+                run.step(loss=learn(model, optimizer, batch))
+        for epoch in run.epochs(3):
+            train(epoch)
+        run.finish()
+        """,
+    ),
+    right(
+        "a new but equal dataset in each epoch",
+        """
+        run, model, optimizer = begin()
+        for epoch in run.epochs(3):
+            data = Numbers()
+            for batch in run.batches(data, size=8):
+                run.step(loss=learn(model, optimizer, batch))
+        run.finish()
+        """,
+        ranks=2,
+    ),
+    refused(
+        "an epoch without batches",
+        "an epoch of run.epochs made no step",
+        """
+        run, model, optimizer = begin()
+        for epoch in run.epochs(3):
+            pass
+        """,
+    ),
+    refused(
+        "an epoch whose batches are never asked for",
+        "an epoch of run.epochs made no step",
+        """
+        run, model, optimizer = begin()
+        for epoch in run.epochs(3):
+            run.batches(Numbers(), size=8)
+        """,
+    ),
+    refused(
+        "two loops over batches in one epoch",
+        "run.batches was called a second time in one epoch of run.epochs",
+        """
+        run, model, optimizer = begin()
+        for epoch in run.epochs(3):
+            for data in (Numbers(), Numbers(first=1)):
+                for batch in run.batches(data, size=8):
+                    run.step(loss=learn(model, optimizer, batch))
+        """,
+    ),
+    refused(
+        "another size in the second epoch",
+        "run.batches was given size=4, epochs=3, tail=spill in this epoch, and size=8, epochs=3, tail=spill in the one before",
+        """
+        run, model, optimizer = begin()
+        for epoch in run.epochs(3):
+            for batch in run.batches(Numbers(), size=8 if epoch == 0 else 4):
+                run.step(loss=learn(model, optimizer, batch))
+        """,
+    ),
+    refused(
+        "other data in the second epoch",
+        "run.batches was given other data in this epoch than in the one before",
+        """
+        run, model, optimizer = begin()
+        for epoch in run.epochs(3):
+            for batch in run.batches(Numbers(first=epoch), size=8):
+                run.step(loss=learn(model, optimizer, batch))
+        """,
+    ),
+    refused(
+        "run.epochs inside of run.epochs",
+        "run.epochs was called inside of run.epochs",
+        """
+        run, model, optimizer = begin()
+        for fold in run.epochs(2):
+            for epoch in run.epochs(3):
+                pass
+        """,
+    ),
+    refused(
+        "a number of epochs in run.epochs and in run.batches",
+        "run.batches was given epochs inside of run.epochs, which says how many there are",
+        """
+        run, model, optimizer = begin()
+        for epoch in run.epochs(3):
+            run.batches(Numbers(), size=8, epochs=3)
+        """,
+    ),
+    right(
+        "own data inside of run.epochs",
+        """
+        run, model, optimizer = begin()
+        for epoch in run.epochs(3):
+            for low in range(0, SAMPLES, 8):
+                optimizer.zero_grad()
+                loss = model(torch.arange(low, low + 8)).mean()
+                loss.backward()
+                optimizer.step()
+                run.step(loss=loss, samples=8)
+        run.finish()
+        """,
+        like="""
+        run, model, optimizer = begin()
+        for step in range(15):
+            optimizer.zero_grad()
+            loss = model(torch.arange(step % 5 * 8, step % 5 * 8 + 8)).mean()
+            loss.backward()
+            optimizer.step()
+            run.step(loss=loss, samples=8)
+        run.finish()
+        """,
+    ),
+]
+
+NOISY = """
+run, model, optimizer = begin(every="1 epoch")
+for epoch in run.epochs(3):
+    for low in range(0, SAMPLES, 8):
+        optimizer.zero_grad()
+        noise = torch.rand(()) + torch.rand(()) * run.position.step
+        loss = model(torch.arange(low, low + 8)).mean() * noise
+        loss.backward()
+        optimizer.step()
+        run.step(loss=loss, samples=8)
+        if START == 1 and run.position.step == 8:
+            die()
+run.finish()
+"""
+
+COUNTED = [
+    right(
+        "a batch's number in its epoch, over a kill",
+        """
+        run, model, optimizer = begin()
+        for epoch in run.epochs(3):
+            for batch in run.batches(Numbers(), size=8):
+                assert batch.number == (batch.end.step - 1) % 5
+                run.step(loss=learn(model, optimizer, batch))
+                if START == 1 and batch.end.step == 7:
+                    die()
+        run.finish()
+        """,
+        before=(KILLED,),
+    ),
+    right(
+        "batches counted by enumerate",
+        """
+        run, model, optimizer = begin()
+        for epoch in run.epochs(3):
+            for number, batch in enumerate(run.batches(Numbers(), size=8)):
+                run.step(loss=learn(model, optimizer, batch))
+                if START == 1 and batch.end.step == 7:
+                    die()
+        run.finish()
+        """,
+        says="counts from 0 again, and this is batch",
+        before=(KILLED,),
+    ),
+    right(
+        "draws of a loop over its own data, over a kill",
+        NOISY,
+        before=(KILLED,),
+        like=NOISY.replace("die()", "pass"),
+    ),
+]
+
+LEAVING = [
+    right(
+        "break at the end of a pass",
+        loop_with("run.step(loss=loss)\n    if batch.end.step == 7: break"),
+        7,
+        says="finished after step 7 (the script left its loop after step 7 of 15)",
+        ranks=2,
+    ),
+    right(
+        "break, and a second start",
+        loop_with("run.step(loss=loss)\n    if batch.end.step == 7: break"),
+        7,
+        before=(0,),
+        says="had finished after step 7",
+    ),
+    right(
+        "break at the top of a pass",
+        """
+        run, model, optimizer = begin()
+        for batch in run.batches(Numbers(), size=8, epochs=3):
+            if batch.end.step == 7:
+                break
+            run.step(loss=learn(model, optimizer, batch))
+        run.finish()
+        """,
+        6,
+        says="finished after step 6",
+    ),
+    refused(
+        "break between optimizer.step and run.step",
+        "step 7 was begun and not finished: the optimizer moved, and run.step was not called",
+        loop_with("if batch.end.step == 7: break\n    run.step(loss=loss)"),
+        ranks=2,
+    ),
+    refused(
+        "break between forward and optimizer.step of a model with BatchNorm",
+        "step 7 was begun and not finished: the model's buffers changed, as BatchNorm's do in a forward pass",
+        """
+        run = ef.join(seed=7, threads=1)
+        model = run.wrap(nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)))
+        optimizer = optimizer_of(model)
+        run.keep(model=model, optimizer=optimizer)
+        for batch in run.batches(Numbers(), size=8, epochs=3):
+            optimizer.zero_grad()
+            loss = model(batch.targets[:, None].float()).mean()
+            if batch.end.step == 7:
+                break
+            loss.backward()
+            optimizer.step()
+            run.step(loss=loss)
+        run.finish()
+        """,
+    ),
+    right(
+        "an exception before optimizer.step is caught",
+        """
+        run, model, optimizer = begin()
+        try:
+            for batch in run.batches(Numbers(), size=8, epochs=3):
+                if batch.end.step == 7:
+                    raise ValueError("enough")
+                run.step(loss=learn(model, optimizer, batch))
+        except ValueError:
+            pass
+        run.finish()
+        """,
+        6,
+    ),
+    refused(
+        "an exception behind optimizer.step is caught",
+        "step 7 was begun and not finished: the optimizer moved",
+        """
+        run, model, optimizer = begin()
+        try:
+            for batch in run.batches(Numbers(), size=8, epochs=3):
+                loss = learn(model, optimizer, batch)
+                if batch.end.step == 7:
+                    raise ValueError("enough")
+                run.step(loss=loss)
+        except ValueError:
+            pass
+        run.finish()
+        """,
+    ),
+    refused(
+        "an exception behind optimizer.step is caught inside the loop",
+        "run.step was not called in step 7",
+        """
+        run, model, optimizer = begin()
+        for batch in run.batches(Numbers(), size=8, epochs=3):
+            try:
+                loss = learn(model, optimizer, batch)
+                if batch.end.step == 7:
+                    raise ValueError("enough")
+                run.step(loss=loss)
+            except ValueError:
+                pass
+        """,
+    ),
+    right(
+        "return in the middle of a function",
+        """
+        run, model, optimizer = begin()
+        def train():
+            for batch in run.batches(Numbers(), size=8, epochs=3):
+                run.step(loss=learn(model, optimizer, batch))
+                if batch.end.step == 7:
+                    return
+        train()
+        run.finish()
+        """,
+        7,
+    ),
+    right(
+        "islice",
+        """
+        run, model, optimizer = begin()
+        for batch in itertools.islice(run.batches(Numbers(), size=8, epochs=3), 7):
+            run.step(loss=learn(model, optimizer, batch))
+        run.finish()
+        """,
+        7,
+    ),
+    right(
+        "enumerate and break",
+        """
+        run, model, optimizer = begin()
+        for number, batch in enumerate(run.batches(Numbers(), size=8, epochs=3)):
+            run.step(loss=learn(model, optimizer, batch))
+            if number == 6:
+                break
+        run.finish()
+        """,
+        7,
+    ),
+    right(
+        "zip with another loader",
+        """
+        run, model, optimizer = begin()
+        for batch, other in zip(run.batches(Numbers(), size=8, epochs=3), itertools.count()):
+            run.step(loss=learn(model, optimizer, batch))
+        run.finish()
+        """,
+    ),
+    right(
+        "zip with a shorter loader in front",
+        """
+        run, model, optimizer = begin()
+        for other, batch in zip(range(7), run.batches(Numbers(), size=8, epochs=3)):
+            run.step(loss=learn(model, optimizer, batch))
+        run.finish()
+        """,
+        7,
+    ),
+    right(
+        "a generator of the script around run.batches",
+        """
+        run, model, optimizer = begin()
+        def loader():
+            for batch in run.batches(Numbers(), size=8, epochs=3):
+                yield batch
+        for batch in loader():
+            run.step(loss=learn(model, optimizer, batch))
+        run.finish()
+        """,
+    ),
+    right(
+        "next until StopIteration",
+        """
+        run, model, optimizer = begin()
+        it = iter(run.batches(Numbers(), size=8, epochs=3))
+        while True:
+            try:
+                batch = next(it)
+            except StopIteration:
+                break
+            run.step(loss=learn(model, optimizer, batch))
+        run.finish()
+        """,
+    ),
+    right(
+        "next as often as there are steps",
+        """
+        run, model, optimizer = begin()
+        it = iter(run.batches(Numbers(), size=8, epochs=3))
+        for _ in range(15):
+            run.step(loss=learn(model, optimizer, next(it)))
+        run.finish()
+        """,
+    ),
+    refused(
+        "next less often than there are steps",
+        "run.finish was called in the middle of the loop over run.batches, after step 7",
+        """
+        run, model, optimizer = begin()
+        it = iter(run.batches(Numbers(), size=8, epochs=3))
+        for _ in range(7):
+            run.step(loss=learn(model, optimizer, next(it)))
+        run.finish()
+        """,
+    ),
+    refused(
+        "all batches in a list",
+        "run.step was not called in step 1",
+        """
+        run, model, optimizer = begin()
+        batches = list(run.batches(Numbers(), size=8, epochs=3))
+        """,
+    ),
+    refused(
+        "a second loop over the same batches",
+        "a second loop over the same run.batches(...): its batches come once",
+        """
+        run, model, optimizer = begin()
+        batches = run.batches(Numbers(), size=8, epochs=3)
+        for epoch in range(2):
+            for batch in batches:
+                run.step(loss=learn(model, optimizer, batch))
+        """,
+    ),
+    refused(
+        "break out of an epoch's batches",
+        "the loop over an epoch's batches was left after step 3, before the epoch's end",
+        """
+        run, model, optimizer = begin()
+        for epoch in run.epochs(3):
+            for batch in run.batches(Numbers(), size=8):
+                run.step(loss=learn(model, optimizer, batch))
+                if batch.end.step == 3:
+                    break
+        """,
+    ),
+    right(
+        "break out of run.epochs",
+        """
+        run, model, optimizer = begin()
+        for epoch in run.epochs(3):
+            for batch in run.batches(Numbers(), size=8):
+                run.step(loss=learn(model, optimizer, batch))
+            if epoch == 1:
+                break
+        run.finish()
+        """,
+        10,
+        says="finished after step 10",
+    ),
+    refused(
+        "run.batches in a loop over batches",
+        "run.batches was called again in the middle of a loop over batches, after step 1",
+        loop_with("run.step(loss=loss)\n    run.batches(Numbers(30), size=8, epochs=1)"),
+    ),
+    refused(
+        "run.finish in the loop",
+        "run.finish was called in the middle of the loop over run.batches, after step 1",
+        loop_with("run.step(loss=loss)\n    run.finish()"),
+    ),
+    right("run.finish is forgotten", PASSES, says="finished after step 15"),
+    right(
+        "run.finish on rank 0 only",
+        f"{PASSES}if run.is_main:\n    run.finish()\n",
+        says="finished after step 15",
+        ranks=2,
+    ),
+]
+
+STEPS = [
+    refused(
+        "run.step is forgotten",
+        "run.step was not called in step 1",
+        loop_with("pass"),
+    ),
+    refused(
+        "continue leaves out run.step",
+        "run.step was not called in step 7",
+        loop_with("if batch.end.step == 7: continue\n    run.step(loss=loss)"),
+    ),
+    refused(
+        "run.step twice",
+        "run.step was called twice in one pass through the loop",
+        loop_with("run.step(loss=loss)\n    run.step(loss=loss)"),
+    ),
+    refused(
+        "optimizer.step behind run.step",
+        "an optimizer moved after run.step of step 1: a snapshot taken in run.step lacks that update",
+        """
+        run, model, optimizer = begin()
+        for batch in run.batches(Numbers(), size=8, epochs=3):
+            optimizer.zero_grad()
+            run.step(loss=backward(model, batch))
+            optimizer.step()
+        """,
+    ),
+    refused(
+        "optimizer.step behind the loop",
+        "an optimizer moved after run.step of step 15",
+        f"{PASSES}optimizer.step()\nrun.finish()\n",
+    ),
+    right(
+        "what is left of gradients that were added up is learned behind the loop",
+        """
+        run, model, optimizer = begin()
+        optimizer.zero_grad()
+        for batch in run.batches(Numbers(), size=8, epochs=3):
+            loss = backward(model, batch)
+            if batch.end.step % 2 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            run.step(loss=loss)
+        optimizer.step()
+        run.finish()
+        """,
+        before=(0,),
+        like="""
+        run, model, optimizer = begin()
+        for batch in run.batches(Numbers(), size=8, epochs=3):
+            loss = backward(model, batch)
+            if batch.end.step % 2 == 0 or batch.end.step == 15:
+                optimizer.step()
+                optimizer.zero_grad()
+            run.step(loss=loss)
+        run.finish()
+        """,
+    ),
+    right("no loss", loop_with("run.step()")),
+    refused(
+        "own data without samples",
+        "run.step does not know how many samples this step had",
+        """
+        run, model, optimizer = begin()
+        run.step(loss=1.0)
+        """,
+    ),
+    refused(
+        "the optimizer moves on one rank only",
+        "the optimizers moved on some ranks and not on others in one pass through the loop",
+        """
+        run, model, optimizer = begin()
+        for batch in run.batches(Numbers(), size=8, epochs=3):
+            optimizer.zero_grad()
+            loss = backward(model, batch)
+            if run.rank == 0 or batch.end.step < 6:
+                optimizer.step()
+            run.step(loss=loss)
+        run.finish()
+        """,
+        ranks=2,
+    ),
+    right(
+        "gradients added up, and a kill between",
+        """
+        run, model, optimizer = begin()
+        for batch in run.batches(Numbers(), size=8, epochs=3):
+            loss = backward(model, batch)
+            if batch.end.step % 3 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            run.step(loss=loss)
+            if START == 1 and batch.end.step == 11:
+                die()
+        run.finish()
+        """,
+        before=(KILLED,),
+        like="""
+        run, model, optimizer = begin()
+        for batch in run.batches(Numbers(), size=8, epochs=3):
+            loss = backward(model, batch)
+            if batch.end.step % 3 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            run.step(loss=loss)
+        run.finish()
+        """,
+    ),
+]
+
+RANKS = [
+    refused(
+        "size differs between ranks",
+        "size is 9 on rank 1, and 8 on rank 0",
+        "run, model, optimizer = begin()\nrun.batches(Numbers(), size=8 + run.rank, epochs=1)",
+        ranks=2,
+    ),
+    refused(
+        "run.epochs differs between ranks",
+        "epochs is 3 on rank 1, and 2 on rank 0",
+        """
+        run, model, optimizer = begin()
+        for epoch in run.epochs(2 + run.rank):
+            for batch in run.batches(Numbers(), size=8):
+                run.step(loss=learn(model, optimizer, batch))
+        run.finish()
+        """,
+        ranks=2,
+    ),
+    refused(
+        "the seed differs between ranks",
+        "seed is 8 on rank 1, and 7 on rank 0",
+        "run, *_ = begin(seed=7 + int(os.environ['RANK']))\nrun.batches(Numbers(), size=8, epochs=1)",
+        ranks=2,
+    ),
+    refused(
+        "the data differ between ranks",
+        "rank 1 opened other data for `train` than rank 0",
+        "run, model, optimizer = begin()\nrun.batches(Numbers(first=run.rank), size=8, epochs=1)",
+        ranks=2,
+    ),
+    refused(
+        "batches, and no keep",
+        "run.batches was called before run.keep",
+        "next(ef.join(threads=1).batches(Numbers(), size=8, epochs=1))",
+    ),
+    refused(
+        "a generator of the script that is not kept",
+        "noise, a torch._C.Generator, changes with the steps, and no snapshot holds it",
+        """
+        run, model, optimizer = begin()
+        noise = torch.Generator()
+        for batch in run.batches(Numbers(), size=8, epochs=3):
+            torch.rand((), generator=noise)
+            run.step(loss=learn(model, optimizer, batch))
+        run.finish()
+        """,
+    ),
+    right(
+        "a generator on which no step depends",
+        """
+        run, model, optimizer = begin(ignore=["noise"])
+        noise = torch.Generator()
+        for batch in run.batches(Numbers(), size=8, epochs=3):
+            torch.rand((), generator=noise)
+            run.step(loss=learn(model, optimizer, batch))
+        run.finish()
+        """,
+    ),
+    right(
+        "batches before keep",
+        """
+        run = ef.join(seed=7, every="4 steps", threads=1)
+        model = Counter()
+        optimizer = optimizer_of(model)
+        batches = run.batches(Numbers(), size=8, epochs=3)
+        run.keep(model=model, optimizer=optimizer)
+        for batch in batches:
+            run.step(loss=learn(model, optimizer, batch))
+            if START == 1 and batch.end.step == 7:
+                die()
+        run.finish()
+        """,
+        before=(KILLED,),
+    ),
+]
+
+BEFORE_KEEP = [
+    ("join twice", "elasticflow.join was called a second time in this process", "ef.join()"),
+    ("keep without a model", "run.keep was given none: no model called `model`", "run.keep()"),
+    ("keep without an optimizer", "run.keep was given no optimizer", "run.keep(model=Counter())"),
+    ("step before keep", "run.step was called before run.keep", "run.step(loss=1.0, samples=8)"),
+    ("epochs before keep", "run.epochs was called before run.keep", "run.epochs(3)"),
+    ("evaluate before keep", "run.evaluate was called before run.keep", "run.evaluate(Numbers())"),
+    ("finish before keep", "run.finish was called before run.keep", "run.finish()"),
+]
+BEFORE_LOOP = [
+    ("keep twice", "run.keep was called a second time", "run.keep(model=model, optimizer=optimizer)"),
+    ("no epoch", "run.epochs(0): the number of epochs is a whole number from 1", "run.epochs(0)"),
+    ("half an epoch", "run.epochs(1.5): the number of epochs is a whole number from 1", "run.epochs(1.5)"),
+    ("a text of epochs", "run.epochs('3'): the number of epochs is a whole number from 1", "run.epochs('3')"),
+    ("size=0", "run.batches(size=0): must be a whole number from 1", "run.batches(data, size=0, epochs=1)"),
+    (
+        "size=2.5",
+        "run.batches(size=2.5): must be a whole number from 1",
+        "run.batches(data, size=2.5, epochs=1)",
+    ),
+    (
+        "size=None",
+        "run.batches(size=None): must be a whole number from 1",
+        "run.batches(data, size=None, epochs=1)",
+    ),
+    (
+        "epochs=0",
+        "run.batches(epochs=0): must be a whole number from 1",
+        "run.batches(data, size=8, epochs=0)",
+    ),
+    (
+        "neither epochs nor steps",
+        "run.batches was given neither epochs nor steps",
+        "run.batches(data, size=8)",
+    ),
+    (
+        "both epochs and steps",
+        "run.batches was given both epochs and steps",
+        "run.batches(data, size=8, epochs=1, steps=5)",
+    ),
+    (
+        "a tail that there is not",
+        "run.batches(tail='spil'): must be one of spill, short, drop",
+        "run.batches(data, size=8, epochs=1, tail='spil')",
+    ),
+    (
+        "num_workers=-1",
+        "run.batches(num_workers=-1): must be a whole number from 0",
+        "run.batches(data, size=8, epochs=1, num_workers=-1)",
+    ),
+    (
+        "micro_batch_size without run.gradients",
+        "run.batches gives each rank its part of a batch as a whole",
+        "run.batches(data, size=8, epochs=1, micro_batch_size=4)",
+    ),
+    (
+        "a DataLoader",
+        "run.batches was given a DataLoader, which makes batches itself",
+        "run.batches(torch.utils.data.DataLoader(data, batch_size=8), size=8, epochs=1)",
+    ),
+    (
+        "a generator in place of data",
+        "run.batches was given a generator, which cannot be read by index",
+        "run.batches((n for n in range(40)), size=8, epochs=1)",
+    ),
+    (
+        "data without a length",
+        "run.batches was given a WithoutLength, which has no length",
+        "run.batches(WithoutLength(), size=8, epochs=1)",
+    ),
+    (
+        "an iterable dataset",
+        "run.batches was given a Endless, which cannot be read by index",
+        "run.batches(Endless(), size=8, epochs=1)",
+    ),
+    (
+        "no data",
+        "run.batches was given a Numbers without samples",
+        "run.batches(Numbers(0), size=8, epochs=1)",
+    ),
+    (
+        "a class in place of data",
+        "run.batches was given a type, which has no length",
+        "run.batches(Numbers, size=8, epochs=1)",
+    ),
+    (
+        "batches that are larger than the data",
+        'the dataset has 40 samples, fewer than a global batch of 64, and tail = "drop" drops them all',
+        "run.batches(data, size=64, epochs=1, tail='drop')",
+    ),
+]
+IN_PASS = [
+    (
+        "a loss for each sample",
+        "run.step was given a Tensor of shape (8,) as loss",
+        "run.step(loss=torch.zeros(8))",
+    ),
+    ("a loss that is a text", "run.step was given '0.5' as loss", "run.step(loss='0.5')"),
+    ("a loss that is a list", "run.step was given a list as loss", "run.step(loss=[0.5])"),
+    (
+        "a complex loss",
+        "run.step was given a Tensor of shape () as loss, which is not one real number",
+        "run.step(loss=torch.tensor(1j))",
+    ),
+    (
+        "samples that are no number",
+        "run.step(samples='8'): must be a whole number from 0",
+        "run.step(samples='8')",
+    ),
+    ("samples below 0", "run.step(samples=-8): must be a whole number from 0", "run.step(samples=-8)"),
+    (
+        "run.log of a text",
+        "run.log(phase=...) was given 'warm', which is not one number",
+        "run.log(phase='warm')",
+    ),
+    (
+        "run.log of a vector",
+        "run.log(acc=...) was given a Tensor of shape (3,), which is not one number",
+        "run.log(acc=torch.zeros(3))",
+    ),
+    (
+        "run.log of a loss",
+        "run.log(loss=...): the step's line has a field `loss` of its own",
+        "run.log(loss=1.0)",
+    ),
+    (
+        "run.log of a step",
+        "run.log(step=...): the step's line has a field `step` of its own",
+        "run.log(step=1)",
+    ),
+    ("parts of no sample", "batch.parts(0): a part has a whole number of samples", "list(batch.parts(0))"),
+    (
+        "parts of half a sample",
+        "batch.parts(0.5): a part has a whole number of samples",
+        "list(batch.parts(0.5))",
+    ),
+    (
+        "run.gradients without being told how",
+        "run.gradients needs virtual shards",
+        "run.gradients(lambda part: 0.0, batch)",
+    ),
+]
+CALLS = [*BEFORE_KEEP, *BEFORE_LOOP, *IN_PASS]
+REFUSING = f"""\
+told = {{}}
+def refuse(calls):
+    for name, _, call in calls:
+        told[name] = refusal(call, globals())
+run, data = ef.join(seed=7, every="4 steps", threads=1), Numbers()
+refuse({BEFORE_KEEP!r})
+model = run.wrap(Counter())
+optimizer = optimizer_of(model)
+run.keep(model=model, optimizer=optimizer)
+refuse({BEFORE_LOOP!r})
+for batch in run.batches(data, size=8, epochs=3):
+    loss = learn(model, optimizer, batch)
+    if batch.end.step == 3:
+        refuse({IN_PASS!r})
+    run.step(loss=loss)
+with open(os.path.join(os.path.dirname(__file__), "told.json"), "w") as file:
+    json.dump(told, file)
+run.finish()
+"""
+"""Makes all the calls that are refused in one run, which then goes on and is right."""
+
+STOP_AT_6 = """\
+run, model, optimizer = begin()
+for batch in run.batches(Numbers(), size=8, epochs=3):
+    run.step(loss=learn(model, optimizer, batch))
+    if batch.end.step == 6 and run.rank == run.world_size - 1:
+        run.stop("good enough")
+run.finish()
+"""
+
+STOPPING = [
+    *(
+        right(f"run.stop by the last of {ranks} ranks", STOP_AT_6, 8, ranks=ranks, says="(good enough)")
+        for ranks in (1, 2, 3)
+    ),
+    right("run.stop, and a second start", STOP_AT_6, 8, before=(0,), says="had finished after step 8"),
+    right(
+        "run.stop behind an evaluation",
+        """
+        run, model, optimizer = begin()
+        for batch in run.batches(Numbers(), size=8, epochs=3):
+            run.step(loss=learn(model, optimizer, batch))
+            if batch.end.step == 6:
+                measured = run.evaluate(Numbers(), loss=lambda outputs, targets: outputs.mean())
+                run.stop("good enough")
+        run.finish()
+        """,
+        6,
+        ranks=2,
+    ),
+    right(
+        "run.stop by one rank behind an epoch",
+        """
+        run, model, optimizer = begin()
+        for epoch in run.epochs(3):
+            for batch in run.batches(Numbers(), size=8):
+                run.step(loss=learn(model, optimizer, batch))
+            if epoch == 1 and run.is_main:
+                run.stop("good enough")
+        run.finish()
+        """,
+        10,
+        ranks=2,
+        says="(good enough)",
+    ),
+]
+
+RESUMED = """\
+run, model, optimizer = begin({join})
+for batch in run.batches(Numbers(), {batches}):
+    run.step(loss=learn(model, optimizer, batch))
+    if START == 1 and batch.end.step == 7:
+        die()
+run.finish()
+"""
+
+
+def resumed(join: str = "", batches: str = "size=8, epochs=3") -> str:
+    """Return a script that is killed in its first start."""
+    return RESUMED.format(join=join, batches=batches)
+
+
+EXACT = """\
+run = ef.join(seed=7, every="4 steps", threads=1, virtual_shards={shards})
+model = Counter()
+optimizer = optimizer_of(model)
+run.keep(model=model, optimizer=optimizer)
+for batch in run.batches(Numbers(), size=8, epochs=3):
+    optimizer.zero_grad()
+    loss = run.gradients(lambda part: model(part.inputs).mean(), batch)
+    optimizer.step()
+    run.step(loss=loss)
+    if START == 1 and batch.end.step == 7:
+        die()
+run.finish()
+"""
+OTHER_CODE = "sys.argv[0] and open(__file__, 'a').write('# changed\\n')\n"
+ACCEPTED = {"ELASTICFLOW_ACCEPT_DRIFT": "1"}
+
+SECOND_STARTS = [
+    right("killed", resumed(), before=(KILLED,), says="goes on after step 4, from snapshot"),
+    refused(
+        "another seed",
+        "seed is 8, and was 7 when the snapshot was taken",
+        resumed("seed=6 + START"),
+        before=(KILLED,),
+    ),
+    refused(
+        "another seed, though drift is accepted",
+        "seed is 8, and was 7 when the snapshot was taken",
+        resumed("seed=6 + START"),
+        before=(KILLED,),
+        environment=ACCEPTED,
+    ),
+    refused(
+        "another size",
+        "size is 10, and was 8 when the snapshot was taken",
+        resumed(batches="size=6 + 2 * START, epochs=3"),
+        before=(KILLED,),
+    ),
+    refused(
+        "another tail",
+        "tail is short, and was spill when the snapshot was taken",
+        resumed(batches="size=8, epochs=3, tail='spill' if START == 1 else 'short'"),
+        before=(KILLED,),
+    ),
+    refused(
+        "other data",
+        "the data of `train` is not what the snapshot was trained on",
+        resumed().replace("Numbers()", "Numbers(first=START)"),
+        before=(KILLED,),
+    ),
+    refused(
+        "another model",
+        "the snapshot does not fit the job's model: it has no bias",
+        resumed().replace("begin()", "begin(model=Counter() if START == 1 else nn.Linear(2, 1))"),
+        before=(KILLED,),
+    ),
+    refused(
+        "other virtual shards",
+        "virtual_shards is 8, and was 4 when the snapshot was taken",
+        EXACT.format(shards="4 * START"),
+        before=(KILLED,),
+    ),
+    right(
+        "other virtual shards, accepted",
+        EXACT.format(shards="4 * START"),
+        before=(KILLED,),
+        environment=ACCEPTED,
+    ),
+    right("exact and killed", EXACT.format(shards="4"), before=(KILLED,)),
+    refused(
+        "other code in exact mode",
+        "train.py is",
+        f"{OTHER_CODE}{EXACT.format(shards='4')}",
+        before=(KILLED,),
+    ),
+    right(
+        "other code in exact mode, accepted",
+        f"{OTHER_CODE}{EXACT.format(shards='4')}",
+        before=(KILLED,),
+        environment=ACCEPTED,
+    ),
+    right(
+        "more epochs",
+        resumed(batches="size=8, epochs=1 + START"),
+        before=(KILLED,),
+    ),
+    right(
+        "more epochs once it had finished",
+        resumed(batches="size=8, epochs=1 + START").replace("die()", "pass"),
+        before=(0,),
+    ),
+    right(
+        "weights loaded behind keep",
+        resumed().replace("begin()\n", "begin()\nmodel.load_state_dict({'seen': torch.ones(SAMPLES)})\n"),
+        before=(KILLED,),
+        like=WELL.replace("begin()\n", "begin()\nmodel.load_state_dict({'seen': torch.ones(SAMPLES)})\n"),
+    ),
+    right(
+        "the rate set behind keep",
+        resumed().replace("begin()\n", "begin()\noptimizer.param_groups[0]['lr'] = 0.5 * START\n"),
+        before=(KILLED,),
+        like=WELL.replace("begin()\n", "begin()\noptimizer.param_groups[0]['lr'] = 0.5\n"),
+    ),
+    right(
+        "a schedule that moves at the top of an epoch",
+        """
+        run = ef.join(seed=7, every="4 steps", threads=1)
+        model = run.wrap(Counter())
+        optimizer = optimizer_of(model)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        run.keep(model=model, optimizer=optimizer, scheduler=scheduler)
+        for epoch in run.epochs(3):
+            scheduler.step()
+            for batch in run.batches(Numbers(), size=8):
+                run.step(loss=learn(model, optimizer, batch))
+                if START == 1 and batch.end.step == 9:
+                    die()
+        run.finish()
+        """,
+        before=(KILLED,),
+        like="""
+        run = ef.join(seed=7, every="4 steps", threads=1)
+        model = run.wrap(Counter())
+        optimizer = optimizer_of(model)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        run.keep(model=model, optimizer=optimizer, scheduler=scheduler)
+        for epoch in run.epochs(3):
+            scheduler.step()
+            for batch in run.batches(Numbers(), size=8):
+                run.step(loss=learn(model, optimizer, batch))
+        run.finish()
+        """,
+    ),
+    right(
+        "a schedule that moves at the end of an epoch",
+        """
+        run = ef.join(seed=7, every="4 steps", threads=1)
+        model = run.wrap(Counter())
+        optimizer = optimizer_of(model)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        run.keep(model=model, optimizer=optimizer, scheduler=scheduler)
+        for epoch in run.epochs(3):
+            for batch in run.batches(Numbers(), size=8):
+                if START == 1 and batch.end.step == 6:
+                    die()
+                run.step(loss=learn(model, optimizer, batch))
+            scheduler.step()
+        run.finish()
+        """,
+        before=(KILLED,),
+        like="""
+        run = ef.join(seed=7, every="4 steps", threads=1)
+        model = run.wrap(Counter())
+        optimizer = optimizer_of(model)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        run.keep(model=model, optimizer=optimizer, scheduler=scheduler)
+        for epoch in run.epochs(3):
+            for batch in run.batches(Numbers(), size=8):
+                run.step(loss=learn(model, optimizer, batch))
+            scheduler.step()
+        run.finish()
+        """,
+    ),
+    right(
+        "two phases, and a kill in the second",
+        """
+        run, model, optimizer = begin()
+        for epoch in run.epochs(2):
+            for batch in run.batches(Numbers(), size=8):
+                run.step(loss=learn(model, optimizer, batch))
+        for epoch in run.epochs(1):
+            for batch in run.batches(Numbers(20, first=5), size=4):
+                run.step(loss=learn(model, optimizer, batch))
+                if START == 1 and batch.end.step == 13:
+                    die()
+        run.finish()
+        """,
+        before=(KILLED,),
+        like="""
+        run, model, optimizer = begin()
+        for batch in run.batches(Numbers(), size=8, epochs=2):
+            run.step(loss=learn(model, optimizer, batch))
+        for batch in run.batches(Numbers(20, first=5), size=4, epochs=1):
+            run.step(loss=learn(model, optimizer, batch))
+        run.finish()
+        """,
+    ),
+]
+
+CASES = [*MODELS, *EPOCHS, *COUNTED, *LEAVING, *STEPS, *RANKS, *STOPPING, *SECOND_STARTS]
+
+
+class Loops:
+    """Runs scripts, each in a folder of its own, and remembers the weights of those that are written well."""
+
+    def __init__(self, folder: Path, forked: ForkedPrograms) -> None:
+        self._folder, self._forked = folder, forked
+        self._known: dict[str, list[torch.Tensor]] = {}
+        self._groups: list[Group] = []
+
+    def group(self, body: str) -> Group:
+        """Return a group whose program is *body*."""
+        folder = self._folder / str(len(self._groups))
+        folder.mkdir()
+        (folder / "train.py").write_text(HEAD + textwrap.dedent(body))
+        self._groups.append(Group(folder / "run", self._forked, folder / "train.py"))
+        return self._groups[-1]
+
+    def weights_of(self, body: str) -> list[torch.Tensor]:
+        """Return the weights of the loop *body* after each step, on one rank and undisturbed."""
+        if body not in self._known:
+            path = self._folder / f"{len(self._known)}.weights"
+            assert self.group(f"note_steps({str(path)!r})\n{textwrap.dedent(body)}").run(1).codes == [0]
+            self._known[body] = torch.load(path)
+        return self._known[body]
+
+    def close(self) -> None:
+        """End what still runs."""
+        for group in self._groups:
+            group.kill()
+
+
+@pytest.fixture(scope="module")
+def loops(forked: ForkedPrograms, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loops]:
+    """Yield what runs scripts."""
+    made = Loops(tmp_path_factory.mktemp("loops"), forked)
+    yield made
+    made.close()
+
+
+def ended(group: Group, case: Case) -> Any:
+    """Run all starts of *case* and return how the last one ended."""
+    for number, code in enumerate(case.before, start=1):
+        group.environment = {"START": str(number)}
+        assert group.run(case.ranks).codes == [code] * case.ranks
+    group.environment = {"START": str(len(case.before) + 1), **case.environment}
+    return group.run(case.ranks)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_right_or_refused(loops: Loops, case: Case) -> None:
+    """The newest snapshot has the weights of the loop written well; or every rank ends with the sentence."""
+    group = loops.group(case.body)
+    end = ended(group, case)
+    assert case.says in end.errors[0]
+    if case.refused is not None:
+        assert end.codes == [REFUSED] * case.ranks
+        for error in end.errors:
+            [line] = [line for line in error.splitlines() if line.startswith("elasticflow.errors.")]
+            assert case.refused in line
+        return
+    assert end.codes == [case.code] * case.ranks
+    newest = group.newest()
+    assert newest.manifest.step == case.steps
+    torch.testing.assert_close(newest.tensors["model/seen"], loops.weights_of(case.like)[case.steps - 1])
+
+
+@pytest.fixture(scope="module")
+def told(loops: Loops) -> dict[str, str]:
+    """Return how each call is refused, by its name; the run of them ends with the weights of the loop written well."""
+    group = loops.group(REFUSING)
+    assert group.run(1).codes == [0]
+    torch.testing.assert_close(group.newest().tensors["model/seen"], loops.weights_of(WELL)[-1])
+    found: dict[str, str] = json.loads((group.folder.path.parent / "told.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize(("name", "sentence"), [call[:2] for call in CALLS], ids=[name for name, *_ in CALLS])
+def test_a_call_is_refused_and_changes_nothing(told: dict[str, str], name: str, sentence: str) -> None:
+    """What cannot be meant is refused at the call, and a script that catches it goes on as if it had not been made."""
+    assert sentence in told[name]
+
+
+def test_an_epoch_has_its_snapshot_at_its_end(loops: Loops) -> None:
+    """Not a step later, though gradients are left in the parameters until the next pass."""
+    group = loops.group(WELL.replace("begin()", 'begin(every="1 epoch")'))
+    assert group.run(1).codes == [0]
+    assert [line["step"] for line in group.lines("snapshot.staged")] == [5, 10, 15]

@@ -1,0 +1,42 @@
+"""Ranks that find one another in a store which groups before them have used."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+
+from elasticflow.runtime.process import process_group
+from elasticflow.runtime.torch_private import HashStore
+
+
+def _group(store: HashStore, world_size: int) -> list[str]:
+    """Return what each rank of a new group reads, once rank 0 has written its own word."""
+
+    def rank(number: int) -> str:
+        part = process_group.own_part(store, number, world_size)
+        if number == 0:
+            part.set("generation", f"{id(part)}")
+        return str(part.get("generation").decode())
+
+    with ThreadPoolExecutor(world_size) as ranks:
+        return list(ranks.map(rank, range(world_size)))
+
+
+def test_a_group_does_not_read_what_the_group_before_it_wrote() -> None:
+    """The store of torchrun outlives its restarts; a rank that was killed while it came has left its question there, too."""
+    store = HashStore()
+    first = _group(store, 3)
+    store.set("came/2", "of a rank that was killed before it was answered")
+    second = _group(store, 3)
+
+    assert len({*first}) == len({*second}) == 1
+    assert first[0] != second[0]
+
+
+def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 does not wait for ever."""
+    monkeypatch.setattr(process_group, "_STORE_TIMEOUT", timedelta(seconds=0))
+    with pytest.raises(TimeoutError, match=r"ranks \[1\] did not come"):
+        process_group.own_part(HashStore(), 0, 2)
