@@ -42,7 +42,7 @@ def test_signatures_of_the_run() -> None:
         "finish": [],
     }  # fmt: skip
     assert list(inspect.signature(elasticflow.join).parameters) == [
-        "seed", "name", "folder", "snapshots", "every", "keep", "virtual_shards", "log_every", "threads",
+        "seed", "name", "folder", "snapshots", "every", "keep", "ignore", "virtual_shards", "log_every", "threads",
         "log_level", "gradients",
     ]  # fmt: skip
     assert list(inspect.signature(elasticflow.Gradients).parameters) == [
