@@ -2,7 +2,8 @@
 
     python tests/benchmarks/overhead.py [--ms 5 10 100] [--processes 1 2] [--blocks 24] [--steps 32] [--json FILE] [--profile]
 
-For each length of a step and number of processes one group trains the same net twice, in alternating blocks (A B B A ...):
+For each length of a step the width of a net is looked for whose plain step takes so many ms of CPU time on one process of this
+machine. Then one group trains that net twice for each number of processes, in alternating blocks (A B B A ...):
 
 * **plain**: DataLoader (num_workers=0), DistributedSampler, DistributedDataParallel where there are two processes, AdamW. It logs
   nothing and saves nothing.
@@ -41,8 +42,7 @@ sys.path.insert(0, str(ROOT))
 
 MOST_AT_10_MS = 0.02
 _BATCH, _FEATURES, _STEPS_OF_EPOCH = 64, 256, 1000
-# Width of the net whose step takes about so many ms of CPU time on a core of 2.5 GHz.
-_SIZES = {5: 384, 10: 640, 100: 2560}
+_LENGTHS = (5, 10, 100)
 _WARM_UP_BLOCKS = 2
 
 
@@ -169,6 +169,24 @@ def _net(width: int) -> nn.Module:
     )
 
 
+def _width(ms: int) -> int:
+    """Return the width of the net whose plain step takes about *ms* of CPU time on one thread of this machine."""
+    import torch
+
+    torch.set_num_threads(1)
+    dataset, low, high = _dataset(8 * _BATCH), 64, 8192
+
+    def takes(width: int) -> float:
+        loop = Plain(dataset, width, 0, 1, Parts())
+        loop.block(2)
+        return 1e3 * statistics.median(_measured(loop.block, 1)["cpu"] for _ in range(5))
+
+    while high - low > 32:
+        middle = (low + high) // 2
+        low, high = (middle, high) if takes(middle) < ms else (low, middle)
+    return low
+
+
 def _measured(block: Callable[[int], None], steps: int) -> dict[str, float]:
     """Return the seconds of a step in one block, which all ranks begin together."""
     import torch.distributed as dist
@@ -181,12 +199,12 @@ def _measured(block: Callable[[int], None], steps: int) -> dict[str, float]:
     return {"wall": (time.perf_counter() - wall) / steps, "cpu": cpu / steps}
 
 
-def _loops(folder: Path, ms: int, steps: int) -> tuple[Run, dict[str, Callable[[int], None]], Parts]:
+def _loops(folder: Path, width: int, steps: int) -> tuple[Run, dict[str, Callable[[int], None]], Parts]:
     """Return the run, a block of either loop by its name, of *steps* steps in all, and the parts that are timed."""
     import elasticflow
 
     run = elasticflow.join(seed=1, name="overhead", folder=folder, threads=1)
-    width, parts = _SIZES[ms], Parts()
+    parts = Parts()
     dataset = _dataset(_STEPS_OF_EPOCH * _BATCH * run.world_size)
     # The run looks for state beside what is kept, and takes what begins with an underscore for none.
     _plain = Plain(dataset, width, run.rank, run.world_size, parts)
@@ -197,7 +215,7 @@ def work(options: argparse.Namespace) -> None:
     """Measure as one process of the group; each leaves rank-N.json."""
     steps, pairs = options.steps, []
     run, _loop, parts = _loops(
-        options.work / "run", options.ms[0], steps * (_WARM_UP_BLOCKS + 2 * options.blocks) + 1
+        options.work / "run", options.width, steps * (_WARM_UP_BLOCKS + 2 * options.blocks) + 1
     )
     for _ in range(_WARM_UP_BLOCKS):
         _loop["plain"](steps)
@@ -251,7 +269,7 @@ def _figures(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     return figures
 
 
-def measure(ms: int, processes: int, options: argparse.Namespace) -> dict[str, Any]:
+def measure(width: int, processes: int, options: argparse.Namespace) -> dict[str, Any]:
     """Return what a group of so many *processes* measured."""
     with tempfile.TemporaryDirectory() as folder:
         argv = [sys.executable]
@@ -259,7 +277,7 @@ def measure(ms: int, processes: int, options: argparse.Namespace) -> dict[str, A
             argv += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         argv += [
             __file__,
-            f"--ms={ms}",
+            f"--width={width}",
             f"--blocks={options.blocks}",
             f"--steps={options.steps}",
             f"--work={folder}",
@@ -278,9 +296,7 @@ def measure(ms: int, processes: int, options: argparse.Namespace) -> dict[str, A
 def main() -> int:
     """Measure each group and print its figures; return 1 if a step of 10 ms takes more than the bound."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--ms", type=int, nargs="+", choices=[*_SIZES], default=[*_SIZES], help="CPU time of a step"
-    )
+    parser.add_argument("--ms", type=int, nargs="+", default=_LENGTHS, help="CPU time of a step")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--blocks", type=int, default=24, help="blocks of each loop")
     parser.add_argument("--steps", type=int, default=32, help="steps of a block")
@@ -289,13 +305,15 @@ def main() -> int:
         "--profile", action="store_true", help="print a profile of our loop instead of its parts"
     )
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--width", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
         work(options)
     results, is_met = [], True
+    widths = {ms: _width(ms) for ms in options.ms}
     for processes in options.processes:
         for ms in options.ms:
-            figures = {"ms": ms, "processes": processes, **measure(ms, processes, options)}
+            figures = {"ms": ms, "processes": processes, **measure(widths[ms], processes, options)}
             figures["load"] = round(os.getloadavg()[0], 1)
             results.append(figures)
             print(json.dumps(figures), flush=True)

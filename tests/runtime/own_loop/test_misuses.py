@@ -1316,3 +1316,22 @@ def test_an_epoch_has_its_snapshot_at_its_end(loops: Loops) -> None:
     group = loops.group(WELL.replace("begin()", 'begin(every="1 epoch")'))
     assert group.run(1).codes == [0]
     assert [line["step"] for line in group.lines("snapshot.staged")] == [5, 10, 15]
+
+
+def test_the_last_batch_of_each_epoch_says_so(loops: Loops, tmp_path: Path) -> None:
+    """In a flat loop, too, and where a restart begins in the middle of an epoch."""
+    ends = tmp_path / "ends"
+    group = loops.group(
+        f"""
+        run, model, optimizer = begin()
+        for batch in run.batches(Numbers(), size=8, epochs=3):
+            run.step(loss=learn(model, optimizer, batch))
+            with open({str(ends)!r}, "a") as file:
+                file.write(f"{{START}}: {{batch.end.step}}\\n" * batch.is_last_of_epoch)
+            if START == 1 and batch.end.step == 8:
+                die()
+        run.finish()
+        """
+    )
+    ended(group, Case("killed", "", before=(KILLED,)))
+    assert ends.read_text().splitlines() == ["1: 5", "2: 10", "2: 15"]
