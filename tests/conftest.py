@@ -35,7 +35,7 @@ settings.load_profile("ours")
 T = TypeVar("T")
 
 GUARD = Guard()
-TIERS = ("e2e", "integration", "campaign", "gpu")  # every other test is a unit test
+TIERS = ("nightly", "e2e", "integration", "campaign", "gpu")  # every other test is a unit test
 
 
 def tier_of(item: pytest.Item) -> str:

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SERVED = ("s3", "gs", "az", "abfs", "sftp")  # by real servers
-ON_SERVERS = [pytest.param(kind, marks=pytest.mark.integration) for kind in SERVED]
+# S3 stands for them in each run of the tests: the others run before a release.
+ON_SERVERS = [
+    pytest.param(kind, marks=pytest.mark.integration if kind == "s3" else pytest.mark.nightly) for kind in SERVED
+]
 EVERYWHERE = ["local", "file-url", "memory", *ON_SERVERS]
 BETWEEN_PROCESSES = ["local", *ON_SERVERS]
 # adlfs hands aiohttp bytes, which aiohttp would rather have as a stream.

@@ -18,7 +18,7 @@ from elasticflow.jobfile.tables.json_schema import SCHEMA_FILE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.nightly
 
 CORPUS = Path(__file__).parents[1] / "jobfile" / "corpus"
 TOOLS = Path(sys.executable).parent

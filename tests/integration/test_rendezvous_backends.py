@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tests.campaign.tiny_job import Reference
 
 pytestmark = pytest.mark.integration
+with_etcd = pytest.mark.nightly
 
 
 @pytest.fixture
@@ -56,6 +57,7 @@ def _soon(is_so: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
+@with_etcd
 def test_keys_in_etcd_are_those_of_a_store(place: StoreAddress) -> None:
     """What is set is seen by all, whatever it holds and is called; what nobody set is not there."""
     mine, other = EtcdControlStore(place), EtcdControlStore(place)
@@ -71,6 +73,7 @@ def test_keys_in_etcd_are_those_of_a_store(place: StoreAddress) -> None:
         mine.get("_hidden", 0.05)
 
 
+@with_etcd
 def test_sums_in_etcd_count_everybody(place: StoreAddress) -> None:
     """Each `add` is one act: no two processes get the same number."""
     first, second = EtcdControlStore(place), EtcdControlStore(place)
@@ -79,6 +82,7 @@ def test_sums_in_etcd_count_everybody(place: StoreAddress) -> None:
     assert b"10" == first.get("n")
 
 
+@with_etcd
 def test_copy_of_a_folder_follows_it(place: StoreAddress) -> None:
     """Those who look all the time see changes within moments, also after more of them than etcd remembers."""
     told = EtcdControlStore(place)
@@ -98,6 +102,7 @@ def test_copy_of_a_folder_follows_it(place: StoreAddress) -> None:
     _soon(lambda: agent.check(["orders/round/2"]))
 
 
+@with_etcd
 def test_copy_of_a_folder_is_followed_as_long_as_somebody_has_it(place: StoreAddress) -> None:
     """A process that leads many launches is not left with a thread of each."""
     before = set(threading.enumerate())
@@ -109,6 +114,7 @@ def test_copy_of_a_folder_is_followed_as_long_as_somebody_has_it(place: StoreAdd
     _soon(lambda: not following.is_alive())
 
 
+@with_etcd
 def test_restart_of_etcd_is_waited_for(tmp_path: Path) -> None:
     """A request while it is away ends well once it is back; an etcd that stays away is lost."""
     folder = tmp_path / "etcd"
@@ -127,6 +133,7 @@ def test_restart_of_etcd_is_waited_for(tmp_path: Path) -> None:
         _soon(lambda: agent.check(["orders/round/1", "orders/round/2"]))
 
 
+@with_etcd
 def test_run_goes_on_without_the_machine_that_began_it(
     projects: Callable[[str], Project], etcd_port: int, tmp_path: Path
 ) -> None:
@@ -167,6 +174,7 @@ def test_run_goes_on_without_the_machine_that_began_it(
     assert steps[0] in {1, started + 1}
 
 
+@with_etcd
 @pytest.mark.campaign  # its neighbours train with etcd
 def test_torchrun_script_of_an_etcd_job_trains(projects: Callable[[str], Project], etcd_port: int) -> None:
     """What `compile` writes meets in the same etcd by hand, with plain torchrun."""

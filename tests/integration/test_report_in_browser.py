@@ -38,7 +38,7 @@ document.title = JSON.stringify({
 """
 
 pytestmark = [
-    pytest.mark.integration,
+    pytest.mark.nightly,
     pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium"),
 ]
 

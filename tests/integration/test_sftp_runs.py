@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.end_to_end.harness import Project
     from tests.places import Place
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.nightly
 
 
 @pytest.mark.parametrize("place", ["sftp"], indirect=True)

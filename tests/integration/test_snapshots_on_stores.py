@@ -14,7 +14,7 @@ import pytest
 
 from elasticflow.snapshots.read import verify
 from elasticflow.snapshots.store.catalog import Catalog
-from tests.places import LARGE_BODY, ON_SERVERS, SERVED, Place
+from tests.places import LARGE_BODY, ON_SERVERS, Place
 from tests.servers import AZURE_KEY, web
 from tests.snapshots.conftest import Bench
 
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings(LARGE_BODY)]
 on_servers = pytest.mark.parametrize("place", ON_SERVERS, indirect=True)
-# `az` and `abfs` are two names of one store: what takes long is tried on one of them, and by hand on the other.
-EACH_STORE = [pytest.param(kind, marks=[pytest.mark.campaign] * (kind == "az")) for kind in SERVED]
-on_each_store = pytest.mark.parametrize("place", EACH_STORE, indirect=True)
 
 
 @dataclass
@@ -112,7 +109,7 @@ def test_two_launches_get_different_generations(place: Place) -> None:
     assert Catalog(place.storage(), "run/").newest_generation() == 4
 
 
-@on_each_store
+@on_servers
 def test_damage_on_the_store_is_found(place: Place, bench_on: Callable[[Place], PlaceBench]) -> None:
     """A byte flipped in a shard is named; the snapshot before is whole."""
     bench = bench_on(place)
@@ -177,7 +174,7 @@ storage.read("x")
 """
 
 
-@on_each_store
+@on_servers
 def test_secrets_are_told_nowhere(
     place: Place, bench_on: Callable[[Place], PlaceBench], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tests.campaign.tiny_job import Reference
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
