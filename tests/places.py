@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 SERVED = ("s3", "gs", "az", "abfs", "sftp")  # by real servers
 # S3 stands for them in each run of the tests: the others run before a release.
 ON_SERVERS = [
-    pytest.param(kind, marks=pytest.mark.integration if kind == "s3" else pytest.mark.nightly) for kind in SERVED
+    pytest.param(kind, marks=pytest.mark.integration if kind == "s3" else pytest.mark.nightly)
+    for kind in SERVED
 ]
 EVERYWHERE = ["local", "file-url", "memory", *ON_SERVERS]
 BETWEEN_PROCESSES = ["local", *ON_SERVERS]
