@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from elasticflow.errors import StopTraining
+from elasticflow.system.installation import VERSION
+
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
@@ -15,19 +18,11 @@ if TYPE_CHECKING:
     from elasticflow.runtime.own_loop.join import join as join
     from elasticflow.runtime.own_loop.run import Run as Run
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = ["Batch", "Gradients", "Run", "StopTraining", "__version__", "get_logger", "join"]
 
 _OF_OWN_LOOP = {"Batch": "batch", "Gradients": "gradients", "Run": "run", "join": "join"}
-
-
-class StopTraining(Exception):  # noqa: N818  # no error: the run counts as finished
-    """Raised by the job's own code on any rank, ends training on all ranks after the same step.
-
-    The training step, the dataset, the evaluation, a metric and the learning-rate schedule may raise it. A step in which
-    some rank raises it changes no weight on any rank. Its text is the reason that logs and `status` give.
-    """
 
 
 def get_logger(name: str = "user") -> FilteringBoundLogger:

@@ -21,6 +21,14 @@ EXIT_CODES: dict[int, str] = {
 }
 
 
+class StopTraining(Exception):  # noqa: N818  # no error: the run counts as finished
+    """Raised by the job's own code on any rank, ends training on all ranks after the same step.
+
+    The training step, the dataset, the evaluation, a metric and the learning-rate schedule may raise it. A step in which
+    some rank raises it changes no weight on any rank. Its text is the reason that logs and `status` give.
+    """
+
+
 # What gloo and c10d say where ranks take part in one collective with different sizes, or in different collectives: the
 # job's own code does that, and does it again. (torch 2.13)
 COLLECTIVE_MISMATCH = (

@@ -17,26 +17,17 @@ if TYPE_CHECKING:
 PACKAGE = Path(elasticflow.__file__).parent
 # Lowest first; rooms of one floor do not know each other.
 FLOORS = (
-    {"", "errors", "events", "logs", "run_folder", "resume_command", "redaction", "guide", "fault_injection", "torch_versions", "schedules", "metrics", "hugging_face", "system", "protocol", "storage", "telemetry"},
+    {"errors", "events", "logs", "run_folder", "resume_command", "redaction", "guide", "fault_injection", "torch_versions", "schedules", "metrics", "hugging_face", "system", "protocol", "storage", "telemetry"},
     {"jobfile", "snapshots"},
     {"compiler", "scaffold", "lint"},
     {"launcher", "runtime", "adopt"},
     {"deep_check", "observe", "sinks", "clusters"},
     {"doctor", "notify", "trials", "report"},
     {"cli"},
-    {"__main__"},
+    {"__main__", ""},  # the package itself offers scripts what lies in rooms below, and no room asks it
 )  # fmt: skip
 # The worker's side and the launcher's meet in files and messages only.
 NEVER = {("runtime", "compiler"), ("runtime", "jobfile"), ("deep_check", "runtime"), ("trials", "runtime")}
-# Intervals like "500 steps" are written in job files and needed by the snapshot policy.
-ALLOWED = {("snapshots", "elasticflow.jobfile.tables.units"), ("runtime", "elasticflow.jobfile.tables.units")}
-# What `import elasticflow` offers to scripts is loaded when it is asked for: the package itself needs none of it.
-OFFERED = {
-    "elasticflow.runtime.own_loop.batch",
-    "elasticflow.runtime.own_loop.gradients",
-    "elasticflow.runtime.own_loop.join",
-    "elasticflow.runtime.own_loop.run",
-}
 MAY_IMPORT_TORCH = {"runtime"}
 MAY_IMPORT_TORCH_IN_FUNCTIONS = {
     "snapshots/tools/export_torch.py",
@@ -90,11 +81,6 @@ def imports_of(path: Path) -> Iterator[Import]:
             yield Import(path, getattr(node, "lineno", 0), name, node in tree.body)
 
 
-def is_offered(each: Import) -> bool:
-    """Return whether the package's own `__init__` names, for type checkers, what it offers to scripts."""
-    return room_of(each.path) == "" and each.name in OFFERED and not each.is_at_once
-
-
 @pytest.fixture(scope="module")
 def imports() -> list[Import]:
     """Return all imports of the package."""
@@ -110,7 +96,7 @@ def test_imports_go_down(imports: list[Import]) -> None:
         if each.name not in MODULES:
             return False
         room, other = room_of(each.path), room_of(MODULES[each.name])
-        if room == other or (room, each.name) in ALLOWED or is_offered(each):
+        if room == other:
             return False
         is_up = floors[other] > 0 if floors[room] == 0 else floors[other] >= floors[room]
         return is_up or (room, other) in NEVER
@@ -129,15 +115,17 @@ def circles(arrows: Iterable[tuple[str, str]]) -> set[str]:
 
 
 def test_nothing_imports_in_a_circle(imports: list[Import]) -> None:
-    """No module, and no room of any floor, comes back to itself, imports for type checkers counted."""
+    """No module comes back to itself, nor does any of the rooms and modules of one folder; imports for type checkers counted."""
     arrows = defaultdict(set)
     for each in imports:
-        if each.name in MODULES and not is_offered(each):
+        if each.name in MODULES:
             here = each.path.relative_to(PACKAGE).with_suffix("").parts
             there = MODULES[each.name].relative_to(PACKAGE).with_suffix("").parts
             arrows["modules"].add((".".join(here), ".".join(there)))
-            if len(here) > 1 and len(there) > 1 and here[0] == there[0]:
-                arrows[f"rooms of {here[0]}"].add((here[1], there[1]))
+            for depth, (mine, its) in enumerate(zip(here, there, strict=False)):
+                arrows["/".join(("elasticflow", *here[:depth]))].add((mine, its))
+                if mine != its:
+                    break
 
     assert {} == {what: found for what, pairs in arrows.items() if (found := circles(pairs))}
 

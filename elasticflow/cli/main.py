@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow import __version__
 from elasticflow.cli.lazy_group import CommandEntry, LazyGroup
 from elasticflow.errors import (
     FINISHED,
@@ -22,6 +21,7 @@ from elasticflow.errors import (
     ElasticflowError,
     JobRefusedError,
 )
+from elasticflow.system.installation import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,7 +116,7 @@ TRAINING = ("run", "resume")
     sections=SECTIONS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(__version__, prog_name="elasticflow", message="%(prog)s %(version)s")
+@click.version_option(VERSION, prog_name="elasticflow", message="%(prog)s %(version)s")
 def group() -> None:
     """Turn a job file into a distributed PyTorch run that survives what happens to it.
 

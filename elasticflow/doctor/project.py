@@ -12,9 +12,9 @@ import sys
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from elasticflow import __version__
 from elasticflow.doctor.check import CheckResult, Needs, ok
 from elasticflow.run_folder import RUNS
+from elasticflow.system.installation import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,7 @@ def packages() -> Iterator[CheckResult]:
         yield CheckResult(
             "python", "python", "problem", fact, f"elasticflow needs {least}", f"install Python {least}"
         )
-    yield ok("python", "elasticflow", __version__)
+    yield ok("python", "elasticflow", VERSION)
     for name in _FOR_TRAINING:
         if importlib.util.find_spec(name) is None:
             meaning = "workers and snapshots need it"

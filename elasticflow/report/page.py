@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
-from elasticflow import __version__
 from elasticflow.observe.curves import EVALUATED
 from elasticflow.observe.terminal.durations import goodput, percent
 from elasticflow.observe.terminal.formats import local_time, number, plural, size, span
 from elasticflow.report.chart import COLOURS, Labelled, chart_of
+from elasticflow.system.installation import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -288,5 +288,5 @@ def _render(template: str, **values: Any) -> str:
         style=_resource("report.css"),
         script=script,
         script_digest=digest,
-        version=__version__,
+        version=VERSION,
     )

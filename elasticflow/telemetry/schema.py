@@ -12,7 +12,7 @@ from elasticflow.telemetry.fields import FIELDS, SCHEMA_VERSION
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from elasticflow.telemetry.event import Event
+    from elasticflow.events import Event
 
 SCHEMA_FILE = Path(__file__).with_name("events.schema.json")
 """What `events_schema` returns, as a file; a test keeps it so."""

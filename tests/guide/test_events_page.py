@@ -13,7 +13,7 @@ from elasticflow.telemetry.names import SEVERITY_NUMBERS, SEVERITY_TEXTS, ecs_na
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from elasticflow.telemetry.event import Event
+    from elasticflow.events import Event
 
 PAGE = GUIDE / "events.md"
 _HEAD = Path(__file__).with_name("events_page.md")

@@ -28,7 +28,7 @@ from tests.forked import ROOT
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elasticflow.telemetry.event import Event
+    from elasticflow.events import Event
     from tests.forked import ForkedPrograms, Program
 
 PROGRAM = Path(__file__).parent / "programs" / "train_small.py"

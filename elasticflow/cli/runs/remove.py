@@ -129,7 +129,7 @@ def prune(
 
 
 def _seconds(text: str) -> float:
-    from elasticflow.jobfile.tables.units import parse_duration
+    from elasticflow.system.units import parse_duration
 
     number, _, unit = text.strip().partition(" ")
     try:

@@ -35,12 +35,12 @@ def command(*, run: str | None, timeout: str) -> int:
     """
     from elasticflow.errors import ANSWER_IS_NO, FINISHED
     from elasticflow.jobfile.project import current_project_root
-    from elasticflow.jobfile.tables.units import parse_duration
     from elasticflow.launcher.run_lock import locked
     from elasticflow.observe.runs import find_run
     from elasticflow.sinks.facts import read_facts
     from elasticflow.sinks.main import deliveries_of, send
     from elasticflow.sinks.registry import check_installed
+    from elasticflow.system.units import parse_duration
 
     try:
         patience_s = parse_duration(timeout)

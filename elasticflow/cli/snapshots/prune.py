@@ -85,7 +85,7 @@ class _KeepOptions(NamedTuple):
 
     def check(self) -> None:
         """Raise BadParameter if an interval or a time cannot be read."""
-        from elasticflow.jobfile.tables.units import parse_duration, parse_interval
+        from elasticflow.system.units import parse_duration, parse_interval
 
         for option, text, parse in (
             ("--keep-every", self.keep_every, parse_interval),

@@ -30,13 +30,13 @@ def run_hosts(options: RunOptions, path: Path) -> int:
         HostsError: the file is not right, a host leads nowhere, or there are more than the job may have.
         TokenError: the run's token cannot be had.
     """
-    from elasticflow.jobfile.tables.units import parse_duration
     from elasticflow.launcher.hosts.hosts_file import read_hosts
     from elasticflow.launcher.hosts.order import Order
     from elasticflow.launcher.hosts.run_on_hosts import run_on_hosts
     from elasticflow.launcher.rendezvous.token import given_token, new_token
     from elasticflow.protocol.handshake import TOKEN
     from elasticflow.resume_command import RESUME_COMMAND
+    from elasticflow.system.units import parse_duration
 
     hosts = read_hosts(path)
     loaded, job, sets = _job_with_endpoint(options, hosts[0])

@@ -33,7 +33,6 @@ def run_ray(options: RunOptions, launch: Callable[[Request], int]) -> int:
         RayError: there is no ray, no cluster, or the job says that the store is elsewhere.
         TokenError: the run's token cannot be had.
     """
-    from elasticflow.jobfile.tables.units import parse_duration
     from elasticflow.launcher.hosts.order import Order
     from elasticflow.launcher.on_ray.cluster import connect, demand_of
     from elasticflow.launcher.on_ray.ray_nodes import RayNodes
@@ -41,6 +40,7 @@ def run_ray(options: RunOptions, launch: Callable[[Request], int]) -> int:
     from elasticflow.launcher.supervisor.scale_schedule import ELSEWHERE
     from elasticflow.protocol.handshake import TOKEN
     from elasticflow.resume_command import RESUME_COMMAND
+    from elasticflow.system.units import parse_duration
 
     ray = connect()
     options = replace(options, run_id=options.run_id or new_run_id())

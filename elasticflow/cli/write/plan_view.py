@@ -18,10 +18,10 @@ from elasticflow.compiler.plan.script import torchrun_command
 from elasticflow.jobfile.checks.training_length import samples_per_epoch
 from elasticflow.jobfile.diagnostics.toml_literals import dotted
 from elasticflow.jobfile.entry_points.object_arguments import dataset_values
-from elasticflow.jobfile.tables.units import intervals
 from elasticflow.observe.standbys import cost_in_words
 from elasticflow.observe.terminal.formats import plural, size, span
 from elasticflow.protocol.warm_restarts import MAY_STAND_BY
+from elasticflow.system.units import intervals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.clusters.yaml_text import Commented
-from elasticflow.jobfile.tables.units import parse_duration, parse_size
 from elasticflow.protocol.handshake import TOKEN
+from elasticflow.system.units import parse_duration, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticflow.errors import EXIT_CODES, RenderError
-from elasticflow.jobfile.tables.units import parse_duration, parse_size
 from elasticflow.resume_command import RESUME_COMMAND
 from elasticflow.run_folder import RUNS
+from elasticflow.system.units import parse_duration, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -12,7 +12,7 @@ from elasticflow.compiler.inputs.job_json import to_json
 from elasticflow.jobfile.checks.evaluation_data import is_to_be_apart
 from elasticflow.jobfile.diagnostics.toml_literals import dotted
 from elasticflow.jobfile.tables.evaluation import EvaluationTable, better_of, parse_stop_when, path_of_set
-from elasticflow.jobfile.tables.units import intervals
+from elasticflow.system.units import intervals
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

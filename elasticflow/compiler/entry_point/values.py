@@ -33,8 +33,8 @@ from elasticflow.compiler.entry_point.source_code import (
 from elasticflow.jobfile.diagnostics.toml_literals import dotted
 from elasticflow.jobfile.tables.evaluation import EvaluationTable, path_of_set
 from elasticflow.jobfile.tables.types import CollateTable
-from elasticflow.jobfile.tables.units import intervals
 from elasticflow.run_folder import path_from_root
+from elasticflow.system.units import intervals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import elasticflow
 from elasticflow.jobfile.python_source.bindings import bindings
 from elasticflow.jobfile.python_source.modules import CannotTellError, Finder, NoModuleError, source_of
+from elasticflow.system.installation import ABOVE_PACKAGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +63,7 @@ def _has(parent: str, name: str) -> bool:
 
 
 def _module(name: str) -> Module | None:
-    above_package = Path(elasticflow.__file__).resolve().parents[1]
+    above_package = ABOVE_PACKAGE
     try:
         return Finder((), (above_package,)).find(name)
     except (CannotTellError, NoModuleError):

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.jobfile.checks.training_length import num_steps, samples_per_epoch, steps_per_epoch
-from elasticflow.jobfile.tables.units import intervals, parse_interval
+from elasticflow.system.units import intervals, parse_interval
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

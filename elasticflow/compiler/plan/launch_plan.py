@@ -14,11 +14,11 @@ from elasticflow.compiler.plan.batch_split import Fact, WorldRow
 from elasticflow.compiler.plan.script import ScriptPlan, script_plan, torchrun_command
 from elasticflow.jobfile.entry_points.calls import entry_calls
 from elasticflow.jobfile.tables.evaluation import ranking_set
-from elasticflow.jobfile.tables.units import intervals, parse_duration, parse_interval, parse_size
 from elasticflow.protocol.warm_restarts import Warm  # noqa: TC001  # pydantic reads the fields' types
 from elasticflow.redaction import without_secrets
 from elasticflow.snapshots.format.policy import Keep
 from elasticflow.snapshots.format.writer_config import WriterConfig
+from elasticflow.system.units import intervals, parse_duration, parse_interval, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticflow.compiler.plan.batch_split import Fact
-from elasticflow.jobfile.tables.units import parse_duration, parse_interval
 from elasticflow.protocol.script.program import Program
+from elasticflow.system.units import parse_duration, parse_interval
 
 if TYPE_CHECKING:
     from elasticflow.jobfile.tables.job import Job

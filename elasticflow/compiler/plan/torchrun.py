@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.tables.launching import is_address
-from elasticflow.jobfile.tables.units import parse_duration
 from elasticflow.protocol import worker_environment
+from elasticflow.system.units import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from elasticflow.jobfile.checks.all import check_lengths
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.jobfile.tables.units import parse_size
+from elasticflow.system.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

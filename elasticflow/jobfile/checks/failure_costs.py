@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.jobfile.tables.units import intervals, parse_duration, parse_interval
+from elasticflow.system.units import intervals, parse_duration, parse_interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

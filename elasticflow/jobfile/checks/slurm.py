@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import show
-from elasticflow.jobfile.tables.units import parse_duration
+from elasticflow.system.units import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted
 from elasticflow.jobfile.tables.evaluation import set_tables
-from elasticflow.jobfile.tables.units import parse_interval
 from elasticflow.jobfile.text.layers import value_at
+from elasticflow.system.units import parse_interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.diagnostics.positions import KeyPath
     from elasticflow.jobfile.tables.job import DatasetTable, TrainTable, ValidTables
-    from elasticflow.jobfile.tables.units import Interval
     from elasticflow.jobfile.text.read import TomlTable
     from elasticflow.jobfile.text.source import Source
+    from elasticflow.system.units import Interval
 
 
 def samples_per_epoch(dataset: DatasetTable, samples: int | None) -> int | None:

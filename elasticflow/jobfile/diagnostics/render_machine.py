@@ -7,9 +7,9 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from elasticflow import __version__
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.explanations import explanation_of
+from elasticflow.system.installation import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +55,7 @@ def as_sarif(diagnostics: Sequence[Diagnostic]) -> str:
     used = sorted({each.code for each in diagnostics})
     driver = {
         "name": "elasticflow",
-        "version": __version__,
+        "version": VERSION,
         "rules": [_rule(code) for code in used],
     }
     run = {

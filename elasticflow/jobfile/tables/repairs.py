@@ -19,7 +19,7 @@ from elasticflow.jobfile.python_source.annotations import as_numbers
 from elasticflow.jobfile.tables.foreign_names import SAME_VALUES
 from elasticflow.jobfile.tables.type_descriptions import annotation_at, choices, model_at
 from elasticflow.jobfile.tables.types import ENTRY
-from elasticflow.jobfile.tables.units import BYTES, COUNTS, SECONDS
+from elasticflow.system.units import BYTES, COUNTS, SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

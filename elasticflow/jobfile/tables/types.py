@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.jobfile.tables.units import (
+from elasticflow.system.units import (
     DURATION,
     INTERVAL,
     PROGRESS,

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import elasticflow
 from elasticflow.launcher.compiler_cache.machine_kind import this_machine
 from elasticflow.launcher.compiler_cache.node_folder import NodeFolder
 from elasticflow.launcher.compiler_cache.transfer import Transfer, Transferred
@@ -23,6 +22,7 @@ from elasticflow.protocol import worker_environment
 from elasticflow.protocol.json_codec import from_json, to_json
 from elasticflow.protocol.messages import CompilerCacheFailed, CompilerCacheMoved
 from elasticflow.storage.storage import Storage
+from elasticflow.system.installation import ABOVE_PACKAGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -218,7 +218,7 @@ class CompilerCacheKeeper:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 # There, -m finds this very package.
-                cwd=Path(elasticflow.__file__).resolve().parents[1],
+                cwd=ABOVE_PACKAGE,
             )
         except OSError as error:
             self._fail(action, f"no process can be started: {error}")

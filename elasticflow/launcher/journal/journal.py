@@ -23,11 +23,10 @@ from elasticflow.telemetry.masking import Mask
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from elasticflow.events import EventRecord
+    from elasticflow.events import Event, EventRecord
     from elasticflow.launcher.journal.durations import Parts
     from elasticflow.protocol.messages import Activity, Printed, StartedWorker
     from elasticflow.run_folder import RunFolder
-    from elasticflow.telemetry.event import Event
 
 _STATE_EVERY_S = 0.25
 

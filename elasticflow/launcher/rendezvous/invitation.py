@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-import elasticflow
 from elasticflow.compiler.drift.compare import compare
 from elasticflow.compiler.inputs.job_json import job_from_json
 from elasticflow.compiler.inputs.provenance import digest_of
 from elasticflow.errors import NodeRefusedError
+from elasticflow.system.installation import VERSION
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,4 +66,4 @@ class Invitation:
 def versions() -> dict[str, str]:
     """Return the versions, by name, that must be the same on all nodes of a run."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return {"elasticflow": elasticflow.__version__, "torch": version("torch"), "python": python}
+    return {"elasticflow": VERSION, "torch": version("torch"), "python": python}

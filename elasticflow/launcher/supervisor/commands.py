@@ -24,10 +24,10 @@ from elasticflow.protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from elasticflow.events import Event
     from elasticflow.launcher.agent.agent_process import AgentEnd
     from elasticflow.launcher.restarts.restart_ledger import LedgerEntry
     from elasticflow.protocol.messages import GenerationRequest, StartedWorker
-    from elasticflow.telemetry.event import Event
 
 
 class Instant(NamedTuple):

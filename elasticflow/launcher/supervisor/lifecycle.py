@@ -52,14 +52,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from elasticflow.compiler.plan.launch_plan import RestartPlan
-    from elasticflow.events import EventRecord
+    from elasticflow.events import Event, EventRecord
     from elasticflow.launcher.agent.agent_process import AgentEnd
     from elasticflow.launcher.restarts.restart_ledger import LedgerEntry
     from elasticflow.launcher.restarts.restart_policy import FailedAttempt
     from elasticflow.launcher.supervisor.generations import Generation
     from elasticflow.launcher.supervisor.nodes import Nodes
     from elasticflow.launcher.supervisor.outcomes import Verdict
-    from elasticflow.telemetry.event import Event
 
 UNTRAINED_S = 5.0
 """Grace of a drain before the run's first step: there is nothing to save, and the workers may compile for minutes."""

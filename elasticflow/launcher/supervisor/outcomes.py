@@ -9,7 +9,7 @@ from elasticflow import errors, events
 from elasticflow.launcher.supervisor.generations import Cause
 
 if TYPE_CHECKING:
-    from elasticflow.telemetry.event import Event
+    from elasticflow.events import Event
 
 
 @dataclass(frozen=True)

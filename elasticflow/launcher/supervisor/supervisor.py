@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from elasticflow import errors, events
 from elasticflow.errors import RendezvousError, RunFolderError, RunTakenError
-from elasticflow.jobfile.tables.units import parse_duration
 from elasticflow.launcher.journal.display_thread import DisplayThread
 from elasticflow.launcher.journal.environment_record import EnvironmentRecord
 from elasticflow.launcher.journal.journal import Journal
@@ -66,6 +65,7 @@ from elasticflow.resume_command import told_command
 from elasticflow.run_folder import step_of
 from elasticflow.snapshots.client.writer_reports import FENCED
 from elasticflow.system.clocks import on_own_clock
+from elasticflow.system.units import parse_duration
 from elasticflow.telemetry.fields import SCHEMA_VERSION
 from elasticflow.telemetry.masking import mask_of
 

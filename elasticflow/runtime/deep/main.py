@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from elasticflow import StopTraining
-from elasticflow.errors import StateError
+from elasticflow.errors import StateError, StopTraining
 from elasticflow.protocol.deep_messages import DeepRequest
 from elasticflow.protocol.json_codec import from_json
 from elasticflow.runtime.deep.data import Data

@@ -7,8 +7,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from elasticflow import StopTraining
-from elasticflow.errors import ElasticflowError, JobKeyError, StepResultError
+from elasticflow.errors import ElasticflowError, JobKeyError, StepResultError, StopTraining
 from elasticflow.protocol.deep_messages import MESSAGES, Doing, Done, Note, Problem
 from elasticflow.runtime.model import replicable
 from elasticflow.runtime.process import failure

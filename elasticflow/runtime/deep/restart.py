@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from elasticflow import StopTraining
-from elasticflow.errors import StateError
+from elasticflow.errors import StateError, StopTraining
 from elasticflow.runtime.deep.report import BrokenError
 from elasticflow.runtime.deep.state import build, included, key_of
 from elasticflow.runtime.process import random_streams

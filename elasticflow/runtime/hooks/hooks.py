@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from elasticflow import StopTraining
+from elasticflow.errors import StopTraining
 from elasticflow.runtime.hooks.context import HookContext
 from elasticflow.runtime.hooks.point_writer import PointWriter
 from elasticflow.runtime.hooks.unchanged import Unchanged

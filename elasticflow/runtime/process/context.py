@@ -8,7 +8,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from elasticflow import StopTraining, events, logs
+from elasticflow import events, logs
+from elasticflow.errors import StopTraining
 from elasticflow.runtime import torch_private
 from elasticflow.runtime.metrics.gradient_norm import norm_of, read_late
 from elasticflow.runtime.metrics.speed import Measures, device_name
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from elasticflow.events import Event
     from elasticflow.runtime.process.identity import Identity
     from elasticflow.runtime.process.learning_rates import AnyOptimizers
     from elasticflow.runtime.process.position import Position, Schedule
     from elasticflow.runtime.torch_private import Store
-    from elasticflow.telemetry.event import Event
 
 
 class Restored(NamedTuple):

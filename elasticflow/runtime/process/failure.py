@@ -9,8 +9,7 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 
-from elasticflow import StopTraining
-from elasticflow.errors import COLLECTIVE_MISMATCH, ElasticflowError, StorageError, WorkerError
+from elasticflow.errors import COLLECTIVE_MISMATCH, ElasticflowError, StopTraining, StorageError, WorkerError
 from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.runtime import torch_private
 

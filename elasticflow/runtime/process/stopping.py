@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow import StopTraining
+from elasticflow.errors import StopTraining
 from elasticflow.runtime.process.votes import LEAVE
 
 if TYPE_CHECKING:

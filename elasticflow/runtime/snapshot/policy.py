@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.jobfile.tables.units import parse_size
 from elasticflow.snapshots.format.policy import Keep
 from elasticflow.snapshots.format.writer_config import WriterConfig
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
+from elasticflow.system.units import parse_size
 
 if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from elasticflow import StopTraining
+from elasticflow.errors import StopTraining
 from elasticflow.runtime.training.several_optimizers import CountedSchedule
 
 if TYPE_CHECKING:

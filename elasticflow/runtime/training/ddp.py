@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from elasticflow import StopTraining
-from elasticflow.errors import StateError
+from elasticflow.errors import StateError, StopTraining
 from elasticflow.runtime import torch_private
 from elasticflow.runtime.metrics.scalars import NUM_PLACES, Scalars
 from elasticflow.runtime.model import model_buffers, replicable

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from elasticflow import StopTraining
-from elasticflow.errors import StateError
+from elasticflow.errors import StateError, StopTraining
 from elasticflow.runtime.metrics.scalars import NUM_PLACES, Scalars
 from elasticflow.runtime.model import model_buffers, replicable
 from elasticflow.runtime.process import environment, stopping

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from elasticflow import StopTraining, events
+from elasticflow import events
+from elasticflow.errors import StopTraining
 from elasticflow.runtime import torch_private
 from elasticflow.runtime.metrics.scalars import LOSS_KEYS, scalars_in
 from elasticflow.runtime.training.loss import HALVES, parse_loss

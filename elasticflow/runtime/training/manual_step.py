@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from elasticflow import StopTraining
-from elasticflow.errors import NonFiniteLossError, StateError
+from elasticflow.errors import NonFiniteLossError, StateError, StopTraining
 from elasticflow.runtime.metrics.scalars import NUM_PLACES, Scalars
 from elasticflow.runtime.model import model_buffers, replicable
 from elasticflow.runtime.process import stopping

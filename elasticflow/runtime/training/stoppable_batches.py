@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import StopTraining
+from elasticflow.errors import StopTraining
 from elasticflow.runtime.process.stopping import Leaving, request_stop
 from elasticflow.runtime.process.votes import LEAVE
 

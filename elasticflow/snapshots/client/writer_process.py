@@ -10,12 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import elasticflow
 from elasticflow.errors import SnapshotError
 from elasticflow.storage.storage import Storage
+from elasticflow.system.installation import ABOVE_PACKAGE
 from elasticflow.system.processes import is_ending
 
 if TYPE_CHECKING:
@@ -162,7 +161,7 @@ def start_writer(start: WriterStart, python: str = sys.executable) -> WriterProc
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # There, -m finds this very package.
-            cwd=Path(elasticflow.__file__).resolve().parents[1],
+            cwd=ABOVE_PACKAGE,
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

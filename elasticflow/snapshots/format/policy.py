@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from elasticflow.jobfile.tables.units import Interval, parse_duration, parse_interval
 from elasticflow.snapshots.format import fingerprints
+from elasticflow.system.units import Interval, parse_duration, parse_interval
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping

@@ -21,7 +21,7 @@ from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.load import load_job
 from elasticflow.jobfile.tables.foreign_names import DECIDED_ELSEWHERE
 from elasticflow.jobfile.tables.launching import TorchrunTable
-from elasticflow.jobfile.tables.units import parse_duration
+from elasticflow.system.units import parse_duration
 from tests.compiler.jobs import make_job
 
 if TYPE_CHECKING:

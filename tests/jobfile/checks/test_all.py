@@ -12,8 +12,8 @@ from elasticflow.jobfile.checks import deep_facts
 from elasticflow.jobfile.checks.training_length import length_of_training, steps_per_epoch
 from elasticflow.jobfile.load import load_job
 from elasticflow.jobfile.tables.training import DatasetTable, TrainTable
-from elasticflow.jobfile.tables.units import parse_interval
 from elasticflow.jobfile.text.source import load_source
+from elasticflow.system.units import parse_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable

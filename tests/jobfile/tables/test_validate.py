@@ -6,7 +6,7 @@ import pytest
 
 from elasticflow.jobfile.tables.job import Job
 from elasticflow.jobfile.tables.type_descriptions import keys_at
-from elasticflow.jobfile.tables.units import parse_duration, parse_interval, parse_size
+from elasticflow.system.units import parse_duration, parse_interval, parse_size
 
 KEYS = {
     "job": "name seed path",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from elasticflow.jobfile.tables.units import parse_size
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.script.loop_settings import KeptSnapshots, LoopSettings, LoopSnapshots
 from elasticflow.runtime.own_loop import settings
+from elasticflow.system.units import parse_size
 
 
 def test_the_job_file_is_read_from_the_environment() -> None:

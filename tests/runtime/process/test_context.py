@@ -13,7 +13,7 @@ from elasticflow.runtime.process.context import Worker
 from elasticflow.runtime.process.votes import Vote
 
 if TYPE_CHECKING:
-    from elasticflow.telemetry.event import Event
+    from elasticflow.events import Event
 
 
 def told_at_the_start(

@@ -17,8 +17,8 @@ from elasticflow.jobfile.tables.types import (
     editor_hints,
     or_reference,
 )
-from elasticflow.jobfile.tables.units import parse_duration
 from elasticflow.redaction import is_secret_address
+from elasticflow.system.units import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
