@@ -48,7 +48,7 @@ def render_kubernetes(
     form = form or table.form
     run_id = run_id or job.job.name
     name = _object_name(job.job.name, run_id)
-    _check(job, table)
+    _check(job, table, form)
     texts = _texts(loaded)
     endpoint = _endpoint(job, table, name, form)
     pods = PodSpec(
@@ -91,7 +91,7 @@ def _table_of(job: Job) -> KubernetesTable:
     return job.kubernetes
 
 
-def _check(job: Job, table: KubernetesTable) -> None:
+def _check(job: Job, table: KubernetesTable, form: Form) -> None:
     """Check what else the pods need of the job.
 
     Raises:
@@ -103,6 +103,11 @@ def _check(job: Job, table: KubernetesTable) -> None:
             f"snapshots.uri: snapshots would be kept {place}, which goes with the pod",
             'set snapshots.uri to an object store ("s3://bucket/name"), or to a path below the path of a volume with a claim '
             "that all pods may write to",
+        )
+    if form == "trainjob" and table.ttl_after_finished is not None:
+        raise RenderError(
+            "kubernetes.ttl_after_finished: Kubeflow Trainer deletes no TrainJob that has ended",
+            "leave it out, or render a Job or a JobSet: --form",
         )
     gpus = table.resources.gpu
     if job.nodes.nproc_per_node == "gpu" and not gpus:
