@@ -48,7 +48,7 @@ def _with_comments(value: Any, indent: int) -> Any:
         case dict():
             # A list stands at its key's own indent, as people write it.
             table = CommentedMap(
-                (_text(key), _with_comments(item, indent + 2 * isinstance(_plain(item), dict)))
+                (_text(key), _with_comments(item, indent + 2 * isinstance(without_comment(item), dict)))
                 for key, item in value.items()
             )
             for key, item in value.items():
@@ -72,7 +72,8 @@ def _comment(parent: CommentedMap | CommentedSeq, key: str | int, item: Any, ind
         parent.yaml_set_comment_before_after_key(key, before=comment, indent=indent)
 
 
-def _plain(item: Any) -> Any:
+def without_comment(item: Any) -> Any:
+    """Return the value of *item*, which may have a comment above it."""
     return item.value if isinstance(item, Commented) else item
 
 

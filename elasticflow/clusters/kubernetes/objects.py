@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.clusters.kubernetes.pods import quantity
-from elasticflow.clusters.yaml_text import Commented
+from elasticflow.clusters.yaml_text import Commented, without_comment
 from elasticflow.errors import BUDGET_SPENT, INTERRUPTED, NOT_STARTED
 from elasticflow.jobfile.tables.units import parse_duration
 from elasticflow.protocol.handshake import TOKEN
@@ -132,8 +132,7 @@ def labels_of(pods: PodSpec) -> dict[str, str]:
 
 
 def _name_of(variable: Any) -> str:
-    plain = variable.value if isinstance(variable, Commented) else variable
-    return str(plain["name"])
+    return str(without_comment(variable)["name"])
 
 
 def _head(version: str, kind: str, pods: PodSpec, name: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any, Literal
 
 from elasticflow.clusters.kubernetes import objects
+from elasticflow.clusters.kubernetes.patch import patched
 from elasticflow.clusters.kubernetes.pods import PodSpec
 from elasticflow.clusters.yaml_text import Commented, yaml_documents
 from elasticflow.errors import RenderError
@@ -67,7 +68,10 @@ def render_kubernetes(
     head = f"{job.job.name}, run {run_id}: made by `elasticflow render kubernetes {pods.job_file}`."
     config = objects.config_map(pods, {pods.files[path]: text for path, text in texts.items()})
     first = Commented(f"{head}\n{config.comment}", config.value)
-    return yaml_documents(first, *_objects(pods, form))
+    documents = [first, *_objects(pods, form)]
+    if table.patch is not None:
+        documents = patched(documents, loaded.project_root / table.patch)
+    return yaml_documents(*documents)
 
 
 def _objects(pods: PodSpec, form: Form) -> list[Any]:

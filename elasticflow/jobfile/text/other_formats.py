@@ -75,10 +75,8 @@ def _in_toml(raw: object) -> list[str]:
     lines = _pairs({key: value for key, value in raw.items() if key not in tables})
     for name, table in tables.items():
         lines += [f"[{dotted((str(name),))}]", *_pairs(table)]
-    try:
-        tomli.loads("\n".join(lines))
-    except tomli.TOMLDecodeError:
-        return []  # a value that TOML has not, such as null in a list
+    # A value that TOML has not, such as null in a list, is a ValueError here.
+    tomli.loads("\n".join(lines))
     return lines
 
 

@@ -29,7 +29,7 @@ KEYS = {
     "slurm": "form partition account qos time notice gpus gres mem cpus_per_task exclusive requeues output exit_codes setup extra",
     "kubernetes": "image form namespace workdir port rendezvous_pod resources shared_memory volumes env secrets node_selector "
     "tolerations service_account user pull_secrets priority_class queue labels annotations grace pre_stop backoff_limit "
-    "ttl_after_finished",
+    "ttl_after_finished patch",
     "matrix": "axes exclude cases",
 }
 

@@ -190,7 +190,7 @@ class KubernetesTable(Table):
         default=None,
         ge=0,
         le=2**31 - 1,
-        description="Number of the user and group that the pods run as, with which volumes are writable; 0: root; default: the "
+        description="Number of the user and group that the pods run as, and that may write to volumes; 0: root; default: the "
         "image's user, which may not be root.",
         examples=[1000],
     )
@@ -231,6 +231,11 @@ class KubernetesTable(Table):
         default=None,
         description="Time after which a Job or JobSet that has ended is deleted with its pods; default: it stays.",
         examples=["7 d"],
+    )
+    patch: Word | None = Field(
+        default=None,
+        description="A YAML file of the project whose objects are merged into the manifest's: what has no key here.",
+        examples=["jobs/site.yaml"],
     )
 
     @model_validator(mode="after")
