@@ -6,7 +6,7 @@
 | python | run as a program in a copy of the project |
 | bash | every command parsed by the program it names; those in `EXECUTED` are run too, in the order of the page |
 | console | its lines after `$ ` as bash; the rest is sample output |
-| yaml | a valid configuration of pre-commit whose hooks exist |
+| yaml | a valid configuration of pre-commit whose hooks exist, or objects that `kubernetes.patch` takes |
 | json | parsed |
 | text | drawings: nothing to check |
 """
@@ -225,7 +225,24 @@ def check_toml(block: Block, project: Path) -> None:
 
 
 def check_yaml(block: Block, project: Path) -> None:
-    """Fail unless the block is a configuration of pre-commit that names our hooks."""
+    """Fail unless the block is a configuration of pre-commit that names our hooks, or fits a manifest."""
+    if block.text.startswith("kind:"):
+        (project / "site.yaml").write_text(block.text)
+        sets = ("image=r/i:1", "patch=site.yaml")
+        job = ["jobs/mnist.toml", "--set=nodes.nproc_per_node=1", "--set=snapshots.uri=s3://bucket/x"]
+        done = run(
+            [
+                "-m",
+                "elasticflow",
+                "render",
+                "kubernetes",
+                *job,
+                *(f"--set=kubernetes.{each}" for each in sets),
+            ],
+            project,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return
     path = project / ".pre-commit-config.yaml"
     path.write_text(block.text)
     done = run(["-m", "pre_commit", "validate-config", str(path)], project)

@@ -1,22 +1,19 @@
-"""Objects as YAML with comments: what is read by people before it is applied, which libraries that keep no comments cannot write."""
+"""Objects as YAML with comments, for people who read a manifest before they apply it."""
 
 from __future__ import annotations
 
-import json
+import io
 import re
+import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarString
 
-# Texts that YAML 1.1 and 1.2 read as themselves; every other one is quoted as JSON, which YAML contains.
-_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
-_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
-# A text of several lines stands as it is if nothing in it has to be escaped.
-_BLOCK = re.compile(r"(?!\s)(?:[^\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff\t]*\n)+(?<!\n\n)")
-
-_ESCAPED = re.compile("[^\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd]")
+# Texts that YAML 1.1 and 1.2 read as themselves: Kubernetes reads 1.1, in which `no` and `y` are booleans.
+_PLAIN = re.compile(r"(?!(y|n|yes|no|on|off|true|false|null)$)[a-z/][a-z0-9_./-]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -29,63 +26,62 @@ class Commented:
 
 def yaml_documents(*documents: Any) -> str:
     """Return *documents*, made of dicts, lists, texts, numbers and booleans, as one YAML file."""
-    return "---\n".join("\n".join(_document(document)) + "\n" for document in documents)
+    return "---\n".join(map(_document, documents))
 
 
-def _document(document: Any) -> Iterator[str]:
+def _document(document: Any) -> str:
+    value = _with_comments(document, 0)
     if isinstance(document, Commented):
-        yield from _comment(document, 0)
-        document = document.value
-    if isinstance(document, dict | list) and document:
-        yield from _lines(document, 0)
-    else:
-        yield _scalar(document)
+        value.yaml_set_start_comment(document.comment)
+    yaml = YAML()
+    yaml.width = sys.maxsize
+    stream = io.StringIO()
+    yaml.dump(value, stream)
+    return stream.getvalue()
 
 
-def _comment(value: Any, indent: int) -> Iterator[str]:
-    if isinstance(value, Commented):
-        for line in value.comment.splitlines():
-            yield f"{' ' * indent}# {line}"
-
-
-def _lines(value: dict[str, Any] | list[Any], indent: int) -> Iterator[str]:
-    blank = " " * indent
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _comment(item, indent)
+def _with_comments(value: Any, indent: int) -> Any:
+    """Return *value* as ruamel.yaml writes it with its comments, at the column *indent*."""
+    match value:
+        case Commented():
+            return _with_comments(value.value, indent)
+        case dict():
             # A list stands at its key's own indent, as people write it.
-            yield from _entry(f"{blank}{_scalar(key)}:", item, indent, below_list=0)
-        return
-    for item in value:
-        yield from _comment(item, indent)
-        plain = item.value if isinstance(item, Commented) else item
-        if isinstance(plain, dict) and plain:
-            first, *rest = _lines(plain, indent + 2)
-            yield f"{blank}- {first[indent + 2 :]}"
-            yield from rest
-        else:
-            yield from _entry(f"{blank}-", plain, indent, below_list=2)
+            table = CommentedMap(
+                (_text(key), _with_comments(item, indent + 2 * isinstance(without_comment(item), dict)))
+                for key, item in value.items()
+            )
+            for key, item in value.items():
+                _comment(table, key, item, indent)
+            return table
+        case list():
+            items = CommentedSeq(_with_comments(item, indent + 2) for item in value)
+            for number, item in enumerate(value):
+                _comment(items, number, item, indent)
+            return items
+        case str():
+            return _text(value)
+        case _:
+            return value
 
 
-def _entry(head: str, item: Any, indent: int, *, below_list: int) -> Iterator[str]:
-    value = item.value if isinstance(item, Commented) else item
-    if isinstance(value, dict | list) and value:
-        yield head
-        yield from _lines(value, indent + (2 if isinstance(value, dict) else below_list))
-    elif isinstance(value, str) and _BLOCK.fullmatch(value):
-        yield f"{head} |"
-        yield from (f"{' ' * (indent + 2)}{line}" if line else "" for line in value.splitlines())
-    else:
-        yield f"{head} {_scalar(value)}"
+def _comment(parent: CommentedMap | CommentedSeq, key: str | int, item: Any, indent: int) -> None:
+    if isinstance(item, Commented):
+        # A blank line would be part of a text above it that ends in blank lines.
+        comment = "\n".join(filter(str.strip, item.comment.split("\n")))
+        parent.yaml_set_comment_before_after_key(key, before=comment, indent=indent)
 
 
-def _scalar(value: Any) -> str:
-    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
-        return value
-    # JSON writes what lies beyond 16 bits as two halves, which YAML does not join.
-    return _ESCAPED.sub(_escape, json.dumps(value, ensure_ascii=False))
+def without_comment(item: Any) -> Any:
+    """Return the value of *item*, which may have a comment above it."""
+    return item.value if isinstance(item, Commented) else item
 
 
-def _escape(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+def _text(text: str) -> Any:
+    if _PLAIN.fullmatch(text):
+        return text
+    first, *others = text.split("\n")
+    # Nothing in a block is escaped, and its first line says how far it is indented.
+    if others and first and not first[0].isspace() and all(map(str.isprintable, (first, *others))):
+        return LiteralScalarString(text)
+    return DoubleQuotedScalarString(text)

@@ -99,7 +99,7 @@ def test_help_loads_the_one_command_and_nothing_heavy(words: tuple[str, ...]) ->
     )  # fmt: skip
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     tops = {name.partition(".")[0] for name in loaded}
-    assert tops.isdisjoint({"pydantic", "torch", "numpy", "fsspec", "structlog", "rich"})
+    assert tops.isdisjoint({"pydantic", "torch", "numpy", "fsspec", "structlog", "rich", "ruamel"})
     tables: list[dict[str, CommandEntry]] = [main.COMMANDS, of_snapshots.COMMANDS, of_rendezvous.COMMANDS]
     modules = {f"elasticflow.cli.{entry.module}" for table in tables for entry in table.values()}
     own = {f"elasticflow.cli.{table[name].module}" for name in words for table in tables if name in table}

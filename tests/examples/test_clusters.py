@@ -53,7 +53,8 @@ def test_image_has_what_a_manifest_expects() -> None:
     """A base with a tag, files that are here, and the project where pods look for it."""
     lines = (CLUSTERS / "Dockerfile").read_text("utf-8").replace("\\\n", " ").splitlines()
     steps = [line.split() for line in lines if line and not line.startswith("#")]
-    assert {"FROM", "WORKDIR", "COPY", "RUN", "CMD"} == {step[0] for step in steps}
+    assert {"FROM", "WORKDIR", "COPY", "RUN", "USER", "CMD"} == {step[0] for step in steps}
+    assert ["1000"] == [step[1] for step in steps if step[0] == "USER"]  # a number, as runAsNonRoot needs
     assert all(":" in step[1] and not step[1].endswith(":latest") for step in steps if step[0] == "FROM")
     assert [KubernetesTable.model_fields["workdir"].default] == [s[1] for s in steps if s[0] == "WORKDIR"]
     copied = [word for step in steps if step[0] == "COPY" for word in step[1:-1]]

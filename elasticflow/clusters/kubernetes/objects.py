@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.clusters.kubernetes.pods import quantity
-from elasticflow.clusters.yaml_text import Commented
+from elasticflow.clusters.yaml_text import Commented, without_comment
 from elasticflow.errors import BUDGET_SPENT, INTERRUPTED, NOT_STARTED
+from elasticflow.jobfile.tables.units import parse_duration
 from elasticflow.protocol.handshake import TOKEN
 
 if TYPE_CHECKING:
@@ -48,12 +50,17 @@ def rendezvous(pods: PodSpec, name: str) -> list[Any]:
         "image": pods.table.image,
         "command": ["elasticflow", "rendezvous", "serve", "--port", str(port), "--state", _STORE_STATE],
         "env": [each for each in pods.environment() if _name_of(each) == TOKEN],
+        "securityContext": pods.container_security_context(),
         "ports": [{"containerPort": port}],
         "resources": {"requests": asked, "limits": dict(asked)},
         "readinessProbe": {"tcpSocket": {"port": port}},
         "volumeMounts": [{"name": "state", "mountPath": _STORE_STATE}],
     }
-    spec: dict[str, Any] = {"enableServiceLinks": False, "automountServiceAccountToken": False}
+    spec: dict[str, Any] = {
+        "enableServiceLinks": False,
+        "automountServiceAccountToken": False,
+        "securityContext": pods.security_context(),
+    }
     kept = Commented("The store goes on where its container is started again, and runs with it.", {})
     spec["volumes"] = [{"name": "state", "emptyDir": kept}]
     if pods.table.pull_secrets:
@@ -93,14 +100,14 @@ def elastic_job(pods: PodSpec) -> Any:
         f"A pod for each node: {nodes.min} to {nodes.max} take part. Another number, while it runs:\n"
         f'{pods.kubectl} patch job {pods.name} -p \'{{"spec":{{"parallelism":N,"completions":N}}}}\''
     )
-    return Commented(comment, {**head, "spec": _job_spec(pods, template)})
+    return Commented(comment, {**head, "spec": {**_ttl(pods), **_job_spec(pods, template)}})
 
 
 def job_set(pods: PodSpec, replicated_job: str) -> Any:
     """Return the JobSet: of a fixed number of pods."""
     head = _head("jobset.x-k8s.io/v1alpha2", "JobSet", pods, pods.name)
     head["metadata"]["labels"] |= _queue(pods)
-    return {**head, "spec": _job_set_spec(pods, replicated_job)}
+    return {**head, "spec": {**_ttl(pods), **_job_set_spec(pods, replicated_job)}}
 
 
 def train_job(pods: PodSpec, replicated_job: str) -> list[Any]:
@@ -125,8 +132,7 @@ def labels_of(pods: PodSpec) -> dict[str, str]:
 
 
 def _name_of(variable: Any) -> str:
-    plain = variable.value if isinstance(variable, Commented) else variable
-    return str(plain["name"])
+    return str(without_comment(variable)["name"])
 
 
 def _head(version: str, kind: str, pods: PodSpec, name: str) -> dict[str, Any]:
@@ -141,6 +147,11 @@ def _head(version: str, kind: str, pods: PodSpec, name: str) -> dict[str, Any]:
 
 def _queue(pods: PodSpec) -> dict[str, str]:
     return {} if pods.table.queue is None else {_QUEUE: pods.table.queue}
+
+
+def _ttl(pods: PodSpec) -> dict[str, Any]:
+    time = pods.table.ttl_after_finished
+    return {} if time is None else {"ttlSecondsAfterFinished": math.ceil(parse_duration(time))}
 
 
 def _job_spec(pods: PodSpec, template: dict[str, Any]) -> dict[str, Any]:

@@ -86,6 +86,7 @@ class PodSpec:
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": self.grace_s(),
             "enableServiceLinks": False,
+            "securityContext": self.security_context(),
         }
         if table.service_account is None:
             spec["automountServiceAccountToken"] = False
@@ -110,6 +111,25 @@ class PodSpec:
             return math.ceil(parse_duration(self.table.grace))
         return math.ceil(parse_duration(self.job.snapshots.grace)) + _ENDING_S
 
+    def security_context(self) -> Any:
+        """Return what a namespace with the restricted Pod Security profile asks of a pod."""
+        context: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
+        user = self.table.user
+        if user == 0:
+            return {"runAsUser": 0, **context}
+        context = {"runAsNonRoot": True, **context}
+        if user is None:
+            return Commented("The image's user: a number other than 0, or set kubernetes.user.", context)
+        # Large volumes are not gone through at each start.
+        groups = {"fsGroup": user, "fsGroupChangePolicy": "OnRootMismatch"}
+        return {"runAsUser": user, "runAsGroup": user, **groups, **context}
+
+    def container_security_context(self) -> dict[str, Any]:
+        """Return what a namespace with the restricted Pod Security profile asks of a container."""
+        context: dict[str, Any] = {"allowPrivilegeEscalation": False}
+        # Without its capabilities root could not write to the folders of others.
+        return context if self.table.user == 0 else {**context, "capabilities": {"drop": ["ALL"]}}
+
     def _container(self) -> dict[str, Any]:
         table = self.table
         container: dict[str, Any] = {
@@ -117,6 +137,7 @@ class PodSpec:
             "image": table.image,
             "workingDir": table.workdir,
             "command": self.command(),
+            "securityContext": self.container_security_context(),
         }
         container["env"] = self.environment()
         if resources := resources_of(table.resources):
@@ -136,15 +157,19 @@ class PodSpec:
         return [*plain, *(_of_secret(name, place) for name, place in table.secrets.items()), *self.token()]
 
     def token(self) -> list[Any]:
-        """Return the variable with the run's token, unless `kubernetes.secrets` has it."""
-        if TOKEN in self.table.secrets:
+        """Return the variable with the run's token, unless the job says where it is, or the run's only pod makes it."""
+        nodes = self.job.nodes
+        # The pod of the store has no such file.
+        is_in_file = nodes.token_file is not None and not self.table.rendezvous_pod
+        is_alone = nodes.max == 1 and not self.serves_store
+        if TOKEN in self.table.secrets or is_in_file or is_alone:
             return []
         name = f"{self.name}-token"
         comment = (
-            "Without this Secret, who reaches the pods' port can take part in the run. Before the pods start:\n"
+            "Whoever knows this token can take part in the run. The pods wait for the Secret:\n"
             f"openssl rand -hex 32 | {self.kubectl} create secret generic {name} --from-file=token=/dev/stdin"
         )
-        reference = {"name": name, "key": "token", "optional": True}
+        reference = {"name": name, "key": "token"}
         return [Commented(comment, {"name": TOKEN, "valueFrom": {"secretKeyRef": reference}})]
 
     def _mounts(self) -> list[dict[str, Any]]:

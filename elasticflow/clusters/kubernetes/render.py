@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any, Literal
 
 from elasticflow.clusters.kubernetes import objects
+from elasticflow.clusters.kubernetes.patch import patched
 from elasticflow.clusters.kubernetes.pods import PodSpec
 from elasticflow.clusters.yaml_text import Commented, yaml_documents
 from elasticflow.errors import RenderError
@@ -48,7 +49,7 @@ def render_kubernetes(
     form = form or table.form
     run_id = run_id or job.job.name
     name = _object_name(job.job.name, run_id)
-    _check(job, table)
+    _check(job, table, form)
     texts = _texts(loaded)
     endpoint = _endpoint(job, table, name, form)
     pods = PodSpec(
@@ -67,7 +68,10 @@ def render_kubernetes(
     head = f"{job.job.name}, run {run_id}: made by `elasticflow render kubernetes {pods.job_file}`."
     config = objects.config_map(pods, {pods.files[path]: text for path, text in texts.items()})
     first = Commented(f"{head}\n{config.comment}", config.value)
-    return yaml_documents(first, *_objects(pods, form))
+    documents = [first, *_objects(pods, form)]
+    if table.patch is not None:
+        documents = patched(documents, loaded.project_root / table.patch)
+    return yaml_documents(*documents)
 
 
 def _objects(pods: PodSpec, form: Form) -> list[Any]:
@@ -91,7 +95,7 @@ def _table_of(job: Job) -> KubernetesTable:
     return job.kubernetes
 
 
-def _check(job: Job, table: KubernetesTable) -> None:
+def _check(job: Job, table: KubernetesTable, form: Form) -> None:
     """Check what else the pods need of the job.
 
     Raises:
@@ -103,6 +107,11 @@ def _check(job: Job, table: KubernetesTable) -> None:
             f"snapshots.uri: snapshots would be kept {place}, which goes with the pod",
             'set snapshots.uri to an object store ("s3://bucket/name"), or to a path below the path of a volume with a claim '
             "that all pods may write to",
+        )
+    if form == "trainjob" and table.ttl_after_finished is not None:
+        raise RenderError(
+            "kubernetes.ttl_after_finished: Kubeflow Trainer deletes no TrainJob that has ended",
+            "leave it out, or render a Job or a JobSet: --form",
         )
     gpus = table.resources.gpu
     if job.nodes.nproc_per_node == "gpu" and not gpus:

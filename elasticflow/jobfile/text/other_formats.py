@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 
+import tomli
+
 from elasticflow.jobfile.diagnostics.excerpt import mask_secrets
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, to_toml
-from elasticflow.jobfile.text.slips import Mended, is_toml_up_to, mended
 
 _SHOWN = 10
 
@@ -32,7 +33,7 @@ def other_format(text: str) -> tuple[str, str] | None:
         )
     of_yaml = [each for each in lines if re.match(r"\s*(-\s+)?[\w.\-\"']+:(\s|$)|\s*-\s|---\s*$", each)]
     if not is_toml and of_yaml and 2 * len(of_yaml) > len(lines):
-        return "this is YAML, and a job file is TOML", _begins(_of_yaml(lines))
+        return "this is YAML, and a job file is TOML", _begins(_of_yaml(text))
     return None
 
 
@@ -46,48 +47,42 @@ def _begins(lines: list[str]) -> str:
 
 def _of_json(text: str) -> list[str]:
     try:
-        raw = json.loads(text)
+        return _in_toml(json.loads(text))
     except (ValueError, RecursionError):
         return []
-    lines: list[str] = []
+
+
+def _of_yaml(text: str) -> list[str]:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+    from ruamel.yaml.events import AliasEvent
+
+    yaml = YAML(typ="safe", pure=True)
+    try:
+        # An alias may stand for itself, or for more than fits into memory.
+        if any(isinstance(event, AliasEvent) for event in yaml.parse(text)):
+            return []
+        return _in_toml(yaml.load(text))
+    except (YAMLError, ValueError, RecursionError):
+        return []
+
+
+def _in_toml(raw: object) -> list[str]:
+    if not isinstance(raw, dict):
+        return []
+    # Keys after a table's header would be that table's.
     tables = {key: value for key, value in raw.items() if isinstance(value, dict)}
-    lines += _pairs({key: value for key, value in raw.items() if key not in tables})
+    lines = _pairs({key: value for key, value in raw.items() if key not in tables})
     for name, table in tables.items():
-        lines += [f"[{dotted((name,))}]", *_pairs(table)]
+        lines += [f"[{dotted((str(name),))}]", *_pairs(table)]
+    # A value that TOML has not, such as null in a list, is a ValueError here.
+    tomli.loads("\n".join(lines))
     return lines
 
 
-def _pairs(table: dict[str, object]) -> list[str]:
-    given = {key: value for key, value in table.items() if value is not None}
-    return [mask_secrets(f"{dotted((key,))} = {to_toml(value)}") for key, value in given.items()]
-
-
-def _of_yaml(lines: list[str]) -> list[str]:
-    """Return the beginning of two levels of YAML, as far as it is that simple."""
-    toml: list[str] = []
-    inner = ""
-    for line in lines:
-        pair = re.match(r"^(\s*)([\w.\-]+):\s*(.*?)\s*(?:\s#.*)?$", line)
-        if line.strip() == "---":
-            continue
-        if pair is None:
-            break
-        indent, key, value = pair.groups()
-        if indent and inner and indent != inner:
-            break
-        inner = indent or ""
-        if not value and not indent:
-            toml.append(f"[{key}]")
-        elif value:
-            pair_of_toml = f"{key} = {value}"
-            right = (
-                Mended(pair_of_toml, "")
-                if is_toml_up_to(pair_of_toml, len(pair_of_toml))
-                else mended(pair_of_toml, len(key))
-            )
-            if right is None:
-                break
-            toml += [mask_secrets(right.line)] * bool(right.line)
-        else:
-            break
-    return toml
+def _pairs(table: dict[object, object]) -> list[str]:
+    return [
+        mask_secrets(f"{dotted((str(key),))} = {to_toml(value)}")
+        for key, value in table.items()
+        if value is not None
+    ]

@@ -302,12 +302,12 @@ def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     [("validate", "jobs/mnist.toml"), ("--help",), ("--version",), ("schema",), ("explain", "EF101")],
 )
 def test_light_commands_load_no_heavy_package(command: tuple[str, ...]) -> None:
-    """torch, fsspec, structlog and rich stay out of what must start at once."""
+    """torch, fsspec, structlog, rich and ruamel.yaml stay out of what must start at once."""
     done = process("-X", "importtime", "-m", "elasticflow", *command)
     assert done.returncode == 0, done.stderr[-2000:]
     loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert "click" in loaded
-    assert loaded.isdisjoint({"torch", "numpy", "fsspec", "structlog", "rich", "examples"})
+    assert loaded.isdisjoint({"torch", "numpy", "fsspec", "structlog", "rich", "ruamel", "examples"})
     assert command[0] == "validate" or "pydantic" not in loaded
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +91,26 @@ def test_schemas_are_closed() -> None:
     document["spec"]["replicatedJob"] = []
     with pytest.raises(jsonschema.ValidationError, match="replicatedJob"):
         jsonschema.Draft7Validator(published["schema"]).validate(document)
+
+
+@pytest.mark.usefixtures("real_processes")
+def test_job_file_without_a_newline_at_its_end_is_rendered(tmp_path: Path) -> None:
+    """In a process of its own, which ends; the file stands in the manifest line by line."""
+    lines = [f"# {number}: what this job is about, and who is to be asked" for number in range(40)]
+    text = "\n".join([*lines, (JOBS / "base.toml").read_text(), (JOBS / "small.toml").read_text()])
+    text = text.replace('extends = "base.toml"\n', "").rstrip()
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "job.toml").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "elasticflow", "render", "kubernetes", "job.toml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert text == objects(done.stdout)["ConfigMap"]["data"]["job.toml"]
+    assert all(f"\n    {line}\n" in done.stdout for line in lines)
 
 
 def test_exit_codes_have_their_actions() -> None:

@@ -28,7 +28,8 @@ KEYS = {
     "torchrun": "rdzv_backend rdzv_conf start_method monitor_interval tee redirects local_ranks_filter numa_binding log_dir",
     "slurm": "form partition account qos time notice gpus gres mem cpus_per_task exclusive requeues output exit_codes setup extra",
     "kubernetes": "image form namespace workdir port rendezvous_pod resources shared_memory volumes env secrets node_selector "
-    "tolerations service_account pull_secrets priority_class queue labels annotations grace pre_stop backoff_limit",
+    "tolerations service_account user pull_secrets priority_class queue labels annotations grace pre_stop backoff_limit "
+    "ttl_after_finished patch",
     "matrix": "axes exclude cases",
 }
 

@@ -138,6 +138,7 @@ def test_what_is_offered_is_toml(text: str) -> None:
         ('{"train": {"epochs": 3, "ema": null}}', "this is JSON", ["[train]", "epochs = 3"]),
         ("train:\n  epochs: 3  # passes\n  name: my job\n", "this is YAML", ["[train]", "epochs = 3", 'name = "my job"']),
         ("---\nepochs: 3\n", "this is YAML", ["epochs = 3"]),
+        ("train:\n  betas:\n  - 0.9\n  - 0.95\n  log: {every: 1e2}\n", "this is YAML", ["betas = [0.9, 0.95]", "log = { every = 100.0 }"]),
         ("from torch import nn\nimport torch\n", "this is Python", []),
         ('{ "train": {', "this is JSON", []),
     ],
@@ -150,6 +151,34 @@ def test_another_format_is_told_and_turned_into_toml(text: str, message: str, be
     assert all(line in found[1].split("\n") for line in begins)
     secret = other_format(text.replace("epochs", "password").replace("3", '"hunter2"'))
     assert "hunter2" not in str(secret)
+
+
+def test_keys_stay_in_their_tables() -> None:
+    """A key that follows a table in YAML would be that table's in TOML."""
+    found = other_format("train:\n  epochs: 3\nseed: 1\n")
+    assert found is not None
+    assert found[1].endswith("seed = 1\n[train]\nepochs = 3")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &a [*a]\nb: 1\n",
+        "a: &a [1, 2]\nb: *a\n",
+        "a: 1\na: 2\n",
+        "a: [1, null]\n",
+        "a: !!binary aGVsbG8=\n",
+        "a: !!python/name:os.system\n",
+        "a: 1\n  b: 2\nc: 3\n",
+        "- a\n- b\n",
+        '{"a": {"b": [1, null]}}',
+    ],
+)
+def test_what_toml_cannot_say_is_not_turned_into_it(text: str) -> None:
+    """The format is told all the same."""
+    found = other_format(text)
+    assert found is not None
+    assert found[1].startswith("tables have their names in brackets")
 
 
 @pytest.mark.parametrize("text", ["[train]\nepochs: 3\n", "epochs = \n", "a = 1\nb: 2\nc = 3\n", ""])

@@ -186,6 +186,14 @@ class KubernetesTable(Table):
         description="ServiceAccount of the pods; default: none of its token.",
         examples=["trainer"],
     )
+    user: int | None = Field(
+        default=None,
+        ge=0,
+        le=2**31 - 1,
+        description="Number of the user and group that the pods run as, and that may write to volumes; 0: root; default: the "
+        "image's user, which may not be root.",
+        examples=[1000],
+    )
     pull_secrets: list[ObjectName] = Field(
         default=[], description="Secrets with which the image is pulled.", examples=[["registry"]]
     )
@@ -218,6 +226,16 @@ class KubernetesTable(Table):
         le=10**6,
         description="Pods that may end otherwise than by leaving or by a disruption.",
         examples=[6],
+    )
+    ttl_after_finished: DurationText | None = Field(
+        default=None,
+        description="Time after which a Job or JobSet that has ended is deleted with its pods; default: it stays.",
+        examples=["7 d"],
+    )
+    patch: Word | None = Field(
+        default=None,
+        description="A YAML file of the project whose objects are merged into the manifest's: what has no key here.",
+        examples=["jobs/site.yaml"],
     )
 
     @model_validator(mode="after")
