@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -154,3 +155,27 @@ def test_the_map_names_every_room() -> None:
     rooms = {path.parent.relative_to(PACKAGE).as_posix() for path in MODULES.values()} - {"."}
 
     assert {room for room in rooms if f"`{room}/`" not in text} == set()
+
+
+@pytest.mark.usefixtures("real_processes")
+def test_the_top_level_holds_what_was_asked_for() -> None:
+    """Files beside it begin with a dot."""
+    listed = subprocess.run(
+        ["git", "ls-tree", "--name-only", "HEAD"],
+        cwd=PACKAGE.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode:
+        pytest.skip("this is no git checkout")
+    assert [name for name in listed.stdout.split() if not name.startswith(".")] == [
+        "CHANGELOG.md",
+        "LICENSE",
+        "README.md",
+        "elasticflow",
+        "examples",
+        "jobs",
+        "pyproject.toml",
+        "tests",
+    ]

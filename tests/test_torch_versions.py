@@ -33,7 +33,7 @@ def test_the_extra_and_the_constraints_are_of_that_range() -> None:
     extra = tomli.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["torch"]
     assert torch_versions.requirement() in extra
     assert "torch>=2.13,<2.16" == torch_versions.requirement()
-    (pinned,) = re.findall(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    (pinned,) = re.findall(r"^torch==(.*)$", (ROOT / "tests" / "constraints.txt").read_text(), re.MULTILINE)
     assert torch_versions.untried(pinned) is None
 
 
@@ -42,4 +42,4 @@ def test_what_is_installed_from_a_clone_is_constrained() -> None:
     for name in ("README.md", ".ci/run"):
         commands = re.findall(r"pip install [^\n]*-e [^\n]*", (ROOT / name).read_text())
         assert commands
-        assert all("-c constraints.txt " in command for command in commands)
+        assert all("-c tests/constraints.txt " in command for command in commands)

@@ -9,7 +9,7 @@ launch is asked to leave, and ends. Each part is measured from outside of it: se
 and of the key server's thread, requests and bytes at the key server. CPU seconds are what to compare: the machine also runs
 the nodes, so seconds say how long 1,024 nodes take on it, not on machines of their own.
 
-`--save NAME` keeps the figures in `scale.json` under that name, `--plot` draws `docs/scale.svg` of what is kept there.
+`--save NAME` keeps the figures in `scale.json` under that name, `--plot` draws `elasticflow/guide/pictures/scale.svg` of what is kept there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tests.servers import free_port
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-PICTURE = Path(__file__).resolve().parents[2] / "docs" / "scale.svg"
+PICTURE = Path(__file__).resolve().parents[2] / "elasticflow" / "guide" / "pictures" / "scale.svg"
 SIZES = (64, 256, 1024)
 NOW, BEFORE = "now", "before"
 """Names under which the figures of the picture are kept."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.clusters.kubernetes.pods import quantity
 from elasticflow.clusters.yaml_text import Commented, without_comment
 from elasticflow.errors import BUDGET_SPENT, INTERRUPTED, NOT_STARTED
-from elasticflow.jobfile.tables.units import parse_duration
 from elasticflow.protocol.handshake import TOKEN
+from elasticflow.system.units import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

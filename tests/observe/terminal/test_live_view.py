@@ -8,9 +8,9 @@ import textwrap
 from typing import Any
 
 import pytest
+from docs.kill_transcript import Screen as Terminal
 from rich.cells import cell_len
 
-from docs.kill_transcript import Screen as Terminal
 from elasticflow.observe.terminal.live_view import LiveView
 from elasticflow.observe.terminal.run_board import TEXT_COLUMN
 from elasticflow.observe.terminal.screen import Screen

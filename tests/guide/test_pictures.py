@@ -11,13 +11,13 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from docs.kill_transcript import BLANK, KILLS, PICTURE, Cell, Kill, Screen, lines_of, svg
 from tests.fenced_blocks import GUIDE_PAGES, ROOT
+from tests.guide.kill_transcript import BLANK, KILLS, PICTURE, Cell, Kill, Screen, lines_of, svg
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-PICTURES = sorted((ROOT / "docs").glob("*.svg"))
+PICTURES = sorted((ROOT / "elasticflow" / "guide" / "pictures").glob("*.svg"))
 NAME = "{http://www.w3.org/2000/svg}"
 LEAST_CONTRAST = 4.5
 """Of letters and what they stand on (WCAG 2, level AA)."""
@@ -33,7 +33,9 @@ def test_a_page_shows_every_picture() -> None:
     shown = [
         picture
         for page in GUIDE_PAGES
-        for picture in re.findall(r"!\[([^\]]+)\]\((?:\.\./\.\./)?docs/([^)]+)\)", page.read_text())
+        for picture in re.findall(
+            r"!\[([^\]]+)\]\((?:elasticflow/guide/)?pictures/([^)]+)\)", page.read_text()
+        )
     ]
     assert [path.name for path in PICTURES] == sorted(name for _, name in shown)
     assert all(len(text) > 80 for text, _ in shown)
@@ -169,5 +171,5 @@ def test_the_picture_has_each_kill_before_its_answer_and_no_place_of_the_machine
 def test_the_transcript_can_be_made_again(tmp_path: Path) -> None:
     """The script kills, compares the weights, and writes a picture."""
     made = tmp_path / "kill.svg"
-    subprocess.run([sys.executable, "docs/kill_transcript.py", "-o", str(made)], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "tests/guide/kill_transcript.py", "-o", str(made)], cwd=ROOT, check=True)
     assert "✓ finished" in told(made.read_text("utf-8"))

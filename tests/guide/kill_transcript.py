@@ -1,6 +1,6 @@
 """Makes `kill.svg`, README's first picture: the main job in a terminal, while two of its processes are killed.
 
-`python docs/kill_transcript.py [-o FILE]`, in a checkout with elasticflow and torch. The run is a real one, in a copy of the
+`python tests/guide/kill_transcript.py [-o FILE]`, in a checkout with elasticflow and torch. The run is a real one, in a copy of the
 project and in a pseudo-terminal; a worker, then the agent (with which all workers die) get SIGKILL by their pids as soon as
 the run has done so many steps. What the terminal shows at the end is drawn as it is, but for the lines about the data. A
 second run, which nobody disturbs, must end with the same bits; else there is no picture.
@@ -28,8 +28,8 @@ from typing import NamedTuple
 
 import psutil
 
-ROOT = Path(__file__).resolve().parents[1]
-PICTURE = Path(__file__).with_name("kill.svg")
+ROOT = Path(__file__).resolve().parents[2]
+PICTURE = ROOT / "elasticflow" / "guide" / "pictures" / "kill.svg"
 COMMAND = ("run", "jobs/mnist.toml")
 COLUMNS, ROWS = 100, 40
 LEFT_OUT = re.compile(r"· data  |^ {20,}(/|b?[0-9a-f]{8}$)|^ +runs/")
@@ -105,7 +105,9 @@ class Screen:
 def main() -> int:
     """Make the picture; exit code 1 if the two runs end with different weights."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("-o", "--output", type=Path, default=PICTURE, help="default: docs/kill.svg")
+    parser.add_argument(
+        "-o", "--output", type=Path, default=PICTURE, help="default: the picture that README shows"
+    )
     output: Path = parser.parse_args().output
     with tempfile.TemporaryDirectory() as folder:
         project = Path(folder)
@@ -250,7 +252,7 @@ def svg(lines: list[list[Cell]]) -> str:
      font-size="13">
   <title id="title">elasticflow run jobs/mnist.toml: a worker and the agent are killed, the run goes on and finishes</title>
   <desc id="text">{text}</desc>
-  <!-- made by docs/kill_transcript.py -->
+  <!-- made by tests/guide/kill_transcript.py -->
   <style>
 {STYLE}
   </style>
