@@ -28,7 +28,7 @@ NOT_EVENTS = (
     ".step",
 )
 
-NAMES_ELSEWHERE = {str(name) for field in FIELDS.values() for name in (field.otel, field.ecs)}
+NAMES_ELSEWHERE = {str(field.otel) for field in FIELDS.values()}
 
 FROZEN = {
     "script.started": {"script", "seconds_since_failure"},
