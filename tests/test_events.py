@@ -84,7 +84,7 @@ FROZEN = {
         "steps",
     },
     "training.first_step": {"seconds_since_failure"},
-    "training.compiled": {"compiled", "from_cache", "rehearsed", "seconds"},
+    "training.compiled": {"compiled", "from_cache", "seconds"},
     "training.stopped": {"by_rank", "reason"},
     "training.finished": {"best", "epoch", "samples"},
     "snapshot.staged": {"bytes", "name", "stall_s", "trigger"},

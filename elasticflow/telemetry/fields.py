@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Of events and lines; `run.started` tells it. It grows when a field or an event is renamed or removed, or changes its type.
 
 New events and new fields are no new version: readers leave alone what they do not know.
@@ -149,7 +149,6 @@ FIELDS: dict[str, Field] = {
     "by_rank": Field("whole?", "the rank that asked for it"),
     "from_cache": Field("whole", "graphs that were there"),
     "compiled": Field("whole", "graphs that were compiled"),
-    "rehearsed": Field("flag", "a standby had traced the model before"),
     "kept": Field("texts", "names of objects with a state, which snapshots hold beside model and optimizer"),
     "keys": Field("texts", "names of values"),
     "groups": Field("list", "groups of parameters: name, tensors, numbers in them, options"),
