@@ -175,9 +175,8 @@ TRAINING_FIRST_STEP = Event(
 )
 TRAINING_COMPILED = Event(
     "training.compiled",
-    "what torch.compile took of a generation's first step, in graphs from its cache and graphs that were compiled; "
-    "rehearsed: a standby had traced the model before",
-    ("seconds", "from_cache", "compiled", "rehearsed"),
+    "what torch.compile took of a generation's first step, in graphs from its cache and graphs that were compiled",
+    ("seconds", "from_cache", "compiled"),
     emitter="worker",
 )
 TRAINING_STOPPED = Event(

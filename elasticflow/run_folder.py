@@ -88,10 +88,6 @@ class RunFolder:
         """What workers have imported; standbys import it before they are needed."""
         return self.path / "imports.json"
 
-    def rehearsal(self, node: str, local_rank: int) -> Path:
-        """How the first step of a worker called its model, where that is compiled; its standby rehearses it."""
-        return self.path / "rehearsals" / f"{node}-{local_rank}.json"
-
     @property
     def profiles(self) -> Path:
         """Traces of steps that `elasticflow profile` asked for, by number."""

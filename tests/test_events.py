@@ -28,7 +28,7 @@ NOT_EVENTS = (
     ".step",
 )
 
-NAMES_ELSEWHERE = {str(name) for field in FIELDS.values() for name in (field.otel, field.ecs)}
+NAMES_ELSEWHERE = {str(field.otel) for field in FIELDS.values()}
 
 FROZEN = {
     "script.started": {"script", "seconds_since_failure"},
@@ -84,7 +84,7 @@ FROZEN = {
         "steps",
     },
     "training.first_step": {"seconds_since_failure"},
-    "training.compiled": {"compiled", "from_cache", "rehearsed", "seconds"},
+    "training.compiled": {"compiled", "from_cache", "seconds"},
     "training.stopped": {"by_rank", "reason"},
     "training.finished": {"best", "epoch", "samples"},
     "snapshot.staged": {"bytes", "name", "stall_s", "trigger"},

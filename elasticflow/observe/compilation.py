@@ -22,14 +22,12 @@ class FirstStep:
         seconds: How long, on rank 0.
         from_cache: Graphs taken from the compiler's cache.
         compiled: Graphs that were compiled.
-        is_rehearsed: A standby had traced the model before; the rest of what it took is in the seconds.
     """
 
     generation: int
     seconds: float
     from_cache: int
     compiled: int
-    is_rehearsed: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class Compilation:
             return replace(self, cache_bytes=int_of(event, "bytes") or None)
         generation, seconds = int_of(event, "generation"), float_of(event, "seconds") or 0.0
         graphs = int_of(event, "from_cache"), int_of(event, "compiled")
-        step = FirstStep(generation, seconds, *graphs, is_rehearsed=event.get("rehearsed") is True)
+        step = FirstStep(generation, seconds, *graphs)
         # Rank 0 tells, and may have waited for what another worker of its node compiled.
         is_first = self.newest is None and self.cache_bytes is None
         return replace(
@@ -81,8 +79,7 @@ class Compilation:
             else []
         )
         taken = [f"{plural(newest.from_cache, 'graph')} from its cache"] if newest.from_cache else []
-        traced = ["traced beforehand"] if newest.is_rehearsed else []
-        what = ", ".join([*made, *taken, *traced])
+        what = ", ".join([*made, *taken])
         parts = [f"{newest.seconds:.1f} s in generation {newest.generation}, {what}"]
         if without is not None and without is not newest:
             parts.append(f"{without.seconds:.1f} s without that")

@@ -15,7 +15,6 @@ from __future__ import annotations
 import inspect
 import operator
 import pkgutil
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +28,7 @@ from elasticflow import torch_versions
 from elasticflow.errors import TorchChangedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch.optim import Optimizer
 
@@ -56,8 +55,6 @@ __all__ = [
     "foreach_copy_",
     "foreach_div_",
     "forget_loader_process",
-    "forget_traces",
-    "form_group_of",
     "has_plain_state",
     "is_compiled",
     "loader_processes_of",
@@ -66,8 +63,6 @@ __all__ = [
     "state_hooks_of",
     "storage_id",
     "tables_of",
-    "tracing_flags",
-    "tracing_under",
     "unsaved_buffers_of",
     "version_of",
     "warm_up_compiler",
@@ -221,74 +216,6 @@ def compile_deterministically() -> None:
     # Kernels for any size, made once another size was seen, add in another order: bits would depend on the past.
     _dynamo.config.automatic_dynamic_shapes = False
     _inductor.config.deterministic = True  # none is chosen by its speed
-
-
-def tracing_flags() -> dict[str, Any]:
-    """Return the settings of this process that torch's compiler guards, or makes kernels by, as JSON."""
-    from torch import _dynamo, _inductor
-
-    return {
-        "threads": torch.get_num_threads(),
-        "deterministic": torch.get_deterministic_debug_mode(),
-        "fill": torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
-        "matmul_precision": torch.get_float32_matmul_precision(),
-        "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
-        "dynamic": getattr(_dynamo.config, "automatic_dynamic_shapes", None),
-        "inductor_deterministic": getattr(_inductor.config, "deterministic", None),
-    }
-
-
-def _set_tracing_flags(flags: Mapping[str, Any]) -> None:
-    from torch import _dynamo, _inductor
-
-    now = tracing_flags()
-    for name, value in flags.items():
-        # What is set though it is set already may be part of another key of the cache.
-        if name not in now or now[name] == value:
-            continue
-        match name:
-            case "threads":
-                torch.set_num_threads(value)
-            case "deterministic":
-                torch.set_deterministic_debug_mode(value)
-            case "fill":
-                torch.utils.deterministic.fill_uninitialized_memory = value  # type: ignore[attr-defined]
-            case "matmul_precision":
-                torch.set_float32_matmul_precision(value)
-            case "dtype":
-                torch.set_default_dtype(getattr(torch, value))
-            case "dynamic":
-                _dynamo.config.automatic_dynamic_shapes = value
-            case _:
-                assert name == "inductor_deterministic"
-                _inductor.config.deterministic = value
-
-
-@contextmanager
-def tracing_under(flags: Mapping[str, Any]) -> Iterator[None]:
-    """Have the settings that `tracing_flags` returned while this is entered, and those of before afterwards."""
-    before = tracing_flags()
-    _set_tracing_flags(flags)
-    try:
-        yield
-    finally:
-        _set_tracing_flags(before)
-
-
-def form_group_of(rank: int, world_size: int) -> None:
-    """Form a process group of this process alone that has that rank and size, and whose collectives do nothing.
-
-    The compiler takes rank and size for constants, without a guard, so that they must be those of the call that follows.
-    torch makes this group for its own tests; its work has no future, which DistributedDataParallel waits for wherever
-    gradients are exchanged: `no_sync` (2.13).
-    """
-    fake = _required("torch.testing._internal.distributed.fake_pg:FakeStore", "to trace a step beforehand")
-    dist.init_process_group("fake", store=fake(), rank=rank, world_size=world_size)
-
-
-def forget_traces() -> None:
-    """Have torch's compiler trace anew whatever it has traced in this process; kernels stay in its cache."""
-    torch._dynamo.reset()
 
 
 def warm_up_compiler() -> None:

@@ -40,7 +40,6 @@ KINDS: dict[str, SinkKind] = {
     "wandb": SinkKind("elasticflow.sinks.wandb:WandB", "wandb", ("wandb",)),
     "trackio": SinkKind("elasticflow.sinks.trackio:Trackio", "trackio", ("trackio",)),
     "otlp": SinkKind("elasticflow.sinks.otlp:Otlp", "otlp", ("opentelemetry.proto",)),
-    "kubeflow": SinkKind("elasticflow.sinks.kubeflow:Kubeflow"),
     "prometheus": SinkKind("elasticflow.sinks.prometheus:Prometheus"),
 }
 

@@ -1,1 +1,1 @@
-"""What events and their fields are to other programs: types, names elsewhere, a JSON Schema."""
+"""What events and their fields are to other programs: types, names in OpenTelemetry, a JSON Schema."""

@@ -1,14 +1,14 @@
-"""Every field of an event, of a line of metrics.jsonl and of a log line: its type, its meaning, and its names elsewhere.
+"""Every field of an event, of metrics.jsonl and of a log line: its type, its meaning, and its name in OpenTelemetry.
 
 A field has one type and one meaning wherever it stands. The JSON Schema, the page about events and what is sent to
-OpenTelemetry and to Elastic are made from this table.
+OpenTelemetry are made from this table.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Of events and lines; `run.started` tells it. It grows when a field or an event is renamed or removed, or changes its type.
 
 New events and new fields are no new version: readers leave alone what they do not know.
@@ -25,22 +25,20 @@ class Field(NamedTuple):
         type: As in `schema.TYPES`; with `?` at its end, null where there is nothing to say.
         meaning: In a few words.
         otel: Attribute of OpenTelemetry's semantic conventions; None: `elasticflow.<name>`.
-        ecs: Field of the Elastic Common Schema; None: `elasticflow.<name>`.
     """
 
     type: str
     meaning: str
     otel: str | None = None
-    ecs: str | None = None
 
 
 FIELDS: dict[str, Field] = {
     # Of every line. The first three are no attributes of a log record of OpenTelemetry but parts of it.
-    "timestamp": Field("time", "when it was written: UTC, RFC 3339", "Timestamp", "@timestamp"),
-    "level": Field("level", "how much it matters", "SeverityText", "log.level"),
-    "event": Field("text", "its name; of a log line, the message", "EventName", "event.action"),
-    "job": Field("text", "the job's name", "elasticflow.job.name", "elasticflow.job.name"),
-    "run_id": Field("text", "the run's id", "elasticflow.run.id", "elasticflow.run.id"),
+    "timestamp": Field("time", "when it was written: UTC, RFC 3339", "Timestamp"),
+    "level": Field("level", "how much it matters", "SeverityText"),
+    "event": Field("text", "its name; of a log line, the message", "EventName"),
+    "job": Field("text", "the job's name", "elasticflow.job.name"),
+    "run_id": Field("text", "the run's id", "elasticflow.run.id"),
     "generation": Field("whole", "the worker group, numbered over the run; 0 before the first"),
     # Of the lines of workers.
     "node": Field("text?", "the node's name in its launch"),
@@ -48,19 +46,19 @@ FIELDS: dict[str, Field] = {
     "world_size": Field("whole", "workers of the group"),
     "step": Field("whole", "finished optimizer steps"),
     "origin": Field("text", "whose logger wrote the line: `elasticflow` for events"),
-    "logger": Field("text", "name of the standard library's logger", "logger.name", "log.logger"),
-    "process": Field("text", "which process beside the worker wrote it, as `loader 1`", None, "process.name"),
+    "logger": Field("text", "name of the standard library's logger", "logger.name"),
+    "process": Field("text", "which process beside the worker wrote it, as `loader 1`"),
     "exception": Field("exception?", "what was raised, and where; without values of variables"),
     "stream": Field("text", "which output of a worker: `jsonl`, `stdout`, `stderr`", "log.iostream"),
     "lines": Field("whole", "how many lines"),
     "sink": Field("text", "where measures and events are sent to"),
     "points": Field("whole", "steps, evaluations and events that are still to be sent"),
-    "log": Field("text", "file with what a process printed last", "log.file.path", "log.file.path"),
+    "log": Field("text", "file with what a process printed last", "log.file.path"),
     "script": Field("text", "the file or module that [script] names"),
     # Who and where.
-    "pid": Field("whole", "a process", "process.pid", "process.pid"),
+    "pid": Field("whole", "a process", "process.pid"),
     "pids": Field("wholes", "processes, by local rank"),
-    "host": Field("text", "the machine's name", "host.name", "host.name"),
+    "host": Field("text", "the machine's name", "host.name"),
     "nproc": Field("whole", "workers of a node"),
     "nodes": Field("whole", "how many nodes"),
     "members": Field("texts", "the nodes' names, in rank order"),
@@ -68,24 +66,24 @@ FIELDS: dict[str, Field] = {
     "least": Field("whole", "nodes that the job needs"),
     "device": Field("text or facts", "what is computed on"),
     "connections": Field("whole", "how many, since this was told last"),
-    "address": Field("text", "where the last one came from", "client.address", "client.address"),
-    "command": Field("text", "a process's command line, cut short", "process.command_line", "process.command_line"),
-    "endpoint": Field("text?", "where other machines reach the launch", "server.address", "server.address"),
+    "address": Field("text", "where the last one came from", "client.address"),
+    "command": Field("text", "a process's command line, cut short", "process.command_line"),
+    "endpoint": Field("text?", "where other machines reach the launch", "server.address"),
     "resume_command": Field("text?", "what goes on with the run; none: `elasticflow resume`"),
     "torch": Field("text", "torch's version"),
     "schema": Field("whole", "version of the schema of these lines"),
     "launch": Field("whole", "start of the run, numbered from 1"),
     "resumed": Field("flag", "it goes on with what an earlier launch left"),
     # What went wrong, and why.
-    "class": Field("text", "class of a failure, or how a group ended", "error.type", "error.type"),
-    "error": Field("text", "what went wrong, in a line or two", "exception.message", "error.message"),
-    "traceback": Field("text?", "traceback as text, shortened", "exception.stacktrace", "error.stack_trace"),
-    "exit_code": Field("integer?", "how a process ended; negative: by that signal", "process.exit.code", "process.exit_code"),
+    "class": Field("text", "class of a failure, or how a group ended", "error.type"),
+    "error": Field("text", "what went wrong, in a line or two", "exception.message"),
+    "traceback": Field("text?", "traceback as text, shortened", "exception.stacktrace"),
+    "exit_code": Field("integer?", "how a process ended; negative: by that signal", "process.exit.code"),
     "stderr": Field("texts", "last lines of its standard error"),
     "others": Field("text?", "what became of the other workers"),
     "final": Field("flag", "another try would end in the same way"),
-    "reason": Field("text", "why", None, "event.reason"),
-    "why": Field("text?", "why it is not tried again", None, "event.reason"),
+    "reason": Field("text", "why"),
+    "why": Field("text?", "why it is not tried again"),
     "help": Field("text", "what to do"),
     "known": Field("text", "what is certain"),
     "likely": Field("text?", "what probably happened"),
@@ -94,7 +92,7 @@ FIELDS: dict[str, Field] = {
     "operation": Field("text", "what a store was asked to do"),
     "phase": Field("text", "what a worker is doing"),
     "frames": Field("texts", "where it is, the user's own frames first"),
-    "stacks": Field("text?", "file with the stacks of all its threads", None, "file.path"),
+    "stacks": Field("text?", "file with the stacks of all its threads"),
     # Time.
     "seconds": Field("number", "how long it took"),
     "seconds_since_failure": Field("number?", "from the failure until here"),
@@ -110,8 +108,8 @@ FIELDS: dict[str, Field] = {
     "name": Field("text", "of what the event is about"),
     "bytes": Field("whole", "size"),
     "trigger": Field("text", "why the snapshot was taken"),
-    "uri": Field("text", "where snapshots lie, passwords masked", "url.full", "url.full"),
-    "path": Field("text", "a file", "file.path", "file.path"),
+    "uri": Field("text", "where snapshots lie, passwords masked", "url.full"),
+    "path": Field("text", "a file", "file.path"),
     "files": Field("count or facts", "how many files, or their digests by path"),
     "action": Field("text", "what was done, or tried"),
     "goes_on_from": Field("whole", "step of the snapshot that the next launch begins at"),
@@ -151,7 +149,6 @@ FIELDS: dict[str, Field] = {
     "by_rank": Field("whole?", "the rank that asked for it"),
     "from_cache": Field("whole", "graphs that were there"),
     "compiled": Field("whole", "graphs that were compiled"),
-    "rehearsed": Field("flag", "a standby had traced the model before"),
     "kept": Field("texts", "names of objects with a state, which snapshots hold beside model and optimizer"),
     "keys": Field("texts", "names of values"),
     "groups": Field("list", "groups of parameters: name, tensors, numbers in them, options"),

@@ -1,7 +1,7 @@
-"""Events under the names of OpenTelemetry (log data model, semantic conventions) and of the Elastic Common Schema.
+"""Events under the names of OpenTelemetry: its log data model and semantic conventions.
 
-What has no name there is called `elasticflow.<field>`. Both functions take a line of events.jsonl or of a log as it stands
-and leave out what is null: the conventions have no value for "unknown".
+A field that has no name there is called `elasticflow.<field>`. Null fields are left out: the conventions have no value for
+"unknown".
 """
 
 from __future__ import annotations
@@ -54,12 +54,6 @@ def otel_name(field: str) -> str:
     return (known and known.otel) or f"{OURS}.{field}"
 
 
-def ecs_name(field: str) -> str:
-    """Return the name of *field* in the Elastic Common Schema."""
-    known = FIELDS.get(field)
-    return (known and known.ecs) or f"{OURS}.{field}"
-
-
 def to_otel(record: Mapping[str, Any], *, is_event: bool = True) -> OtelRecord:
     """Return *record*, a line of events.jsonl, or of a log if *is_event* is false, as a log record of OpenTelemetry."""
     level, name = str(record.get("level", "info")), str(record["event"])
@@ -81,21 +75,6 @@ def to_otel(record: Mapping[str, Any], *, is_event: bool = True) -> OtelRecord:
         attributes,
         {"service.name": SERVICE, **{otel_name(f): record[f] for f in RESOURCE if record.get(f) is not None}},
     )
-
-
-def to_ecs(record: Mapping[str, Any], *, is_event: bool = True) -> dict[str, Any]:
-    """Return *record* as a document of the Elastic Common Schema, its names with dots as they are."""
-    document: dict[str, Any] = {"service.name": SERVICE, "event.dataset": "elasticflow.events"}
-    for field, value in record.items():
-        if field == "exception" or value is None:
-            continue
-        name = "message" if field == "event" and not is_event else ecs_name(field)
-        document[name] = value if field in _PARTS else _flat(value)
-    if isinstance(exception := record.get("exception"), dict):
-        document["error.type"] = exception.get("type", "")
-        document.setdefault("error.message", exception.get("message", ""))
-        document.setdefault("error.stack_trace", _stack(exception))
-    return document
 
 
 def _stack(exception: Mapping[str, Any]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
@@ -14,8 +12,6 @@ if TYPE_CHECKING:
 
     from elasticflow.events import Event
 
-SCHEMA_FILE = Path(__file__).with_name("events.schema.json")
-"""What `events_schema` returns, as a file; a test keeps it so."""
 Schema = dict[str, Any]
 
 _NUMBER: Schema = {"type": "number"}
@@ -185,11 +181,6 @@ def events_schema() -> Schema:
             },
         },
     }
-
-
-def schema_text() -> str:
-    """Return the schema as the text of `SCHEMA_FILE`."""
-    return json.dumps(events_schema(), indent=1) + "\n"
 
 
 def _if_it_is(event: Event) -> Schema:

@@ -77,15 +77,12 @@ def test_a_compiled_job_compiles_once(project: Project) -> None:
     (saved,) = running.wait_for("a saved cache", lambda: named(running.events(), events.COMPILER_CACHE))
     assert ("n0", "saved") == (saved["node"], saved["action"])
 
-    running.wait_for("standbys", lambda: named(running.events(), events.STANDBYS_READY))
     done = max(r["step"] for r in read_lines(running.run.metrics))
     last = done - done % 50 + 60  # ten steps after a snapshot
     running.wait_for_step(last)
     os.kill(running.pid_of(1), signal.SIGKILL)
     second = _compiled(running, 2)[-1]
-    # Its standby had traced the model, with the kernels of the workers before, and has not traced it again.
     assert (graphs, 0) == (second["from_cache"], second["compiled"])
-    assert (True, 0.0) == (second["rehearsed"], second["seconds"])
     running.wait_for_step(last + 20, 1)
     losses_again = {r["step"]: r["loss"] for r in read_lines(running.run.metrics_redone) if "loss" in r}
     losses = {r["step"]: r["loss"] for r in read_lines(running.run.metrics) if "loss" in r}

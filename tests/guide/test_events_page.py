@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from elasticflow import events
 from elasticflow.guide.pages import GUIDE
 from elasticflow.telemetry.fields import FIELDS, SCHEMA_VERSION
-from elasticflow.telemetry.names import SEVERITY_NUMBERS, SEVERITY_TEXTS, ecs_name, otel_name
+from elasticflow.telemetry.names import SEVERITY_NUMBERS, SEVERITY_TEXTS, otel_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -34,9 +34,9 @@ def page_text() -> str:
         ((f"`{e}`", e.level, _sentence(e.meaning), _fields_of(e)) for e in kept),
     )
     of_fields = _table(
-        ("field", "type", "meaning", "OpenTelemetry", "ECS"),
+        ("field", "type", "meaning", "OpenTelemetry"),
         (
-            (f"`{name}`", _type(field.type), field.meaning, f"`{otel_name(name)}`", f"`{ecs_name(name)}`")
+            (f"`{name}`", _type(field.type), field.meaning, f"`{otel_name(name)}`")
             for name, field in FIELDS.items()
         ),
     )

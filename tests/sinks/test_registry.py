@@ -46,7 +46,7 @@ def test_options_are_those_of_the_chosen(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_is_missing_is_named_with_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it at once, before anything starts."""
     monkeypatch.setattr(registry, "_is_installed", lambda module: module not in {"mlflow", "wandb"})
-    check_installed(logging(sinks=["tensorboard", "kubeflow"]))
+    check_installed(logging(sinks=["tensorboard", "prometheus"]))
     with pytest.raises(SinkMissingError, match="has mlflow, wandb") as caught:
         check_installed(logging(sinks=["mlflow", "tensorboard", "wandb"]))
     assert "pip install 'elasticflow[mlflow,wandb]'" == caught.value.remedy

@@ -1,11 +1,11 @@
-"""Events under the names of OpenTelemetry and of the Elastic Common Schema."""
+"""Events under the names of OpenTelemetry."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from elasticflow.telemetry.fields import FIELDS
-from elasticflow.telemetry.names import SEVERITY_NUMBERS, ecs_name, otel_name, to_ecs, to_otel
+from elasticflow.telemetry.names import SEVERITY_NUMBERS, otel_name, to_otel
 
 FAILED: dict[str, Any] = {
     "timestamp": "2026-11-23T03:00:00.250001Z",
@@ -51,17 +51,6 @@ def test_an_event_as_a_log_record_of_opentelemetry() -> None:
     }
 
 
-def test_an_event_as_a_document_of_elastic() -> None:
-    """Same facts, names of ECS."""
-    document = to_ecs(FAILED)
-
-    assert document["@timestamp"] == FAILED["timestamp"]
-    assert document["event.action"] == "worker.failed"
-    assert document["error.message"] == "killed by SIGKILL"
-    assert document["process.exit_code"] == -9
-    assert "error.stack_trace" not in document
-
-
 def test_a_log_line_has_a_body_and_its_exception_a_stack() -> None:
     """No event name: its message is no name of low cardinality."""
     frame = {"path": "a.py", "line": 3, "function": "step", "code": "x", "is_own": True}
@@ -80,7 +69,6 @@ def test_a_log_line_has_a_body_and_its_exception_a_stack() -> None:
         '  File "a.py", line 3, in step',
         "OSError: no space",
     ]
-    assert to_ecs(line, is_event=False)["message"] == "disk nearly full"
 
 
 def test_nested_values_are_json() -> None:
@@ -95,8 +83,7 @@ def test_no_two_fields_of_an_event_have_one_name_elsewhere() -> None:
 
     for event in events.EVENTS.values():
         fields = {*events.COMMON_FIELDS, *events.WORKER_FIELDS, *event.fields}
-        for name in (otel_name, ecs_name):
-            assert len({name(field) for field in fields}) == len(fields), event
+        assert len({otel_name(field) for field in fields}) == len(fields), event
 
 
 def test_every_level_has_a_severity() -> None:

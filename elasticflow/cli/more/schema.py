@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import click
@@ -30,10 +31,10 @@ def command(output: Path | None, *, is_of_events: bool) -> int:
     elasticflow schema -o jobs/job.schema.json
     #:schema job.schema.json
     """
-    from elasticflow.jobfile.tables.json_schema import SCHEMA_FILE as OF_JOB_FILE
-    from elasticflow.telemetry.schema import SCHEMA_FILE as OF_EVENTS
+    from elasticflow.jobfile.tables.json_schema import SCHEMA_FILE
+    from elasticflow.telemetry.schema import events_schema
 
-    text = (OF_EVENTS if is_of_events else OF_JOB_FILE).read_text("utf-8")
+    text = f"{json.dumps(events_schema(), indent=1)}\n" if is_of_events else SCHEMA_FILE.read_text("utf-8")
     if output is None:
         click.echo(text, nl=False)
     else:

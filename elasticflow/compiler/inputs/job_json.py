@@ -27,7 +27,7 @@ _LATER: tuple[tuple[str, str, Any], ...] = (
     ("train", "gradient_checkpointing", False),
     ("train", "stop_when", None),
     ("dataset", "mix", []),
-    *(("logging", name, None) for name in SINKS if name != "kubeflow"),
+    *(("logging", name, None) for name in SINKS),
     ("logging", "custom", {}),
     ("nodes", "token_file", None),
 )

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.compiler.entry_point.factory_calls import call_forms
-from elasticflow.compiler.entry_point.render import render, render_factories
+from elasticflow.compiler.entry_point.render import render
 from elasticflow.compiler.inputs.job_json import from_json, job_to_json, to_json
 from elasticflow.compiler.inputs.origins import JOB_JSON, Origins
 from elasticflow.compiler.inputs.sources import own_sources
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 PLAN_JSON = "plan.json"
 TRAIN_PY = torchrun.ENTRY_POINT
-FACTORIES_PY = "factories.py"  # standbys of a compiled job call its functions one by one
 TORCHRUN_ARGS = "torchrun.args"
 TORCHRUN_SH = "torchrun.sh"
 SOURCES = "sources"
@@ -151,7 +150,7 @@ def _generated(
 ) -> dict[str, str]:
     """Return train.py by its name, and what standbys of a compiled job have beside it."""
     forms = call_forms(job, project_root)
-    files = {
+    return {
         TRAIN_PY: render(
             job,
             forms=forms,
@@ -162,9 +161,6 @@ def _generated(
             case=plan.case,
         )
     }
-    if job.train.compile and not forms.step_moves_optimizers:
-        files[FACTORIES_PY] = render_factories(job, root=root, forms=forms)
-    return files
 
 
 def source_copy(name: str) -> str:

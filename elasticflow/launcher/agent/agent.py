@@ -27,7 +27,6 @@ from elasticflow.launcher.agent.workers import (
     environment_of_script,
 )
 from elasticflow.launcher.fork_server.helpers import HelperLostError
-from elasticflow.launcher.fork_server.protocol import Rehearsal
 from elasticflow.launcher.profiling.passed_on import ProfileRequests
 from elasticflow.launcher.remote_files.sender import FileSender
 from elasticflow.launcher.rendezvous import network
@@ -108,7 +107,6 @@ class Agent:
             heartbeats,
             options.nproc,
             self._folder.imports,
-            self._rehearsals(),
             config.node,
             self._outbox.post,
         )
@@ -118,14 +116,6 @@ class Agent:
         self._generation = 0
         self._voices: list[tuple[Path, Path]] = []  # what each worker of a script prints goes there
         self._is_stalled = self._has_told_stacks = False
-
-    def _rehearsals(self) -> list[Rehearsal]:
-        """Return what the standby of each local rank traces."""
-        factories = Path(self._config.launch_folder) / "factories.py"
-        if not (self._config.compiles and factories.exists()):
-            return []
-        records = (self._folder.rehearsal(self._config.node, rank) for rank in range(self._options.nproc))
-        return [Rehearsal(str(factories), str(record)) for record in records]
 
     def announce(self) -> None:
         """Tell the supervisor that this node is ready: everything is imported."""

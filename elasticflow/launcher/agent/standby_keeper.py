@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elasticflow.launcher.fork_server.protocol import UNFIT
 from elasticflow.protocol.imports_record import read_imports
 from elasticflow.protocol.messages import StandbysOff, StandbysReady
 from elasticflow.protocol.warm_restarts import MEMORY_FACTOR
@@ -13,11 +11,11 @@ from elasticflow.system.free_memory import available
 from elasticflow.system.processes import signal_or_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+    from pathlib import Path
 
     from elasticflow.launcher.agent.worker_heartbeats import WorkerHeartbeats
     from elasticflow.launcher.fork_server.client import ForkServer
-    from elasticflow.launcher.fork_server.protocol import Rehearsal
     from elasticflow.protocol.warm_restarts import Warm
 
 # Phases of a worker that has finished its first step; while one copies a snapshot no standby is begun.
@@ -26,8 +24,6 @@ _LOOK_S = 0.2
 # Bytes that a standby may take, until one has told.
 _GUESS = 500_000_000
 _MOST_DEATHS = 3
-# Looks within which workers have written down how they began; on a full disk they do not.
-_PATIENCE = 25
 
 
 class StandbyKeeper:
@@ -39,7 +35,6 @@ class StandbyKeeper:
         heartbeats: Those of the node's workers.
         workers: How many workers the node has.
         imports: File that says what the last workers had imported.
-        rehearsals: What the standby of each local rank traces; none: nothing is compiled.
         node: Id of the node inside the launch.
         post: Sends a message to the supervisor.
     """
@@ -51,35 +46,25 @@ class StandbyKeeper:
         heartbeats: WorkerHeartbeats,
         workers: int,
         imports: Path,
-        rehearsals: Sequence[Rehearsal],
         node: str,
         post: Callable[[StandbysReady | StandbysOff], None],
     ) -> None:
         self._server, self._heartbeats, self._workers = server, heartbeats, workers
         self._imports, self._node, self._post = imports, node, post
         ready = server.wait_ready()
-        # Where workers have the job's modules from the fork on, a standby would save only what the accelerator takes, and
-        # what the compiler takes to trace the model; on a GPU the model of a rehearsal might take memory that is needed.
-        self._imports_for_itself = ready.has_gpu or not ready.shares_imports
-        self._rehearsals = () if ready.has_gpu else tuple(rehearsals)
-        self._warm = warm
-        self._is_on = self._is_worth_it()
-        self._patience = _PATIENCE
+        # Where workers have the job's modules from the fork on, a standby would save only what the accelerator takes.
+        saves_time = ready.has_gpu or not ready.shares_imports
+        self._is_on = warm == "standby" or (warm == "auto" and saves_time)
         self._asked: set[int] = set()
         self._deaths = 0
         self._is_announced = False
         self._looked = 0.0
-
-    def _is_worth_it(self) -> bool:
-        saves = self._imports_for_itself or bool(self._rehearsals)
-        return self._warm == "standby" or (self._warm == "auto" and saves)
 
     def begin(self) -> None:
         """The workers of a generation were started, from the standbys that there were."""
         self._asked.clear()
         self._deaths = 0
         self._is_announced = False
-        self._patience = _PATIENCE
 
     def look(self, now: float) -> None:
         """Ask for the standbys that are missing, if it is time; to be called often while the workers run.
@@ -95,11 +80,10 @@ class StandbyKeeper:
 
     def _ask_and_tell(self) -> None:
         missing = [rank for rank in range(self._workers) if rank not in self._asked]
-        if missing and self._is_recorded() and self._has_memory_for(len(missing)):
+        if missing and self._has_memory_for(len(missing)):
             modules = read_imports(self._imports)
             for rank in missing:
-                rehearsal = self._rehearsals[rank] if self._rehearsals else None
-                self._server.prepare(rank, self._workers, modules, self._heartbeats.fd, rehearsal)
+                self._server.prepare(rank, self._workers, modules, self._heartbeats.fd)
                 self._asked.add(rank)
         ready = self._server.standbys
         if not self._is_announced and len(ready) == self._workers:
@@ -109,31 +93,16 @@ class StandbyKeeper:
             memory = sum(standby.memory for standby in ready.values())
             self._post(StandbysReady(self._node, pids, seconds, memory))
 
-    def _is_recorded(self) -> bool:
-        """Return whether all workers have written down what is to be traced, or are not going to."""
-        self._patience -= 1
-        return self._patience < 0 or all(Path(each.record).exists() for each in self._rehearsals)
-
     def _count_deaths(self) -> bool:
         """Take in which standbys have ended; return False if it is hopeless to make others."""
         while self._server.ended_standbys:
             ended = self._server.ended_standbys.pop()
             self._asked.discard(ended.local_rank)
             self._is_announced = False
-            if ended.code == UNFIT:
-                self._rehearse_no_more()
-                continue
             self._deaths += 1
             if self._deaths == _MOST_DEATHS:
                 self._end(f"{_MOST_DEATHS} ended before they were needed, the last {_words(ended.code)}")
         return self._is_on
-
-    def _rehearse_no_more(self) -> None:
-        self._rehearsals = ()
-        if self._is_on and not self._is_worth_it():
-            self._end(
-                "building and calling the model changes the job's own modules: the agent's log names them"
-            )
 
     def _are_training(self) -> bool:
         return all(progress.phase in _TRAINING for progress in self._heartbeats.progress())

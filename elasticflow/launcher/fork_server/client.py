@@ -25,7 +25,7 @@ from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions,
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from elasticflow.launcher.fork_server.protocol import Message, Rehearsal
+    from elasticflow.launcher.fork_server.protocol import Message
     from elasticflow.launcher.fork_server.server_process import ServerProcess
 
 
@@ -156,7 +156,6 @@ class ForkServer:
         workers: int,
         modules: Sequence[str],
         heartbeats: int | None,
-        rehearsal: Rehearsal | None = None,
     ) -> None:
         """Have the server start a standby, which the next `spawn` of *local_rank* takes; it has at most one.
 
@@ -165,7 +164,6 @@ class ForkServer:
             workers: Workers of the node.
             modules: What the last workers had imported, in this order.
             heartbeats: Descriptor of their heartbeats; None: nobody trains.
-            rehearsal: What it traces before it is needed; None: nothing.
 
         Raises:
             HelperLostError: the server is gone.
@@ -180,7 +178,6 @@ class ForkServer:
                 setup.seed,
                 setup.entry_point,
                 heartbeats,
-                rehearsal,
             )
         )
 

@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     import socket
 
 
-# How a standby ends that must not train, and that is not to be followed by one that rehearses.
-UNFIT = 96
-
-
 @dataclass(frozen=True)
 class Setup:
     """To the server, once and first.
@@ -58,14 +54,6 @@ class Spawn:
 
 
 @dataclass(frozen=True)
-class Rehearsal:
-    """What a standby traces before it is needed: the files with the job's factories, and with how a worker called them."""
-
-    factories: str
-    record: str
-
-
-@dataclass(frozen=True)
 class Prepare:
     """To the server, and on to a standby: get ready to become the worker of *local_rank*.
 
@@ -77,7 +65,6 @@ class Prepare:
         seed: As in `Setup`.
         entry_point: As in `Setup`.
         heartbeats: Descriptor of the heartbeats of the node's workers; None: nobody trains.
-        rehearsal: What it traces; None: nothing is compiled.
     """
 
     local_rank: int
@@ -87,7 +74,6 @@ class Prepare:
     seed: int
     entry_point: str
     heartbeats: int | None = None
-    rehearsal: Rehearsal | None = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ hands it the rank of a worker. Until then it sees no data, counts as nobody's fa
 from __future__ import annotations
 
 import contextlib
-import importlib
 import mmap
 import os
 import select
@@ -16,36 +15,26 @@ import socket
 import subprocess
 import sys
 import time
-import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from elasticflow.launcher.fork_server import worker_process
 from elasticflow.launcher.fork_server.preload import import_all, seed_imports, warm_up, warm_up_compiler
-from elasticflow.launcher.fork_server.protocol import UNFIT, MessageChannel, Prepare, Spawn, StandbyReady
-from elasticflow.protocol.warm_restarts import MEMORY_FACTOR
+from elasticflow.launcher.fork_server.protocol import MessageChannel, Prepare, Spawn, StandbyReady
 from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT
-from elasticflow.system.free_memory import available
 from elasticflow.system.processes import die_with_parent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from types import FrameType, TracebackType
 
-    from elasticflow.launcher.fork_server.protocol import Message, Rehearsal
+    from elasticflow.launcher.fork_server.protocol import Message
 
 # A third of a core: after each slice of CPU time comes a pause of twice its length.
 _SLICE_S, _PAUSE_S = 0.02, 0.04
-# How often a rehearsal looks whether it is needed, and how long it may take.
-_LOOK_S, _REHEARSAL_LIMIT_S = 0.1, 300.0
 _SNAPSHOT = b"snapshot"
 # What a CUDA context takes of its GPU, as a bound; and how long the driver may take to tell what is free there.
 _CONTEXT_BYTES = 600 << 20
 _QUERY_LIMIT_S = 10.0
-
-
-class CalledError(BaseException):  # passes through the job's own code, which may catch what is an Exception
-    """This process is needed."""
 
 
 class LowPriority:
@@ -61,7 +50,6 @@ class LowPriority:
 
     def __init__(self, connection: socket.socket, heartbeats: int | None, workers: int) -> None:
         self._connection, self._workers = connection, workers
-        self._may_interrupt = False
         size = HEARTBEAT_SLOT * workers
         self._memory = None if heartbeats is None else mmap.mmap(heartbeats, size, prot=mmap.PROT_READ)
 
@@ -75,31 +63,6 @@ class LowPriority:
     ) -> None:
         self._end()
 
-    @property
-    def is_called(self) -> bool:
-        """Whether this process is needed."""
-        return bool(select.select([self._connection], [], [], 0)[0])
-
-    @contextlib.contextmanager
-    def interrupted(self) -> Iterator[None]:
-        """Leave the block where it stands, by an exception, once this process is needed, or after five minutes."""
-        limit = time.monotonic() + _REHEARSAL_LIMIT_S
-        self._may_interrupt = True
-
-        def look(number: int, frame: FrameType | None) -> None:
-            if self._may_interrupt and (self.is_called or time.monotonic() > limit):
-                raise CalledError
-
-        # Pauses come with CPU time; code that waits for something gets none.
-        before = signal.signal(signal.SIGALRM, look)
-        signal.setitimer(signal.ITIMER_REAL, _LOOK_S, _LOOK_S)
-        try:
-            yield
-        finally:
-            self._may_interrupt = False
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-
     def _end(self) -> None:
         signal.setitimer(signal.ITIMER_PROF, 0)
         # One after the other: ignoring it drops a signal that is on its way, of which the process would die.
@@ -109,8 +72,6 @@ class LowPriority:
     def _pause(self, number: int, frame: FrameType | None) -> None:
         while True:
             if select.select([self._connection], [], [], _PAUSE_S)[0]:
-                if self._may_interrupt:
-                    raise CalledError  # and again at the next slice, if it was lost in a callback
                 self._end()
                 return
             if not self._is_snapshot_copied():
@@ -142,16 +103,13 @@ def stand_by(connection: socket.socket) -> NoReturn:
     assert isinstance(prepare, Prepare)
     began = time.monotonic()
     sys.path[:0] = prepare.path
-    with LowPriority(connection, prepare.heartbeats, prepare.workers) as priority:
+    with LowPriority(connection, prepare.heartbeats, prepare.workers):
         for _ in warm_up():
             pass
         seed_imports(prepare.seed)
         warm_up_compiler()
         import_all(prepare.modules, prepare.path)
         _open_device(prepare.local_rank, prepare.workers)
-        is_fit = prepare.rehearsal is None or _rehearse(prepare.rehearsal, prepare.path, priority)
-    if not is_fit:
-        _begin_anew(prepare, connection, messages)
     seconds = round(time.monotonic() - began, 3)
     # The server does not listen any more if it needed the worker before that.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -170,42 +128,6 @@ def _messages(channel: MessageChannel) -> Iterator[Message]:
     with contextlib.suppress(ConnectionResetError):
         while (messages := channel.read()) is not None:
             yield from messages
-
-
-def _rehearse(rehearsal: Rehearsal, path: Sequence[str], priority: LowPriority) -> bool:
-    """Trace the job's model; what fails is shown and left to the worker. Return whether this process may still train."""
-    training = "elasticflow.runtime.training"
-    record = importlib.import_module(f"{training}.rehearsal_record").read(Path(rehearsal.record))
-    if (
-        record is None
-        or not record.batches
-        or available() < MEMORY_FACTOR * record.memory
-        or priority.is_called
-    ):
-        return True
-    rehearse = importlib.import_module(f"{training}.rehearsal").rehearse
-    outcome = rehearse(Path(rehearsal.factories), record, path, priority.interrupted())
-    if outcome.error is not None and not isinstance(outcome.error, CalledError):
-        sys.stderr.write("the model could not be traced before it is needed; the next worker traces it:\n")
-        traceback.print_exception(outcome.error)
-    if outcome.changed:
-        names = ", ".join(outcome.changed[:3])
-        sys.stderr.write(f"no standby traces the model: building and calling it changes {names}\n")
-    sys.stderr.flush()
-    return not outcome.changed
-
-
-def _begin_anew(prepare: Prepare, connection: socket.socket, messages: Iterator[Message]) -> NoReturn:
-    """End this process; if it is needed already, it becomes a worker that is started from nothing."""
-    connection.shutdown(socket.SHUT_RDWR)  # the server sends nothing any more; what it has sent is read
-    request = next(messages, None)
-    if request is None:
-        os._exit(UNFIT)
-    assert isinstance(request, Spawn)
-    connection.close()
-    worker_process.take_over(request)
-    command = [sys.executable, "-u", "-m", "elasticflow.launcher.fork_server.spawned"]
-    os.execv(sys.executable, [*command, str(os.getppid()), prepare.entry_point])  # noqa: S606  # argv of our own making
 
 
 def _open_device(local_rank: int, workers: int) -> None:

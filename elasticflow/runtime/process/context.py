@@ -14,7 +14,7 @@ from elasticflow.runtime import torch_private
 from elasticflow.runtime.metrics.gradient_norm import norm_of, read_late
 from elasticflow.runtime.metrics.speed import Measures, device_name
 from elasticflow.runtime.process import process_group, random_streams, stopping
-from elasticflow.runtime.process.compiler import Compilation, forget_if_other, use_cache
+from elasticflow.runtime.process.compiler import Compilation, use_cache
 from elasticflow.runtime.process.step_log import Heartbeat, LateNumber, Progress
 from elasticflow.runtime.process.votes import Vote
 from elasticflow.runtime.profiling.step_profiler import StepProfiler
@@ -308,7 +308,6 @@ class Worker:
 
         torch_private.on_compile(begin, end)
         use_cache()
-        forget_if_other(self.rank, self.world_size)
 
     def _open_log(self, level: str, *, shows_log: bool) -> Progress:
         stream = logs.open_log(self.run_folder.rank_log(self.generation, self.rank))

@@ -26,7 +26,6 @@ from elasticflow.runtime.training import stoppable_batches
 from elasticflow.runtime.training.loss import NonFinite, parse_loss
 from elasticflow.runtime.training.loss_weights import first_look
 from elasticflow.runtime.training.precision import autocast
-from elasticflow.runtime.training.rehearsal_record import recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,8 +115,6 @@ class DDPStep:
                 nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         self._worker, self._precision = worker, precision
         self.was_skipped = False
-        around = (ddp or {}) if worker.world_size > 1 else None
-        training_step = recorded(worker, training_step, precision=precision, ddp=around)
         self._step = StepModule(worker, model, training_step, scaler, is_synced=self._is_synced).to(
             worker.device
         )

@@ -29,7 +29,6 @@ from elasticflow.runtime.training.fixed_order_sum import BucketLayout, FixedOrde
 from elasticflow.runtime.training.loss import NonFinite, parse_loss
 from elasticflow.runtime.training.loss_weights import first_look
 from elasticflow.runtime.training.precision import autocast
-from elasticflow.runtime.training.rehearsal_record import recorded
 from elasticflow.runtime.training.virtual_shards import EarlyBuckets, ShardBuffers
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ class ExactStep:
         determinism.be_deterministic()
         if worker.device.type == "cpu":
             determinism.keep_freed_memory()
-        self._step = recorded(worker, training_step, precision=precision, ddp=None)
+        self._step = training_step
         self._worker, self._model, self._scaler = worker, model, scaler
         self._precision, self.was_skipped = precision, False
         self._parameters = [p for p in model.parameters() if p.requires_grad]

@@ -171,11 +171,8 @@ def _rendered(job: Job, **options: Any) -> str:
 
 @pytest.mark.parametrize("case", CASES)
 def test_golden_files(case: str) -> None:
-    """The compiler makes the committed plan.json, train.py, torchrun.sh and, where the model is compiled, factories.py of each case, byte for byte."""
+    """The compiler makes the committed plan.json, train.py and torchrun.sh of each case, byte for byte."""
     expected = {name: (HERE / case / name).read_text(encoding="utf-8") for name in FILES}
-    factories = HERE / case / "factories.py"
-    if factories.exists():
-        expected[factories.name] = factories.read_text(encoding="utf-8")
     assert made(case) == expected
 
 

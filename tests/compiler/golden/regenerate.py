@@ -19,7 +19,6 @@ CASES = (
     "transformer",
 )
 FILES = ("plan.json", "train.py", "torchrun.sh")
-OF_COMPILED = ("factories.py",)  # what standbys call; the case `gpu` has it
 
 
 def made(case: str) -> dict[str, str]:
@@ -33,7 +32,7 @@ def made(case: str) -> dict[str, str]:
     assert loaded.job is not None
     plan = plan_job(loaded.job, project_root=loaded.project_root, job_files=loaded.files)
     files = launch_files(plan, loaded.job, folder, project_root=loaded.project_root)
-    return {name: files[name] for name in (*FILES, *OF_COMPILED) if name in files}
+    return {name: files[name] for name in FILES}
 
 
 if __name__ == "__main__":

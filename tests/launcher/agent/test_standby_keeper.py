@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elasticflow.launcher.agent import standby_keeper
 from elasticflow.launcher.agent.standby_keeper import StandbyKeeper
-from elasticflow.launcher.fork_server.protocol import UNFIT, Ready, Rehearsal, StandbyEnded, StandbyReady
+from elasticflow.launcher.fork_server.protocol import Ready, StandbyEnded, StandbyReady
 from elasticflow.protocol.imports_record import read_imports, write_imports
 from elasticflow.protocol.messages import StandbysOff, StandbysReady
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @dataclass
@@ -25,7 +27,6 @@ class Server:
     standbys: dict[int, StandbyReady] = field(default_factory=dict)
     ended_standbys: list[StandbyEnded] = field(default_factory=list)
     asked: list[tuple[int, list[str]]] = field(default_factory=list)
-    rehearsals: list[Rehearsal | None] = field(default_factory=list)
 
     def wait_ready(self) -> Ready:
         """Return what was given."""
@@ -37,11 +38,9 @@ class Server:
         workers: int,
         modules: list[str],
         heartbeats: int,
-        rehearsal: Rehearsal | None,
     ) -> None:
         """Note the request."""
         self.asked.append((local_rank, modules))
-        self.rehearsals.append(rehearsal)
 
     def ready_now(self, memory: int = 10**6) -> None:
         """All that were asked for are ready."""
@@ -59,7 +58,6 @@ class Node:
     phases: list[str] = field(default_factory=lambda: ["step", "data"])
     posted: list[Any] = field(default_factory=list)
     now: float = 10.0
-    compiles: bool = False
 
     def __post_init__(self) -> None:
         heartbeats = SimpleNamespace(
@@ -71,22 +69,10 @@ class Node:
             heartbeats,  # type: ignore[arg-type]
             2,
             self.folder / "imports.json",
-            self.rehearsals,
             "n0",
             self.posted.append,
         )
         self.keeper.begin()
-
-    @property
-    def rehearsals(self) -> list[Rehearsal]:
-        """What the standbys trace."""
-        records = [str(self.folder / f"{rank}.json") for rank in range(2)] if self.compiles else []
-        return [Rehearsal("factories.py", record) for record in records]
-
-    def record(self) -> None:
-        """Let the workers write down how they began."""
-        for rehearsal in self.rehearsals:
-            Path(rehearsal.record).touch()
 
     def look(self) -> None:
         """Let a second pass, and look."""
@@ -182,57 +168,6 @@ def test_without_memory_there_are_none(tmp_path: Path, monkeypatch: pytest.Monke
     assert [] == node.ranks_asked
     reason = "they may take 1000 MB, and 1500 MB of memory are free"
     assert [StandbysOff("n0", reason)] == node.posted
-
-
-@pytest.mark.parametrize(
-    ("warm", "ready", "rehearsals"),
-    [("auto", SHARED, 2), ("standby", APART, 2), ("auto", GPU, 0), ("fork", SHARED, None)],
-)
-def test_standbys_of_a_compiled_job_rehearse(
-    tmp_path: Path, warm: str, ready: Ready, rehearsals: int | None
-) -> None:
-    """Once the workers have written down how they began; not on a GPU, whose memory training may need."""
-    node = Node(Server(ready), tmp_path, warm, compiles=True)
-    if rehearsals:
-        node.look()
-        assert [] == node.ranks_asked
-    node.record()
-    node.look()
-    assert ([] if rehearsals is None else [0, 1]) == node.ranks_asked
-    expected = node.rehearsals if rehearsals else [None] * len(node.ranks_asked)
-    assert expected == node.server.rehearsals
-
-
-def test_a_record_that_never_comes_is_not_waited_for(tmp_path: Path) -> None:
-    """The disk is full, say: standbys find none, and import what there is."""
-    node = Node(Server(APART), tmp_path, compiles=True)
-    looks = 0
-    while not node.ranks_asked:
-        node.look()
-        looks += 1
-    assert 20 < looks < 40
-
-
-@pytest.mark.parametrize(("ready", "asked_again"), [(SHARED, []), (APART, [0])])
-def test_a_model_that_changes_its_modules_is_rehearsed_no_more(
-    tmp_path: Path, ready: Ready, asked_again: list[int]
-) -> None:
-    """Its standby has ended itself, which is no death; another one follows where it saves imports."""
-    node = Node(Server(ready), tmp_path, compiles=True)
-    node.record()
-    node.look()
-    node.server.asked.clear()
-    node.server.rehearsals.clear()
-    node.server.ended_standbys += [StandbyEnded(0, UNFIT)]
-    node.look()
-    assert asked_again == node.ranks_asked
-    assert [None] * len(asked_again) == node.server.rehearsals
-    told = [message.reason for message in node.posted]
-    assert told == (
-        []
-        if asked_again
-        else ["building and calling the model changes the job's own modules: the agent's log names them"]
-    )
 
 
 def test_damaged_record_of_imports_is_none(tmp_path: Path) -> None:

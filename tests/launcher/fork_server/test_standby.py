@@ -9,14 +9,14 @@ import socket
 import sys
 import time
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from elasticflow.launcher.agent.workers import GroupState
 from elasticflow.launcher.fork_server import standby
 from elasticflow.launcher.fork_server.client import ForkServer
-from elasticflow.launcher.fork_server.protocol import UNFIT, Rehearsal, Setup
+from elasticflow.launcher.fork_server.protocol import Setup
 from elasticflow.launcher.fork_server.standby import LowPriority
 from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT
 from tests.launcher.conftest import close, is_alive, kill, wait_until
@@ -160,114 +160,6 @@ def test_low_priority_takes_pauses_and_waits_for_snapshots(heartbeats: int) -> N
         while time.process_time() - cpu < 0.1:
             pass
     assert signal.getsignal(signal.SIGPROF) == signal.SIG_DFL
-
-
-@pytest.fixture
-def rehearsal(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Return what stands in for the runtime: a record, and `rehearse`, which a test sets."""
-    record = SimpleNamespace(batches=[{}], memory=1)
-    made = SimpleNamespace(record=record, rehearse=None)
-    of_record = SimpleNamespace(read=lambda _: record)
-    training = "elasticflow.runtime.training"
-    monkeypatch.setitem(sys.modules, f"{training}.rehearsal_record", of_record)
-    monkeypatch.setitem(sys.modules, f"{training}.rehearsal", made)
-    return made
-
-
-REHEARSAL = Rehearsal("factories.py", "record.json")
-
-
-@pytest.mark.parametrize("is_busy", [True, False])
-def test_a_rehearsal_is_left_once_the_process_is_needed(
-    rehearsal: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, *, is_busy: bool
-) -> None:
-    """Whether it computes or waits, though an exception is lost where Python drops it; none is begun afterwards."""
-    ours, theirs = socket.socketpair()
-    went: list[str] = []
-
-    def go_on_for_ever() -> None:
-        while True:
-            if not is_busy:
-                time.sleep(60)
-
-    class Dropped:
-        def __del__(self) -> None:
-            theirs.send(b"needed")
-            go_on_for_ever()  # until the exception ends it, which goes no further than this
-
-    def rehearse(*given: Any) -> Any:
-        try:
-            with given[3]:
-                went.append("model")
-                dropped = Dropped()
-                del dropped
-                go_on_for_ever()
-        except BaseException as error:  # noqa: BLE001  # as the runtime does
-            return SimpleNamespace(changed=[], error=error)
-
-    rehearsal.rehearse = rehearse
-    alarm = signal.getsignal(signal.SIGALRM)
-    monkeypatch.setattr(sys, "unraisablehook", lambda _: went.append("lost"))
-    with ours, theirs, LowPriority(ours, None, 1) as priority:
-        assert standby._rehearse(REHEARSAL, [], priority)
-        assert ["model", "lost"] == went
-        assert standby._rehearse(REHEARSAL, [], priority)
-        assert ["model", "lost"] == went
-    assert alarm == signal.getsignal(signal.SIGALRM)
-
-
-def test_what_a_rehearsal_came_to_is_shown(
-    rehearsal: SimpleNamespace, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """One that fails leaves a standby as good as any; one that changes modules leaves a process that must not train."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs, LowPriority(ours, None, 1) as priority:
-        failed = SimpleNamespace(changed=[], error=ValueError("lengths of zero"))
-        rehearsal.rehearse = lambda *_: failed
-        assert standby._rehearse(REHEARSAL, [], priority)
-        assert "ValueError: lengths of zero" in capfd.readouterr().err
-
-        changed = SimpleNamespace(changed=["net.count"], error=None)
-        rehearsal.rehearse = lambda *_: changed
-        assert not standby._rehearse(REHEARSAL, [], priority)
-        assert "net.count" in capfd.readouterr().err
-
-        rehearsal.record.memory = sys.maxsize  # more than is free
-        assert standby._rehearse(REHEARSAL, [], priority)
-        assert "" == capfd.readouterr().err
-
-
-COUNTING = """
-import torch
-
-def build_model():
-    import model
-    model.count += 1
-    open(__file__ + ".began", "w").close()
-    return torch.nn.Linear(1, 1)
-"""
-
-
-@pytest.mark.parametrize("is_called", [False, True])
-def test_a_standby_whose_modules_were_changed_does_not_train(
-    server: ForkServer, tmp_path: Path, *, is_called: bool
-) -> None:
-    """It ends; where it was called meanwhile, another program takes its place, which knows nothing of it."""
-    (tmp_path / "model.py").write_text("import time\nRANK = 'any'\ncount = 0\n")
-    slow = "    import time; time.sleep(60)\n" if is_called else ""
-    (tmp_path / "factories.py").write_text(COUNTING.replace("    return", slow + "    return"))
-    record = {"rank": 3, "world_size": 4, "batches": [{}], "precision": "fp32", "ddp": None}
-    more = {"has_group": False, "variables": {}, "flags": {}, "memory": 1}
-    (tmp_path / "record.json").write_text(json.dumps(record | more))
-    rehearsal = Rehearsal(str(tmp_path / "factories.py"), str(tmp_path / "record.json"))
-    server.prepare(0, 1, ["model"], None, rehearsal)
-    if is_called:
-        wait_until((tmp_path / "factories.py.began").exists)
-        told = run_worker(server, tmp_path)
-        assert "not imported" == told["model"]
-    else:
-        wait_until(lambda: server.pump() and server.ended_standbys)
-        assert [UNFIT] == [ended.code for ended in server.ended_standbys]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from elasticflow.jobfile.tables.types import (
 )
 from elasticflow.redaction import without_password
 
-SinkName = Literal["tensorboard", "mlflow", "wandb", "trackio", "otlp", "prometheus", "kubeflow"]
+SinkName = Literal["tensorboard", "mlflow", "wandb", "trackio", "otlp", "prometheus"]
 SINKS: tuple[SinkName, ...] = get_args(SinkName)
 
 
@@ -221,7 +221,7 @@ class LoggingTable(Table):
 
     def chosen_sinks(self) -> dict[str, dict[str, Any]]:
         """Return the options of each sink that is used, by its name, those of one's own last; defaults left out."""
-        options = {name: getattr(self, name, None) for name in self.sinks}
+        options = {name: getattr(self, name) for name in self.sinks}
         return {
             **{name: {} if table is None else _given(table) for name, table in options.items()},
             **{name: dict(table.args) for name, table in self.custom.items()},
