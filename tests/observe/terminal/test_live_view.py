@@ -8,7 +8,6 @@ import textwrap
 from typing import Any
 
 import pytest
-from docs.kill_transcript import Screen as Terminal
 from rich.cells import cell_len
 
 from elasticflow.observe.terminal.live_view import LiveView
@@ -16,6 +15,7 @@ from elasticflow.observe.terminal.run_board import TEXT_COLUMN
 from elasticflow.observe.terminal.screen import Screen
 from elasticflow.protocol.display import known_record, printed_record
 from elasticflow.protocol.messages import PrintedLine
+from tests.guide.kill_transcript import Screen as Terminal
 from tests.observe.hand_made import START, event, step, story_of_a_kill
 
 COLOUR = re.compile(r"\x1b\[\d*m")
