@@ -148,6 +148,9 @@ def test_one_answer_is_written_and_nothing_else_changes(
         ('name = "shop"', 'name = "my shop"'),  # my-shop, my_shop?
         ("keep.last = 3", "keep = 3"),
         ("lr = 1e-3", "lr = 1,500"),
+        ("lr = 1e-3", "lr = 0,001"),
+        ("lr = 1e-3", 'lr = "0,001"'),
+        ('hang_timeout = "10 min"', 'hang_timeout = "0,5 min"'),
         ('precision = "fp32"', 'precision = "fp8"'),
     ],
 )
@@ -311,3 +314,12 @@ def test_edits_are_of_the_text_and_land_in_the_bytes(
         expected = expected.replace("\n", "\r\n")
     found = in_file(f"\ufeff{data}".encode(), [Edit(start, end, "new\n")])
     assert f"\ufeff{expected}".encode() == found
+
+
+def test_a_strategy_of_steps_does_not_become_an_epoch(shop: Path) -> None:
+    """The interval that the file gives is taken; the strategy, which has no key here, is left to its author."""
+    right = put_right(
+        shop, GOOD.replace("epochs = 5", 'epochs = 5\neval_strategy = "steps"\neval_steps = 50')
+    )
+    assert 'eval_strategy = "steps"' in right
+    assert 'every = "50 steps"' in right

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 from elasticflow.redaction import is_secret, with_stars
@@ -34,6 +35,8 @@ def line_at(text: str, start: int) -> str:
     return mask_secrets(line)
 
 
+# Many problems of one long line ask for the same text.
+@functools.lru_cache(maxsize=64)
 def mask_secrets(line: str) -> str:
     """Return *line* with each secret-looking value replaced by as many stars."""
     line = re.sub(_USER, lambda user: "*" * len(user[0]), line)

@@ -220,12 +220,11 @@ def ways(value: object) -> Iterator[object]:
 
 
 def as_numbers(text: str) -> Iterator[int | float]:
-    """Yield the number that a text is: `8`, `1_000`, `1,000`, `1e-3`, `50%`."""
-    bare = text.replace(",", "") if re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+", text) else text
+    """Yield the number that a text is: `8`, `1_000`, `1e-3`, `50%`; none of `1,000`, whose comma may be a decimal one."""
     for kind in (int, float):
         try:
-            if len(bare) < 30 and bare.isascii() and re.match(r"[+-]?[.\d]", bare):
-                yield kind(bare)
+            if len(text) < 30 and text.isascii() and re.match(r"[+-]?[.\d]", text):
+                yield kind(text)
         except ValueError:
             continue
     if re.fullmatch(r"\d+(\.\d+)?\s?%", text):

@@ -217,6 +217,15 @@ _DISTRIBUTIONS = {
     "pytorch_lightning": "pytorch-lightning", "dateutil": "python-dateutil", "streaming": "mosaicml-streaming",
 }  # fmt: skip
 
+# What is installed under the name it is imported by. Other names are not recommended: anybody can register a typing error.
+_SAME_NAME = frozenset(
+    {
+        "accelerate", "albumentations", "datasets", "diffusers", "einops", "h5py", "kornia", "lightning", "matplotlib",
+        "monai", "numpy", "pandas", "peft", "pyarrow", "scipy", "sentencepiece", "timm", "tokenizers", "torchaudio",
+        "torchmetrics", "torchvision", "tqdm", "transformers", "webdataset",
+    }
+)  # fmt: skip
+
 
 def installed_folders() -> tuple[Path, ...]:
     """Return the folders Python finds installed packages in; the current folder is not one of them."""
@@ -226,8 +235,10 @@ def installed_folders() -> tuple[Path, ...]:
 
 def install_help(top: str, finder: Finder) -> str:
     """Return what to do about a package that is neither on the job's path nor installed."""
-    name = "'elasticflow[torch]'" if top == "torch" else _DISTRIBUTIONS.get(top, top)
-    return f"pip install {name}; or, for code of your own, add its folder to job.path (looked in {looked_in(finder)})"
+    name = "'elasticflow[torch]'" if top == "torch" else _DISTRIBUTIONS.get(top)
+    name = top if top in _SAME_NAME else name
+    what = f"pip install {name}" if name else f"install the package that has {top}"
+    return f"{what}; or, for code of your own, add its folder to job.path (looked in {looked_in(finder)})"
 
 
 def looked_in(finder: Finder) -> str:

@@ -249,7 +249,10 @@ def _meant(meaning: Meaning, name: str, value: object) -> KeySuggestion:
     key = tuple(meaning.key.split("."))
     if "{}" not in meaning.form and value is False:
         return KeySuggestion((), note="leave it out: that is how it is without it")
-    return KeySuggestion((key,), _formed(key, meaning.form, name, value), meaning.note)
+    # A fixed form says what a switch says; of `eval_strategy = "steps"` it would say something else.
+    is_switch = value is True or (isinstance(value, str) and value in meaning.form.strip('"').split())
+    is_same = "{}" in meaning.form or is_switch
+    return KeySuggestion((key,), _formed(key, meaning.form, name, value) if is_same else "", meaning.note)
 
 
 def _formed(key: KeyPath, form: str, name: str, value: object) -> str:

@@ -42,7 +42,7 @@ _ONE = frozenset(
 _CLOCK = re.compile(r"(?:(\d+)[-:])?(\d{1,3}):(\d\d):(\d\d)")
 _PARTS = re.compile(r"(\d+)\s*([a-z]+)")
 _AMOUNT = re.compile(
-    r"(?:every\s+)?([0-9][0-9_,]*(?:\.[0-9]+)?(?:e[+]?[0-9]+)?)\s*(k|thousand|million)?\s*([a-zA-Z]*)\.?"
+    r"(?:every\s+)?([0-9][0-9_]*(?:\.[0-9]+)?(?:e[+]?[0-9]+)?)\s*(k|thousand|million)?\s*([a-zA-Z]*)\.?"
 )
 _SMALL_IS_GOOD = re.compile(
     r"loss|err|perplexity|ppl|nll|mae|mse|rmse|wer|cer|fid|bpb|bpc|distance|divergence"
@@ -210,7 +210,7 @@ def _amounts(text: str) -> Iterator[str]:
             yield from _amounts(f"{turned[2]} {turned[1]}")
         return
     number, times, unit = match.groups()
-    amount = float(number.replace(",", "").replace("_", "")) * _TIMES.get((times or "").lower(), 1)
+    amount = float(number.replace("_", "")) * _TIMES.get((times or "").lower(), 1)
     units_by_name = {each.lower(): each for each in (*COUNTS, *SECONDS, *BYTES)}
     units = [
         units_by_name.get(unit.lower()),

@@ -64,7 +64,9 @@ def explain_syntax_error(
         if begin is not None and 0 <= end < start:  # the later line, where it is noticed, may be right
             words, span = f"{words}, which begins here", Span(begin, end)
     fix: tuple[Edit, ...] = ()
-    if (meant := mended(text, span.start)) is not None:
+    if _has_comma_in_number(text, span.start):
+        help_ = "TOML writes 0.5 with a point, and 10000 or 10_000 without a comma"
+    elif (meant := mended(text, span.start)) is not None:
         help_, fix = meant.remedy, meant.fix
     elif help_ is None and _has_no_value(text, span.start):
         help_ = "the value is missing"
@@ -76,6 +78,15 @@ def _has_no_value(text: str, start: int) -> bool:
     line = text[text.rfind("\n", 0, start) + 1 :].split("\n", 1)[0]
     _, equals, value = line.partition("=")
     return bool(equals) and not value.partition("#")[0].strip()
+
+
+def _has_comma_in_number(text: str, start: int) -> bool:
+    """Return whether a comma follows the first digits of a value on the line around an offset.
+
+    It may be a decimal comma or separate thousands: a guess could be wrong by a factor of a thousand.
+    """
+    line = text[text.rfind("\n", 0, start) + 1 :].split("\n", 1)[0]
+    return re.search(r"=\s*[+-]?\d[\d_]*,\d", _QUOTED.sub("", line)) is not None
 
 
 def _start_of_unclosed(text: str, at: int, *, is_text: bool) -> int | None:
@@ -117,7 +128,7 @@ def mended(text: str, start: int) -> Mended | None:
     end = text.find("\n", start)
     end = len(text) if end < 0 else end
     line = text[begin:end]
-    if not line.strip() or len(line) > _LONGEST:
+    if not line.strip() or len(line) > _LONGEST or _has_comma_in_number(text, start):
         return None
     budget = _MOST_CHARACTERS
     seen, tried = {line}, [(line, "")]
@@ -135,9 +146,7 @@ def mended(text: str, start: int) -> Mended | None:
                         return None
                     reason = why or change.why
                     if is_toml_up_to(whole, begin + len(other)):
-                        # What a comma in a number stands for depends on where one lives.
                         is_certain = candidate == line and change.why in _CERTAIN
-                        is_certain &= change.made is not _numbers or line.count(",") == other.count(",")
                         return Mended(other, reason, (Edit(begin, end, other),) if is_certain else ())
                     further.append((other, reason))
         tried = further
@@ -267,36 +276,12 @@ def _commas(line: str) -> Iterator[str]:
 
 def _numbers(line: str) -> Iterator[str]:
     def changed(part: str) -> str:
-        part = re.sub(
-            r"(?<![\w.,])(\d{1,3}(?:,\d{3})+)(?![\w,])", lambda number: number[1].replace(",", ""), part
-        )
-        part = re.sub(r"(?<![\w.])0+(\d+)(?![\w.:-])", r"\1", part)
         part = re.sub(r"(?<![\w.])\.(\d)", r"0.\1", part)
         part = re.sub(r"(\d)\.(?=[eE]|\s|,|\]|}|$)", r"\1.0", part)
         part = re.sub(r"(?<![\w.])(\d+(?:\.\d+)?)[fFLlj](?!\w)", r"\1", part)
         return re.sub(r"(?<![\w.])0([XOB])", lambda number: f"0{number[1].lower()}", part)
 
     yield _outside(line, changed)
-
-
-def _powers(line: str) -> Iterator[str]:
-    """Yield the line with a small sum worked out: 10**-3, 2 * 64, 1/2."""
-    pair = _PAIR.match(line)
-    numbers = pair and re.fullmatch(r"(\d+(?:\.\d+)?)\s*(\*\*|\*|/|\^)\s*(-?\d{1,3}(?:\.\d+)?)", pair[5])
-    if not pair or not numbers:
-        return
-    first, sign, second = float(numbers[1]), numbers[2], float(numbers[3])
-    try:
-        if sign == "*":
-            result = first * second
-        elif sign == "/":
-            result = first / second
-        else:
-            result = first**second
-    except (ZeroDivisionError, OverflowError):
-        return
-    whole = result.is_integer() and "." not in pair[5]
-    yield f"{line[: pair.start(5)]}{int(result) if whole else f'{result:g}'}{pair[6]}"
 
 
 def _header(line: str) -> Iterator[str]:
@@ -328,7 +313,6 @@ _CHANGES = (
     _Change("TOML writes key = value", _equals),
     _Change("nothing stands after a value but a comment", _replaced(r"\s*[,;]+\s*$", "")),
     _Change("a number as TOML writes it", _numbers),
-    _Change("TOML does not compute", _powers),
     _Change("lists stand in [ ], inline tables in { }", _brackets),
     _Change("an inline table is { key = value, ... }", _replaced(r"([{,]\s*)([\w-]+|\"[^\"]*\"|'[^']*')\s*:\s*", r"\1\2 = ")),
     _Change("a table's header is its name in brackets, on a line of its own", _header),

@@ -63,7 +63,7 @@ def test_a_missing_package_is_named_where_it_is_imported(job: Path, tmp_path: Pa
     assert "--> net/parts.py:2:1" in told
     assert "2 | import sklearnn_.x as y" in told
     assert (
-        "help: pip install sklearnn_; or, for code of your own, add its folder to job.path (looked in ./)"
+        "help: install the package that has sklearnn_; or, for code of your own, add its folder to job.path (looked in ./)"
         in told
     )
     job.write_text(JOB.format(dataset="sklearnn_.data:samples"))
