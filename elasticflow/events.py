@@ -216,7 +216,7 @@ SNAPSHOT_CHOSEN = Event(
 )
 OPTIONS_CHANGED = Event(
     "options.changed",
-    "options of optimizers or schedules are others than the job gave when the snapshot was taken: they count from here on",
+    "optimizer or scheduler options changed since the snapshot; the job file's apply from here",
     ("options",),
     emitter="worker",
 )
@@ -323,7 +323,7 @@ KIND_CHANGED = Event(
 )
 REPLICAS_NOT_COMPARED = Event(
     "replicas.not_compared",
-    "workers may round otherwise than each other, so that a rank that goes astray is not found",
+    "replica comparison is off: workers may round differently",
     ("reason",),
     emitter="worker",
 )
@@ -372,7 +372,7 @@ LOSS_UNWEIGHED = Event(
 )
 DATA_OWN = Event(
     "data.own",
-    "a loop of the script's own reads its data itself: which samples come after a restart is its own business",
+    "the script reads its own data: elasticflow does not restore its position",
     ("kept",),
     emitter="worker",
 )

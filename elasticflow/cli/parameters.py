@@ -57,7 +57,7 @@ class JobFile(CompletedPath):
     """A job file by its path, or by its name: `mnist` for `jobs/mnist.toml`, wherever in the project one is."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path; one that is not there is left for those who read it to say so."""
+        """Return the path. It need not exist; the reader reports a missing file."""
         path = super().convert(value, param, ctx)
         if isinstance(path, Path) and len(path.parts) == 1 and not path.suffix and not path.exists():
             from elasticflow.jobfile.project import current_project_root, job_file_called

@@ -54,7 +54,7 @@ class Request:
         project_root: Folder the job's paths are relative to.
         folder: The run folder; it need not exist.
         accept_drift: Differences that change the trajectory are wanted.
-        scale: How many nodes this machine plays from when on.
+        scale: Number of simulated nodes over time.
         node_rank: This machine's place among the nodes, where the rendezvous is static.
         case: The case of the job file's [matrix] that the job is.
         follower: Command of the process that follows the run's files (`supervisor/follower.py`); empty: there is none.
@@ -207,7 +207,7 @@ def _check_files(folder: RunFolder, catalog: Catalog) -> None:
     """Check that a launch can write on in the run's files; before anything is claimed.
 
     Raises:
-        RecordError: it cannot write one, which is named, with what to do.
+        RecordError: a file of the run cannot be written; names it and the remedy.
     """
     beside = [catalog.storage.local_path(f"{catalog.prefix}JOB.json")] if catalog.storage.is_local else []
     appended = (folder.events, folder.metrics, folder.metrics_redone, folder.ledger, folder.agent_log())

@@ -53,7 +53,7 @@ class RunStatus:
         samples_per_s: Speed over the last steps.
         seconds_left: To the end of training at that speed, while the run is running.
         snapshot: Name of the newest committed snapshot.
-        script: The script of its own that the run is, once it was started; None: it is a job that says what is trained.
+        script: The user's script, for `[script]` jobs; else None.
         resume_command: What goes on with the run, where that is not `elasticflow resume`.
         standbys: Of each node, while the run is running.
         compilation: What torch.compile takes; None: the run compiles nothing.

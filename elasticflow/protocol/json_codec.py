@@ -1,8 +1,7 @@
 """Frozen dataclasses as JSON: the form in which processes send one another messages.
 
 A dataclass is an object of its fields, a NamedTuple an array; a class with `to_json` and `from_json` of its own is left to
-these. What arrives is checked against the fields' annotations, so that a message which does not fit is refused where it
-is read, and not where one of its values is used.
+these. Incoming fields are checked against their annotations: a malformed message fails on arrival.
 """
 
 from __future__ import annotations

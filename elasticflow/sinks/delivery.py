@@ -41,7 +41,7 @@ class Delivery:
         run: The run.
         folder: The run's folder.
         report: Called once when deliveries begin to fail, and once when they work again.
-        is_wanted: What it is given of events, where it is given no points and counts messages; None: all there is.
+        is_wanted: For sinks of events only: which events to send. None: all.
 
     Attributes:
         is_done: Set once `finish` was called and all is delivered.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 OWN = "elasticflow/"
 """What names of figures that come from events begin with: `elasticflow/restarts`."""
-# Of a line of metrics.jsonl: these say which step it is.
+# Fields of a metrics line that locate it and are not measurements.
 _PLACE = frozenset({"generation", "world_size", "step", "time", "in_epoch", "stop", "weights"})
 # Of a line of an evaluation.
 _EVALUATED = frozenset({"eval", "eval_raw"})

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     "--simulate-nodes",
     metavar="N",
     type=click.IntRange(1, 64),
-    help="Play N nodes on this machine, each with an agent and workers of its own.",
+    help="Simulate N nodes on this machine, each with its own agent and workers.",
 )
 @click.option(
     "--scale",

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def measures(job: Job) -> Code | None:
-    """Return what of the speed is written down, where it is more than any job has."""
+    """Return the `Measures(...)` argument, or None for the default."""
     options = {
         "count_name": job.logging.count_name,
         "flops_per_sample": job.model.flops_per_sample,

@@ -30,7 +30,7 @@ class LaunchRecord:
     """A launch as it was recorded.
 
     Attributes:
-        place: Where it is recorded, as people are told of it.
+        place: Path for messages.
         made: The job, and what the launch was made from.
         files: The job file and what it extends, from the project root; None if that is not told.
         overrides: `--set` values the job was resolved with.

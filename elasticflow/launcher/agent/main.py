@@ -87,7 +87,7 @@ def _compiler_cache(config: AgentConfig) -> CompilerCacheKeeper:
 def _set_up(
     started: ServerProcess, config: AgentConfig, memory: int, variables: Mapping[str, str]
 ) -> ForkServer:
-    """Return the fork server; it is another one where workers import for themselves, or the launch sets what it has missed."""
+    """Return the fork server: a new one if workers spawn, or if the launch sets variables that it read early."""
     from pathlib import Path
 
     from elasticflow.launcher.fork_server.client import ForkServer

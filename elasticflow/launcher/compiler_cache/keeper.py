@@ -56,7 +56,7 @@ class Place:
         folder: The node's folder; None: torch keeps its cache where it does by itself.
         kind: Of this machine.
         writer: Says where the snapshots are.
-        reason: Why there is no folder, where that is to be told.
+        reason: Why the cache is off, if the user should know.
     """
 
     node: str

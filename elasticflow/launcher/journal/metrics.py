@@ -85,7 +85,7 @@ class Metrics:
             redone.close()
 
     def _put_in(self, lines: list[EventRecord]) -> None:
-        """Put lines where they belong, unless they are there: of steps that count, and whose lines nobody had told."""
+        """Append the lines of committed steps that are missing from metrics.jsonl."""
         if not lines:
             return
         size, later = _after(self._folder.metrics, min(line["step"] for line in lines) - 1)

@@ -162,7 +162,7 @@ class Generation:
         return []
 
     def lose(self, node: str, failure_class: str, reason: str, *, also_alone: bool = False) -> list[Command]:
-        """Take in that *node* is gone with its workers, unless they had ended; those of all others are killed."""
+        """Mark the running workers of *node* as lost, and kill the rest of the group."""
         if node not in self._running:
             return []
         self.lost[node] = (failure_class, reason)

@@ -42,7 +42,7 @@ class Launch:
         lock: Of the run.
         is_resumed: The run existed before this launch.
         is_edited: train.py was edited by hand.
-        scale: How many nodes this machine plays from when on.
+        scale: Number of simulated nodes over time.
         node_rank: Of this machine's first node, where the rendezvous is static.
         drift: What differs from the run's launch before.
         sources: Digests of the job's own code, by path from the project's root.

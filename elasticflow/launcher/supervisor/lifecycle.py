@@ -1,4 +1,4 @@
-"""What follows from what happens to a launch: which generation is formed of whom, who is drained, and the verdict.
+"""The state machine of a launch: events in, commands out.
 
 `Lifecycle.on` takes an event and the time, and returns what is to be done. It knows no process, no store, no file and
 no clock, so that it can be tested as a table; `command_runner.py` does what it says.

@@ -287,7 +287,7 @@ def script_began_anew(record: Record) -> Line:
 
 
 def _data_own(record: Record) -> Line:
-    text = "read by the script itself: which samples come after a restart is its own business"
+    text = "the script reads its own data: elasticflow does not restore its position"
     names = record.get("kept")
     if isinstance(names, list) and names:
         return Line("note", "plain", "data", text, (f"with the state of {', '.join(map(str, names))}",))
@@ -412,12 +412,12 @@ def _dataset_unseen(record: Record) -> Line:
 def _kind_changed(record: Record) -> Line:
     changed = record.get("changed")
     facts = [f"{name} is {text}" for name, text in changed.items()] if isinstance(changed, dict) else []
-    text = "from here on bits may differ from those of an undisturbed run: " + "; ".join(facts)
+    text = "results may differ in the last bits from here on: " + "; ".join(facts)
     return Line("warning", "notice", "other kind", text)
 
 
 def _replicas_not_compared(record: Record) -> Line:
-    text = f"a rank that goes astray is not found: {record.get('reason')}"
+    text = f"replica comparison is off: {record.get('reason')}"
     return Line("note", "quiet", "not compared", text)
 
 

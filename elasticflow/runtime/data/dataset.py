@@ -210,7 +210,7 @@ def require_same(
             fingerprints say.
         samples_then: The snapshot's.
         began_otherwise: Datasets whose factory draws random numbers and began in another state when the run began;
-            true: its fingerprint is its own, so that what it drew cannot be seen.
+            true: it has its own `fingerprint`, which does not cover what it drew at random.
 
     Raises:
         DatasetError: the training data's fingerprint or length differs, or may hide that it does.

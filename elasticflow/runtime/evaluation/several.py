@@ -157,7 +157,7 @@ def _named(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def _weights(sets: Mapping[str, OneSet]) -> str | dict[str, str]:
-    """Return whose metrics they are: of all sets, or by set where that differs."""
+    """Return which weights were measured: one word, or one per set."""
     by_set = {name: each.weights for name, each in sets.items()}
     return next(iter(by_set.values())) if len(set(by_set.values())) == 1 else dict(by_set)
 

@@ -1,4 +1,4 @@
-"""Whether the loss of a batch is what its parts' losses are together, and who says so if it is not.
+"""Detects a loss that depends on how a batch is split between workers.
 
 A loss that is a mean over something else than the samples, such as tokens without padding, is another loss at another
 number of workers, unless the step says over how many items it is (`loss.parse_loss`).

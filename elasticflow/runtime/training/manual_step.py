@@ -108,8 +108,8 @@ class ManualStep:
         Where `worker.stopped` is set afterwards, nothing was changed.
 
         Raises:
-            NonFiniteLossError: on every rank, if gradients of the global batch or the loss are not finite. The optimizer
-                whose gradients they are has not moved; those before it have.
+            NonFiniteLossError: on every rank, if gradients of the global batch or the loss are not finite. That optimizer
+                has not stepped; earlier ones have.
             StateError: the step moved no optimizer, other ones than on another rank, or gave it a closure.
         """
         worker = self._worker

@@ -30,14 +30,14 @@ _MOST_COMPARED = 500
 
 @dataclass(frozen=True)
 class Group:
-    """One of `[[optimizer.groups]]`: it takes what fits all that is given, and no group before it took.
+    """One `[[optimizer.groups]]`: the parameters that match all its selectors and no earlier group's.
 
     Attributes:
         match: A glob, or several, one of which fits a name of the parameter, such as `*.bias`; `*` also stands for dots.
         ndim: Its number of dimensions, or several.
         module: A class, or several: the parameter belongs to a module of that class, or to one inside such a module.
         args: Options of the optimizer that win over those of all parameters.
-        name: What it is called where rates are logged; None: what selects it.
+        name: Label in logged learning rates; None: its selectors are the label.
     """
 
     match: str | Sequence[str] | None = None

@@ -227,9 +227,9 @@ def _file(name: str, content: Any, pattern: re.Pattern[str]) -> FileEntry:
     if not _is_count(size) or type(sums) is not list or len(sums) != -(-size // BLOCK):
         raise _Wrong(f"{name} has {printable(size)} bytes and not as many checksums as those have blocks")
     if not all(type(crc32) is int and 0 <= crc32 < 1 << 32 for crc32 in sums):
-        raise _Wrong(f"a checksum of {name} is none")
+        raise _Wrong(f"{name}: a CRC-32 is not an unsigned 32-bit number")
     if sha256 is not None and (type(sha256) is not str or not _SHA256.fullmatch(sha256)):
-        raise _Wrong(f"the SHA-256 of {name} is none")
+        raise _Wrong(f"{name}: the SHA-256 is not 64 hexadecimal digits")
     return FileEntry(size, tuple(sums), sha256)
 
 
@@ -240,14 +240,14 @@ def _tensor(key: str, content: Any) -> TensorPlace:
     if type(dtype) is not str or dtype not in DTYPES:
         raise _Wrong(f"tensor {printable(key)} is of {printable(dtype)}, which this version does not know")
     if type(shape) is not list or len(shape) > _MOST_DIMENSIONS or not all(map(_is_count, shape)):
-        raise _Wrong(f"the shape of tensor {printable(key)} is none")
+        raise _Wrong(f"tensor {printable(key)}: the shape is not a list of counts")
     # Without the zeros: torch multiplies the other dimensions, too.
     if math.prod(filter(None, shape)) > _LARGEST or not _is_count(nbytes) or not _is_count(offset):
-        raise _Wrong(f"the size of tensor {printable(key)} is none")
+        raise _Wrong(f"tensor {printable(key)}: the size or offset is not a possible count of bytes")
     if nbytes != math.prod(shape) * DTYPES[dtype].nbytes:
         raise _Wrong(f"tensor {printable(key)} has {nbytes} bytes, and its shape and type another number")
     if type(content["file"]) is not str:
-        raise _Wrong(f"the file of tensor {printable(key)} is none")
+        raise _Wrong(f"tensor {printable(key)}: the file is not named by a text")
     return TensorPlace(content["file"], dtype, tuple(shape), offset, nbytes)
 
 

@@ -168,7 +168,7 @@ class Publisher:
         return [file for files in written.values() for file in files]
 
     def _announced(self, name: str, ranks: Sequence[int]) -> list[tuple[int, dict[str, Any]]]:
-        """Return what those of *ranks* have announced that have done so."""
+        """Return the announcements received so far, by rank."""
         names = set(self._storage.list(self.place(name)))
         there = [rank for rank in ranks if _record_name(rank) in names]
         contents = self._storage.map(lambda rank: self._read(_record(self.place(name), rank)), there)
