@@ -16,10 +16,10 @@ from elasticflow.errors import GpuMissingError, StorageError, TorchMissingError
 from elasticflow.launcher import resume_check
 from elasticflow.launcher.agent.waiting_agent import next_launch_id
 from elasticflow.launcher.journal.post_mortem import ending_of
+from elasticflow.launcher.journal.run_lock import locked
 from elasticflow.launcher.rendezvous import descriptors, network
 from elasticflow.launcher.rendezvous.leadership import open_store
 from elasticflow.launcher.rendezvous.token import given_token, open_port_warning
-from elasticflow.launcher.run_lock import locked
 from elasticflow.launcher.supervisor.launch_record import Launch
 from elasticflow.launcher.supervisor.scale_schedule import ALONE, check_scale
 from elasticflow.launcher.supervisor.supervisor import Supervisor
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from elasticflow.compiler.drift.compare import Difference
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.jobfile.tables.job import Job
+    from elasticflow.launcher.journal.run_lock import RunLock
     from elasticflow.launcher.rendezvous.leadership import LaunchStore
-    from elasticflow.launcher.run_lock import RunLock
     from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
     from elasticflow.run_folder import RunFolder
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
-from elasticflow.lint.finding import Finding, View
 from elasticflow.lint.rules import (
     checkpoints,
     collectives,
@@ -17,6 +16,7 @@ from elasticflow.lint.rules import (
     resuming,
     samplers,
 )
+from elasticflow.lint.rules.finding import Finding, View
 from elasticflow.lint.script.collectives import Collectives
 from elasticflow.lint.script.ranks import Ranks
 from elasticflow.lint.script.script import Script

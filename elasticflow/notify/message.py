@@ -10,7 +10,7 @@ from elasticflow.observe.records import unix_time
 from elasticflow.observe.terminal.formats import number, plural
 
 if TYPE_CHECKING:
-    from elasticflow.jobfile.tables.observing.notify import Format
+    from elasticflow.jobfile.tables.notify import Format
     from elasticflow.notify.moments import Moment
     from elasticflow.sinks.sink import RunFacts
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elasticflow.events import EventRecord
-    from elasticflow.jobfile.tables.observing.notify import MomentName
+    from elasticflow.jobfile.tables.notify import MomentName
     from elasticflow.observe.history import Stop
     from elasticflow.observe.records import Record
     from elasticflow.run_folder import RunFolder

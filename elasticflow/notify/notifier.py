@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from elasticflow import events
-from elasticflow.jobfile.tables.observing.notify import looked_up
+from elasticflow.jobfile.tables.notify import looked_up
 from elasticflow.notify import command, webhook
 from elasticflow.notify.message import object_of, payload_of
 from elasticflow.notify.moments import BUDGET, Moment, moment_of, name_of

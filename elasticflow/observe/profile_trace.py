@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-# What elasticflow calls the parts of a step (`runtime/profiling/marks.py`), and torch an optimizer's.
+# What elasticflow calls the parts of a step (`runtime/measuring/marks.py`), and torch an optimizer's.
 _MARK, _OPTIMIZER, _STEP = "elasticflow: ", "Optimizer.step#", "ProfilerStep#"
 _OPERATOR, _KERNELS = "cpu_op", frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 REST = "other"

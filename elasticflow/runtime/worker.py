@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elasticflow.runtime.process.position import Position, Schedule
+    from elasticflow.runtime.process.torch_private import Store
     from elasticflow.runtime.snapshot.policy import Policy
-    from elasticflow.runtime.torch_private import Store
     from elasticflow.runtime.training.evaluation import Evaluation
 
 _OTHERS_LEAVE_S = 30.0

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from elasticflow.events import EventRecord
     from elasticflow.jobfile.tables.job import Job
-    from elasticflow.jobfile.tables.observing.logging import LoggingTable
+    from elasticflow.jobfile.tables.logging import LoggingTable
     from elasticflow.run_folder import RunFolder
     from elasticflow.sinks.sink import Options
 

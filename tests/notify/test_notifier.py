@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elasticflow import events
-from elasticflow.jobfile.tables.observing.notify import NotifyTable
+from elasticflow.jobfile.tables.notify import NotifyTable
 from elasticflow.sinks import delivery as the_delivery
 from elasticflow.sinks.delivery import Delivery
 from elasticflow.sinks.registry import is_message, make_notifier

@@ -7,8 +7,8 @@ from pydantic import ValidationError
 
 from elasticflow.errors import SinkMissingError
 from elasticflow.jobfile.tables.job import Job
-from elasticflow.jobfile.tables.observing.logging import SINKS, LoggingTable
-from elasticflow.jobfile.tables.observing.notify import NotifyTable
+from elasticflow.jobfile.tables.logging import SINKS, LoggingTable
+from elasticflow.jobfile.tables.notify import NotifyTable
 from elasticflow.sinks import registry
 from elasticflow.sinks.facts import parameters_of
 from elasticflow.sinks.registry import KINDS, check_installed, make_sink, serving_command

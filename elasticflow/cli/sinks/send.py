@@ -35,7 +35,7 @@ def command(*, run: str | None, timeout: str) -> int:
     """
     from elasticflow.errors import ANSWER_IS_NO, FINISHED
     from elasticflow.jobfile.project import current_project_root
-    from elasticflow.launcher.run_lock import locked
+    from elasticflow.launcher.journal.run_lock import locked
     from elasticflow.observe.runs import find_run
     from elasticflow.sinks.facts import read_facts
     from elasticflow.sinks.main import deliveries_of, send

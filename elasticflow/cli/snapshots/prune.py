@@ -119,7 +119,7 @@ def _rules(source: SnapshotSource, options: _KeepOptions) -> Keep:
 
 def _alone(source: SnapshotSource, *, yes: bool) -> AbstractContextManager[object]:
     """Return the context in which nothing launches the run."""
-    from elasticflow.launcher.run_lock import locked
+    from elasticflow.launcher.journal.run_lock import locked
 
     if source.folder is not None:
         return locked(source.folder)

@@ -13,8 +13,8 @@ from elasticflow.system.units import parse_duration, parse_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elasticflow.jobfile.tables.clusters.kubernetes import KubernetesTable, ResourcesTable
     from elasticflow.jobfile.tables.job import Job
+    from elasticflow.jobfile.tables.kubernetes import KubernetesTable, ResourcesTable
 
 # Between the moment when workers have to be gone and the end of the process that led them: its last snapshot, its sinks.
 _ENDING_S = 30

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elasticflow.jobfile.load import LoadedJob
-    from elasticflow.jobfile.tables.clusters.kubernetes import KubernetesTable
     from elasticflow.jobfile.tables.job import Job
+    from elasticflow.jobfile.tables.kubernetes import KubernetesTable
 
 Form = Literal["job", "jobset", "trainjob"]
 FORMS: tuple[Form, ...] = ("job", "jobset", "trainjob")

@@ -12,7 +12,7 @@ from elasticflow.jobfile.diagnostics import codes
 if TYPE_CHECKING:
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.diagnostics.positions import KeyPath
-    from elasticflow.jobfile.tables.clusters.slurm import SlurmTable
+    from elasticflow.jobfile.tables.slurm import SlurmTable
     from elasticflow.jobfile.text.source import Source
 
 

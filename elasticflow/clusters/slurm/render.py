@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from elasticflow.jobfile.load import LoadedJob
-    from elasticflow.jobfile.tables.clusters.slurm import SlurmTable
     from elasticflow.jobfile.tables.job import Job
+    from elasticflow.jobfile.tables.slurm import SlurmTable
 
 _MIB = 1024**2
 

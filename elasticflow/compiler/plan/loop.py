@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticflow.protocol.script.loop_settings import KeptSnapshots, LoopSettings, LoopSnapshots
+from elasticflow.protocol.loop_settings import KeptSnapshots, LoopSettings, LoopSnapshots
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import show
-from elasticflow.jobfile.tables.observing.logging import SINKS
+from elasticflow.jobfile.tables.logging import SINKS
 from elasticflow.jobfile.text.layers import table_at
 
 if TYPE_CHECKING:

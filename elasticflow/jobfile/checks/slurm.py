@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
-    from elasticflow.jobfile.tables.clusters.slurm import SlurmTable
     from elasticflow.jobfile.tables.job import ValidTables
+    from elasticflow.jobfile.tables.slurm import SlurmTable
     from elasticflow.jobfile.text.source import Source
 
 # Folders that each machine has by itself.

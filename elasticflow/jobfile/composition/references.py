@@ -17,7 +17,7 @@ from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
 from elasticflow.jobfile.python_source.annotations import DatasetValue
 from elasticflow.jobfile.tables.evaluation import without_set
 from elasticflow.jobfile.tables.job import Job
-from elasticflow.jobfile.tables.observing.notify import looked_up
+from elasticflow.jobfile.tables.notify import looked_up
 from elasticflow.jobfile.tables.types import MayRefer, SecretVariable, TextWithSecrets
 from elasticflow.jobfile.tables.validate import content_of, model_of
 from elasticflow.jobfile.text.layers import table_at, value_at

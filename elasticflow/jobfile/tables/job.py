@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from elasticflow.jobfile.tables.clusters.kubernetes import KubernetesTable
-from elasticflow.jobfile.tables.clusters.slurm import SlurmTable
 from elasticflow.jobfile.tables.evaluation import Evaluation, EvaluationTable, MetricTable, evaluation_sets
 from elasticflow.jobfile.tables.hooks import HooksTable, HookTable
+from elasticflow.jobfile.tables.kubernetes import KubernetesTable
 from elasticflow.jobfile.tables.launching import (
     EnvTable,
     KeepTable,
@@ -20,8 +19,9 @@ from elasticflow.jobfile.tables.launching import (
     SnapshotsTable,
     TorchrunTable,
 )
-from elasticflow.jobfile.tables.observing.logging import LoggingTable
-from elasticflow.jobfile.tables.observing.notify import NotifyTable
+from elasticflow.jobfile.tables.logging import LoggingTable
+from elasticflow.jobfile.tables.notify import NotifyTable
+from elasticflow.jobfile.tables.slurm import SlurmTable
 from elasticflow.jobfile.tables.training import (
     DatasetTable,
     DdpTable,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from elasticflow.launcher.agent.master import master_of
 from elasticflow.launcher.agent.node_heartbeat import NodeHeartbeat, NodeReleasedError
 from elasticflow.launcher.agent.orphans import Orphans, adopted
+from elasticflow.launcher.agent.profile_requests import ProfileRequests
 from elasticflow.launcher.agent.reporter import Reporter
 from elasticflow.launcher.agent.standby_keeper import StandbyKeeper
 from elasticflow.launcher.agent.worker_streams import WorkerStreams
@@ -27,7 +28,6 @@ from elasticflow.launcher.agent.workers import (
     environment_of_script,
 )
 from elasticflow.launcher.fork_server.helpers import HelperLostError
-from elasticflow.launcher.profiling.passed_on import ProfileRequests
 from elasticflow.launcher.remote_files.sender import FileSender
 from elasticflow.launcher.rendezvous import network
 from elasticflow.launcher.rendezvous.store_keys import is_requested, join_store

@@ -15,7 +15,7 @@ from elasticflow.launcher.fork_server.helpers import HELPER_KILLED, STORE_LOST
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.handshake import TOKEN
 from elasticflow.protocol.json_codec import to_json
-from elasticflow.protocol.script.program import Program  # noqa: TC001  # the codec reads the fields' types
+from elasticflow.protocol.program import Program  # noqa: TC001  # the codec reads the fields' types
 from elasticflow.protocol.store_address import StoreAddress
 from elasticflow.protocol.warm_restarts import Warm  # noqa: TC001  # the codec reads the fields' types
 from elasticflow.snapshots.format.writer_config import WriterStart  # noqa: TC001  # the codec reads the fields' types

@@ -10,7 +10,7 @@ from elasticflow.launcher.fork_server.torchrun_arguments import (
 )
 from elasticflow.protocol.json_codec import MessageCodec
 from elasticflow.protocol.messages import RefusedModule  # noqa: TC001
-from elasticflow.protocol.script.program import Program  # noqa: TC001
+from elasticflow.protocol.program import Program  # noqa: TC001
 
 if TYPE_CHECKING:
     import socket

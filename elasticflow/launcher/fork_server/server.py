@@ -50,7 +50,7 @@ from elasticflow.telemetry.masking import mask_streams
 if TYPE_CHECKING:
     from elasticflow.launcher.fork_server.protocol import Message
     from elasticflow.protocol.messages import RefusedModule
-    from elasticflow.protocol.script.program import Program
+    from elasticflow.protocol.program import Program
 
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

@@ -72,7 +72,7 @@ class Journal:
         launch: Number of the launch.
         show: Called with each record.
         mask: What no record may hold; workers mask their own lines.
-        require_held: Called before each write; raises where another launch may have the run (`launcher/run_lock.py`).
+        require_held: Called before each write; raises where another launch may have the run (`launcher/journal/run_lock.py`).
 
     Attributes:
         damage: What was moved out of events.jsonl when it was opened; None if it was whole.

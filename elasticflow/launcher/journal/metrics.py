@@ -23,7 +23,7 @@ class Metrics:
 
     Args:
         folder: The run's.
-        require_held: Called before each change; raises where another launch may have the run (`launcher/run_lock.py`).
+        require_held: Called before each change; raises where another launch may have the run (`launcher/journal/run_lock.py`).
 
     Attributes:
         damage: What was moved out of the file when it was opened; None if it was whole.

@@ -60,7 +60,7 @@ class RestartLedger:
 
     Args:
         path: The file.
-        require_held: Called before each write; raises where another launch may have the run (`launcher/run_lock.py`).
+        require_held: Called before each write; raises where another launch may have the run (`launcher/journal/run_lock.py`).
 
     Attributes:
         entries: All of them.

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.launcher.journal.post_mortem import Ending
+    from elasticflow.launcher.journal.run_lock import RunLock
     from elasticflow.launcher.rendezvous.leadership import LaunchStore
-    from elasticflow.launcher.run_lock import RunLock
     from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
     from elasticflow.run_folder import RunFolder
     from elasticflow.snapshots.format.writer_config import WriterStart

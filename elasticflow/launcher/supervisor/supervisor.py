@@ -23,7 +23,6 @@ from elasticflow.launcher.journal.display_thread import DisplayThread
 from elasticflow.launcher.journal.environment_record import EnvironmentRecord
 from elasticflow.launcher.journal.journal import Journal
 from elasticflow.launcher.journal.metrics import Metrics
-from elasticflow.launcher.profiling.profiles import Profiles
 from elasticflow.launcher.remote_files.gatherer import RemoteFiles
 from elasticflow.launcher.restarts.restart_ledger import RestartLedger
 from elasticflow.launcher.restarts.restart_policy import RestartPolicy
@@ -43,6 +42,7 @@ from elasticflow.launcher.supervisor.leave_requests import NOW, CancelMark, Leav
 from elasticflow.launcher.supervisor.lifecycle import UNTRAINED_S, Lifecycle, RunSoFar
 from elasticflow.launcher.supervisor.local_agents import LocalAgents
 from elasticflow.launcher.supervisor.nodes import Nodes
+from elasticflow.launcher.supervisor.profiles import Profiles
 from elasticflow.protocol.handshake import TOKEN
 from elasticflow.protocol.messages import (
     Activity,

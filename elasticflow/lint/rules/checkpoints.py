@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.lint.finding import Finding
+from elasticflow.lint.rules.finding import Finding
 from elasticflow.lint.rules.launching import reads_of_environment
 from elasticflow.lint.rules.replicas import DDP
 from elasticflow.lint.rules.saves import Contents, Save, loaded_words, loads_in, resumes, saves_in
@@ -19,7 +19,7 @@ from elasticflow.lint.script.values import is_repeated, values_given, words_behi
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from elasticflow.lint.finding import View
+    from elasticflow.lint.rules.finding import View
     from elasticflow.lint.script.script import Script
 
 _OPTIMIZER = re.compile(r"optim|(^|_)opts?(_|\d|$)|adam|sgd", re.IGNORECASE)

@@ -6,13 +6,13 @@ import ast
 from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.lint.finding import Finding
+from elasticflow.lint.rules.finding import Finding
 from elasticflow.lint.script.script import Function, argument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elasticflow.lint.finding import View
+    from elasticflow.lint.rules.finding import View
     from elasticflow.lint.script.collectives import Reached, Split
 
 _SERVES = "for ever, or until the process group's timeout"

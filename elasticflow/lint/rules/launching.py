@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.lint.finding import Finding
+from elasticflow.lint.rules.finding import Finding
 from elasticflow.lint.script.names import dotted_name
 from elasticflow.lint.script.ranks import is_entry_check, words_of
 from elasticflow.lint.script.script import argument, called_name
@@ -15,7 +15,7 @@ from elasticflow.lint.script.script import argument, called_name
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elasticflow.lint.finding import View
+    from elasticflow.lint.rules.finding import View
     from elasticflow.lint.script.script import Script
 
 _PORT = re.compile(r"tcp://[^/]*:([0-9]+)/?")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.lint.finding import Finding
+from elasticflow.lint.rules.finding import Finding
 from elasticflow.lint.script.script import argument, is_constant
 
 if TYPE_CHECKING:
     import ast
     from collections.abc import Iterator
 
-    from elasticflow.lint.finding import View
+    from elasticflow.lint.rules.finding import View
     from elasticflow.lint.script.script import Script
 
 DDP = "torch.nn.parallel.DistributedDataParallel"

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.lint.finding import Finding
+from elasticflow.lint.rules.finding import Finding
 from elasticflow.lint.script.ranks import words_of
 from elasticflow.lint.script.script import called_name
 from elasticflow.lint.script.values import words_behind
@@ -15,7 +15,7 @@ from elasticflow.lint.script.values import words_behind
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elasticflow.lint.finding import View
+    from elasticflow.lint.rules.finding import View
     from elasticflow.lint.script.script import Script
 
 _WORLD = re.compile(

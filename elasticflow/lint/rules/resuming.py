@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.lint.finding import Finding
+from elasticflow.lint.rules.finding import Finding
 from elasticflow.lint.rules.saves import saves_in, state_loads, state_saves
 from elasticflow.lint.script.forms import form_of, trains
 from elasticflow.lint.script.options import Options
@@ -18,7 +18,7 @@ from elasticflow.lint.script.values import is_repeated, values_given
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elasticflow.lint.finding import View
+    from elasticflow.lint.rules.finding import View
     from elasticflow.lint.script.options import Option
     from elasticflow.lint.script.script import Script
 

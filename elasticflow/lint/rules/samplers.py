@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.lint.finding import Finding
+from elasticflow.lint.rules.finding import Finding
 from elasticflow.lint.rules.launching import reads_of_environment
 from elasticflow.lint.script.names import dotted_name
 from elasticflow.lint.script.ranks import words_of
@@ -17,7 +17,7 @@ from elasticflow.lint.script.values import is_repeated, passed, words_behind
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elasticflow.lint.finding import View
+    from elasticflow.lint.rules.finding import View
     from elasticflow.lint.script.script import Script
 
 SAMPLER = "torch.utils.data.DistributedSampler"

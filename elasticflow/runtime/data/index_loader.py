@@ -19,8 +19,8 @@ from elasticflow.runtime.data.loader_processes import LoaderProcesses
 from elasticflow.runtime.data.sample_reader import SampleReader
 from elasticflow.runtime.data.step_plan import StepPlan
 from elasticflow.runtime.data.values import require_same_values, values_of
+from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process import random_streams, stopping
-from elasticflow.runtime.profiling.marks import mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

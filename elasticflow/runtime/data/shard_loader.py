@@ -18,10 +18,10 @@ from elasticflow.runtime.data.index_loader import Batch, LeaveWhileWaiting, to_d
 from elasticflow.runtime.data.sample_reader import checked_collate
 from elasticflow.runtime.data.shard_reader import Chunk, ShardReader, read_ahead, require_iterable
 from elasticflow.runtime.data.step_plan import micro_batches
+from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.process.position import even_split
 from elasticflow.runtime.process.stopping import Leaving, Stopped
-from elasticflow.runtime.profiling.marks import mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -13,7 +13,7 @@ import torch
 from elasticflow.errors import DatasetError
 from elasticflow.runtime.data.loader_processes import LoaderProcesses
 from elasticflow.runtime.process import random_streams
-from elasticflow.runtime.torch_private import forget_loader_process
+from elasticflow.runtime.process.torch_private import forget_loader_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

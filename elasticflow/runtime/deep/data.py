@@ -11,8 +11,7 @@ from torch.utils.data import default_collate
 
 from elasticflow.errors import DatasetError
 from elasticflow.protocol.deep_messages import Facts
-from elasticflow.runtime.data import notes
-from elasticflow.runtime.data.content import overlap
+from elasticflow.runtime.data.content import notes, overlap
 from elasticflow.runtime.data.content.fingerprint import fingerprint_of, look_at
 from elasticflow.runtime.data.dataset import OpenedDataset, checked_length, varies
 from elasticflow.runtime.data.mixture import MixedDataset, in_words, shares_of

@@ -17,7 +17,7 @@ from elasticflow.runtime.hooks import hooks
 from elasticflow.runtime.hooks.context import HookContext
 from elasticflow.runtime.hooks.point_writer import PointWriter
 from elasticflow.runtime.hooks.unchanged import Unchanged
-from elasticflow.runtime.metrics.scalars import scalars_in
+from elasticflow.runtime.measuring.scalars import scalars_in
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.process.position import Position
 from elasticflow.runtime.training.precision import autocast

@@ -21,12 +21,12 @@ from elasticflow.protocol.deep_messages import Facts
 from elasticflow.run_folder import path_from_root
 from elasticflow.runtime.deep.report import BrokenError
 from elasticflow.runtime.model.gradient_checkpointing import checkpoint_activations
+from elasticflow.runtime.process.torch_private import storage_id
 from elasticflow.runtime.snapshot import reachable, unsaved
 from elasticflow.runtime.snapshot.rank_shard import nbytes_of
 from elasticflow.runtime.state.loading import add_tied, check_module, weight_files
 from elasticflow.runtime.state.state import State
 from elasticflow.runtime.state.tensors import BY_NAME
-from elasticflow.runtime.torch_private import storage_id
 from elasticflow.runtime.training import several_optimizers
 from elasticflow.runtime.training.param_groups import require_options, taken_by
 

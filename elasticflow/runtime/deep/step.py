@@ -13,7 +13,7 @@ from torch import nn
 from elasticflow.protocol.deep_messages import Facts
 from elasticflow.runtime.deep import evaluation, hooks, restart
 from elasticflow.runtime.deep.state import moves_optimizers
-from elasticflow.runtime.metrics.scalars import require_name, require_room, scalars_in
+from elasticflow.runtime.measuring.scalars import require_name, require_room, scalars_in
 from elasticflow.runtime.training import loss_weights
 from elasticflow.runtime.training.loss import parse_loss
 from elasticflow.runtime.training.manual_step import reported_loss

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from elasticflow import events
+from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process.stopping import Stopped
-from elasticflow.runtime.profiling.marks import mark
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,9 +18,9 @@ from elasticflow.errors import StopTraining
 from elasticflow.runtime.hooks.context import HookContext
 from elasticflow.runtime.hooks.point_writer import PointWriter
 from elasticflow.runtime.hooks.unchanged import Unchanged
+from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.model.modes import evaluating
 from elasticflow.runtime.process import random_streams, stopping
-from elasticflow.runtime.profiling.marks import mark
 from elasticflow.runtime.training.precision import autocast
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor, nn
 
 from elasticflow.errors import HookError
+from elasticflow.runtime.process.torch_private import version_of
 from elasticflow.runtime.replica_checks import checksums
-from elasticflow.runtime.torch_private import version_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

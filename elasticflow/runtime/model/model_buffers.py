@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from elasticflow.runtime.torch_private import broadcast_coalesced, buffers_of, version_of
+from elasticflow.runtime.process.torch_private import broadcast_coalesced, buffers_of, version_of
 
 if TYPE_CHECKING:
     from elasticflow.runtime.process.context import Worker

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from elasticflow.errors import StateError, StepResultError
 from elasticflow.protocol import metrics_fields
-from elasticflow.runtime.metrics.scalars import LOSS_KEYS, require_name, require_room, scalars_in
+from elasticflow.runtime.measuring.scalars import LOSS_KEYS, require_name, require_room, scalars_in
 from elasticflow.runtime.process.step_log import LateNumber
 from elasticflow.runtime.process.votes import NUM_REQUESTS
 

@@ -21,8 +21,8 @@ from elasticflow.runtime.snapshot.policy import Policy
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from elasticflow.protocol.script.loop_settings import LoopSettings
-    from elasticflow.runtime.metrics.speed import Measures
+    from elasticflow.protocol.loop_settings import LoopSettings
+    from elasticflow.runtime.measuring.speed import Measures
     from elasticflow.runtime.process.context import Worker
 
 _P = ParamSpec("_P")

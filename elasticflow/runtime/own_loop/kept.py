@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.own_loop import values
-from elasticflow.runtime.torch_private import COMPILED_MODEL
+from elasticflow.runtime.process.torch_private import COMPILED_MODEL
 
 if TYPE_CHECKING:
     from elasticflow.runtime.state.state import State

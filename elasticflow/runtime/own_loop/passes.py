@@ -11,7 +11,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.torch_private import version_of
+from elasticflow.runtime.process.torch_private import version_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from elasticflow.runtime.data.order.order import Order
     from elasticflow.runtime.hooks.hooks import Hooks
-    from elasticflow.runtime.metrics.speed import Measures
+    from elasticflow.runtime.measuring.speed import Measures
     from elasticflow.runtime.own_loop.batch import Batch
     from elasticflow.runtime.own_loop.gradients import Gradients
     from elasticflow.runtime.own_loop.values import KeptValues

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.protocol import worker_environment
-from elasticflow.protocol.script.loop_settings import KeptSnapshots, LoopSettings, LoopSnapshots
+from elasticflow.protocol.loop_settings import KeptSnapshots, LoopSettings, LoopSnapshots
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticflow.protocol import worker_environment
-from elasticflow.runtime import torch_private
+from elasticflow.runtime.process import torch_private
 
 
 def warm_up() -> None:

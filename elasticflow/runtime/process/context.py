@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from elasticflow import events, logs
 from elasticflow.errors import StopTraining
-from elasticflow.runtime import torch_private
-from elasticflow.runtime.metrics.gradient_norm import norm_of, read_late
-from elasticflow.runtime.metrics.speed import Measures, device_name
-from elasticflow.runtime.process import process_group, random_streams, stopping
+from elasticflow.runtime.measuring.gradient_norm import norm_of, read_late
+from elasticflow.runtime.measuring.speed import Measures, device_name
+from elasticflow.runtime.measuring.step_profiler import StepProfiler
+from elasticflow.runtime.process import process_group, random_streams, stopping, torch_private
 from elasticflow.runtime.process.compiler import Compilation, use_cache
 from elasticflow.runtime.process.step_log import Heartbeat, LateNumber, Progress
 from elasticflow.runtime.process.votes import Vote
-from elasticflow.runtime.profiling.step_profiler import StepProfiler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.identity import Identity
     from elasticflow.runtime.process.learning_rates import AnyOptimizers
     from elasticflow.runtime.process.position import Position, Schedule
-    from elasticflow.runtime.torch_private import Store
+    from elasticflow.runtime.process.torch_private import Store
 
 
 class Restored(NamedTuple):

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from elasticflow.errors import COLLECTIVE_MISMATCH, ElasticflowError, StopTraining, StorageError, WorkerError
 from elasticflow.protocol.store_address import StoreLostError
-from elasticflow.runtime import torch_private
+from elasticflow.runtime.process import torch_private
 
 # Characters. An exception may show all the data it met.
 _LONGEST = 20_000

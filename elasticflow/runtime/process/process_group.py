@@ -20,15 +20,15 @@ from torch.distributed.rendezvous import rendezvous
 
 from elasticflow.protocol import control_store
 from elasticflow.protocol.store_address import is_here
-from elasticflow.runtime import torch_private
-from elasticflow.runtime.torch_private import PrefixStore, TCPStore
+from elasticflow.runtime.process import torch_private
+from elasticflow.runtime.process.torch_private import PrefixStore, TCPStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, MutableMapping
 
     from elasticflow.protocol.control_store import RemoteControlStore
     from elasticflow.runtime.process.identity import Identity
-    from elasticflow.runtime.torch_private import Store
+    from elasticflow.runtime.process.torch_private import Store
 
 # Under our agent a hang is noticed by its heartbeats; a collective's own limit would only end a slow evaluation.
 _TIMEOUT = {"launcher": timedelta(hours=24), "torchrun": timedelta(hours=2)}

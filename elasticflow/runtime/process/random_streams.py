@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from elasticflow.runtime import torch_private
+from elasticflow.runtime.process import torch_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -27,7 +27,7 @@ class Vote:
         buffers_changed: Whether this step changed buffers that the next one reads; see `model/model_buffers.py`.
         random_drawn: Whether the model or the optimizer draws from python's or numpy's generator; see `Generators.look`.
         end_wanted: This rank's script wants training to end: `Run.stop`.
-        names_wanted: This rank's step returned a scalar that has no place yet; see `runtime/metrics/scalars.py`.
+        names_wanted: This rank's step returned a scalar that has no place yet; see `runtime/measuring/scalars.py`.
         may_skip: This rank can take part in a step without its data.
         may_cut_short: A request to leave cuts an evaluation short; else it waits for the evaluation's end.
         may_leave_untrained: Before the first step all there is lies on the store; with a memory tier it may not.

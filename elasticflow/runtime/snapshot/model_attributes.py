@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, nn
 
+from elasticflow.runtime.process.torch_private import buffers_of, unsaved_buffers_of
 from elasticflow.runtime.snapshot import reachable
-from elasticflow.runtime.torch_private import buffers_of, unsaved_buffers_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

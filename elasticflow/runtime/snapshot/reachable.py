@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from elasticflow.runtime import torch_private
+from elasticflow.runtime.process import torch_private
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

@@ -12,9 +12,9 @@ from elasticflow.errors import SnapshotError
 from elasticflow.runtime.data.dataset import EVALUATION_DATA, TRAINING_DATA, opened, require_same
 from elasticflow.runtime.data.order.order import require_same_order
 from elasticflow.runtime.data.values import marks_of
+from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process import environment, leaving, random_streams
 from elasticflow.runtime.process.context import Restored
-from elasticflow.runtime.profiling.marks import mark
 from elasticflow.runtime.replica_checks import checksums
 from elasticflow.runtime.replica_checks.captured import CaptureCheck
 from elasticflow.runtime.replica_checks.replicas import ReplicaCheck, flip

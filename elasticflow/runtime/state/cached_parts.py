@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from elasticflow.errors import StateError
+from elasticflow.runtime.process.torch_private import has_plain_state, state_hooks_of, tables_of
 from elasticflow.runtime.state.codec import Encoder
 from elasticflow.runtime.state.tensors import Copies, identity_of
-from elasticflow.runtime.torch_private import has_plain_state, state_hooks_of, tables_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

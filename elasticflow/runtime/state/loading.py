@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.torch_private import EXTRA_STATE
+from elasticflow.runtime.process.torch_private import EXTRA_STATE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

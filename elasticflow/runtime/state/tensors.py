@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.torch_private import foreach_copy_
+from elasticflow.runtime.process.torch_private import foreach_copy_
 from elasticflow.snapshots.format import dtypes
 
 if TYPE_CHECKING:

@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from elasticflow.errors import StateError, StopTraining
-from elasticflow.runtime import torch_private
-from elasticflow.runtime.metrics.scalars import NUM_PLACES, Scalars
+from elasticflow.runtime.measuring.marks import mark
+from elasticflow.runtime.measuring.scalars import NUM_PLACES, Scalars
 from elasticflow.runtime.model import model_buffers, replicable
-from elasticflow.runtime.process import stopping
+from elasticflow.runtime.process import stopping, torch_private
+from elasticflow.runtime.process.torch_private import foreach_div_
 from elasticflow.runtime.process.votes import NUM_REQUESTS
-from elasticflow.runtime.profiling.marks import mark
-from elasticflow.runtime.torch_private import foreach_div_
 from elasticflow.runtime.training import stoppable_batches
 from elasticflow.runtime.training.loss import NonFinite, parse_loss
 from elasticflow.runtime.training.loss_weights import first_look

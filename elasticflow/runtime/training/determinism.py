@@ -10,7 +10,7 @@ from contextlib import suppress
 import torch
 
 from elasticflow.errors import StateError
-from elasticflow.runtime import torch_private
+from elasticflow.runtime.process import torch_private
 
 _ERRORS = 2  # torch.get_deterministic_debug_mode: 0 is off, 1 only warns
 # What has a deterministic form and does the same, by how the name of an operation that has none begins.

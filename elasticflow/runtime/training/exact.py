@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from elasticflow.errors import StateError, StopTraining
-from elasticflow.runtime.metrics.scalars import NUM_PLACES, Scalars
+from elasticflow.runtime.measuring.marks import mark
+from elasticflow.runtime.measuring.scalars import NUM_PLACES, Scalars
 from elasticflow.runtime.model import model_buffers, replicable
 from elasticflow.runtime.process import environment, stopping
 from elasticflow.runtime.process.position import even_split
+from elasticflow.runtime.process.torch_private import foreach_div_
 from elasticflow.runtime.process.votes import NUM_REQUESTS
-from elasticflow.runtime.profiling.marks import mark
-from elasticflow.runtime.torch_private import foreach_div_
 from elasticflow.runtime.training import determinism, stoppable_batches
 from elasticflow.runtime.training.fixed_order_sum import BucketLayout, FixedOrderAllReduce
 from elasticflow.runtime.training.loss import NonFinite, parse_loss

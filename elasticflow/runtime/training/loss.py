@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from elasticflow import events
 from elasticflow.errors import NonFiniteLossError, StepResultError
-from elasticflow.runtime.data import notes
+from elasticflow.runtime.data.content import notes
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler

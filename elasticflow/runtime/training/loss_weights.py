@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from elasticflow import events
 from elasticflow.errors import StopTraining
-from elasticflow.runtime import torch_private
-from elasticflow.runtime.metrics.scalars import LOSS_KEYS, scalars_in
+from elasticflow.runtime.measuring.scalars import LOSS_KEYS, scalars_in
+from elasticflow.runtime.process import torch_private
 from elasticflow.runtime.training.loss import HALVES, parse_loss
 
 if TYPE_CHECKING:

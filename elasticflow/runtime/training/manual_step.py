@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from elasticflow.errors import NonFiniteLossError, StateError, StopTraining
-from elasticflow.runtime.metrics.scalars import NUM_PLACES, Scalars
+from elasticflow.runtime.measuring.marks import mark
+from elasticflow.runtime.measuring.scalars import NUM_PLACES, Scalars
 from elasticflow.runtime.model import model_buffers, replicable
 from elasticflow.runtime.process import stopping
 from elasticflow.runtime.process.votes import NUM_REQUESTS
-from elasticflow.runtime.profiling.marks import mark
 from elasticflow.runtime.training import several_optimizers, stoppable_batches
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from elasticflow import events
 from elasticflow.errors import JobKeyError
-from elasticflow.runtime.torch_private import COMPILED_MODEL
+from elasticflow.runtime.process.torch_private import COMPILED_MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

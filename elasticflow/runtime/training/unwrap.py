@@ -7,7 +7,7 @@ from typing import TypeVar
 from torch import nn
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.torch_private import COMPILED_MODEL
+from elasticflow.runtime.process.torch_private import COMPILED_MODEL
 
 _Model = TypeVar("_Model", bound=nn.Module)
 # Of torch.compile(model); of DistributedDataParallel, AveragedModel and the like.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.model import model_buffers
-from elasticflow.runtime.torch_private import foreach_copy_, foreach_div_
+from elasticflow.runtime.process.torch_private import foreach_copy_, foreach_div_
 
 if TYPE_CHECKING:
     from collections.abc import Callable

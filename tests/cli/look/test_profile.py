@@ -12,7 +12,7 @@ import pytest
 
 from elasticflow.cli.look import profile as module
 from elasticflow.cli.main import call
-from elasticflow.launcher.run_lock import locked
+from elasticflow.launcher.journal.run_lock import locked
 from elasticflow.run_folder import RunFolder
 from tests.observe.hand_made import RUN_ID, event, make_run
 from tests.observe.test_profile_trace import span

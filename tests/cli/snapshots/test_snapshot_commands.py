@@ -21,8 +21,8 @@ from elasticflow.cli.main import call, group
 from elasticflow.compiler.inputs.origins import Made, Origins
 from elasticflow.compiler.launch_folder.materialize import materialize
 from elasticflow.compiler.plan.launch_plan import plan_job
+from elasticflow.launcher.journal.run_lock import locked
 from elasticflow.launcher.resume_check import record_job
-from elasticflow.launcher.run_lock import locked
 from elasticflow.run_folder import RunFolder
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.clusters.slurm.refusals import cause_of, refusal
-from elasticflow.jobfile.tables.clusters.slurm import SlurmTable
+from elasticflow.jobfile.tables.slurm import SlurmTable
 from elasticflow.jobfile.text.source import load_source
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from elasticflow.compiler.inputs.job_json import job_digest, job_from_json, job_
 from elasticflow.compiler.launch_folder.materialize import read_plan
 from elasticflow.compiler.plan.loop import loop_settings
 from elasticflow.jobfile.load import load_job, require_job
-from elasticflow.protocol.script.loop_settings import LoopSettings
+from elasticflow.protocol.loop_settings import LoopSettings
 
 SCRIPT = """
 [job]

@@ -17,7 +17,7 @@ from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.render_text import FORMATS, render
 from elasticflow.jobfile.load import load_job, require_cases, require_job
 from elasticflow.jobfile.python_source.annotations import DatasetValue
-from elasticflow.jobfile.tables.observing.notify import looked_up
+from elasticflow.jobfile.tables.notify import looked_up
 from elasticflow.jobfile.tables.types import CollateTable
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ def test_an_edited_train_py_of_an_earlier_version_still_trains(tmp_path: Path) -
     text = text.replace('compare_replicas="1000 steps"', 'compare_replicas="2 steps", measures=Measures()')
     text = text.replace(
         "from elasticflow.runtime.own_loop.join import join_job",
-        "from elasticflow.runtime.metrics.speed import Measures",
+        "from elasticflow.runtime.measuring.speed import Measures",
     )
     (tmp_path / "train.py").write_text(
         text.replace('(HERE / "../../../..").resolve()', f"Path({str(ROOT)!r})")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elasticflow.protocol import worker_environment
-from elasticflow.protocol.script.loop_settings import KeptSnapshots, LoopSettings, LoopSnapshots
+from elasticflow.protocol.loop_settings import KeptSnapshots, LoopSettings, LoopSnapshots
 from elasticflow.runtime.own_loop import settings
 from elasticflow.system.units import parse_size
 

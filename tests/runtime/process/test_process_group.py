@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from elasticflow.runtime.process import process_group
-from elasticflow.runtime.torch_private import HashStore
+from elasticflow.runtime.process.torch_private import HashStore
 
 
 def _group(store: HashStore, world_size: int) -> list[str]:

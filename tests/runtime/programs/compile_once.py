@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from elasticflow.launcher.fork_server.preload import seed_imports, unsafe_to_fork, warm_up, warm_up_compiler
-from elasticflow.runtime import torch_private
+from elasticflow.runtime.process import torch_private
 from elasticflow.runtime.process.compiler import Compilation, use_cache
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from elasticflow.runtime.torch_private import broadcast_coalesced
+from elasticflow.runtime.process.torch_private import broadcast_coalesced
 
 RANK, CASE = int(sys.argv[1]), sys.argv[3]
 

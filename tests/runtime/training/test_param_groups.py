@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from elasticflow.errors import JobKeyError
+from elasticflow.runtime.process.torch_private import COMPILED_MODEL
 from elasticflow.runtime.state.state import State
-from elasticflow.runtime.torch_private import COMPILED_MODEL
 from elasticflow.runtime.training.param_groups import (
     REST,
     Group,

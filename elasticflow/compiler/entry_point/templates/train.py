@@ -22,7 +22,7 @@ from elasticflow.runtime.evaluation.metric import Metric  # = import.metric
 from elasticflow.runtime.evaluation.several import Evaluations  # = import.several
 from elasticflow.runtime.evaluation.stop_when import StopWhen  # = import.stop_when
 from elasticflow.runtime.hooks.hooks import Hook, Hooks  # = import.hooks
-from elasticflow.runtime.metrics.speed import Measures  # = import.measures
+from elasticflow.runtime.measuring.speed import Measures  # = import.measures
 from elasticflow.runtime.own_loop.join import join_job
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy, load_weights  # = import.snapshots
 from elasticflow.runtime.training.evaluation import Evaluation  # = import.evaluation

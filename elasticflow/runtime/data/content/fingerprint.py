@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from elasticflow.runtime.data import notes
-from elasticflow.runtime.data.content import held_generators
+from elasticflow.runtime.data.content import held_generators, notes
 from elasticflow.runtime.data.content.walk import Content, digest_of
 from elasticflow.runtime.process import random_streams
 from elasticflow.snapshots.format import fingerprints

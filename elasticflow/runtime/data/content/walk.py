@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from elasticflow.runtime.data import notes
+from elasticflow.runtime.data.content import notes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from elasticflow.runtime.metrics.speed import Measures, peak_of
+from elasticflow.runtime.measuring.speed import Measures, peak_of
 
 CPU = torch.device("cpu")
 

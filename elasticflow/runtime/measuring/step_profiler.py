@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from elasticflow import events
 from elasticflow.protocol.json_codec import from_json
 from elasticflow.protocol.messages import ProfileRequest
-from elasticflow.runtime.profiling import marks
+from elasticflow.runtime.measuring import marks
 
 if TYPE_CHECKING:
     from collections.abc import Callable

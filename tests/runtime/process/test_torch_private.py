@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 import elasticflow
 from elasticflow.errors import COLLECTIVE_MISMATCH, TorchChangedError
-from elasticflow.runtime import torch_private
-from elasticflow.runtime.process import failure, random_streams
+from elasticflow.runtime.process import failure, random_streams, torch_private
 
 if TYPE_CHECKING:
     from tests.forked import ForkedPrograms

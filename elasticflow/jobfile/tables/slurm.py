@@ -96,7 +96,7 @@ class SlurmTable(Table):
             message = "slurm.gpus and slurm.gres both ask for GPUs"
             raise bad_key("gres", codes.EXCLUSIVE, message, "keep one of them")
         if self.extra:
-            from elasticflow.jobfile.tables.clusters.sbatch_options import why_refused
+            from elasticflow.jobfile.tables.sbatch_options import why_refused
 
             for line in self.extra:
                 if (refusal := why_refused(line)) is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.errors import PortTakenError, RunLockedError, RunTakenError, StorageError
-from elasticflow.launcher.run_lock import locked
+from elasticflow.launcher.journal.run_lock import locked
 from elasticflow.run_folder import RunFolder
 from elasticflow.system.file_lock import holder_of
 from elasticflow.system.process_record import ProcessRecord

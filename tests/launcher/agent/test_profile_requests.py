@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from elasticflow.launcher.profiling.passed_on import ProfileRequests
+from elasticflow.launcher.agent.profile_requests import ProfileRequests
 from elasticflow.launcher.rendezvous.store_keys import request_key
 from elasticflow.protocol.json_codec import to_json
 from elasticflow.protocol.messages import ProfileRequest, PublishedProfile

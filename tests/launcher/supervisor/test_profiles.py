@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elasticflow.launcher.journal.journal import Journal
-from elasticflow.launcher.profiling.profiles import Profiles
+from elasticflow.launcher.supervisor.profiles import Profiles
 from elasticflow.protocol.json_codec import to_json
 from elasticflow.protocol.messages import ProfileRequest, PublishedProfile
 from elasticflow.run_folder import RunFolder

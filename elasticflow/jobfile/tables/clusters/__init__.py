@@ -1,1 +1,0 @@
-"""The tables that say how a cluster's scheduler runs a job."""

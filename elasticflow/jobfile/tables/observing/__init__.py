@@ -1,1 +1,0 @@
-"""The tables that say what of a job is written down, and where else that goes."""

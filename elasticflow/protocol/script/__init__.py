@@ -1,1 +1,0 @@
-"""What a job's own script is told: what is run, and what the job file says to its loop."""
