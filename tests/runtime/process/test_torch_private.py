@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.forked import ForkedPrograms
 
 PACKAGE = Path(elasticflow.__file__).parent
-PROGRAM = Path(__file__).parent / "programs" / "torch_words.py"
+PROGRAM = Path(__file__).parents[1] / "programs" / "torch_words.py"
 
 
 def test_a_name_that_is_gone_is_told_with_what_it_is_for() -> None:
