@@ -285,6 +285,7 @@ class Node:
             origins.launch_id,
             rank,
             has_own_folder=not self._sees_launch(invitation.launch_id),
+            accept_drift=request.accept_drift,
         )
         say(f"joining run {invitation.run_id} at {store_address.endpoint} as node {node}")
         self._joined_node = JoinedNode(

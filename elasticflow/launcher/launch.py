@@ -23,7 +23,6 @@ from elasticflow.launcher.rendezvous.token import given_token, open_port_warning
 from elasticflow.launcher.supervisor.launch_record import Launch
 from elasticflow.launcher.supervisor.scale_schedule import ALONE, check_scale
 from elasticflow.launcher.supervisor.supervisor import Supervisor
-from elasticflow.protocol import worker_environment
 from elasticflow.run_folder import snapshot_place
 from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.store.catalog import Catalog
@@ -179,6 +178,7 @@ def _next_launch(
         sources=made.origins.code,
         lost=ending_of(folder),
         follower=request.follower,
+        accept_drift=request.accept_drift,
     )
 
 
@@ -190,8 +190,6 @@ def _made(
     Raises:
         DriftRefusedError: the run must not go on with that.
     """
-    if request.accept_drift:  # said to a script's loop, too, on every node
-        os.environ[worker_environment.ACCEPT_DRIFT] = "1"
     before = resume_check.made_before(request.folder, catalog, warn, accept_drift=request.accept_drift)
     earlier = None if before is None else before.origins
     origins = origins_now(request.job, request.project_root, plan.job_files, next_launch_id(), earlier)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import time
@@ -203,6 +204,16 @@ def test_consent_does_not_make_a_corrupting_change_harmless(trial: Trial) -> Non
     trial.accept_drift = True
 
     assert _SEED in trial.refusal(job__seed=7)
+
+
+def test_consent_is_given_to_one_launch(trial: Trial) -> None:
+    """Its scripts are told; the environment of this process, which later launches have, is not changed."""
+    trial.launch()
+    before = dict(os.environ)
+    trial.accept_drift = True
+
+    assert trial.launch(optimizer__args={"lr": 0.2}).accept_drift
+    assert before == dict(os.environ)
 
 
 def test_change_of_the_trajectory_needs_consent(trial: Trial) -> None:

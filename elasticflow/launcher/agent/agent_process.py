@@ -189,6 +189,7 @@ def build_agent_process(
     node_rank: int | None = None,
     *,
     has_own_folder: bool = False,
+    accept_drift: bool = False,
 ) -> AgentProcess:
     """Return the agent of *node* on this machine, not yet started.
 
@@ -203,6 +204,7 @@ def build_agent_process(
         launch_id: Of the launch, as this machine calls it.
         node_rank: The node's place among all, where the rendezvous is static.
         has_own_folder: The machine that leads does not see the run folder.
+        accept_drift: A script's loop may differ from the run's launch before; so it may where the variable is set by hand.
     """
     marks = {worker_environment.RUN_ID: folder.run_id, worker_environment.RUN_FOLDER: str(folder.path)}
     if plan.env_secrets:
@@ -212,7 +214,7 @@ def build_agent_process(
     if plan.script is not None:
         marks[worker_environment.LOOP] = loop_settings(plan, project_root).to_json()
         marks["TORCHELASTIC_MAX_RESTARTS"] = str(plan.restarts.budget)
-        if wanted := os.environ.get(worker_environment.ACCEPT_DRIFT):
+        if wanted := "1" if accept_drift else os.environ.get(worker_environment.ACCEPT_DRIFT):
             marks[worker_environment.ACCEPT_DRIFT] = wanted
     config = AgentConfig(
         launch_folder=str(launch_folder),

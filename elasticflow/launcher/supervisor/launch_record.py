@@ -48,6 +48,7 @@ class Launch:
         sources: Digests of the job's own code, by path from the project's root.
         lost: How the launch before ended, if its supervisor could not say so.
         follower: Command of the process that follows the run's files (`follower.py`); empty: there is none.
+        accept_drift: A script's loop may differ from the run's launch before in ways that change the trajectory.
     """
 
     plan: LaunchPlan
@@ -68,6 +69,7 @@ class Launch:
     sources: Mapping[str, str] = field(default_factory=dict)
     lost: Ending | None = None
     follower: tuple[str, ...] = ()
+    accept_drift: bool = False
 
     def invitation(self) -> Invitation:
         """Return what another machine has to know to take part."""

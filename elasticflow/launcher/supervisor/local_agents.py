@@ -113,6 +113,7 @@ class LocalAgents:
             launch.writer,
             launch.launch_id,
             rank,
+            accept_drift=launch.accept_drift,
         )
         self._agents[node].start()
         return node

@@ -1323,7 +1323,7 @@ def test_the_last_batch_of_each_epoch_says_so(loops: Loops, tmp_path: Path) -> N
     ends = tmp_path / "ends"
     group = loops.group(
         f"""
-        run, model, optimizer = begin()
+        run, model, optimizer = begin(every="8 steps")
         for batch in run.batches(Numbers(), size=8, epochs=3):
             run.step(loss=learn(model, optimizer, batch))
             with open({str(ends)!r}, "a") as file:
