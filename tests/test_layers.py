@@ -21,7 +21,7 @@ FLOORS = (
     {"errors", "events", "logs", "run_folder", "resume_command", "redaction", "guide", "fault_injection", "torch_versions", "schedules", "metrics", "hugging_face", "system", "protocol", "storage", "telemetry"},
     {"jobfile", "snapshots"},
     {"compiler", "scaffold", "lint"},
-    {"launcher", "runtime", "adopt"},
+    {"launcher", "runtime"},
     {"deep_check", "observe", "sinks", "clusters"},
     {"doctor", "notify", "trials", "report"},
     {"cli"},

@@ -24,12 +24,14 @@ class CommandEntry(NamedTuple):
         line: Its line in `--help` of the group.
         name: Its name in the module.
         guide: The page of the guide that its own `--help` ends with; empty: none.
+        hidden: A former name: neither help nor completion shows it.
     """
 
     module: str
     line: str
     name: str = "command"
     guide: str = ""
+    hidden: bool = False
 
 
 class LazyGroup(click.Group):
@@ -79,9 +81,10 @@ class LazyGroup(click.Group):
         titles = {first: title for title, first in self._sections.items()}
         rows: dict[str, list[tuple[str, str]]] = {}
         title = "Commands"
-        for name, (_, line, *_) in self._table.items():
+        for name, entry in self._table.items():
             title = titles.get(name, title)
-            rows.setdefault(title, []).append((name.ljust(max(map(len, self._table))), line))
+            if not entry.hidden:
+                rows.setdefault(title, []).append((name.ljust(max(map(len, self._table))), entry.line))
         for title, commands in rows.items():
             with formatter.section(title):
                 formatter.write_dl(commands)
@@ -91,8 +94,8 @@ class LazyGroup(click.Group):
         from click.shell_completion import CompletionItem
 
         names = [
-            CompletionItem(name, help=line)
-            for name, (_, line, *_) in self._table.items()
-            if name.startswith(incomplete)
+            CompletionItem(name, help=entry.line)
+            for name, entry in self._table.items()
+            if name.startswith(incomplete) and not entry.hidden
         ]
         return names or click.Command.shell_complete(self, ctx, incomplete)

@@ -37,9 +37,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "lint": CommandEntry(
         "write.lint", "Read training scripts for what a kill or a resize breaks.", guide="adopting"
     ),
-    "adopt": CommandEntry(
-        "write.adopt", "Show the lines that a script needs for elasticflow.join.", guide="own-loop"
-    ),
+    "adopt": CommandEntry("write.lint", "The former name of lint.", "adopt", guide="own-loop", hidden=True),
     "plan": CommandEntry("write.plan", "Show what a run of a job file would do.", guide="job-files"),
     "compile": CommandEntry(
         "write.compile", "Write a job's launch folder: train.py, torchrun.sh, plan.", guide="adopting"

@@ -37,6 +37,18 @@ def files_of(name: str) -> Mapping[str, bytes]:
     return {path.name: path.read_bytes() for path in paths if not path.name.startswith(".")}
 
 
+def text_of_file(name: str) -> str:
+    """Return a file of the examples by its path below their folder.
+
+    Raises:
+        ScaffoldError: the installation lacks it.
+    """
+    for root in _FOLDERS:
+        if (root / name).is_file():
+            return (root / name).read_text(encoding="utf-8")
+    raise ScaffoldError(f"this installation has no examples/{name}", "install elasticflow again")
+
+
 def _folders() -> Iterator[Path]:
     root = next((folder for folder in _FOLDERS if folder.is_dir()), None)
     return iter(()) if root is None else (path.parent for path in sorted(root.glob(f"*/{JOB_FILE}")))

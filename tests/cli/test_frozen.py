@@ -93,7 +93,7 @@ PROMISED = {
     "doctor": {"[JOB]", "--set", "--case", "--format"},
     "schema": {"--events", "--output"},
     "explain": {"[CODE]"},
-    "guide": {"[TOPIC]", "--search"},
+    "guide": {"[TOPIC]", "--search", "--template"},
     "completion": {"{bash|zsh|fish}", "--install"},
 }
 

@@ -16,6 +16,7 @@ import pytest
 from elasticflow.cli.write.init import command
 from elasticflow.errors import ScaffoldError
 from elasticflow.jobfile.load import load_job
+from elasticflow.lint.rungs import TEMPLATES
 from elasticflow.scaffold import gallery
 from tests.fenced_blocks import blocks, commands
 
@@ -116,7 +117,11 @@ def test_a_wheel_holds_what_init_writes(build_hook: Callable[[Path], Any], tmp_p
         for name in NAMES
         for file, content in gallery.files_of(name).items()
     }
-    assert found == {place: path.read_bytes() for place, path in placed.items()}
+    folder = gallery._FOLDERS[0].relative_to(package)
+    found |= {f"{folder}/{name}": gallery.text_of_file(name).encode() for name in TEMPLATES.values()}
+    assert found.items() <= {place: path.read_bytes() for place, path in placed.items()}.items()
+    # Beside them only what the scripts of the templates import.
+    assert {place.split("/")[-2] for place in placed.keys() - found.keys()} <= {"own_loop", "rungs"}
     editable: dict[str, Any] = {"force_include": {}}
     build_hook(ROOT).initialize("editable", editable)
     assert editable == {"force_include": {}}

@@ -10,14 +10,20 @@ import click
 
 from elasticflow.cli.parameters import TOPIC
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
+from elasticflow.lint.rungs import TEMPLATES
 
 _WIDEST = 100
 
 
 @click.command("guide")
 @click.argument("topic", type=TOPIC, required=False)
+@click.option(
+    "--template",
+    type=click.Choice(list(TEMPLATES)),
+    help="Print a finished script on elasticflow.join: the example of this form of loop.",
+)
 @click.option("--search", "word", metavar="WORD", help="List the lines of all pages with WORD in them.")
-def command(topic: str | None, word: str | None) -> int:
+def command(topic: str | None, template: str | None, word: str | None) -> int:
     """Show the guide's page about TOPIC; without one, list the topics.
 
     On a terminal the page is laid out, and goes through a pager where it is longer than the screen; elsewhere it is
@@ -27,7 +33,10 @@ def command(topic: str | None, word: str | None) -> int:
     elasticflow guide
     elasticflow guide restarts
     elasticflow guide --search budget
+    elasticflow guide --template accelerate
     """
+    if template is not None:
+        return _print_template(template, is_alone=topic is None and word is None)
     from elasticflow.guide import pages
 
     about = pages.topics()
@@ -43,6 +52,20 @@ def command(topic: str | None, word: str | None) -> int:
         _show(pages.for_terminal(pages.text_of(topic)))
     else:
         click.echo(pages.text_of(topic), nl=False)
+    return FINISHED
+
+
+def _print_template(name: str, *, is_alone: bool) -> int:
+    """Print an example's script as it is.
+
+    Raises:
+        click.UsageError: a topic or a word stands beside it.
+    """
+    from elasticflow.scaffold.gallery import text_of_file
+
+    if not is_alone:
+        raise click.UsageError("--template prints a script, and goes with no TOPIC or --search")
+    click.echo(text_of_file(TEMPLATES[name]), nl=False)
     return FINISHED
 
 

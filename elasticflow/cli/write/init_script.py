@@ -20,20 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from elasticflow.adopt.reading.source import Source
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.lint.script.forms import Form
     from elasticflow.lint.script.script import Script
 
 _SLOW = ("transformers", "datasets", "accelerate", "lightning", "torchvision", "timm", "peft", "trl", "torchmetrics", "torchaudio", "pandas", "scipy", "sklearn")  # fmt: skip
 _ONE = {
-    "alone": "no line of the script trains in several processes",
+    "alone": "no line of this file trains in several processes; a module that it imports may",
     "unclear": "reading the script did not tell in how many processes it trains: say it here",
     "spawned": "the script can start its own processes",
     "none": "this file shows no training loop: say here in how many processes it trains",
 }
-_MOST_CHANGES = 3
-_WIDTH = 60
 
 
 @dataclass(frozen=True)
@@ -54,12 +51,11 @@ def is_script(path: Path) -> bool:
     Raises:
         ScriptError: it is a folder or a notebook.
     """
-    from elasticflow.adopt.reading.source import read
     from elasticflow.lint.script.forms import trains
-    from elasticflow.lint.script.script import Script
+    from elasticflow.lint.script.source import read
 
     try:
-        return trains(Script(read(path, str(path)).text))
+        return trains(read(path, str(path)))
     except ScriptError:
         if path.is_dir() or path.suffix == ".ipynb":
             raise
@@ -75,13 +71,12 @@ def finish(
         ScaffoldError: a file exists already, or the script lies elsewhere; nothing was written.
         ScriptError: the script cannot be read, or shows no training.
     """
-    from elasticflow.adopt.reading.source import read
+    from elasticflow.cli.write.lint import show_form
     from elasticflow.jobfile.project import project_root_of
     from elasticflow.lint.script.forms import form_of
-    from elasticflow.lint.script.script import Script
+    from elasticflow.lint.script.source import read
 
-    source = read(path, str(path))
-    script = Script(source.text)
+    script = read(path, str(path))
     form = form_of(script)
     root = project_root_of((options.output or path.parent.absolute() / "job.toml").resolve())
     draft = _draft(path, root, script, form, options)
@@ -100,14 +95,14 @@ def finish(
     if draft.required and not draft.args:
         note(f"the script asks for {', '.join(draft.required)}: write them into args before a run")
     is_valid = _is_valid(job_file)
-    _tell_rungs(path, script, form)
-    _tell_findings(path, source)
-    _tell_next(path, job_file, form, source)
+    show_form(str(path), script, form)
+    _tell_findings(path, script)
+    _tell_next(path, job_file)
     return FINISHED if is_valid else ANSWER_IS_NO
 
 
 def _draft(path: Path, root: Path, script: Script, form: Form, options: ScriptOptions) -> ScriptDraft:
-    from elasticflow.adopt.reading.rungs import required_arguments
+    from elasticflow.lint.script.options import required_arguments
 
     try:
         entry = path.resolve().relative_to(root.resolve()).as_posix()
@@ -154,30 +149,11 @@ def _is_valid(job_file: Path) -> bool:
     return loaded.job is not None
 
 
-def _tell_rungs(path: Path, script: Script, form: Form) -> None:
-    from elasticflow.adopt.reading.rungs import RUNGS, next_changes
-
-    click.echo(f"\n{paint(f'rung {form.rung}', bold=True)}  {form.words}\n        {RUNGS[form.rung]}")
-    changes = next_changes(script, form)
-    if form.rung == len(RUNGS) - 1:
-        return
-    click.echo(f"{paint(f'rung {form.rung + 1}', bold=True)}  {RUNGS[form.rung + 1]}")
-    for change in changes[:_MOST_CHANGES]:
-        click.echo(f"  {path}:{change.line}: {_cut(change.before)}")
-        click.echo(f"      {paint('->', dim=True)} {change.after}")
-    if not changes:
-        click.echo("        no line of this file is certain to be the place: `elasticflow guide own-loop`")
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."
-
-
-def _tell_findings(path: Path, source: Source) -> None:
+def _tell_findings(path: Path, script: Script) -> None:
     from elasticflow.cli.write.lint import show_looked_for
     from elasticflow.lint.check import EVERYTHING, lint_source
 
-    found: Sequence[Diagnostic] = lint_source(source.text.encode(), str(path))
+    found: Sequence[Diagnostic] = lint_source(script.text.encode(), str(path))
     counts = {word: sum(each.severity == word for each in found) for word in ("error", "warning")}
     told = ", ".join(
         f"{number} {word}{'s' if number > 1 else ''}" for word, number in counts.items() if number
@@ -188,27 +164,13 @@ def _tell_findings(path: Path, source: Source) -> None:
     show_looked_for(found, EVERYTHING)
 
 
-def _of_patch(source: Source) -> str:
-    """Return what `elasticflow adopt` would say."""
-    from elasticflow.adopt.patch import patched
-    from elasticflow.adopt.reading.refusal import RefusalError
-
-    try:
-        patched(source.text)
-    except RefusalError:
-        return "why no patch to rung 1 is certain, and what to write by hand"
-    return "the patch to rung 1"
-
-
-def _tell_next(path: Path, job_file: Path, form: Form, source: Source) -> None:
+def _tell_next(path: Path, job_file: Path) -> None:
     shown = shortest_path(job_file.absolute())
     rows = [
         (f"elasticflow plan {shown}", "what a run would do"),
         (f"elasticflow run {shown}", "train; after Ctrl-C, `elasticflow resume` starts it again"),
         (f"elasticflow lint {path}", "what was found in it, line by line"),
     ]
-    if not form.rung:
-        rows.append((f"elasticflow adopt {path}", _of_patch(source)))
     width = max(len(command) for command, _ in rows)
     click.echo(f"\n{paint('next', bold=True)}")
     for command, does in rows:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from elasticflow.cli.output import paint
-from elasticflow.cli.parameters import FORMER_NAMES, SCRIPT_OR_FOLDER
+from elasticflow.cli.parameters import FORMER_NAMES, SCRIPT, SCRIPT_OR_FOLDER
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
 from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, in_order
 from elasticflow.jobfile.diagnostics.render_text import FORMATS, Format, render
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from elasticflow.lint.check import Selection
+    from elasticflow.lint.script.forms import Form
+    from elasticflow.lint.script.script import Script
 
+_WIDTH = 60
 _CODE = re.compile(r"EF6?[0-9]{0,2}|ALL")
 
 
@@ -53,7 +56,7 @@ def command(
     """Read training scripts for known faults that a kill, a restart or a resize brings out.
 
     Nothing is run or imported, neither your code nor torch. Only what the text shows for sure is told; in the end stands
-    which rules were looked for. Exit code 0 without errors, 1 with: an error hangs or destroys by itself, a warning loses
+    which rules were looked for, and, for one script, how its loop is brought to elasticflow.join. Exit code 0 without errors, 1 with: an error hangs or destroys by itself, a warning loses
     work or changes the training, a note may be meant and is shown in JSON and SARIF, or when its code is selected.
 
     A folder stands for the Python files in it, at any depth, that import torch; default: the project. Hidden folders,
@@ -86,8 +89,70 @@ def command(
         if shown:
             click.echo(f"`elasticflow explain {shown[0].code}` says more, with an example")
         show_looked_for(findings, selection)
+        if len(paths) == len(files) == 1 and paths[0] == files[0][0]:
+            _show_form_of(*files[0])
     severities = {each.severity for each in findings}
     return ANSWER_IS_NO if "error" in severities or (strict and "warning" in severities) else FINISHED
+
+
+@click.command("adopt", hidden=True)
+@click.argument("script", metavar="SCRIPT", type=SCRIPT)
+@click.option("--diff", is_flag=True, help="Refused: there are no patches any more.")
+@click.pass_context
+def adopt(context: click.Context, script: Path, *, diff: bool) -> int:
+    """Lint a script: `elasticflow lint` by its former name, which is kept for one version.
+
+    \b
+    elasticflow adopt train.py
+    """
+    if diff:
+        raise click.UsageError(
+            "there are no patches any more: `elasticflow lint SCRIPT` names the lines, "
+            "`elasticflow guide own-loop` shows what becomes of them"
+        )
+    click.echo("`elasticflow adopt` is `elasticflow lint` now", err=True)
+    code: int = context.invoke(command, paths=(script,))
+    return code
+
+
+def _show_form_of(path: Path, name: str) -> None:
+    from elasticflow.errors import ScriptError
+    from elasticflow.lint.script.forms import form_of
+    from elasticflow.lint.script.source import read
+
+    try:
+        script = read(path, name)
+    except ScriptError:
+        return  # what is wrong with it, the findings say
+    form = form_of(script)
+    if form.kind != "none":
+        show_form(name, script, form)
+
+
+def show_form(name: str, script: Script, form: Form) -> None:
+    """Print the form and the rung of a script, the lines that the next rung changes, and where a finished example is."""
+    from elasticflow.lint.rungs import RUNGS, next_changes, template_of
+
+    click.echo(f"\n{paint(f'rung {form.rung}', bold=True)}  {form.words}\n        {RUNGS[form.rung]}")
+    if form.rung == len(RUNGS) - 1:
+        return
+    click.echo(f"{paint(f'rung {form.rung + 1}', bold=True)}  {RUNGS[form.rung + 1]}")
+    for change in next_changes(script, form):
+        click.echo(f"  {name}:{change.line}: {_cut(change.before)}")
+        click.echo(f"      {paint('->', dim=True)} {change.after}")
+    if form.rung:
+        click.echo("        `elasticflow guide own-loop`: the same bits at any number of workers")
+    elif template := template_of(script, form):
+        click.echo(
+            f"        a script of this form that has it all: `elasticflow guide --template {template}`"
+        )
+        click.echo("        each call, and what is easy to get wrong: `elasticflow guide own-loop`")
+    else:
+        click.echo("        no example of this form; it runs as it is: `elasticflow guide adopting`")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."
 
 
 def show_looked_for(findings: Sequence[Diagnostic], selection: Selection) -> None:

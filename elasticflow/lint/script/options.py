@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.lint.script.script import argument, called_name, has_unpacked
+from elasticflow.lint.script.script import argument, called_name, has_unpacked, is_constant
 from elasticflow.lint.script.values import passed
 
 if TYPE_CHECKING:
@@ -136,3 +136,22 @@ def _compared(value: object, operation: ast.cmpop, other: object) -> bool | None
             return value != other
         case _:
             return None
+
+
+def required_arguments(script: Script) -> list[str]:
+    """Return the arguments that the script's own parser asks for, as a person types them: `total_epochs`, `--data`."""
+    found = []
+    for call in script.calls:
+        if called_name(call) != "add_argument" or not call.args:
+            continue
+        names = [
+            each.value for each in call.args if isinstance(each, ast.Constant) and isinstance(each.value, str)
+        ]
+        if not names:
+            continue
+        if names[0].startswith("-"):
+            if is_constant(argument(call, "required"), True):
+                found.append(max(names, key=len))
+        elif not (isinstance(count := argument(call, "nargs"), ast.Constant) and count.value in {"?", "*"}):
+            found.append(names[0])
+    return found

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from elasticflow.cli.completer import answer
 from elasticflow.cli.main import call, group
 from elasticflow.guide import pages
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_topics_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,3 +93,11 @@ def test_topics_complete() -> None:
     assert set(answer("fish", ["guide", ""], group).splitlines()) >= {
         f"{topic}\t{about}" for topic, about in pages.topics().items() if len(about) <= 70
     }
+
+
+def test_a_template_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """The example's text, byte for byte; with a topic it is refused."""
+    assert call(["guide", "--template", "accelerate"]) == 0
+    example = Path(__file__).resolve().parents[3] / "examples/own_loop/train_accelerate.py"
+    assert capsys.readouterr().out == example.read_text("utf-8")
+    assert call(["guide", "own-loop", "--template", "accelerate"]) == 2

@@ -8,7 +8,7 @@ import pytest
 import tomli
 
 from elasticflow.cli.main import call
-from tests.adopt.scripts import ACCELERATE, PLAIN, TRAINER
+from tests.lint.loops import ACCELERATE, PLAIN, TRAINER
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,10 +62,10 @@ def test_a_script_gets_a_job_that_runs_it(here: Path, capsys: pytest.CaptureFixt
     assert "rung 0  a loop on torch's DistributedDataParallel" in told
     assert 'fit.py:27: dist.init_process_group(backend="gloo")\n      -> run = elasticflow.join()' in told
     assert "fit.py:57: for inputs, targets in self.loader:" in told
+    assert "`elasticflow guide --template class`" in told
     assert "\nlint  " in told
     assert "\nlooked for\n" in told
     assert "reading cannot tell" in told
-    assert "elasticflow adopt fit.py" in told
     assert call(["validate", "--strict", "jobs/fit.toml"]) == 0
 
 
@@ -118,7 +118,10 @@ def test_a_script_of_one_process_gets_one_worker(here: Path) -> None:
     (here / "fit.py").write_text("import torch\nfor x in data:\n    model(x).backward()\n", "utf-8")
     call(["init", "fit.py"])
     assert _job("fit")["nodes"] == {"nproc_per_node": 1}
-    assert "# no line of the script trains in several processes\n" in (here / "jobs" / "fit.toml").read_text()
+    assert (
+        "# no line of this file trains in several processes; a module that it imports may\n"
+        in (here / "jobs" / "fit.toml").read_text()
+    )
     call(["init", "fit.py", "--name", "two", "--workers", "2"])
     assert _job("two")["nodes"] == {"nproc_per_node": 2}
 

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner, Result
 
-from elasticflow.cli.main import group
+from elasticflow.cli.completer import complete
+from elasticflow.cli.main import call, group
+from tests.lint.loops import PLAIN
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -128,3 +130,42 @@ def test_a_process_of_its_own_imports_little(here: Path) -> None:
         [sys.executable, "-c", code], cwd=here, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.splitlines()[-1] == "1 []"
+
+
+def test_one_script_ends_with_its_form_and_the_example_to_follow(here: Path) -> None:
+    """Its rung, the lines of the next one, the command that prints the example; a folder has no such end."""
+    (here / "train.py").write_text(PLAIN, "utf-8")
+    text = lint("train.py").output
+    assert "rung 0  a loop on torch's DistributedDataParallel" in text
+    assert "run = elasticflow.join()" in text
+    assert "`elasticflow guide --template function`" in text
+    for arguments in (["."], ["train.py", "--format", "concise"], ["train.py", "--format", "json"]):
+        assert "rung 0" not in lint(*arguments).output
+    (here / "joined.py").write_text("import elasticflow as ef, torch\nrun = ef.join()\n", "utf-8")
+    assert "rung 1  a loop on elasticflow.join" in lint("joined.py").output
+    (here / "models.py").write_text("import torch\n", "utf-8")
+    assert "rung" not in lint("models.py").output
+
+
+def test_adopt_is_a_hidden_name_of_lint(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same output and exit codes, and a line that says so; neither help nor completion shows it."""
+    (here / "hangs.py").write_text(HANGS, "utf-8")
+    (here / "train.py").write_text(PLAIN, "utf-8")
+    for name in ("hangs.py", "train.py"):
+        code = call(["lint", name])
+        told = capsys.readouterr()
+        assert call(["adopt", name]) == code
+        assert capsys.readouterr() == (told.out, "`elasticflow adopt` is `elasticflow lint` now\n")
+    assert call(["--help"]) == 0
+    assert "adopt" not in capsys.readouterr().out
+    assert [] == complete([], "adop", group)
+
+
+def test_adopt_gives_no_patch(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, and the page of the guide."""
+    (here / "train.py").write_text(PLAIN, "utf-8")
+    assert call(["adopt", "--diff", "train.py"]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "no patches any more" in told.err
+    assert "elasticflow guide own-loop" in told.err

@@ -1,4 +1,4 @@
-"""Training scripts of the common forms, small enough to be trained on the CPU: what `elasticflow adopt` is tried on."""
+"""Training loops of the common forms, as `elasticflow lint` and `init` read them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,150 @@
+"""The rung of a script, the lines that the next rung changes, and the finished example of its form."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, NamedTuple
+
+from elasticflow.lint.script.forms import ACCELERATORS, DDP, FABRICS, INIT, JOIN
+from elasticflow.lint.script.script import called_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.lint.script.forms import Form
+    from elasticflow.lint.script.script import Script
+
+RUNGS = (
+    "torchrun's contract: the script runs as it is; a restart starts it again, at its beginning unless it loads a checkpoint itself",
+    "elasticflow.join: snapshots, every sample once, on in the middle of an epoch",
+    "run.gradients: the same bits at any number of workers",
+)
+# By name: a file of examples/ that makes the calls. End-to-end tests train each of them.
+TEMPLATES = {
+    "function": "gpt/train_own_loop.py",
+    "class": "rungs/tutorial_1.py",
+    "accelerate": "own_loop/train_accelerate.py",
+    "fabric": "own_loop/train_fabric.py",
+    "transformers": "own_loop/train_hf_trainer.py",
+}
+_PLAIN = ("ddp", "spawned", "elsewhere", "unclear", "alone")
+_MOST_HOPS = 5
+_ENDS = ("torch.distributed.destroy_process_group",)
+
+
+class Change(NamedTuple):
+    """A line of the script, and what the next rung has there.
+
+    Attributes:
+        line: Number of the line, from 1.
+        before: Text of the line.
+        after: Text that replaces it, or a remark about the place.
+    """
+
+    line: int
+    before: str
+    after: str
+
+
+def template_of(script: Script, form: Form) -> str | None:
+    """Return the key in TEMPLATES of the example to follow; None if `elasticflow.join` does not take the form."""
+    if form.kind in {"accelerate", "fabric"}:
+        return form.kind
+    if form.kind == "trainer":
+        return "transformers" if script.origin(_called(form)).startswith("transformers.") else None
+    if form.kind not in _PLAIN:
+        return None
+    backward = next(_backwards(script), None)
+    return "function" if backward is None or script.class_of(backward) is None else "class"
+
+
+def next_changes(script: Script, form: Form) -> list[Change]:
+    """Return the lines that the next rung changes, in their order; only those that the text shows for sure."""
+    if form.rung == 1:
+        return [*_to_exact(script)]
+    if form.rung or form.kind not in {"accelerate", "fabric", *_PLAIN}:
+        return []
+    return sorted({change.line: change for change in _to_joined(script, form)}.values())
+
+
+def _called(form: Form) -> ast.expr:
+    return form.node.func if isinstance(form.node, ast.Call) else ast.Constant(None)
+
+
+def _to_joined(script: Script, form: Form) -> Iterator[Change]:
+    keep = "run.keep(model=model, optimizer=optimizer, ...)"
+    if form.kind in {"accelerate", "fabric"}:
+        for call in script.calls_of(*ACCELERATORS, *FABRICS):
+            yield _change(script, call, "run = elasticflow.join(), before it")
+        for call in script.calls:
+            if called_name(call) in {"prepare", "setup"} and call.args:
+                yield _change(script, call, f"without loader and schedule; and behind it {keep}")
+                break
+    else:
+        for call in script.calls_of(INIT):
+            yield _change(script, call, "run = elasticflow.join()")
+        for call in script.calls_of(DDP):
+            yield _change(script, call, f"{keep}; replicas = run.wrap(model)")
+    loops = _loops(script)
+    if loops:
+        batches, *outer = loops
+        if outer and isinstance(outer[0], ast.For):
+            yield _change(script, outer[0], "for epoch in run.epochs(...):")
+        yield _change(script, batches, "for batch in run.batches(dataset, size=...):")
+        last = batches.body[-1]
+        yield Change(
+            last.end_lineno or last.lineno,
+            script.lines[(last.end_lineno or last.lineno) - 1].strip(),
+            "and behind it, in the loop: run.step(loss=loss)",
+        )
+    for call in script.calls_of(*_ENDS):
+        yield _change(script, call, "run.finish()")
+
+
+def _to_exact(script: Script) -> Iterator[Change]:
+    join = next(script.calls_of(JOIN))
+    yield _change(script, join, "elasticflow.join(virtual_shards=16)")
+    for call in _backwards(script):
+        yield _change(script, call, "loss = run.gradients(loss_of, batch)")
+        return
+
+
+def _backwards(script: Script) -> Iterator[ast.Call]:
+    """Yield the calls of `backward` that train; not those of an autograd function's own `backward`."""
+    for call in script.calls:
+        function = script.function_of(call)
+        if called_name(call) == "backward" and (function is None or function.name != "backward"):
+            yield call
+
+
+def _loops(script: Script) -> list[ast.For | ast.While | ast.AsyncFor]:
+    """Return the loops around the backward pass, innermost first, through functions that one place calls.
+
+    Empty where it takes a guess: gradients in several functions, a third loop, or an innermost one that counts, which
+    may go over parts of a batch.
+    """
+    backwards = [*_backwards(script)]
+    if not backwards or len({script.function_of(call) for call in backwards}) > 1:
+        return []
+    loops: list[ast.For | ast.While | ast.AsyncFor] = []
+    node: ast.AST = backwards[0]
+    for _ in range(_MOST_HOPS):
+        for whole, part in script.above(node):
+            if isinstance(whole, ast.For | ast.While | ast.AsyncFor) and part in whole.body:
+                loops.append(whole)
+        function = script.function_of(node)
+        callers = [] if function is None else script.callers.get(function, [])
+        if len(callers) != 1:
+            break
+        node = callers[0]
+    is_counted = bool(loops) and (
+        not isinstance(loops[0], ast.For)
+        or any(
+            isinstance(each, ast.Call) and called_name(each) == "range" for each in ast.walk(loops[0].iter)
+        )
+    )
+    return [] if is_counted or len(loops) > 2 else loops
+
+
+def _change(script: Script, node: ast.expr | ast.stmt, after: str) -> Change:
+    return Change(node.lineno, script.lines[node.lineno - 1].strip(), after)

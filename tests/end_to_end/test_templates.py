@@ -1,0 +1,59 @@
+"""The example of each form of loop trains; the trainer class is killed and resumed in the middle of an epoch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elasticflow import events
+from elasticflow.lint.rungs import TEMPLATES
+from tests.end_to_end.harness import ROOT, named, steps_of, tensors
+
+if TYPE_CHECKING:
+    from tests.end_to_end.harness import Project, Running
+
+ARGUMENTS = {
+    "function": ["--steps=3"],
+    "class": ["1"],
+    "accelerate": ["--epochs=1"],
+    "fabric": ["--epochs=1"],
+    "transformers": ["--steps=3"],
+}
+PACKAGES = {"accelerate": "accelerate", "fabric": "lightning_fabric", "transformers": "transformers"}
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_an_example_trains_to_its_end(project: Project, template: str) -> None:
+    """By plain python, as its head says."""
+    if template in PACKAGES:
+        pytest.importorskip(PACKAGES[template])
+    script = project.root / "examples" / TEMPLATES[template]
+    done = subprocess.run(
+        [sys.executable, script.name, *ARGUMENTS[template]], cwd=script.parent, check=False, timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def _trainer_class(project: Project, run_id: str, pause: float) -> Running:
+    return project.run(
+        "examples/rungs/rungs.toml", run_id, f'script.entry="examples/{TEMPLATES["class"]}"',
+        f'script.args=["1", "--pause={pause}"]', "snapshots.every=10 steps", "nodes.nproc_per_node=2", job="rungs",
+    )  # fmt: skip
+
+
+def test_the_trainer_class_is_killed_and_ends_with_the_same_bits(project: Project) -> None:
+    """A worker dies in the middle of the epoch: the same steps and tensors as without."""
+    alone = _trainer_class(project, "alone", 0)
+    run = _trainer_class(project, "disturbed", 0.05)
+    run.wait_for("a snapshot", lambda: named(run.events(), events.SNAPSHOT_COMMITTED))
+    os.kill(run.pid_of(1), signal.SIGKILL)
+    assert (run.end(), alone.end()) == (0, 0), run.told() + alone.told()
+    assert [event["rank"] for event in named(run.events(), events.WORKER_FAILED)] == [1]
+    assert steps_of(run.run) == steps_of(alone.run) == list(range(1, 64))
+    assert tensors(run.run) == tensors(alone.run)
