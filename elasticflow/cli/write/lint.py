@@ -56,8 +56,9 @@ def command(
     """Read training scripts for known faults that a kill, a restart or a resize brings out.
 
     Nothing is run or imported, neither your code nor torch. Only what the text shows for sure is told; in the end stands
-    which rules were looked for, and, for one script, how its loop is brought to elasticflow.join. Exit code 0 without errors, 1 with: an error hangs or destroys by itself, a warning loses
-    work or changes the training, a note may be meant and is shown in JSON and SARIF, or when its code is selected.
+    which rules were looked for and, for one script, which of its lines elasticflow.join changes. Exit code 0 without
+    errors, 1 with: an error hangs or destroys by itself, a warning loses work or changes the training, a note may be
+    meant and is shown in JSON and SARIF, or when its code is selected.
 
     A folder stands for the Python files in it, at any depth, that import torch; default: the project. Hidden folders,
     virtual environments and runs are left alone.
@@ -131,6 +132,7 @@ def _show_form_of(path: Path, name: str) -> None:
 
 def show_form(name: str, script: Script, form: Form) -> None:
     """Print the form and the rung of a script, the lines that the next rung changes, and where a finished example is."""
+    from elasticflow.jobfile.diagnostics.excerpt import mask_secrets
     from elasticflow.lint.rungs import RUNGS, next_changes, template_of
 
     click.echo(f"\n{paint(f'rung {form.rung}', bold=True)}  {form.words}\n        {RUNGS[form.rung]}")
@@ -138,7 +140,7 @@ def show_form(name: str, script: Script, form: Form) -> None:
         return
     click.echo(f"{paint(f'rung {form.rung + 1}', bold=True)}  {RUNGS[form.rung + 1]}")
     for change in next_changes(script, form):
-        click.echo(f"  {name}:{change.line}: {_cut(change.before)}")
+        click.echo(f"  {name}:{change.line}: {_cut(mask_secrets(change.before))}")
         click.echo(f"      {paint('->', dim=True)} {change.after}")
     if form.rung:
         click.echo("        `elasticflow guide own-loop`: the same bits at any number of workers")
