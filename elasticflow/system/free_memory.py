@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -41,12 +40,6 @@ def of_machine() -> int:
         return psutil.virtual_memory().available
     except OSError:
         return sys.maxsize
-
-
-def return_freed() -> None:
-    """Give the memory that this process has freed back to the system, where the C library can."""
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def tightest_group(root: Path = GROUPS) -> GroupMemory | None:
