@@ -42,8 +42,8 @@ class ElasticflowError(Exception):
     """A failure with a known cause: shown to the user without a traceback.
 
     Attributes:
-        message: What is wrong and where (a key, a path, a value).
-        remedy: What to do about it, or None when the message says it.
+        message: The problem and its place (a key, a path, a value).
+        remedy: Advice, or None when the message has it.
     """
 
     exit_code: ClassVar[int] = NOT_STARTED
@@ -96,7 +96,7 @@ class RunTakenError(ElasticflowError):
 
 
 class RunTakenOverError(ElasticflowError):
-    """Another start of the run has gone on from its snapshots: what this process trains no longer counts."""
+    """Another start of the run has resumed from its snapshots: what this process trains no longer counts."""
 
     exit_code = ANSWER_IS_NO
 
@@ -126,11 +126,11 @@ class ProfileError(ElasticflowError):
 
 
 class NothingToResumeError(ElasticflowError):
-    """There is no run that could go on."""
+    """There is no run that could continue."""
 
 
 class DriftRefusedError(ElasticflowError):
-    """What changed since the last launch would corrupt the run, or change its trajectory without consent."""
+    """A change since the last launch would corrupt the run, or change its trajectory without consent."""
 
 
 class StorageError(ElasticflowError):
@@ -142,7 +142,7 @@ class RecordError(ElasticflowError):
 
 
 class RunFolderError(ElasticflowError):
-    """The run folder can no longer be written: the launch has ended, and the same command goes on."""
+    """The run folder can no longer be written: the launch has ended, and the same command continues."""
 
     exit_code = INTERRUPTED
 
@@ -152,11 +152,11 @@ class NodeRefusedError(ElasticflowError):
 
 
 class LaunchNotFoundError(ElasticflowError):
-    """Nobody serves a launch at the address given to `--join`."""
+    """No one serves a launch at the address given to `--join`."""
 
 
 class LeaderMissingError(LaunchNotFoundError):
-    """Nobody has led the run for a long while: the machine that should may only be late, and the same command waits again."""
+    """No one has led the run for a long while: the machine that should may only be late, and the same command waits again."""
 
     exit_code = INTERRUPTED
 
@@ -170,11 +170,11 @@ class InterfaceError(ElasticflowError):
 
 
 class TokenError(ElasticflowError):
-    """The token that the machines of a run share cannot be had, or is none."""
+    """The token that the machines of a run share is missing or unusable."""
 
 
 class TokenRefusedError(ElasticflowError):
-    """What serves a launch's keys, and this machine, do not have the same token."""
+    """The store of a launch and this machine have different tokens."""
 
 
 class LedElsewhereError(ElasticflowError):
@@ -221,7 +221,7 @@ class TrialFailedError(ElasticflowError):
     """A trial of the job failed, so there is nothing to compare.
 
     Attributes:
-        traceback: Of the worker that failed first; empty if it wrote none.
+        traceback: Traceback of the worker that failed first; empty if it wrote none.
     """
 
     exit_code = ANSWER_IS_NO
@@ -290,7 +290,7 @@ class RanksDifferError(StateError):
 
 
 class StepResultError(WorkerError):
-    """What a training step returned is no loss, or is over a count that cannot be."""
+    """A training step returned a value that is no loss, or an impossible count."""
 
 
 class HookError(WorkerError):
@@ -307,7 +307,7 @@ class ReplicasDifferError(WorkerError):
     """A rank has other parameters, or another optimizer, than the others after the same step.
 
     Attributes:
-        ranks: Those in the minority; all ranks if there is none.
+        ranks: Ranks in the minority; all ranks if there is no minority.
     """
 
     failure_class = "diverged"
@@ -322,7 +322,7 @@ class ReplicasDifferError(WorkerError):
 
 
 class LoopDriftError(StateError):
-    """What a script's loop is made with differs from what its snapshot was taken with, so that going on would be another run."""
+    """A script's loop is made with other arguments than the loop of its snapshot: resuming would be another run."""
 
 
 class NotExchangedError(StateError):
@@ -331,7 +331,7 @@ class NotExchangedError(StateError):
     Args:
         step: Number of the step after which they were compared.
         tensors: Names of the tensors that differ.
-        why: What was not exchanged.
+        why: The exchange that did not take place.
     """
 
     def __init__(self, step: int, tensors: list[str], why: str) -> None:
@@ -355,4 +355,4 @@ class SnapshotError(WorkerError):
 
 
 class StagingLimitError(WorkerError):
-    """What a worker stages is more than `snapshots.staging_limit` allows."""
+    """A worker stages more than `snapshots.staging_limit` allows."""

@@ -61,7 +61,7 @@ class RunFolder:
 
     @property
     def ledger(self) -> Path:
-        """What was charged to the restart budget."""
+        """Failures charged to the restart budget."""
         return self.path / "ledger.jsonl"
 
     @property
@@ -80,12 +80,12 @@ class RunFolder:
         return self.path / "cancel"
 
     def agent_log(self, node: str = "n0") -> Path:
-        """What the agent of *node*, its fork server and its writer print."""
+        """Output of the agent of *node*, its fork server and its writer."""
         return self.path / "logs" / ("agent.log" if node == "n0" else f"agent-{node}.log")
 
     @property
     def imports(self) -> Path:
-        """What workers have imported; standbys import it before they are needed."""
+        """Modules that workers have imported; standbys import them before they are needed."""
         return self.path / "imports.json"
 
     @property
@@ -94,7 +94,7 @@ class RunFolder:
         return self.path / "profiles"
 
     def profile_request(self, number: int) -> Path:
-        """What was to be traced."""
+        """Requests for traces."""
         return self.profiles / str(number) / "request.json"
 
     def profile_numbers(self) -> list[int]:
@@ -116,7 +116,7 @@ class RunFolder:
 
     @property
     def compiler_cache(self) -> Path:
-        """What torch.compile has made, by kind of machine and node."""
+        """Kernels of torch.compile, by kind of machine and node."""
         return self.path / "compiler-cache"
 
     @property

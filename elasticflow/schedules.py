@@ -21,10 +21,10 @@ def warmup_cosine(optimizer: Optimizer, *, warmup: int, total: int, final: float
     """Return a schedule that rises linearly, then falls along half a cosine.
 
     Args:
-        optimizer: Whose rates it sets.
+        optimizer: Optimizer whose rates the schedule sets.
         warmup: Steps of the rise; step n of them has n / (warmup + 1) of the full rate, so that no step is lost at a rate of 0.
         total: Steps after which the rate stays at *final*; of epochs, with `lr_scheduler.interval = "epoch"`.
-        final: What the rate ends at, as a part of the full rate; 0.1 for a tenth of it.
+        final: Final rate, as a part of the full rate; 0.1 for a tenth.
 
     Raises:
         ValueError: a number is out of its range.
@@ -55,15 +55,15 @@ def warmup_stable_decay(
     """Return a schedule that rises linearly, stays at the full rate, and falls over its last *decay* steps (WSD).
 
     Args:
-        optimizer: Whose rates it sets.
+        optimizer: Optimizer whose rates the schedule sets.
         warmup: Steps of the rise, as in `warmup_cosine`.
         total: Steps after which the rate stays at *final*.
         decay: Steps of the fall, the last ones of *total*.
-        final: What the rate ends at, as a part of the full rate.
-        shape: Of the fall: linear, cosine, or sqrt (one minus the square root of its part that is over).
+        final: Final rate, as a part of the full rate.
+        shape: Shape of the fall: linear, cosine, or sqrt (one minus the square root of its part that is over).
 
     Raises:
-        ValueError: a number is out of its range, or *shape* is none of these.
+        ValueError: a number is out of its range, or *shape* is unknown.
     """
     _check(warmup=warmup, total=total, final=final, decay=decay)
     if shape not in {"linear", "cosine", "sqrt"}:

@@ -1,4 +1,4 @@
-"""What a shell gets that asks what completes the word at the cursor.
+"""Answers a shell that asks for completions of the word at the cursor.
 
 A shell's script (see `cli/more/completion.py`) calls the command itself with `_ELASTICFLOW_COMPLETE=<shell>` and the words
 before the cursor. The answer has one candidate a line, `<word>` or `<word><tab><what it is>`. If anything goes wrong it is

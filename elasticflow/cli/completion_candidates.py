@@ -1,4 +1,4 @@
-"""What completes a word of the command line: job files, runs, snapshots, codes, keys of the job file.
+"""Candidates that complete a word of the command line: job files, runs, snapshots, codes, keys of the job file.
 
 A shell waits for the answer, so only folders and the schema's file are read: neither pydantic nor anything that reads
 a job is imported, and no store on a network is asked. The public functions are named by the types of parameters
@@ -28,7 +28,7 @@ Node = dict[str, Any]
 _NO_JOBS = frozenset({"pyproject.toml", "tombi.toml", "taplo.toml", "ruff.toml", "Cargo.toml"})
 # Keys of a file, not of a job.
 _NO_KEYS = frozenset({"extends", "matrix"})
-# A longer menu helps nobody, and takes time.
+# A longer menu helps no one, and takes time.
 _MOST_RUNS = 200
 
 

@@ -123,7 +123,7 @@ def group() -> None:
     elasticflow init train.py                or for your training script as it is
     elasticflow validate jobs/mnist.toml     check it, in a fifth of a second
     elasticflow run jobs/mnist.toml          train it
-    elasticflow resume mnist                 go on after an interruption
+    elasticflow resume mnist                 continue after an interruption
     elasticflow guide                        read about all of it
     """
     from elasticflow.observe.terminal.colours import colour_choice

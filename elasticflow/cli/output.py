@@ -1,4 +1,4 @@
-"""What commands print with: colours, tables, JSON, a line of progress, warnings.
+"""Output of commands: colours, tables, JSON, a line of progress, warnings.
 
 rich is imported where a table or a line of progress is drawn: commands that draw neither start without it.
 """
@@ -91,7 +91,7 @@ def table(
 
 
 def terminal_width() -> int | None:
-    """Return the columns of the terminal that standard output is; None if it is none."""
+    """Return the columns of the terminal that standard output is; None if standard output is no terminal."""
     import shutil
 
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
@@ -135,10 +135,10 @@ def as_laid_out(markdown: str, width: int) -> str:
 class ProgressMeter:
     """One line on the terminal that says how much of a long piece of work is done, taken away at the end.
 
-    Where nobody looks (no terminal) nothing is written.
+    Where no one looks (no terminal) nothing is written.
 
     Args:
-        label: What is done.
+        label: Name of the activity.
         total: All of it.
         words: Takes how much is done, *total* and the seconds it took; returns what the line says.
         out: Where; default: standard error.

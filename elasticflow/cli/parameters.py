@@ -137,7 +137,7 @@ def job_of(job_file: Path, overrides: Sequence[str], case: str | None = None) ->
 
     Raises:
         JobRefusedError: it has errors; the message is the rendered diagnostics.
-        CaseError: the file has a [matrix], and *case* is none of its cases.
+        CaseError: the file has a [matrix], and *case* is not among its cases.
     """
     from elasticflow.jobfile.load import require_job
 

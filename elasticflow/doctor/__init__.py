@@ -1,1 +1,1 @@
-"""Whether this machine can run jobs, or one job."""
+"""Checks whether this machine can run jobs, or one job."""

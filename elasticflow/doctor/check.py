@@ -15,15 +15,15 @@ Verdict = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True)
 class CheckResult:
-    """How one thing is.
+    """Result of one check.
 
     Attributes:
         topic: Heading it stands under: "python", "torch", "machine", "network", "storage", "project".
-        name: What was checked, in a word or two.
+        name: Subject of the check, in a word or two.
         verdict: Whether it is as it should be.
         fact: How it is.
-        meaning: What follows for a run; empty when all is well.
-        remedy: What to do about it; empty when nothing has to be done.
+        meaning: Consequence for a run; empty when all is well.
+        remedy: Advice; empty when nothing has to be done.
     """
 
     topic: str
@@ -36,7 +36,7 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class Needs:
-    """What is asked of the machine.
+    """Needs of the jobs that the machine is to run.
 
     Attributes:
         root: The project's root, or the folder to stand for it.
@@ -54,7 +54,7 @@ class Needs:
 
     @property
     def is_for_several_machines(self) -> bool:
-        """Whether the job may have more than one node."""
+        """True if the job may have more than one node."""
         return self.job is not None and self.job.nodes.max > 1
 
 

@@ -26,7 +26,7 @@ def examine(needs: Needs, wait: Callable[[str], None]) -> Iterator[CheckResult]:
     torch comes last: it is imported meanwhile, in a child.
 
     Args:
-        needs: What is asked of the machine.
+        needs: Needs of the jobs.
         wait: Called with what takes its time.
     """
     probe = TorchProbe()

@@ -1,4 +1,4 @@
-"""Where snapshots and the run folder go: whether it does what the commit protocol leans on."""
+"""Checks that the stores of snapshots and of the run folder do what the commit protocol relies on."""
 
 from __future__ import annotations
 

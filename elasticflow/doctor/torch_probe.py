@@ -43,15 +43,15 @@ print("\\n" + json.dumps(facts))
 
 @dataclass(frozen=True)
 class _TorchFacts:
-    """What the child found out.
+    """Findings of the child process.
 
     Attributes:
-        version: Of torch.
-        build: What it is built for, in words.
+        version: Version of torch.
+        build: Kind of the build, in words.
         seconds: That its import took.
-        error: What using a device led to; None if all of them work.
+        error: Error that a device raised; None if all devices work.
         devices: Name of each device that works.
-        backends: Of gloo and nccl, those that this build has.
+        backends: The backends gloo and nccl, if this build has them.
     """
 
     version: str
@@ -79,7 +79,7 @@ class TorchProbe:
     """The child that imports torch; it starts at once, so that other questions are asked meanwhile.
 
     Args:
-        command: What is run instead, for tests.
+        command: Command to run instead, for tests.
     """
 
     def __init__(self, command: list[str] | None = None) -> None:

@@ -48,7 +48,7 @@ _SEEN_S, _SEEN_ANEW_S = 5.0, 65.0
 
 @dataclass(frozen=True)
 class Address:
-    """Where the store of a launch is served."""
+    """Address of a launch's store."""
 
     host: str
     port: int
@@ -78,7 +78,7 @@ def join(
         lead: Launches what it is given, and returns its exit code.
 
     Raises:
-        LaunchNotFoundError: nobody leads a run of the job at *address*.
+        LaunchNotFoundError: no one leads a run of the job at *address*.
         NodeRefusedError: this machine would train something else, or does not see the run's snapshots.
         StorageError: it cannot write where the snapshots lie.
         InterfaceError: this machine has no such interface as the job names.
@@ -134,7 +134,7 @@ def check_rank(plan: LaunchPlan, node_rank: int | None) -> None:
 
 
 def why_not_served(address: Address) -> OSError | None:
-    """Return why nobody answers at *address*; None if somebody does."""
+    """Return why no one answers at *address*; None if someone does."""
     try:
         socket.create_connection((address.host, address.port), timeout=5).close()
     except OSError as error:
@@ -143,10 +143,10 @@ def why_not_served(address: Address) -> OSError | None:
 
 
 def await_server(address: Address, say: Callable[[str], None]) -> None:
-    """Return once somebody answers at *address*; a supervisor that is still starting is waited for.
+    """Return once someone answers at *address*; a supervisor that is still starting is waited for.
 
     Raises:
-        LaunchNotFoundError: nobody answers in time.
+        LaunchNotFoundError: no one answers in time.
     """
     refusal: OSError | None = None
     for _ in attempts(_CONNECT_S, _AGAIN_S):
@@ -229,7 +229,7 @@ def _reached_again(store_address: StoreAddress, launch_id: str) -> ControlStore 
     """Return a client of the store of the launch *launch_id*; None if it is gone for good.
 
     Raises:
-        StoreLostError: nobody answers for now.
+        StoreLostError: no one answers for now.
     """
     refusal = why_not_served(Address(store_address.host, store_address.port))
     if isinstance(refusal, ConnectionRefusedError):
@@ -307,9 +307,9 @@ class Node:
 
     @property
     def was_asked(self) -> bool:
-        """Whether a signal has asked this machine to leave."""
+        """True if a signal has asked this machine to leave."""
         return self._joined_node.was_asked
 
     def take_part(self) -> int | None:
-        """Return the exit code once this node has left for good; None once nobody leads the launch any more."""
+        """Return the exit code once this node has left for good; None once no one leads the launch any more."""
         return self._joined_node.run()

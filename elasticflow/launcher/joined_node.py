@@ -1,4 +1,4 @@
-"""What a machine does while it takes part in a launch that another process leads."""
+"""A machine's part in a launch that another process leads."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class JoinedNode:
 
     @property
     def was_asked(self) -> bool:
-        """Whether a signal has asked this machine to leave."""
+        """True if a signal has asked this machine to leave."""
         return bool(self._asked.numbers)
 
     def run(self) -> int | None:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be launched.
+    """A launch to be made.
 
     Attributes:
         job: The resolved job.
@@ -80,7 +80,7 @@ def launch(
     """Make the run's next launch, supervise it to its end and return its exit code.
 
     Args:
-        request: What is to be launched.
+        request: The launch to be made.
         show: Called with each event and metrics line as it is written, and with records that are only shown
             (`protocol/display.py`).
         warn: Called with each sentence a person should read before the launch.
@@ -106,7 +106,7 @@ def prepare(request: Request, warn: Callable[[str], None]) -> Iterator[Launch]:
         TokenError: the run's token cannot be had.
         TokenRefusedError: the store that the job names has another one.
         PortTakenError: the endpoint's port is in use.
-        RendezvousError: nobody serves the store that the job names.
+        RendezvousError: no one serves the store that the job names.
         LedElsewhereError: another process leads a run of the job there.
         RunLockedError: the run is running.
         DriftRefusedError: the job changed in a way that needs consent or would corrupt the run.
@@ -188,7 +188,7 @@ def _made(
     """Return what the launch is made from, and how that differs from the run's launch before.
 
     Raises:
-        DriftRefusedError: the run must not go on with that.
+        DriftRefusedError: the run must not continue with that.
     """
     before = resume_check.made_before(request.folder, catalog, warn, accept_drift=request.accept_drift)
     earlier = None if before is None else before.origins

@@ -56,7 +56,7 @@ def lead_or_join(
         lead: Launches what it is given, and returns its exit code.
 
     Raises:
-        LeaderMissingError: nobody leads the run for ten minutes.
+        LeaderMissingError: no one leads the run for ten minutes.
         RunLockedError: another process has the run's lock for ten minutes, and does not lead it at *address*.
         NodeRefusedError: this machine would train something else, or does not see the run's snapshots.
         ElasticflowError: it leads, and the launch cannot begin (`launch.prepare`).
@@ -88,7 +88,7 @@ def lead_or_join(
 
 
 def _may_lead(plan: LaunchPlan, node_rank: int | None, address: Address, say: Callable[[str], None]) -> bool:
-    """Return whether this machine may lead, once it may, or somebody else serves a store at *address*.
+    """Return whether this machine may lead, once it may, or someone else serves a store at *address*.
 
     Raises:
         LeaderMissingError: neither comes to be.
@@ -118,7 +118,7 @@ def _take_part(
 
     Raises:
         NodeRefusedError: it is another run's, or this machine may not take part.
-        LaunchNotFoundError: nobody leads the run.
+        LaunchNotFoundError: no one leads the run.
         RendezvousError: the store is gone.
         StoreLostError: the same.
         TokenError: this machine's token cannot be had.

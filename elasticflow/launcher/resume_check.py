@@ -1,4 +1,4 @@
-"""Whether a run may go on with the job, its code and the machine as they are now."""
+"""Decides whether a run may resume with the job, its code and the machine as they are now."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _last_state(folder: RunFolder) -> dict[str, Any]:
 def check_drift(
     folder: RunFolder, before: Made, now: Made, warn: Callable[[str], None], *, accept_drift: bool
 ) -> list[Difference]:
-    """Return what differs between what the run was made from and what it is to go on with; *warn* gets a table of it.
+    """Return what differs between what the run was made from and what it is to continue with; *warn* gets a table of it.
 
     Raises:
         DriftRefusedError: some difference corrupts, or changes the trajectory without consent.

@@ -1,4 +1,4 @@
-"""Which failures of a store may pass, and which OSError each of them is.
+"""Errors of stores: which of them may pass, and the OSError for each.
 
 The classes of the libraries are compared by name, so that no library is imported to look at an error.
 """

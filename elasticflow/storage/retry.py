@@ -20,7 +20,7 @@ _JITTER = random.SystemRandom()
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a store may be in trouble, in seconds.
+    """Time limits for a store in trouble, in seconds.
 
     Attributes:
         total_s: From the first try to the start of the last one.
@@ -49,7 +49,7 @@ def call(
         patience: For how long it is repeated.
         on_retry: Called before each pause with the error, the number of tries so far and the pause.
         sleep: How to pause.
-        clock: What time it is.
+        clock: Returns the time in seconds.
         chance: A number in [0, 1) for the jitter.
 
     Raises:

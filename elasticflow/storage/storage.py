@@ -52,7 +52,7 @@ class Trouble:
     """An operation that failed for a reason that passes and is tried again; without secrets.
 
     Attributes:
-        operation: What was done, and with which path.
+        operation: The operation and its path, for messages.
         kind: Class of the error.
         error: Class of the error, and the first line of its message.
         attempt: Tries so far.

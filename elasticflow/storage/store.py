@@ -1,4 +1,4 @@
-"""What `Storage` needs of a back-end, and reading a file by ranges."""
+"""The interface of a back-end of `Storage`, and reading a file by ranges."""
 
 from __future__ import annotations
 

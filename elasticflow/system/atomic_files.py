@@ -94,7 +94,7 @@ def temporary_beside(path: Path) -> Path:
 
 
 def remove_temporaries(path: Path) -> None:
-    """Remove the temporary files that killed writers of *path* have left; nobody may be writing *path*."""
+    """Remove the temporary files that killed writers of *path* have left; no one may be writing *path*."""
     for temporary in path.parent.glob(f".{path.name}.*.tmp"):
         temporary.unlink(missing_ok=True)
 

@@ -26,7 +26,7 @@ class LockHeldError(Exception):
     """Another process holds the lock.
 
     Attributes:
-        note: What it wrote into the file; empty if it has written nothing yet, or something else.
+        note: The holder's text in the file; empty if it has written nothing yet, or something else.
         holder: The process; None if the file does not tell, as an earlier version's does not.
         who: The process in words.
     """
@@ -52,7 +52,7 @@ class FileLock:
     A child that this process forks has the same lock: it closes `descriptor`, or keeps the lock for as long as it lives.
 
     Attributes:
-        descriptor: Of the open file.
+        descriptor: Descriptor of the open file.
     """
 
     def __init__(self, descriptor: int) -> None:

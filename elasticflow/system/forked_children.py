@@ -1,9 +1,9 @@
 """Children that a worker's own code forks: `os.fork`, `multiprocessing`, loaders that are not elasticflow's.
 
-A fork has all of its parent: signal handlers, sockets, locks, and the command line by which it is known. A child that
-`multiprocessing` ends by SIGTERM would only note that it is to leave after its step, and one that lives on would hold what
-the death of its worker gives back. So in a child handlers are the usual ones again, connections are cut, and the kernel
-ends the child when its worker ends. What is exec'd has none of it anyway.
+A fork has all of its parent: signal handlers, sockets, locks, and the command line by which it is known. With the
+worker's handlers, a child that `multiprocessing` ends by SIGTERM would wait for the end of a step; a child that outlives
+its worker would hold the worker's sockets and locks. So a child gets the default handlers, its connections are cut, and
+the kernel ends it when its worker ends. Programs started by exec inherit none of this.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _USUAL: dict[signal.Signals, Any] = {
 
 
 class _Parent:
-    """What a process that forks has, and its children are not to have.
+    """Resources of a forking process that its children must not keep.
 
     Attributes:
         pid: The process; None in its children.

@@ -1,4 +1,4 @@
-"""How much memory a process may still take: what the machine has, what its control groups allow; and giving some back."""
+"""Memory that a process may still take: the machine's, within the limits of its control groups."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNLIMITED = 1 << 62
 
 
 class GroupMemory(NamedTuple):
-    """What a control group may use, and what is left of it, in bytes; file caches count as left."""
+    """Limit and free memory of a control group, in bytes; file caches count as free."""
 
     limit: int
     left: int

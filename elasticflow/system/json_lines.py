@@ -30,7 +30,7 @@ class AppendedLines:
         is_right: Whether a record may stand in it.
 
     Attributes:
-        damage: What was moved aside, and where it is now; None if all lines at the end were whole.
+        damage: Damaged lines and their new place; None if all lines at the end were whole.
         damaged_at: Offset of the first line that was moved aside.
     """
 
@@ -104,7 +104,7 @@ class FollowedLines:
 
     Args:
         path: Where it is, or will be.
-        ends: What ends a line.
+        ends: Line separator.
         longest: Bytes of a line; what is longer comes in pieces. None: lines come whole.
         begins_at: Bytes at its beginning that are left out; the first line may be the rest of one.
     """
@@ -150,12 +150,12 @@ class FollowedLines:
             self.close()
 
     def unended(self) -> list[bytes]:
-        """Return the line that has no end yet, if there is one, for use when nobody writes any more."""
+        """Return the line that has no end yet, if there is one, for use when no one writes any more."""
         rest, self._rest = self._rest, b""
         return [rest] if rest else []
 
     def close(self) -> None:
-        """Close the file; `lines` opens it again, and goes on where it was."""
+        """Close the file; `lines` opens it again, and continues where it was."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None

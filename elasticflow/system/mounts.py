@@ -1,4 +1,4 @@
-"""Which file system a folder lies on."""
+"""Finds the file system of a folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 def file_system_of(folder: Path) -> str:
     """Return the type of the file system that *folder* lies on, such as `ext4`; empty where the kernel does not tell.
 
-    psutil would believe /etc/mtab, which may be a file that nobody keeps up to date.
+    psutil would believe /etc/mtab, which may be a file that no one keeps up to date.
     """
     try:
         text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")

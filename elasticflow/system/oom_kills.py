@@ -1,4 +1,4 @@
-"""Whether the kernel has killed processes because memory ran out: its count of them, and its log."""
+"""Processes that the kernel killed because memory ran out: its count, and its log."""
 
 from __future__ import annotations
 

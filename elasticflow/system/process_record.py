@@ -56,12 +56,12 @@ class ProcessRecord:
 
     @property
     def is_on_this_machine(self) -> bool:
-        """Whether its host and the start of that are this machine's."""
+        """True if its host and the start of that are this machine's."""
         return self.host == socket.gethostname() and self.boot_id == boot_id()
 
     @property
     def is_alive(self) -> bool:
-        """Whether this very process runs on this machine: False for one that is ending, or of another machine."""
+        """True if this very process runs on this machine: False for one that is ending, or of another machine."""
         return self._is_here() and not is_ending(self.pid)
 
     def send(self, number: signal.Signals) -> bool:

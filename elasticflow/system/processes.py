@@ -84,7 +84,7 @@ def set_name(name: str) -> None:
 
 
 def leave_signals() -> tuple[signal.Signals, ...]:
-    """Return the signals that ask a command to leave: SIGHUP is none where `nohup` has it ignored."""
+    """Return the signals that ask a command to leave: not SIGHUP where `nohup` has it ignored."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return (signal.SIGTERM, signal.SIGINT) if ignored else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -100,7 +100,7 @@ def signal_or_code(exit_code: int) -> str:
 
 
 def is_killed_from_outside(exit_code: int | None) -> bool:
-    """Return whether a process that ended with *exit_code* (negative: a signal) was killed by somebody else."""
+    """Return whether a process that ended with *exit_code* (negative: a signal) was killed by someone else."""
     return exit_code is not None and exit_code < 0 and -exit_code not in FAULTS
 
 

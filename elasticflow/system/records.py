@@ -38,7 +38,7 @@ class Damage:
 
     Attributes:
         place: The file, as messages name it.
-        why: What is wrong with it, as the rest of a sentence that begins with the file.
+        why: The problem, as the rest of a sentence that begins with the file.
     """
 
     place: str
@@ -49,7 +49,7 @@ class Damage:
 
     @property
     def remedy(self) -> str | None:
-        """What makes the file usable; None if its content is wrong."""
+        """Advice that makes the file usable; None if its content is wrong."""
         return next((text for start, text in _REMEDIES.items() if self.why.startswith(start)), None)
 
 

@@ -49,7 +49,7 @@ class Interval(NamedTuple):
 
     Attributes:
         amount: Positive; whole unless *unit* is `s`.
-        unit: What is counted.
+        unit: Noun of the counted items.
     """
 
     amount: float

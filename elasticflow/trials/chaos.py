@@ -1,4 +1,4 @@
-"""Whether a job trains the same with faults on cue as without, and what each fault cost."""
+"""Compares a job's training with faults on cue and without, and measures the cost of each fault."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FaultCost:
-    """What one fault led to, up to the next one.
+    """Consequences of one fault, up to the next fault.
 
     Attributes:
-        fault: What was done.
-        words: What was done, for people.
+        words: The fault in words.
         restarts: Class of each generation that ended.
         seconds: From the fault, or from the drain it led to, until the next generation had finished its first step;
             None if no generation ended.
@@ -52,15 +51,15 @@ class FaultCost:
 
 @dataclass(frozen=True)
 class ChaosOutcome:
-    """How the disturbed run compares with the undisturbed one.
+    """Comparison of the disturbed run with the undisturbed run.
 
     Attributes:
         is_exact: Every bit was compared; else the samples of each step and the smoothed loss.
         run: The disturbed run's folder.
         steps: Steps that the disturbed run finished.
         seconds: That the undisturbed and the disturbed run took.
-        comparison: Of the two runs.
-        costs: Of each fault that was done, in order.
+        comparison: Comparison of the two runs.
+        costs: Cost of each fault, in order.
         undone: Number of faults that were not done, because the run had ended before.
     """
 
@@ -86,10 +85,10 @@ def run_with_faults(
 
     Args:
         subject: The job; its own runs and snapshots are left alone.
-        plan: What is done.
+        plan: The faults, in order.
         workers: Workers of each node.
         steps: Steps of each run.
-        tolerance: Of `compare_losses`.
+        tolerance: Tolerance of `compare_losses`.
         scratch: Folder for both runs.
         begin: Called with each trial before it starts; returns what is called with its steps so far.
 

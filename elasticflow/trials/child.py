@@ -1,7 +1,7 @@
 """Running a trial: each launch as a process of its own, held, killed and drained on cue.
 
-The launch goes the way of `elasticflow run`. It is a process of its own so that a kill of the command, or Ctrl-C, takes
-everything with it, and because each launch has one process that signals are sent to.
+The launch goes the way of `elasticflow run`. The trial is a process of its own so that a kill of the command, or Ctrl-C,
+ends everything, and because signals are sent to one process per launch.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MORE_LAUNCHES = 3
 
 @dataclass(frozen=True)
 class TriedJob:
-    """What is tried.
+    """A trial to run.
 
     Attributes:
         job: The resolved job.
@@ -58,7 +58,7 @@ class TriedJob:
 
     @property
     def is_exact(self) -> bool | None:
-        """Whether its steps have the same bits at every world size; None: a script, whose first trial tells (`TrialRun.is_exact`)."""
+        """True if its steps have the same bits at every world size; None: a script, whose first trial tells (`TrialRun.is_exact`)."""
         return None if self.job.script is not None else self.job.train.consistency == "exact"
 
 
@@ -66,7 +66,6 @@ class TrialRun:
     """One trial in its scratch folder.
 
     Args:
-        trial: What is done.
         subject: To what.
         scratch: Where; `runs/<job>/<run id>` and `records/<run id>` are made in it.
         mark: Ends the run's id, so that its processes can be told from those of any other run.
@@ -110,7 +109,7 @@ class TrialRun:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the steps that were played have the same bits at every world size."""
+        """True if the steps that were played have the same bits at every world size."""
         return trajectory_record.exact_file(self._records).exists()
 
     def _go_on(self, tell: Callable[[int], None]) -> None:
@@ -196,7 +195,7 @@ class TrialRun:
         actor = fault_actions.FaultActor(self.run, self._process.pid, workers, self._records)
         done = actor.do_all(self._trial.plan, step)
         self.done += done
-        # Where the number of nodes changes, a drain or the node's end lets the run go on.
+        # Where the number of nodes changes, a drain or the node's end lets the run continue.
         if not any(KINDS[done_fault.fault.what].nodes for done_fault in done):
             trajectory_record.held_file(self._records, step).unlink(missing_ok=True)
 

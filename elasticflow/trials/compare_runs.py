@@ -1,4 +1,4 @@
-"""Whether two recorded runs did the same: the one comparer, pure.
+"""Compares two recorded runs; pure.
 
 `bits` asks for the same bits after every step. `curves` asks for the same loss up to a bound, where only that is
 promised: at another world size sums are rounded otherwise, and what a model draws for a sample (dropout), or takes
@@ -28,7 +28,7 @@ _WINDOWS = 10  # a tenth of the steps are smoothed over
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where two runs are first not the same.
+    """The first difference between two runs.
 
     Attributes:
         step: Finished optimizer steps there; 0: before the first.
@@ -37,7 +37,7 @@ class Divergence:
         expected: Its digest or value in the reference; None: it is not there.
         found: In the other run.
         others: More tensors and numbers that differ at that step.
-        generation: Who recorded it; 0: nobody did.
+        generation: Generation that recorded it; 0: none.
         is_redone: The step was done before, by an earlier generation.
         is_start: It is the state that the generation began with.
     """
@@ -54,14 +54,14 @@ class Divergence:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """What comparing a run with the reference came to.
+    """Result of the comparison of a run with the reference.
 
     Attributes:
         steps: Finished steps that both have.
         redone: Steps that the run did more than once; each time was compared by `bits`, the last by `curves`.
         difference: The first one, or None.
         values: Tensors and numbers compared after each step; of `curves`, the loss alone.
-        distance: Of `curves`: the largest distance of the smoothed losses; None where there is none.
+        distance: For `curves`, the largest distance of the smoothed losses; else None.
     """
 
     steps: int
@@ -107,7 +107,7 @@ def with_evaluations(comparison: RunComparison, reference: Evaluated, other: Eva
 
 
 def without_lost_steps(records: Sequence[Record]) -> list[Record]:
-    """Return the records of what the run went on from: not of steps that a later generation did again."""
+    """Return the records of what the run resumed from: not of steps that a later generation did again."""
     begun = {record.generation: record.step for record in records if record.loss is None}
     kept = []
     for record in records:
@@ -189,7 +189,7 @@ def _earlier(first: Divergence | None, second: Divergence | None) -> Divergence 
 
 
 def _finished(records: Sequence[Record]) -> dict[int, Record]:
-    """Return the record of each finished step; of steps that were redone, the last: the run went on from it."""
+    """Return the record of each finished step; of steps that were redone, the last: the run resumed from it."""
     return {r.step: r for r in records if r.loss is not None}
 
 

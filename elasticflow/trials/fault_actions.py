@@ -64,9 +64,8 @@ class FaultActor:
     """Does faults.
 
     Args:
-        run: The run.
         launch: Process id of the launch.
-        workers: Those that run now.
+        workers: The running workers.
         folder: Where cues are given.
     """
 

@@ -26,10 +26,10 @@ MOST_FAULTS = 1000
 
 
 class FaultKind(NamedTuple):
-    """What can be done to a run.
+    """A fault that can be done to a run.
 
     Attributes:
-        words: What is said of it; `{target}` stands for the rank or the node.
+        words: The fault in words; `{target}` stands for the rank or the node.
         target: Key of the plan that names what it happens to: `rank`, `node`, `point`; None: nothing in particular.
         point: Fault points and acts that do it, inside of the processes of the run.
         nodes: By how many nodes it makes the run larger.
@@ -73,8 +73,8 @@ class Fault:
         what: A key of KINDS.
         rank: The worker it happens to; None: the last rank.
         node: Number of the node, from 0.
-        point: Of `at-point`: a key of `fault_injection.POINTS`.
-        act: Of `at-point`: what happens there, to whoever gets there first.
+        point: For `at-point`: a key of `fault_injection.POINTS`.
+        act: For `at-point`: the action there, on the process that gets there first.
     """
 
     step: int
@@ -100,7 +100,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """What is done to a run, in order.
+    """The faults of a run, in order.
 
     Attributes:
         name: File name, or what it was drawn from.

@@ -1,4 +1,4 @@
-"""Whether a job's script has a loop that can be tried: one on `elasticflow.join`."""
+"""Finds out whether a job's script has a loop that can be tried: a loop on `elasticflow.join`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def require_own_loop(job: Job, root: Path) -> None:
 
 
 def nothing_to_try(script: str) -> TrialRefusedError:
-    """Return the refusal of a script whose steps nobody knows."""
+    """Return the refusal of a script whose steps no one knows."""
     return TrialRefusedError(
         f"{script} does not train by elasticflow.join: when a step of it ends, and what it makes of the weights, is not known",
         "its loop needs run.keep, run.batches and run.step: elasticflow guide own-loop",

@@ -28,7 +28,7 @@ _NEVER = "999999999 steps"
 _SNAPSHOTS = 10
 # A stopped worker is noticed after this at the latest.
 _HANG = "30 s"
-# A drain takes one more step, and nobody waits for the machine.
+# A drain takes one more step, and no one waits for the machine.
 _GRACE = "1 h"
 
 
@@ -59,12 +59,12 @@ class Trial:
     """One life of the job.
 
     Attributes:
-        name: Of its run folder; unique within a verification.
+        name: Name of its run folder; unique within a verification.
         launches: One, or one after the other.
         steps: Where it ends.
         snapshot_every: Steps between its snapshots; None: only when it leaves.
         killed_after: Step after which a worker is killed; None: none is.
-        drained_after: Step after which the first launch is drained, so that another goes on; None: there is one launch.
+        drained_after: Step after which the first launch is drained, so that another continues; None: there is one launch.
         plan: Faults that are done to it.
     """
 
@@ -89,7 +89,7 @@ def undisturbed(number: int, world_size: int, steps: int) -> Trial:
 
 
 def disturbed(number: int, first: int, second: int, steps: int) -> Trial:
-    """Return a trial in which a worker is killed at about a third, and which goes on elsewhere at about two thirds.
+    """Return a trial in which a worker is killed at about a third, and which continues elsewhere at about two thirds.
 
     It is killed when the steps since the last snapshot are most: they are redone.
     """
@@ -102,7 +102,7 @@ def disturbed(number: int, first: int, second: int, steps: int) -> Trial:
 
 
 def restarted(number: int, world_size: int, steps: int) -> Trial:
-    """Return a trial in which a worker is killed, and which is drained and goes on, with as many workers as before."""
+    """Return a trial in which a worker is killed, and which is drained and continues, with as many workers as before."""
     same = disturbed(number, world_size, world_size, steps)
     return replace(same, name=f"{number}-restarted-{world_size}")
 

@@ -1,4 +1,4 @@
-"""Whether a job trains the same at several world sizes and through a kill and a resize."""
+"""Checks that a job trains the same at several world sizes and through a kill and a resize."""
 
 from __future__ import annotations
 
@@ -39,12 +39,11 @@ class TrialOutcome:
     """One trial and what came of it.
 
     Attributes:
-        trial: What was done.
         run: Its run folder; gone if it lay in a scratch folder that was not kept.
         steps: Steps finished.
         seconds: It took.
         comparison: With the reference; None: it is the reference.
-        compared: What of it: the bits after every step, or the loss.
+        compared: The bits after every step, or the loss.
     """
 
     trial: Trial
@@ -67,17 +66,17 @@ def verify(
 ) -> Iterator[TrialOutcome]:
     """Yield what came of each trial as soon as it is over: one at each of *worlds*, the first being the reference.
 
-    Then comes a restarted trial: at the first world size a worker is killed, the launch is drained, and the run goes on
+    Then comes a restarted trial: at the first world size a worker is killed, the launch is drained, and the run continues
     with as many workers. In either mode its bits are compared, for that is where lost state shows. If the bits differ and
     the job is not exact, the reference is repeated: where the repetition has other bits, too, the machine cannot repeat the
     job, and the losses are compared. If there are several world sizes, a disturbed trial comes last: it begins at the last
-    world size, a worker is killed, and the run goes on at the first.
+    world size, a worker is killed, and the run continues at the first.
 
     Args:
         subject: The job; its own runs and snapshots are left alone.
         worlds: World sizes that `trial.check` has passed.
         steps: Steps of each trial, or less where the job is shorter.
-        tolerance: Of `compare_losses`.
+        tolerance: Tolerance of `compare_losses`.
         scratch: Where the trials live.
         begin: Called with each trial before it starts; returns what is called with its steps so far.
         is_kept: Leave the runs there; False: each goes as soon as it is over.

@@ -49,7 +49,7 @@ def command(
     """Write a job as a manifest: a pod for each node, which meet, restart and grow by themselves.
 
     [kubernetes] in the job file says which image the pods have and what they ask for. Applied again, or with its pods
-    gone, the manifest goes on with the same run.
+    gone, the manifest continues with the same run.
 
     \b
     elasticflow render kubernetes jobs/mnist.toml -o mnist.yaml

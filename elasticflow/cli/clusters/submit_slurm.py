@@ -36,13 +36,13 @@ def command(
 ) -> int:
     """Submit a job to Slurm, as `elasticflow render slurm` writes it, and say how its run is called.
 
-    status, logs, why, report and cancel work where the project's folder is, such as on the login node. To go on with a
+    status, logs, why, report and cancel work where the project's folder is, such as on the login node. To continue with a
     run whose job is over, submit it again with its --run-id.
 
     \b
     elasticflow submit slurm jobs/mnist.toml
     elasticflow submit slurm jobs/mnist.toml --wait
-    elasticflow submit slurm jobs/mnist.toml --run-id slurm-4711   go on with that run
+    elasticflow submit slurm jobs/mnist.toml --run-id slurm-4711   continue with that run
     """
     from elasticflow.cli.output import show_warnings
     from elasticflow.clusters.slurm.commands import submit

@@ -33,7 +33,7 @@ def command(
 ) -> int:
     """Compare a run with another run, or with a job file as it is now.
 
-    Job, own code, versions, machine, checkout and data are compared, and weighed as if the first were to go on as the
+    Job, own code, versions, machine, checkout and data are compared, and weighed as if the first were to continue as the
     second. How both went is shown beside it and does not count. A run is a run folder, id, job name (its newest run),
     or its URI where its snapshots are. Exit code: 0 no difference, 1 some, 2 one of them cannot be read.
 

@@ -1,4 +1,4 @@
-"""A run as it goes on, in another terminal than its own: read from its files, so that nothing here touches it."""
+"""A run as it continues, in another terminal than its own: read from its files, so that nothing here touches it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def follow(folder: RunFolder) -> None:
 
 
 class _Beside:
-    """What is shown of a run and stands in no log: what is known beside its events, and what rank 0 prints from now on."""
+    """A run beside its events: its state, and the lines that rank 0 prints from now on."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -58,7 +58,7 @@ class _Beside:
         self._prints = self._following(begins_at_end=True) if there else None
 
     def look(self, *, is_over: bool) -> list[Record]:
-        """Return what is new; *is_over*: nobody writes any more."""
+        """Return what is new; *is_over*: no one writes any more."""
         new: list[Record] = []
         state = records.read(self._folder.state)
         if isinstance(state, dict) and not is_over and (known := known_record(state)) != self._known:

@@ -73,7 +73,7 @@ def command(
     """Show what the workers of RUN logged, in order of time, then what they printed.
 
     RUN is a run folder, a run id, or a job's name; default: the newest run. Hosts that share no file system with this one
-    send theirs when they are asked, while the run goes on, and when it ends: the last MB of each file. What steps have measured is shown by
+    send theirs when they are asked, while the run continues, and when it ends: the last MB of each file. What steps have measured is shown by
     `elasticflow metrics`.
 
     \b

@@ -1,4 +1,4 @@
-"""`elasticflow profile [RUN]`: where the time of a step goes, traced while the run goes on."""
+"""`elasticflow profile [RUN]`: where the time of a step goes, traced while the run continues."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _ask(folder: RunFolder, request: ProfileRequest) -> int:
         path = folder.profile_request(number)
         try:
             path.parent.mkdir(parents=True)
-        except FileExistsError:  # somebody else asks at this moment
+        except FileExistsError:  # someone else asks at this moment
             number += 1
             continue
         atomic_files.replace(path, [to_json(request).encode()], sync=False)
@@ -158,10 +158,10 @@ def _wait(folder: RunFolder, number: int, request: ProfileRequest) -> None:
 
 
 class _Story:
-    """What the events of a run say of one request.
+    """Events of a run about one request.
 
     Attributes:
-        names: Of the events.
+        names: Names of the events.
         answers: By rank, the event that ended its part; a request that could not be read has one of rank None.
     """
 
@@ -184,7 +184,7 @@ class _Story:
 
     @property
     def waits_for(self) -> str:
-        """What the request waits for."""
+        """State that the request waits for."""
         if events.PROFILE_STARTED in self.names:
             return "tracing"
         if events.PROFILE_REQUESTED in self.names:

@@ -48,7 +48,7 @@ def command(run: str | None, form: str, *, is_following: bool, with_exit_code: b
 
     RUN is a run folder, a run id, or a job's name; default: the newest run. With --follow what happened in the newest
     launch is told, then what happens, as the terminal shows it that the run was started in; it may be ended at any
-    time, the run goes on.
+    time, the run continues.
 
     \b
     elasticflow status

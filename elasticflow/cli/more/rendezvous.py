@@ -57,9 +57,9 @@ def serve(host: str, port: int, token_file: str | None, state: str | None) -> in
 
     Any of the machines that train may be lost then, also the one that began: a machine that has joined leads the run
     on, from its newest snapshot. With --state the store may be lost as well: runs train on, and wait for it for a minute.
-    Else, or after that, they end with 75, and `elasticflow resume` goes on with them at the same endpoint once a store
+    Else, or after that, they end with 75, and `elasticflow resume` continues with them at the same endpoint once a store
     is served there again. Several runs may use one store, one of each job at a time.
-    With a token, nobody speaks to it who does not have the same one: see `elasticflow guide machines`. Without one it
+    With a token, no one speaks to it who does not have the same one: see `elasticflow guide machines`. Without one it
     serves all who reach its port.
     """
     from pathlib import Path

@@ -59,7 +59,7 @@ def command(**options: Any) -> int:
     All of it happens in a scratch folder: the job's own runs and snapshots are not touched. The table shows what each
     fault cost. Exit code 1 if the disturbed run is not what the undisturbed one is, or does not end; both are kept
     then. How they are compared is what `verify-elastic --help` says: with consistency = "exact" every bit of every
-    step that the run went on from, with "batch" the samples of each step and the smoothed loss.
+    step that the run resumed from, with "batch" the samples of each step and the smoothed loss.
 
     A fault plan is a TOML file; there are some in examples/faults.
 

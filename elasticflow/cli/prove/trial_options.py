@@ -32,7 +32,7 @@ class TrialOptions:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether standard output belongs to JSON."""
+        """True if standard output belongs to JSON."""
         return self.form == "json"
 
     def tried_job(self) -> TriedJob:

@@ -1,4 +1,4 @@
-"""What `verify-elastic` and `chaos` show: progress while a trial runs, a row for each result, the answer."""
+"""Output of `verify-elastic` and `chaos`: progress while a trial runs, a row for each result, the answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ class TrialView:
     """Shows results on standard output, and progress on standard error if that is a terminal.
 
     Args:
-        job: The job.
         steps: Steps of each trial.
         tolerance: How far losses may lie apart, as `compare_losses` has it.
         quiet: Show the progress only.
@@ -48,7 +47,7 @@ class TrialView:
 
     @property
     def consistency(self) -> str:
-        """What the job's steps have in common at all world sizes: `exact` bits, or the samples of each `batch`."""
+        """The property of the job's steps that all world sizes share: `exact` bits, or the samples of each `batch`."""
         return "exact" if self.is_exact else "batch"
 
     def __enter__(self) -> Self:

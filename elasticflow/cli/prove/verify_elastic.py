@@ -56,7 +56,7 @@ def command(**options: Any) -> int:
     every step, those that were done again after the kill included. A tensor that differs is shown as the CRC-32 of its
     bytes.
 
-    With either, a run that is killed, drained and goes on with as many workers must have the same bits: that is where
+    With either, a run that is killed, drained and continues with as many workers must have the same bits: that is where
     state that no snapshot holds shows. (If "batch" runs of the job differ among themselves on this machine, their
     losses are compared.)
 

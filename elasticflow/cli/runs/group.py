@@ -30,7 +30,7 @@ class RunsGroup(LazyGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command of the first word; the list's where that is none."""
+        """Return the command of the first word; the list's if the first word is no command."""
         return super().resolve_command(ctx, _with_command(args))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

@@ -213,7 +213,7 @@ def _elsewhere(folder: RunFolder) -> str | None:
 
 
 def _remove_folder(folder: RunFolder) -> None:
-    """Remove a run's folder; whoever looks sees all of it or nothing, and nobody launches it meanwhile."""
+    """Remove a run's folder; whoever looks sees all of it or nothing, and no one launches it meanwhile."""
     from elasticflow.launcher.journal.run_lock import locked
 
     hidden = folder.path.with_name(f".removed-{secrets.token_hex(4)}")

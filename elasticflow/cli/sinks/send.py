@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def command(*, run: str | None, timeout: str) -> int:
     """Send what the sinks and [notify] of RUN (a run folder, run id or job name; default: the newest) have not got.
 
-    Each sink goes on where it was, in the same remote run; what it has got is not sent again. A run that is running
+    Each sink continues where it was, in the same remote run; what it has got is not sent again. A run that is running
     sends by itself.
 
     \b

@@ -33,7 +33,7 @@ def command(words: tuple[str, ...], options: tuple[str, ...], form: str) -> None
     """List the snapshots of RUN, the newest first, with why each stays; those set aside or unfinished too.
 
     KEPT says which rules keep a snapshot: `best`, `every` and `pinned` hold for good; `newest`, `parent` (the newest
-    went on from it), `last`, `within` and `borrowed` (one that stays needs its files) pass with time.
+    resumed from it), `last`, `within` and `borrowed` (one that stays needs its files) pass with time.
 
     \b
     elasticflow snapshots list
@@ -63,7 +63,7 @@ def table_of(rows: Sequence[SnapshotRow], now: float, width: int | None) -> Iter
     """Yield the lines of the table of snapshots.
 
     Args:
-        rows: What is shown.
+        rows: Rows of the table.
         now: Unix time.
         width: Columns of the terminal; None: all columns are shown.
     """

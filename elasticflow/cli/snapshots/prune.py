@@ -45,7 +45,7 @@ def command(
     """Remove the snapshots of RUN that no rule keeps, and what dead writers left unfinished.
 
     The rules are those of the job; with any --keep option, those options alone. Whatever the rules: the newest
-    snapshot that verifies, the one it went on from, pinned ones, and those that others borrow from stay.
+    snapshot that verifies and its parent stay, as do pinned snapshots, and snapshots that others borrow files from.
     A run that is running is refused. Of a URL it cannot be known whether a run is using it, so --yes is needed.
 
     \b

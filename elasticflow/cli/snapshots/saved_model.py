@@ -34,7 +34,7 @@ def save(job: Job, project_root: Path, weights: Path, folder: Path, tokenizer: s
         project_root: Where its code is found.
         weights: A safetensors file with all of the model's `state_dict()`.
         folder: Does not exist yet.
-        tokenizer: What transformers' AutoTokenizer takes, saved beside it; None: none is.
+        tokenizer: Argument of transformers' AutoTokenizer; the tokenizer is saved beside the model. None: no tokenizer.
 
     Raises:
         ExportError: the model cannot be built, is not the snapshot's, or has no `save_pretrained`.

@@ -1,4 +1,4 @@
-"""What the `snapshots` commands share: options, and which run and snapshots the words of the command line mean."""
+"""Shared parts of the `snapshots` commands: options, and the run and snapshots that the words of the command line mean."""
 
 from __future__ import annotations
 

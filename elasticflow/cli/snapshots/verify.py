@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """What was found out about one snapshot.
+    """Result for one snapshot.
 
     Attributes:
         name: The snapshot.
         whole: Whether every byte is what was written.
         bytes: Bytes read.
         seconds: Time that reading took.
-        problems: What is wrong, by file.
+        problems: Problems, by file.
         set_aside: Whether it is set aside, now or before.
         needed_by: Other snapshots that need one of the damaged files, and cannot be loaded either.
     """

@@ -31,7 +31,7 @@ _BETWEEN_SIGNALS_S = 0.5
     "--now", is_flag=True, help="Do not wait for a snapshot: what was done since the newest is lost."
 )
 def command(run: str | None, now: bool) -> None:
-    """Have RUN leave after its step, with a snapshot, and wait until it has ended; `resume` goes on with it.
+    """Have RUN leave after its step, with a snapshot, and wait until it has ended; `resume` continues with it.
 
     The run may be on any machine that shares its folder; a job of Slurm is not queued again. RUN is a run folder, a run id, or a job's name; default: the newest run.
 

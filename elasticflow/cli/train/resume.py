@@ -1,4 +1,4 @@
-"""`elasticflow resume [RUN]`: the next launch of a run that can go on."""
+"""`elasticflow resume [RUN]`: the next launch of a run that can continue."""
 
 from __future__ import annotations
 

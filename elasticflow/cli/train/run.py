@@ -72,13 +72,13 @@ def command(*, dry_run: bool, **options: Any) -> int:
     """Train a job. Ctrl-C or SIGTERM: snapshot, leave, exit 75; a second one: leave at once, exit 130.
 
     With --all, a case that fails does not stop the others, and the exit code is 1 in the end; a signal stops all. With
-    the same --run-id the same command goes on: cases that are finished are not trained again. The run of a case is
+    the same --run-id the same command continues: cases that are finished are not trained again. The run of a case is
     called after the run id and the case.
 
     \b
     elasticflow run jobs/mnist.toml
     elasticflow run jobs/mnist.toml --set train.epochs=3
-    elasticflow run jobs/mnist.toml --run-id nightly   makes it, or goes on with it
+    elasticflow run jobs/mnist.toml --run-id nightly   makes it, or continues with it
     elasticflow run jobs/mnist.toml --join head:29400   one more node of the run led there
     elasticflow run jobs/mnist.toml --run-id nightly --join head:29400   the same on all machines
     elasticflow run jobs/mnist.toml --hosts hosts.txt   by ssh on each
@@ -117,7 +117,7 @@ def _run(options: RunOptions, *, dry_run: bool) -> int:
 
 
 def _run_one(loaded: LoadedJob, options: RunOptions) -> int:
-    """Make the run of one job, or go on with it, if it is not finished."""
+    """Make the run of one job, or continue with it, if it is not finished."""
     from elasticflow.cli.output import show_warnings
     from elasticflow.errors import FINISHED
 
@@ -129,7 +129,7 @@ def _run_one(loaded: LoadedJob, options: RunOptions) -> int:
 
 
 def _join(loaded: LoadedJob, endpoint: str, options: RunOptions) -> int:
-    """Take part in the run that another machine leads at *endpoint*; with a run id: lead it where nobody does."""
+    """Take part in the run that another machine leads at *endpoint*; with a run id: lead it where no one does."""
     from elasticflow.errors import FINISHED
     from elasticflow.launcher.join import Address, join
     from elasticflow.launcher.lead_or_join import lead_or_join

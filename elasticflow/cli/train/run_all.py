@@ -43,7 +43,7 @@ _FINISHED_BEFORE = "finished before"
 
 
 class CaseResult(NamedTuple):
-    """What became of one case.
+    """Result of one case.
 
     Attributes:
         case: Its name.
@@ -62,7 +62,7 @@ def run_all(options: RunOptions, train: Callable[[LoadedJob, RunFolder], int]) -
     """Train every case that is not finished, sum up, and return the exit code.
 
     A case that fails does not stop the others; the exit code says so in the end. A signal stops all: the case that
-    trains takes a snapshot, and the same command with the same run id goes on with it.
+    trains takes a snapshot, and the same command with the same run id continues with it.
 
     Args:
         options: The command line; its job file has a [matrix].
@@ -100,7 +100,7 @@ def run_all(options: RunOptions, train: Callable[[LoadedJob, RunFolder], int]) -
 
 
 def _sum_up(results: Sequence[CaseResult], code: int, options: RunOptions) -> None:
-    """Say what became of each case, and the command that goes on."""
+    """Say what became of each case, and the command that continues."""
     options.say("\n" + "\n".join(_results_text(results)))
     if code != FINISHED:
         purpose = (

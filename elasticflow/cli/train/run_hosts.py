@@ -51,7 +51,7 @@ def run_hosts(options: RunOptions, path: Path) -> int:
     run_id = options.run_id or new_run_id()
     options.say(f"run {run_id} on {', '.join(host.target for host in hosts)}, which meet at {endpoint}")
     grace_s = parse_duration(job.snapshots.grace)
-    # Nobody else needs to know it: each host is told, by ssh.
+    # No one else needs to know it: each host is told, by ssh.
     token = given_token(job.nodes.token_file, loaded.project_root) or new_token()
     again = options.command_with(run_id)
     launch = secrets.token_hex(8)

@@ -75,7 +75,7 @@ class RunOptions:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether several nodes are simulated on this machine."""
+        """True if several nodes are simulated on this machine."""
         return self.simulate_nodes is not None or self.scale is not None
 
     @property
@@ -109,7 +109,7 @@ class RunOptions:
         return RunFolder.of(loaded.project_root, loaded.job.job.name, run_id_of(self.run_id, loaded.case))
 
     def command_with(self, run_id: str) -> str:
-        """Return the command line that goes on with that run, on the same machines."""
+        """Return the command line that continues with that run, on the same machines."""
         words = ["elasticflow", "run", str(self.job_file)]
         words += [] if self.hosts is None else ["--hosts", str(self.hosts)]
         words += [] if self.on is None else ["--on", self.on]

@@ -53,7 +53,7 @@ def run_ray(options: RunOptions, launch: Callable[[Request], int]) -> int:
     nodes = ray.nodes()
     demand = demand_of(job.nodes.nproc_per_node, nodes)
     _tell_of_room(options, job, demand, [node["Resources"] for node in nodes if node["Alive"]])
-    # Each node is told, through Ray's own connections, and nobody else.
+    # Each node is told, through Ray's own connections, and no one else.
     os.environ[TOKEN] = given_token(job.nodes.token_file, loaded.project_root) or new_token()
     endpoint = job.nodes.endpoint
     assert endpoint is not None

@@ -1,4 +1,4 @@
-"""How `run` and `resume` show a launch: for people, or as JSON lines."""
+"""Shows a launch of `run` and `resume`: for people, or as JSON lines."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def shown(log_format: str, folder: Path) -> Iterator[Shown]:
 def _print_json(record: EventRecord) -> None:
     if is_only_shown(record):
         return
-    # The run goes on even if nobody reads its records any more.
+    # The run continues even if no one reads its records any more.
     with suppress(OSError, ValueError):
         sys.stdout.write(json.dumps(record) + "\n")
         sys.stdout.flush()

@@ -24,12 +24,12 @@ _INDEX = "$(JOB_COMPLETION_INDEX)"
 
 @dataclass(frozen=True)
 class PodSpec:
-    """What the pods of a run are made from.
+    """Facts from which the pods of a run are made.
 
     Attributes:
         job: The resolved job.
         table: Its [kubernetes].
-        name: Of the run's objects.
+        name: Name of the run's objects.
         run_id: The run's id.
         endpoint: host:port at which the pods meet.
         job_file: The job file, relative to the project's folder.
@@ -60,7 +60,7 @@ class PodSpec:
 
     @property
     def kubectl(self) -> str:
-        """How kubectl is called for the run's namespace."""
+        """Command prefix of kubectl for the run's namespace."""
         return "kubectl" if self.table.namespace is None else f"kubectl -n {self.table.namespace}"
 
     def command(self) -> list[str]:
@@ -77,8 +77,8 @@ class PodSpec:
         """Return the pod template.
 
         Args:
-            subdomain: The headless Service's name; None: somebody else sets it.
-            labels: Of the pods.
+            subdomain: The headless Service's name; None: someone else sets it.
+            labels: Labels of the pods.
         """
         table = self.table
         spec: dict[str, Any] = {} if subdomain is None else {"subdomain": subdomain}

@@ -38,7 +38,7 @@ def render_kubernetes(
     Args:
         loaded: The job, without errors.
         overrides: `--set` values it was loaded with.
-        form: What is made; None: as the job says.
+        form: Kind of object to render; None: as the job says.
         run_id: The run's id; None: the job's name.
 
     Raises:

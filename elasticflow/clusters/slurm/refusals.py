@@ -1,4 +1,4 @@
-"""Which key of the job file sbatch's refusal is about.
+"""Maps a refusal of sbatch to a key of the job file.
 
 The texts are those of Slurm 22.05 (`slurm_strerror`, and what sbatch says before it), unchanged up to 24.11.
 """
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class Cause(NamedTuple):
-    """What a refusal is about.
+    """The subject of a refusal.
 
     Attributes:
         path: The key, or the table where no key of it asks for that.
         part: The option, where it is one of slurm.extra.
-        remedy: What to do.
+        remedy: Advice to the user.
     """
 
     path: KeyPath

@@ -26,7 +26,7 @@ _MIB = 1024**2
 
 @dataclass(frozen=True, kw_only=True)
 class BatchScript:
-    """What the script of one job is made from.
+    """Facts from which the script of one job is made.
 
     Attributes:
         job: The resolved job.
@@ -34,8 +34,8 @@ class BatchScript:
         root: The project's folder, which every node sees under the same path.
         words: The words after `elasticflow run`: the job file, relative to the root, its case and `--set` values.
         again: The words after `elasticflow submit slurm`: those, and the `--set` values that only the script is made of.
-        case: Of the file's [matrix]; its name ends the run's id.
-        run_id: Of the run; None: it is called after Slurm's job.
+        case: Case of the file's [matrix]; its name ends the run's id.
+        run_id: Id of the run; None: named after Slurm's job.
         program: The `elasticflow` that the nodes call.
     """
 
@@ -50,17 +50,17 @@ class BatchScript:
 
     @property
     def is_array(self) -> bool:
-        """Whether each node is a Slurm job of its own."""
+        """True if each node is a Slurm job of its own."""
         return self.table.form == "array"
 
     @property
     def _own_id(self) -> str:
-        """What Slurm calls the job that the script runs in; of an array, the number alone may mean all elements."""
+        """Slurm's id of the job that the script runs in; of an array, the number alone may mean all elements."""
         return "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if self.is_array else "$SLURM_JOB_ID"
 
     @property
     def may_shrink(self) -> bool:
-        """Whether the run goes on without a node that is lost; else Slurm is to start the job anew, on as many as before."""
+        """True if the run continues without a node that is lost; else Slurm is to start the job anew, on as many as before."""
         return not self.is_array and self.job.nodes.min < self.job.nodes.max
 
     @property

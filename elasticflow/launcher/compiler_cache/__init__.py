@@ -1,1 +1,1 @@
-"""What torch.compile has made, kept for the run: a folder on each node, an archive beside the snapshots."""
+"""Keeps the kernels of torch.compile for the run: a folder on each node, an archive beside the snapshots."""

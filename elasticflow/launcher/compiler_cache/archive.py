@@ -30,7 +30,7 @@ _TRIES = 2
 
 
 class BadArchiveError(SnapshotError):
-    """What lies beside the snapshots is not a cache as it was written; the text says why."""
+    """The archive beside the snapshots is damaged; the text says how."""
 
 
 def pack(folder: Path, names: Mapping[str, int]) -> bytes:
@@ -91,7 +91,7 @@ class CacheStore:
     Args:
         storage: The snapshots' URI.
         prefix: The run's place under it.
-        kind: Of this machine.
+        kind: Kind of this machine.
     """
 
     def __init__(self, storage: Storage, prefix: str, kind: MachineKind) -> None:

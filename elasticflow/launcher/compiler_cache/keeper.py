@@ -49,12 +49,12 @@ Told = CompilerCacheMoved | CompilerCacheFailed
 
 @dataclass(frozen=True)
 class Place:
-    """Where a node's cache is.
+    """State of a node's cache.
 
     Attributes:
         node: Id of the node inside the launch.
         folder: The node's folder; None: torch keeps its cache where it does by itself.
-        kind: Of this machine.
+        kind: Kind of this machine.
         writer: Says where the snapshots are.
         reason: Why the cache is off, if the user should know.
     """
@@ -166,7 +166,7 @@ class CompilerCacheKeeper:
 
         Args:
             now: Seconds of a steady clock.
-            phases: Of the node's workers.
+            phases: Phases of the node's workers.
         """
         if self._folder is not None:
             phases = set(phases)

@@ -17,7 +17,7 @@ _FACTS = {"cpu": r"^model name\s*:\s*(.+)$", "instructions": r"^(?:flags|Feature
 
 
 class MachineKind(NamedTuple):
-    """What compiled kernels depend on.
+    """The machine as far as compiled kernels depend on it.
 
     Attributes:
         name: Short, and fit for a file's name; differs where one of the facts does.

@@ -122,7 +122,7 @@ class NodeFolder:
         return bool(sizes) and (sizes != self.sealed() or not self.is_stored())
 
     def repair(self) -> None:
-        """Remove what may be half written: nobody may use the folder. Without a whole file nothing stays sealed."""
+        """Remove what may be half written: no one may use the folder. Without a whole file nothing stays sealed."""
         sealed = self.sealed() or {}
         for name, state in self.files().items():
             known = sealed.get(name)

@@ -24,7 +24,7 @@ from elasticflow.storage.retry import Patience
 from elasticflow.storage.storage import Storage
 from elasticflow.system.processes import die_with_parent
 
-# Workers wait for a cache that is loaded; nobody waits for one that is saved.
+# Workers wait for a cache that is loaded; no one waits for one that is saved.
 _LOAD_PATIENCE, _SAVE_PATIENCE = Patience(total_s=15.0), Patience()
 _IDLE = 19
 
@@ -34,14 +34,14 @@ Outcome = Literal["loaded", "saved", "none", "busy", "failed"]
 
 @dataclass(frozen=True)
 class Transfer:
-    """What is to be done.
+    """A request to load or save.
 
     Attributes:
         action: Load, or save.
         parent: The process that ends this one with itself.
         folder: The node's folder.
-        kind: Of this machine.
-        facts: Of this kind of machine.
+        kind: Kind of this machine.
+        facts: Facts about this kind of machine.
         uri: The snapshots' place.
         prefix: The run's place under it.
         options: For the file system.
@@ -61,12 +61,12 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Transferred:
-    """What came of it.
+    """Result of a request.
 
     Attributes:
         outcome: `none`: there was nothing to do; `busy`: a compiler writes, it is to be tried again.
         files: How many were moved.
-        bytes: Of the archive.
+        bytes: Size of the archive.
         seconds: How long it took.
         reason: Why it failed.
     """

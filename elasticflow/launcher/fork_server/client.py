@@ -34,7 +34,7 @@ class ForkServer:
 
     Args:
         started: Its process, which has no setup yet.
-        setup: What it is to run.
+        setup: The program and its environment.
 
     Attributes:
         process: The server.
@@ -160,10 +160,10 @@ class ForkServer:
         """Have the server start a standby, which the next `spawn` of *local_rank* takes; it has at most one.
 
         Args:
-            local_rank: Whose worker it will be.
+            local_rank: Local rank of the worker.
             workers: Workers of the node.
-            modules: What the last workers had imported, in this order.
-            heartbeats: Descriptor of their heartbeats; None: nobody trains.
+            modules: Modules that the last workers had imported, in this order.
+            heartbeats: Descriptor of their heartbeats; None: no one trains.
 
         Raises:
             HelperLostError: the server is gone.

@@ -1,4 +1,4 @@
-"""How the agent ends when one of its helpers, fork server or writer, has ended: another agent is started then."""
+"""Ends the agent when its fork server or writer has ended, so that another agent is started."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ _KILLED = -signal.SIGKILL
 
 
 class HelperLostError(RuntimeError):
-    """A helper ended while the agent needed it.
-
-    Attributes:
-        agent_exit_code: What the agent is to end with.
-    """
+    """A helper ended while the agent needed it."""
 
     def __init__(self, name: str, exit_code: int | None) -> None:
         code = _KILLED if exit_code is None else exit_code

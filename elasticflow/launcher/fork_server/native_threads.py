@@ -1,8 +1,8 @@
-"""Whose threads run in this process, and whether a forked child can do without them.
+"""Finds the libraries that started this process' threads, and tells whether a forked child can do without them.
 
 A forked child has only the thread that forked. Some libraries make theirs anew there; others wait for ever for
 threads that are gone. A thread does not say whose it is: most have the process's name. But glibc notes at the end of its
-stack which function it began with; and where that is the C++ runtime's, one that waits has its library's code on its stack.
+stack which function it began with; for the C++ runtime's start function, a waiting thread has its library's code on its stack.
 The kernel lets this process read both. What lies on a stack may also be left from another thread, whose stack it was.
 
 Source: proc(5), `/proc/PID/task/TID/syscall`, whose last two fields are the stack pointer and the program counter of
@@ -44,9 +44,9 @@ class ForkSafeLibrary:
 
     Attributes:
         file: Matches the name of the shared library.
-        distribution: What installs it; None: several do.
+        distribution: Distribution that installs it; None: several do.
         since: First version of that of which it is known.
-        why: What becomes of its threads in the child.
+        why: The fate of its threads in the child.
     """
 
     file: re.Pattern[str]

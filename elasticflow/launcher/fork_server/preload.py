@@ -1,4 +1,4 @@
-"""What the fork server imports once for all workers, and what it must not."""
+"""Modules that the fork server imports once for all workers, and modules it must not import."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def preload(
     this process unsafe to fork nothing more is imported: every worker is started anew then.
 
     Args:
-        modules: What the job names.
+        modules: Modules that the job names.
         path: Folders of the job's own code.
         tell: Called with each name before it is imported.
     """

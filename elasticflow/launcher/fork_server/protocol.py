@@ -28,8 +28,8 @@ class Setup:
         seed: The job's seed, from which random numbers follow that its modules draw at import.
         arguments: torchrun's, for its own parser to read; none if the options are not wanted.
         environment: Variables of the launch.
-        script: What workers run instead of the entry point; None: they run that.
-        log: Absolute path of the file to which the server appends what it prints; empty: it goes on as before.
+        script: Script that workers run instead of the entry point; None: the entry point.
+        log: Absolute path of the file to which the server appends what it prints; empty: it continues as before.
     """
 
     entry_point: str
@@ -58,13 +58,13 @@ class Prepare:
     """To the server, and on to a standby: get ready to become the worker of *local_rank*.
 
     Attributes:
-        local_rank: Whose worker it will be.
+        local_rank: Local rank of the worker.
         workers: Workers of the node.
-        modules: What the last workers had imported, in this order.
+        modules: Modules that the last workers had imported, in this order.
         path: Folders of the job's own code.
         seed: As in `Setup`.
         entry_point: As in `Setup`.
-        heartbeats: Descriptor of the heartbeats of the node's workers; None: nobody trains.
+        heartbeats: Descriptor of the heartbeats of the node's workers; None: no one trains.
     """
 
     local_rank: int
@@ -109,7 +109,7 @@ class Ready:
         refused: Modules that each worker has to import for itself.
         shares_imports: Workers have the job's modules from the start; else each imports them for itself.
         has_gpu: The machine has a GPU that torch can use.
-        options: What torchrun makes of the launch's arguments; None if they were not wanted, or torchrun refuses them.
+        options: The launch's arguments as torchrun parses them; None if they were not wanted, or torchrun refuses them.
         refusal: Why torchrun refuses them.
     """
 

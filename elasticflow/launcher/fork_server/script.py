@@ -26,8 +26,8 @@ _NAME = "__main__"
 def run_script(program: Program) -> NoReturn:
     """Run *program* as the main program and end this process as Python would; never returns.
 
-    It sees its own arguments, folder, `sys.path[0]` and `__main__`, from which processes that it spawns import it again,
-    and random numbers that no other worker has, unless it seeds them. At its end its threads are waited for and its
+    The script sees its arguments, folder, `sys.path[0]` and `__main__` (processes that it spawns import it from there),
+    and random numbers of its own unless it seeds them. At its end its threads are waited for and its
     exit handlers are called; destructors are not (torch 2.13, gloo: `~ProcessGroupGloo` can wait for ever).
     """
     code = 1
@@ -74,7 +74,7 @@ def _run(program: Program) -> None:
         if name not in sys.path:
             sys.path.append(name)
     _draw_anew()
-    # Blocked since before the fork, so that no drain is lost before there is somebody to take it; the script has
+    # Blocked since before the fork, so that no drain is lost before there is someone to take it; the script has
     # Python's own handlers until it sets others.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})

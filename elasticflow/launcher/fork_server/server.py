@@ -98,7 +98,7 @@ class _Arguments(NamedTuple):
 
 
 def _begin(channel: MessageChannel) -> _Begun:
-    """Wait for the setup; have its variables and its log, and somebody read torchrun's arguments."""
+    """Wait for the setup; have its variables and its log, and someone read torchrun's arguments."""
     setup = _wait_for_setup(channel)
     os.environ.update(setup.environment)
     if setup.log:
@@ -215,7 +215,7 @@ class Server:
         channel: To the agent.
         entry_point: The file that workers run.
         start_method: `fork` or `spawn`.
-        script: What workers run instead of that file; None: they run that.
+        script: Script that workers run instead of the entry point; None: the entry point.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """A worker that is ready before it is needed: `python -m elasticflow.launcher.fork_server.standby SERVER_PID FD`.
 
 It imports what the last workers had imported, opens the accelerator, and waits on the socket FD until the fork server
-hands it the rank of a worker. Until then it sees no data, counts as nobody's failure, and ends with the server.
+hands it the rank of a worker. Until then it sees no data, counts as no one's failure, and ends with the server.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LowPriority:
 
     Args:
         connection: The pauses end once something comes here: this process is needed.
-        heartbeats: Descriptor of the heartbeats of the node's workers; None: nobody trains.
+        heartbeats: Descriptor of the heartbeats of the node's workers; None: no one trains.
         workers: How many there are.
     """
 

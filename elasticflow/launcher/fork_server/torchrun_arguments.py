@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TorchrunOptions:
-    """What an agent needs of a launch's arguments.
+    """The launch's arguments that an agent needs.
 
     Attributes:
         nproc: Workers of this node; `auto`, `gpu` and `cpu` are numbers by now.

@@ -1,4 +1,4 @@
-"""How a process that the fork server has started becomes a worker."""
+"""Turns a process that the fork server has started into a worker."""
 
 from __future__ import annotations
 

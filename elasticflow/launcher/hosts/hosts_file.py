@@ -21,7 +21,7 @@ class Host:
     """One host.
 
     Attributes:
-        target: What ssh is given: `name`, `user@name`, or an alias of ssh's configuration.
+        target: Destination for ssh: `name`, `user@name`, or an alias of ssh's configuration.
         place: Where it stands: `hosts.txt:3`.
         folder: The project's folder there; None: the same as here.
         python: The Python there that has elasticflow; None: the same path as here.

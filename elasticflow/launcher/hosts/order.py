@@ -1,4 +1,4 @@
-"""What a host is told, on the standard input of the process that ssh starts there: nothing of it is on a command line."""
+"""The order to a host, on the standard input of the process that ssh starts there: none of it is on a command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LEAVE = "leave"
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be run.
+    """A node to run.
 
     Attributes:
         folder: The project's folder on the host.

@@ -1,4 +1,4 @@
-"""What ssh starts on a host: one node of a run, which leaves when the connection is gone, or when another one is to take its place.
+"""Runs one node on a host, started by ssh; exits when the connection is gone, or when another process takes its place.
 
 Only what Python itself has is imported, so that it answers at once: `python -m elasticflow.launcher.hosts.remote`.
 """
@@ -113,7 +113,7 @@ def _ask_to_leave(held: LockHeldError) -> None:
 
 
 def _obey(node: subprocess.Popen[bytes], grace_s: float) -> None:
-    """Do what standard input says until it ends; then nobody is there any more, and the node is to leave."""
+    """Do what standard input says until it ends; then no one is there any more, and the node is to leave."""
     for line in sys.stdin:
         if line.strip() == LEAVE:
             _ask(node)

@@ -1,4 +1,4 @@
-"""A host, as the machine has it that started the run: an ssh process, made again while the run goes on."""
+"""A host, as the machine has it that started the run: an ssh process, made again while the run continues."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class HostProcess(threading.Thread):
 
     Attributes:
         host: Which.
-        exit_code: How the node ended for good; None while it may go on.
+        exit_code: How the node ended for good; None while it may continue.
     """
 
     def __init__(

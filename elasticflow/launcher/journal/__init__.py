@@ -1,1 +1,1 @@
-"""What a launch writes down: events, state, metrics, durations, how the launch before ended."""
+"""Files of a launch: events, state, metrics, durations, and how the previous launch ended."""

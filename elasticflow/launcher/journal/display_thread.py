@@ -1,6 +1,6 @@
-"""What people are shown while a launch goes on, in a thread of its own.
+"""Shows a running launch to people, in a thread of its own.
 
-A write to a terminal that is held, a pipe that nobody reads, or a dead connection may wait for ever.
+A write to a terminal that is held, a pipe that no one reads, or a dead connection may wait for ever.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the time of a launch goes, and of all the run's launches: every moment counts in one part."""
+"""Parts of a launch's time, and of all the run's launches: every moment counts in one part."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Durations:
                 self._move(record.get("restore_s"), self._part, RESTORING)
                 self._begin(TRAINING)
             case events.SCRIPT_STARTED:
-                # What a script does, and does again, nobody knows, unless its loop tells where it begins.
+                # What a script does, and does again, no one knows, unless its loop tells where it begins.
                 preparing = self._part
                 self._begin(TRAINING)
                 self._script = (preparing, self._parts[TRAINING])

@@ -1,4 +1,4 @@
-"""What only workers know about a launch, for environment.json in its folder."""
+"""Facts about a launch that only workers know, for environment.json in its folder."""
 
 from __future__ import annotations
 

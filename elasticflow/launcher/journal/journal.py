@@ -1,4 +1,4 @@
-"""What the supervisor writes about a run: events.jsonl and state.json."""
+"""The supervisor's records of a run: events.jsonl and state.json."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ class Journal:
         folder: The run's.
         launch: Number of the launch.
         show: Called with each record.
-        mask: What no record may hold; workers mask their own lines.
+        mask: Secrets that no record may hold; workers mask their own lines.
         require_held: Called before each write; raises where another launch may have the run (`launcher/journal/run_lock.py`).
 
     Attributes:
-        damage: What was moved out of events.jsonl when it was opened; None if it was whole.
+        damage: Damaged lines moved out of events.jsonl when it was opened; None if it was whole.
         durations: Where the launch's time goes; it sees every event and line.
         generation: The newest generation of this launch; 0 before the first.
-        state: What state.json says.
+        state: Content of state.json.
     """
 
     def __init__(

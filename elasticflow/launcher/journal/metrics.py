@@ -26,7 +26,7 @@ class Metrics:
         require_held: Called before each change; raises where another launch may have the run (`launcher/journal/run_lock.py`).
 
     Attributes:
-        damage: What was moved out of the file when it was opened; None if it was whole.
+        damage: Damaged lines moved out of the file when it was opened; None if it was whole.
     """
 
     def __init__(self, folder: RunFolder, require_held: Callable[[], None] = lambda: None) -> None:
@@ -34,7 +34,7 @@ class Metrics:
         self._lines = AppendedLines(folder.metrics, _is_metrics)
         self.damage = self._lines.damage
         self._damaged_at = self._lines.damaged_at
-        # The newest generation that has gone on, and after which step.
+        # The newest generation that has continued, and after which step.
         self._generation = self._began_after = 0
 
     def add(self, records: list[EventRecord]) -> None:
@@ -55,7 +55,7 @@ class Metrics:
         return _last_step(self._folder.metrics)
 
     def settle(self, step: int, generation: int = 0) -> float:
-        """Make the file end exactly with *step*, where *generation* is about to go on; return the seconds that cost.
+        """Make the file end exactly with *step*, where *generation* is about to continue; return the seconds that cost.
 
         Lines beyond it are moved to metrics.redone.jsonl. Lines up to it that the supervisor did not live to write, or
         that were damaged, are taken from the rank logs of earlier generations.

@@ -1,4 +1,4 @@
-"""What became of a supervisor that ended without a word: what is known, and what is only likely.
+"""The end of a supervisor that wrote nothing about it: the certain, and the likely.
 
 A supervisor writes down at launch on which machine it runs. Where a run's state says `running` and no process leads the
 run, that record is compared with the machine as it is now.
@@ -90,12 +90,12 @@ class Machine:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a supervisor ended that wrote nothing about it.
+    """The end of a supervisor that wrote nothing about it.
 
     Attributes:
-        kind: What is most likely.
-        known: What is certain, in words.
-        likely: What probably happened, in words; None if what is known says it.
+        kind: The most likely cause.
+        known: The certain facts, in words.
+        likely: The probable cause, in words; None if *known* says it.
     """
 
     kind: Kind

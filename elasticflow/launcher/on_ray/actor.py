@@ -1,4 +1,4 @@
-"""What Ray runs on one of its nodes: a process that is one node of the run, told what to do as by ssh."""
+"""The actor that Ray runs on a node: its process is one node of the run, with the same order as by ssh."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from elasticflow.launcher.hosts.order import LEAVE, Order
 
 
 class Heard(NamedTuple):
-    """What became of a node since it was last asked: lines that it printed; its exit code, None while it runs."""
+    """News of a node since it was last asked: lines that it printed; its exit code, None while it runs."""
 
     lines: list[str]
     exit_code: int | None
 
 
 class Begun(NamedTuple):
-    """Where a node has begun: the host's name, and Ray's id of its node."""
+    """Place where a node has begun: the host's name, and Ray's id of its node."""
 
     host: str
     ray_node: str

@@ -21,7 +21,7 @@ _VERSION = re.compile(r"^ +(Ray|Python): (\S+)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Demand:
-    """What each node of the run asks of a node of Ray."""
+    """Resources that a node of the run asks of a node of Ray."""
 
     cpus: float
     gpus: float
@@ -39,7 +39,7 @@ def connect() -> Any:
     """Return ray, connected to the cluster that RAY_ADDRESS names, or to this machine's.
 
     Raises:
-        RayError: ray is not installed, or nobody answers there.
+        RayError: ray is not installed, or no one answers there.
     """
     try:
         import ray

@@ -31,7 +31,7 @@ class _Node:
 
     Attributes:
         number: From 0; a node that takes another's place has its number.
-        actor: Of Ray.
+        actor: Handle of Ray's actor.
         begun: Ray's promise that the actor has begun.
         host: Where it runs; empty while Ray has no room for it.
         ray_node: Ray's id of that node.
@@ -52,7 +52,7 @@ class _Node:
 
 
 class RayNodes(threading.Thread):
-    """Keeps a number of nodes on Ray while the run goes on.
+    """Keeps a number of nodes on Ray while the run continues.
 
     A node that Ray has no room for waits, which asks an autoscaler for room. One whose node of Ray is lost, or is about to be
     taken away, gets another place. One that cannot be begun, since its code fails there, is tried again ever more seldom; where
@@ -61,8 +61,8 @@ class RayNodes(threading.Thread):
     Args:
         ray: Connected.
         number: How many.
-        demand: What each asks for.
-        order: What each is told; the same for all.
+        demand: Resources of each node.
+        order: The order to each node; the same for all.
         show: Called with the name of a node and each line that it prints.
         say: Called with what a person should know.
         give_up: Called once where no node can be begun.
@@ -219,7 +219,7 @@ class RayNodes(threading.Thread):
     def _kill(self, node: _Node) -> None:
         try:
             self._ray.kill(node.actor)
-        except Exception as error:  # noqa: BLE001  # ray's own: it is gone already, or nobody can reach it
+        except Exception as error:  # noqa: BLE001  # ray's own: it is gone already, or no one can reach it
             self._say(f"{node.host or 'a node'}: {error}")
 
 

@@ -49,11 +49,11 @@ def is_image(path: str) -> bool:
 
 @dataclass(frozen=True)
 class Request:
-    """What a command wants.
+    """A request of a command.
 
     Attributes:
         generation: Logs of this one.
-        logged: What hooks logged, too, of all generations.
+        logged: Include the points that hooks logged, of all generations.
     """
 
     generation: int

@@ -1,1 +1,1 @@
-"""Whether a run goes on after a failure: classes of failures, budget, ledger, snapshots set aside."""
+"""Decides whether a run continues after a failure: classes of failures, budget, ledger, snapshots set aside."""

@@ -1,4 +1,4 @@
-"""The classes under which ends are told and counted: failures, one row each, and outcomes that nobody is to blame for."""
+"""The classes under which ends are told and counted: failures, one row each, and outcomes that no one is to blame for."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ BlamesSnapshot = Literal["never", "always", "if it faulted"]
 
 @dataclass(frozen=True)
 class FailureRow:
-    """What follows from a failure of one class.
+    """Consequences of a failure of one class.
 
     Attributes:
         free_times: So often without progress in between it costs nothing; the next one is charged.
         final_before_first_step: Another try is hopeless where no step was finished.
         final_repeat: Another try is hopeless after this; None: the budget alone decides.
         repeat_reason: Why it is, in words for the verdict.
-        blames_snapshot: Whether the snapshot that the generation went on from can be the cause.
-        excuses_drift: Whoever goes on with the run is expected to have changed the job's own code.
+        blames_snapshot: Whether the snapshot that the generation resumed from can be the cause.
+        excuses_drift: Whoever continues with the run is expected to have changed the job's own code.
         counted_as: The class under which the budget counts it, where that is another.
     """
 
@@ -82,7 +82,7 @@ FAILURES: Mapping[str, FailureRow] = {
     "storage": FailureRow(),
     "snapshot_corrupt": FailureRow(),
     "node_lost": FailureRow(),
-    # A dead agent is nobody's fault; one that dies again and again without a finished step is no accident.
+    # A dead agent is no one's fault; one that dies again and again without a finished step is no accident.
     "agent_lost": FailureRow(free_times=3),
     # How a worker fails whose peer is gone, where nothing tells why the peer is.
     "peer": FailureRow(counted_as="crash"),

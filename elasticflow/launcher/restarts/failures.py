@@ -1,4 +1,4 @@
-"""What failed first in a generation, and of which class; pure."""
+"""Finds the first failure of a generation, and its class; pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FATAL = re.compile(r"^Fatal Python error: .*$", re.MULTILINE)
 _CURRENT = re.compile(r"^Current thread .*((?:\n  File .*)+)", re.MULTILINE)
 _THREAD = re.compile(r"^Thread .*((?:\n  File .*)+)", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.+)", line \d+,? in (.+)$', re.MULTILINE)
-# As the C++ runtime writes it when nobody catches an exception.
+# As the C++ runtime writes it when no one catches an exception.
 _TERMINATE = re.compile(
     r"^terminate called after throwing an instance of '(.+)'(?:\n  what\(\):  (.*))?", re.MULTILINE
 )
@@ -47,7 +47,7 @@ _BROKEN_LINK = re.compile(r"connection|broken pipe|socket|timed out|unreachable"
 
 @dataclass(frozen=True)
 class Report:
-    """What is known about one worker that ended.
+    """Report on one worker that ended.
 
     Attributes:
         rank: Its rank in the generation.
@@ -79,7 +79,7 @@ class Failure:
     """The root cause of a generation's end.
 
     Attributes:
-        failure_class: What the budget counts it under; never `peer`.
+        failure_class: Class under which the budget counts it; never `peer`.
         error: One line: `ValueError: bad label`, `killed by SIGKILL`, `exit code 3`.
         traceback: The worker's own traceback, or None.
         others: The other ranks' failures folded into one line, or None.
@@ -108,13 +108,13 @@ class Failure:
 
     @property
     def is_traced_fault(self) -> bool:
-        """Whether it died of what it did itself, at a place or with words that are known; a broken link is no such."""
+        """True if it died of what it did itself, at a place or with words that are known; a broken link is no such."""
         is_known = self._place is not None or self.error != signal_or_code(self.exit_code or 0)
         return self._has_faulted and is_known and _BROKEN_LINK.search(self.error) is None
 
     @property
     def can_come_from_snapshot(self) -> bool:
-        """Whether what was restored can be the cause."""
+        """True if what was restored can be the cause."""
         blames = FAILURES[self.failure_class].blames_snapshot
         return blames == "always" or (blames == "if it faulted" and self._has_faulted)
 
@@ -177,7 +177,7 @@ def first_failure(reports: Sequence[Report], *, is_finished: bool = False) -> Fa
     count as a cause only when there is nothing else. Among the rest the earliest is first.
 
     Args:
-        reports: Of all workers of a generation that have ended.
+        reports: Reports on all workers of a generation that have ended.
         is_finished: Training had reached its end: workers leave then.
     """
     failed = [r for r in reports if r.exit_code != 0 and not r.ended_by_us]

@@ -1,6 +1,6 @@
 """The ledger of a run: one line for each failure, beside events.jsonl and in what is claimed for generations.
 
-Each generation's claim under the snapshot URI holds the lines of the failures before it: whoever goes on with the run
+Each generation's claim under the snapshot URI holds the lines of the failures before it: whoever continues with the run
 on another machine finds them there.
 """
 
@@ -28,11 +28,11 @@ class LedgerEntry:
 
     Attributes:
         time: Unix time.
-        failure_class: What failed, `class` in the file.
+        failure_class: Class of the failure; `class` in the file.
         step: Last step finished in that generation; None when none was, so it failed while building.
         epoch: Epoch of that step.
         high: Highest step the run had ever finished by then.
-        high_epoch: Epoch of it.
+        high_epoch: Epoch of *high_step*.
         generation: The generation that failed.
         fingerprint: Equal for the same error.
         charged: It counts against the budget.
@@ -83,7 +83,7 @@ class RestartLedger:
         return [entry.to_json() for entry in newest][::-1]
 
     def take_in(self, claims: Iterable[Mapping[str, Any]]) -> None:
-        """Add the lines that *claims*, oldest first, hold and the file does not: another machine went on with the run."""
+        """Add the lines that *claims*, oldest first, hold and the file does not: another machine continued with the run."""
         for claim in claims:
             failures = claim.get(CLAIMED_FAILURES)
             for entry in map(_entry, failures if isinstance(failures, list) else ()):

@@ -1,4 +1,4 @@
-"""Whether the job goes on after a failure, and what that costs: one question, answered from the run's ledger alone.
+"""Decides, from the run's ledger alone, whether the job continues after a failure, and at which cost.
 
 Nothing here acts: the clock and the ledger's entries are arguments, and the entry that the failure adds to the ledger
 is part of the answer. So the next launch, which reads the same ledger, counts on from where this one stopped.
@@ -41,8 +41,8 @@ class FailedAttempt:
         step: Last step that the generation finished; None when it failed before its first one.
         epoch: Epoch of *step*.
         generation: Its number; 0 if none could be formed.
-        restored_from: The snapshot that it went on from, once that was chosen.
-        can_come_from_snapshot: What was restored can be the cause.
+        restored_from: The snapshot that it resumed from, once that was chosen.
+        can_come_from_snapshot: The restored snapshot can be the cause.
         is_traced_fault: The worker died of what it did itself, at a place that the fingerprint tells.
         is_final: The worker said that another try would end in the same way.
         unready_ends: How the node's agents ended, one after the other, since one was ready; an end that was not its
@@ -66,17 +66,17 @@ class FailedAttempt:
 
 @dataclass(frozen=True)
 class Decision:
-    """What follows from one failure.
+    """Consequences of one failure.
 
     Attributes:
-        restart: The job goes on with another generation.
+        restart: The job continues with another generation.
         delay_s: Seconds to wait before it; 0 unless failures repeat without progress.
         left: Restarts left in the budget.
         reason: In words, for the verdict: why it stops, or what it cost.
         charged: The failure counts against the budget.
         spent: It stops because the budget is spent (exit code 3), not because it cannot succeed (exit code 1).
         refilled: Earlier failures have left the window since the last one, and the budget was full again.
-        entry: What the ledger is to hold about it; None if no generation's end is to be told.
+        entry: Line for the ledger; None if no generation ended.
     """
 
     restart: bool
@@ -106,13 +106,12 @@ class RestartPolicy:
         now: float,
         advice: RetryAdvice = "unknown",
     ) -> Decision:
-        """Return whether the job goes on after *failed*.
+        """Return whether the job continues after *failed*.
 
         Args:
-            failed: What failed.
             ledger: Every failure of the run before it, oldest first.
             now: Unix time.
-            advice: What the run's snapshots say about another try; unknown: the ledger decides.
+            advice: Advice of the run's snapshots about another try; unknown: the ledger decides.
         """
         if would_end_again(failed.unready_ends):
             left = self.left(ledger, now)

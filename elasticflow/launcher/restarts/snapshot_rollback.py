@@ -1,4 +1,4 @@
-"""Whether a snapshot is to blame for starts that fail; pure: who asks sets it aside, or clears it again."""
+"""Decides whether a snapshot is to blame for failed starts; pure: the caller sets it aside, or clears it again."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ class Suspect:
     """A snapshot that two starts failed from.
 
     Attributes:
-        name: Its name.
-        step: Its step.
         fingerprint: The same for the same failure.
         reason: Why it is suspected, in words.
     """
@@ -41,14 +39,14 @@ class Cleared(NamedTuple):
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a failure says about the run's snapshots.
+    """Conclusions from a failure about the run's snapshots.
 
     Attributes:
-        rollback: What is known from now on.
+        rollback: The state from now on.
         advice: `retry`: the snapshot may be what is wrong. `hopeless`: the same exception came from an older one as
             well. `unknown`: snapshots say nothing about another try.
         cleared: Snapshots that were set aside and are not to blame.
-        suspect: To be set aside, should the launch go on.
+        suspect: To be set aside, should the launch continue.
     """
 
     rollback: SnapshotRollback
@@ -59,12 +57,12 @@ class Judgement:
 
 @dataclass(frozen=True)
 class SnapshotRollback:
-    """Which snapshot generations were restored from that finished no step, and which ones were set aside for that.
+    """Snapshots whose restores finished no step, and snapshots set aside for that.
 
-    Two starts in a row from the same snapshot that failed before a step, in a way that its content can cause, set it
-    aside if there is an older one to go on from. Should a start from that one fail with the same error, or the launch
+    A snapshot is set aside after two starts in a row from it that failed before a step, in a way that its content can
+    cause, if an older snapshot is there to resume from. Should a start from the older one fail with the same error, or the launch
     fail before the run has passed the snapshot's step without it, then it was not to blame and is good again: whoever
-    mends the cause goes on from the newest snapshot. Ends that say nothing about it (a killed worker, a preemption, an
+    mends the cause resumes from the newest snapshot. Ends that say nothing about it (a killed worker, a preemption, an
     outage) neither count nor put an end to the row.
 
     Attributes:
@@ -129,7 +127,7 @@ class SnapshotRollback:
 
 
 def _may_be_to_blame(known: SnapshotRollback, failed: FailedAttempt) -> bool:
-    """Return whether the snapshot that *failed* went on from can be the cause, and is not cleared."""
+    """Return whether the snapshot that *failed* resumed from can be the cause, and is not cleared."""
     name = failed.restored_from
     return failed.can_come_from_snapshot and name is not None and name not in known.cleared
 

@@ -49,7 +49,7 @@ class CommandRunner:
         ledger: Its failures.
         catalog: Its snapshots.
         channel: To the agents of all machines.
-        agents: Those of this one.
+        agents: Agents of this machine.
         claim: `claim_generation` of the launch.
     """
 

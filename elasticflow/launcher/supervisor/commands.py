@@ -1,4 +1,4 @@
-"""What the lifecycle is told, and what it wants done: its events and its commands, each a frozen dataclass.
+"""Input and output of the lifecycle: events and commands, each a frozen dataclass.
 
 Agents' messages (`protocol/messages.py`) are events as they are. Three commands are answered with an event at once: a
 generation's number is claimed, snapshots are listed, one is set aside.
@@ -54,7 +54,7 @@ class LeaveAsked:
 
 @dataclass(frozen=True)
 class Interrupted:
-    """The launch ends now, for the reason *reason*; the same command goes on."""
+    """The launch ends now, for the reason *reason*; the same command continues."""
 
     reason: str
     exit_code: int = INTERRUPTED

@@ -36,9 +36,9 @@ class Follower:
     standard input asks it to finish. It dies with the thread that made this object.
 
     Args:
-        command: What is run, with this process' id and the run folder added; may be empty.
+        command: Command line, to which this process' id and the run folder are added; may be empty.
         folder: The run folder.
-        journal: What takes its events.
+        journal: Receives its events.
     """
 
     def __init__(self, command: tuple[str, ...], folder: RunFolder, journal: Journal) -> None:
@@ -76,7 +76,7 @@ class Follower:
         """Have the process finish what it has to do, for a bounded time, and end it.
 
         Args:
-            is_cut_short: Asked again and again whether somebody does not want to wait any longer.
+            is_cut_short: Asked again and again whether someone does not want to wait any longer.
         """
         if not self._command:
             return

@@ -83,7 +83,7 @@ class Generation:
         nodes: Ids of its nodes, in rank order.
         step: Last step that it is known to have finished, or None when it has finished none yet.
         epoch: Epoch of that step, where it was told.
-        restored_from: Name of the snapshot that all ranks went on from, once they had verified it.
+        restored_from: Name of the snapshot that all ranks resumed from, once they had verified it.
         is_finished: Rank 0 has said that training reached its end.
         stopped: Why the job's own code ended training before its length, if it did.
         is_stopping: Its workers are being killed, since one has failed or a node is lost.
@@ -186,7 +186,7 @@ class Generation:
 
     @property
     def is_over(self) -> bool:
-        """Whether no worker of any node is left."""
+        """True if no worker of any node is left."""
         return not self._running
 
     @property

@@ -39,7 +39,7 @@ _STOPPED, _IN_KERNEL = ("T", "t"), "D"
 
 
 class Culprit(NamedTuple):
-    """The worker that the others wait for, and why it is that one."""
+    """The worker that the others wait for, and the reason."""
 
     worker: StalledWorker
     reason: str

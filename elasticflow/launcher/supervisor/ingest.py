@@ -1,4 +1,4 @@
-"""What workers and writers say, turned into events, metrics and state."""
+"""Turns messages of workers and writers into events, metrics and state."""
 
 from __future__ import annotations
 

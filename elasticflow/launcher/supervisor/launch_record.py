@@ -30,21 +30,21 @@ class Launch:
     """One start of a run; its launch folder is written, its run is locked by the caller.
 
     Attributes:
-        plan: What was written to plan.json.
+        plan: Content of plan.json.
         job: The resolved job.
         folder: The run folder.
         number: Number of the launch, from 1.
         launch_id: Tells it from every other launch, on any machine.
         project_root: Where the job's own code is found.
         catalog: The run's snapshots and generations.
-        writer: What each node's snapshot writer is started with.
+        writer: Configuration of each node's snapshot writer.
         store: The control store of its processes.
-        lock: Of the run.
+        lock: The run's lock.
         is_resumed: The run existed before this launch.
         is_edited: train.py was edited by hand.
         scale: Number of simulated nodes over time.
-        node_rank: Of this machine's first node, where the rendezvous is static.
-        drift: What differs from the run's launch before.
+        node_rank: Rank of this machine's first node, where the rendezvous is static.
+        drift: Differences from the run's previous launch.
         sources: Digests of the job's own code, by path from the project's root.
         lost: How the launch before ended, if its supervisor could not say so.
         follower: Command of the process that follows the run's files (`follower.py`); empty: there is none.

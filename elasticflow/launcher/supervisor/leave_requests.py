@@ -1,4 +1,4 @@
-"""What asks a command to leave: signals, and a file in the run folder, which reaches all machines that share it."""
+"""Requests to exit: signals, and a file in the run folder, which reaches all machines that share it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class CancelMark:
     """The file as the supervisor sees it: each thing that it asks for is told once.
 
     Args:
-        path: Of the file, which need not be there.
+        path: Path of the file, which need not exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -66,7 +66,7 @@ class CancelMark:
             return None
         self._next_look = now + _LOOK_S
         asked: Literal["leave", "now"] | None = None
-        # What cannot be read asks for nothing: the run goes on.
+        # What cannot be read asks for nothing: the run continues.
         with contextlib.suppress(OSError):
             asked = NOW if self._path.read_bytes().strip() == NOW.encode() else LEAVE
         if asked is None or self._told in {asked, NOW}:

@@ -66,7 +66,7 @@ UNTRAINED_S = 5.0
 
 @dataclass(frozen=True)
 class RunSoFar:
-    """What is known of the run when the launch begins.
+    """State of the run when the launch begins.
 
     Attributes:
         step: Step that it has reached.
@@ -93,7 +93,7 @@ class Lifecycle:
     """Decides what comes next, until there is a verdict.
 
     Args:
-        plan: What failures cost.
+        plan: Costs of failures.
         nodes: The nodes that are known to come.
         run: The run before this launch.
         untrained_s: Seconds that a drain has before the run's first step, at most those of any drain.
@@ -102,7 +102,7 @@ class Lifecycle:
 
     Attributes:
         generation: The generation that runs, or None between two.
-        verdict: How the launch ended, or None while it goes on.
+        verdict: How the launch ended, or None while it continues.
     """
 
     def __init__(
@@ -135,12 +135,12 @@ class Lifecycle:
 
     @property
     def is_idle(self) -> bool:
-        """Whether agents are ready and run no generation."""
+        """True if agents are ready and run no generation."""
         return self.generation is None and len(self._nodes) > 0
 
     @property
     def is_leaving(self) -> bool:
-        """Whether the workers were asked to leave for good: the launch ends with that."""
+        """True if the workers were asked to leave for good: the launch ends with that."""
         drain = None if self.generation is None else self.generation.drain
         return drain is not None and drain.ends
 
@@ -378,8 +378,8 @@ class Lifecycle:
         outcome = "drained" if drain is None else drain.outcome
         how = "all workers left" if self._script is not None else "all workers left after the same step"
         self._record_end(outcome, how)
-        if drain is None:  # somebody asked the workers, not us: the job goes on
-            # Leaving without a single step, again and again, would go on for ever if it were free.
+        if drain is None:  # someone asked the workers, not us: the job continues
+            # Leaving without a single step, again and again, would continue for ever if it were free.
             failure_class = "crash" if generation.step is None else "drained"
             self._failed(Cause(failure_class, "the workers left before training reached its end"), generation)
             return
@@ -418,7 +418,7 @@ class Lifecycle:
             self._settle(outcomes.failed(self._step, cause, code, decision.reason))
 
     def _snapshot_fenced(self, number: int) -> None:
-        # Else this launch itself has gone on to a later generation.
+        # Else this launch itself has continued to a later generation.
         if self.generation is not None and self.generation.number == number:
             self._taken_over()
 

@@ -28,7 +28,7 @@ class LocalAgents:
     """Starts agents, starts them again when they die, and has nodes come and go on cue.
 
     Args:
-        launch: Whose agents they are.
+        launch: The launch that the agents belong to.
         journal: Where processes are recorded that workers of a killed agent, or of a killed launch, left behind.
     """
 
@@ -52,7 +52,7 @@ class LocalAgents:
         """See to agents that ended, and to nodes whose time it is to come or go.
 
         Args:
-            lifecycle: Whose verdict and nodes count.
+            lifecycle: Provides verdict and nodes.
             tell: Called with each event that *lifecycle* is to know, before anything else is done.
         """
         for node in [node for node, agent in self._agents.items() if agent.exit_code() is not None]:
@@ -80,7 +80,7 @@ class LocalAgents:
 
     @property
     def are_gone(self) -> bool:
-        """Whether every agent has ended."""
+        """True if every agent has ended."""
         return all(agent.exit_code() is not None for agent in self._agents.values())
 
     @property

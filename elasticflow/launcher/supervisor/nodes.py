@@ -1,4 +1,4 @@
-"""Which nodes there are, and which of them form the next generation; knows no clock and no process."""
+"""The nodes of a launch, and the choice of those that form the next generation; knows no clock and no process."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Nodes:
     Args:
         least: Fewest nodes that train.
         most: Most nodes that train; further ones are spares and step in.
-        settle_s: Seconds without an arrival after which nobody is waited for any more.
+        settle_s: Seconds without an arrival after which no one is waited for any more.
     """
 
     def __init__(self, least: int, most: int, settle_s: float = SETTLE_S) -> None:
@@ -76,7 +76,7 @@ class Nodes:
 
     @property
     def are_enough(self) -> bool:
-        """Whether as many could take part as have to."""
+        """True if as many could take part as have to."""
         return len(self) >= self._least
 
     def expect(self, node: str) -> None:
@@ -104,7 +104,7 @@ class Nodes:
         self._expected.discard(name)
         if self._by_name.pop(name, None) is None:
             return []
-        # Should it live after all, it must not go on.
+        # Should it live after all, it must not continue.
         return [RecordEvent(events.NODE_LOST, {"node": name, "reason": reason}), ReleaseNode(name)]
 
     def let_go(self, busy: Collection[str]) -> list[Command]:
@@ -127,11 +127,11 @@ class Nodes:
         return self._unready_ends.get(name, ())
 
     def note_loss(self, name: str) -> None:
-        """Take in that node *name* was lost while nobody needed it."""
+        """Take in that node *name* was lost while no one needed it."""
         self._losses[name] = self._losses.get(name, 0) + 1
 
     def may_come_back(self, name: str) -> bool:
-        """Return whether to start node *name* again, which was lost while nobody needed it."""
+        """Return whether to start node *name* again, which was lost while no one needed it."""
         return self._losses.get(name, 0) <= _TOO_OFTEN
 
     def note_failure(self, name: str, error: str) -> list[Command]:
@@ -153,7 +153,7 @@ class Nodes:
             node.failures = 0
 
     def chosen(self, now: float, *, is_first: bool = False) -> tuple[Node, ...]:
-        """Return who forms the next generation, in rank order; nobody while others are worth waiting for.
+        """Return who forms the next generation, in rank order; no one while others are worth waiting for.
 
         The full set ends the wait, or a short time without an arrival. A first generation (*is_first*) also waits
         for those that are known to be coming.

@@ -1,4 +1,4 @@
-"""How a launch ended: its status, exit code and last event."""
+"""Outcomes of a launch: status, exit code and last event."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How the launch ended: status in state.json, exit code, last event and its fields."""
+    """Outcome of a launch: status in state.json, exit code, last event and its fields."""
 
     status: str
     exit_code: int
@@ -29,7 +29,7 @@ def finished(step: int, restarts: int, stopped: str | None) -> Verdict:
 
 
 def interrupted(step: int, reason: str, code: int = errors.INTERRUPTED) -> Verdict:
-    """Training did not reach its end; the same command goes on."""
+    """Training did not reach its end; the same command continues."""
     return Verdict("interrupted", code, events.RUN_INTERRUPTED, {"reason": reason, "step": step})
 
 
@@ -48,6 +48,6 @@ def failed(step: int, cause: Cause, code: int = errors.ANSWER_IS_NO, why: str | 
 
 
 def taken_over(step: int, generation: int) -> Verdict:
-    """The run is another launch's now: going on would take it away from that one again."""
+    """The run is another launch's now: continuing would take it away from that one again."""
     error = f"another launch of this run goes on from its snapshots: generation {generation + 1}"
     return failed(step, Cause("taken_over", error))

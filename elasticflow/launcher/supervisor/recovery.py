@@ -1,4 +1,4 @@
-"""What a failure leads to: it is written down and charged, snapshots are set aside or cleared, the job goes on or not."""
+"""Handles a failure: records and charges it, sets snapshots aside or clears them, continues the job or not."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ def attempt_of(
     """Return what the restart policy and the snapshots' rollback have to know about a failure.
 
     Args:
-        cause: What failed.
         generation: In which generation; None if none could be formed.
         unready_ends: How the node's agents ended before they were ready.
         is_script: Workers run a script of their own, which may train without telling its steps.
@@ -82,10 +81,10 @@ class Recovery:
     def decide(
         self, attempt: FailedAttempt, snapshots: Sequence[str], now: float
     ) -> tuple[Decision, list[Command]]:
-        """Return whether the job goes on after *attempt*, and what is to be done.
+        """Return whether the job continues after *attempt*, and what is to be done.
 
         Args:
-            attempt: What failed.
+            attempt: The failed generation.
             snapshots: Names of the snapshots that could be restored, newest first, where they are needed.
             now: Unix time.
         """

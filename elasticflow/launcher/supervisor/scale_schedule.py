@@ -1,4 +1,4 @@
-"""How many nodes there are at which time: `--simulate-nodes` and `--scale`."""
+"""Number of nodes over time: `--simulate-nodes` and `--scale`."""
 
 from __future__ import annotations
 

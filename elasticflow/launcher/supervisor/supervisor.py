@@ -1,6 +1,6 @@
 """The supervisor of a launch: one thread, one loop over messages, signals, agents' lives and the clock.
 
-It tells the lifecycle what happens, which decides what follows (`lifecycle.py`), and has that done (`command_runner.py`).
+It tells the lifecycle what happens, which decides what follows (`lifecycle.py`), and runs the commands (`command_runner.py`).
 The files of the run are written by this process alone.
 """
 
@@ -150,7 +150,7 @@ class Supervisor:
                 "once there is room again and the run folder is there, the same command goes on from the newest snapshot",
             ) from error
         if not self._display.close():
-            # Nobody reads our standard output: its last flush would wait for ever, too.
+            # No one reads our standard output: its last flush would wait for ever, too.
             os._exit(code)
         return code
 

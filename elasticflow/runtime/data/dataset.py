@@ -31,8 +31,8 @@ class OpenedDataset:
     """A dataset that was opened by all ranks, each of which has the same data.
 
     Attributes:
-        content: What the job's factory returned; of data that is read in order, its `DataShards`.
-        fingerprint: Identifies the data; None: nobody took it.
+        content: The object that the job's factory returned; for data read in order, its `DataShards`.
+        fingerprint: Identifies the data; None: no one took it.
         has_drawn: The factory drew random numbers.
         values: Attributes of the content that the job's arguments name, by these names: the same on every rank.
     """
@@ -70,12 +70,12 @@ def confirm(
 
     Args:
         worker: This worker.
-        name: What the dataset is called: `train` or `evaluation`.
-        fingerprint: Of what this rank opened.
+        name: `train` or `evaluation`.
+        fingerprint: Fingerprint of this rank's data.
         sizes: How much it is, for the log.
         source: Where it came from, for the log.
-        remedy: What to do where ranks opened different data.
-        values: Of the data that the job's arguments name, for the log.
+        remedy: Advice for ranks that opened different data.
+        values: Arguments of the job that name the data, for the log.
 
     Raises:
         DatasetError: some rank opened other data than rank 0.
@@ -98,8 +98,8 @@ def require_the_same_samples(worker: Worker, name: str, look: Look) -> str:
 
     Args:
         worker: This worker.
-        name: What the dataset is called: `train` or `evaluation`.
-        look: What this rank found.
+        name: `train` or `evaluation`.
+        look: This rank's look.
 
     Raises:
         DatasetError: in exact mode, a sample is not the same when it is read again. Of data that is evaluated once training
@@ -137,9 +137,9 @@ def checked_length(dataset: Any, name: str, samples: int | None, given_to: str |
 
     Args:
         dataset: The data.
-        name: What it is called: `train`, or a key of the job file.
+        name: `train`, or a key of the job file.
         samples: The length that the job file states.
-        given_to: What a script gave it to, as `run.batches`; None: a factory of the job file returned it.
+        given_to: The call that a script passed it to, such as `run.batches`; None: the job file's factory returned it.
 
     Raises:
         DatasetError: it has no length, no items by index, no samples, or not as many as the job file says.
@@ -201,7 +201,7 @@ def require_same(
     samples_then: int | None,
     began_otherwise: Mapping[str, bool] | None = None,
 ) -> None:
-    """Refuse to go on from a snapshot that was trained on other data. What the evaluation reads may change.
+    """Refuse to resume from a snapshot that was trained on other data. What the evaluation reads may change.
 
     Args:
         marks: Fingerprint of each dataset, by name.

@@ -48,12 +48,12 @@ def open_dataset(
     Args:
         worker: This worker.
         build: Calls the job's factory; what it draws at random follows from the seed.
-        name: What the dataset is called: `train` or `evaluation`.
+        name: `train` or `evaluation`.
         samples: The length that the job file states.
         values: Attributes that arguments of the job stand for, as in `"${dataset.vocab_size}"`, each with the key of one.
         apart_from: Training data that is to have none of its samples: where it has, one rank says so when the run
             begins to train.
-        given_to: What a script gave the dataset to, as `run.batches`, for messages; None: the job's factory makes it.
+        given_to: The call that a script passed the dataset to, such as `run.batches`, for messages; None: the job's factory makes it.
 
     Raises:
         DatasetError: it has no length or another one than *samples*, the ranks opened different data, or, in exact mode, a
@@ -88,7 +88,7 @@ def open_dataset(
 
 
 def prepare_data(worker: Worker, fn: Callable[[], object]) -> None:
-    """Run *fn*, which gets the data in place, once per node, before any rank goes on. Collective: every rank."""
+    """Run *fn*, which gets the data in place, once per node, before any rank continues. Collective: every rank."""
     if worker.local_rank == 0:
         random_streams.begin(worker.seed, "data")
         fn()
@@ -117,7 +117,7 @@ class IndexLoader:
 
     Args:
         worker: This worker.
-        dataset: What `open_dataset` returned, or what was made of it.
+        dataset: Result of `open_dataset`, or a dataset made from it.
         schedule: The order.
         micro_batch_size: Most samples in one forward, None for all of a rank's part at once.
         num_workers: Loader processes; 0 reads in this process.
@@ -190,7 +190,7 @@ class IndexLoader:
 
 
 class LeaveWhileWaiting:
-    """What a rank does while its loader processes keep it waiting for long: it says so, and leaves if asked to."""
+    """Reports a long wait for loader processes, and exits if asked to."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker, self._phase = worker, ""

@@ -1,7 +1,7 @@
-"""Which samples make up which step: a schedule in samples, at any world size.
+"""The schedule of samples: which of them make up a step, at any world size.
 
 The stream of samples is endless: place p of it is sample `permutation[n, seed, p // n](p % n)`, unless the job declares
-another order (`runtime/data/order/`). A position is a number of samples, so a run can go on at another world size or another
+another order (`runtime/data/order/`). A position is a number of samples, so a run can continue at another world size or another
 batch size, and finding the samples of any step costs the same as finding those of the next one.
 """
 
@@ -26,17 +26,14 @@ class IndexSchedule:
     """Every step of a run, computed when asked for.
 
     Args:
-        samples: Of an epoch: the length of the dataset, or of *order*.
+        samples: Samples of an epoch: the length of the dataset, or of *order*.
         global_batch_size: Samples per step, the same at every world size.
         epochs: Passes over the dataset; or
         steps: Optimizer steps.
-        tail: What becomes of samples at an epoch's end that fill no batch: "spill" (the batch goes on in the
+        tail: Treatment of samples at an epoch's end that fill no batch: "spill" (the batch continues in the
             next epoch), "short" (a smaller batch) or "drop" (not trained on in that epoch).
         seed: Seed of the order.
         order: Which sample stands at which place; None: each once per epoch, shuffled.
-
-    Attributes:
-        order: The order.
 
     Raises:
         DatasetError: nothing would ever be trained.
@@ -70,7 +67,7 @@ class IndexSchedule:
 
     @property
     def order_record(self) -> OrderRecord:
-        """What tells its order of samples from every other one."""
+        """Identity of its order of samples."""
         return self.order.record
 
     @property

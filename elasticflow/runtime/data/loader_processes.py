@@ -59,9 +59,9 @@ class LoaderProcesses:
     """Yields the batches of *reads* in their order, read by processes of its own.
 
     Args:
-        reader: What they read with.
-        dataset: What error messages name.
-        reads: What to read; asked for some batches ahead of those yielded.
+        reader: Reads the samples, in each process.
+        dataset: Name of the dataset in error messages.
+        reads: The reads in order; some batches ahead of those yielded are requested.
         num_workers: How many processes.
         pins_memory: Batches lie in page-locked memory.
         wait: Called while a batch is long in coming, and once it has come.

@@ -34,9 +34,8 @@ class MixedDataset:
         sets: At least one, in the order of the job file.
 
     Attributes:
-        sets: The sets.
         sizes: Their lengths.
-        look: What their samples are, and what of them does not stay the same.
+        look: Fingerprints of their samples, and the parts that vary.
         fingerprint: Identifies them all.
         source: Where they came from, for the log.
 

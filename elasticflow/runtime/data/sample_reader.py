@@ -1,8 +1,8 @@
 """Samples read and made into batches, each under its own random stream.
 
-A sample is the same in a given epoch, whoever reads it: any rank, loader process, world size or batch size. To seed
-for every sample costs more than to read one of many datasets, so it is done for those that draw, and only the
-generators they draw from: that is seen as it happens, and what was read until then is read again, seeded.
+A sample is the same in a given epoch, whoever reads it: any rank, loader process, world size or batch size. Seeding
+costs more than reading a sample of many datasets, so only datasets that draw are seeded, and only the generators they
+use: a first draw is noticed, and the samples read until then are read again, seeded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EVALUATION = 1  # what a dataset is used for, in the keys of its streams; 0: tra
 
 
 def checked_collate(collate: Callable[[list[Any]], Any] | None) -> Callable[[list[Any]], Any]:
-    """Return what makes batches, torch's own if that is None.
+    """Return the function that makes batches, torch's own if that is None.
 
     Raises:
         DatasetError: it cannot be called.
@@ -49,8 +49,8 @@ class SampleReader:
     Args:
         dataset: The dataset. If it has `__getitems__`, many samples are read at once, unless it draws.
         collate: Makes a batch of a list of samples; None for torch's.
-        seed: Of the streams.
-        use: What the dataset is used for.
+        seed: Seed of the streams.
+        use: Use of the dataset: training or evaluation.
         generators: This process's; None: the process that reads first makes its own.
         has_repeats: A sample may come several times in an epoch, and is to be read differently each time.
 

@@ -73,7 +73,7 @@ def bucket_by_length(
         dataset: The training data, as `open_dataset` returned it.
         lengths: A column or an attribute of the data, or a function that is called with it: a number for each sample.
         batch: Samples of one step.
-        tail: What becomes of samples at an epoch's end that fill no batch.
+        tail: Treatment of samples at an epoch's end that fill no batch.
 
     Raises:
         DatasetError: ranks have different lengths.

@@ -40,7 +40,7 @@ class DataShards(NamedTuple):
     Attributes:
         build: Called with `shard` and `shards`; returns what yields that shard's samples in order.
         number: How many shards there are.
-        first: What it returned for shard 0, unread.
+        first: Iterable of shard 0, unread.
     """
 
     build: Callable[..., Any]
@@ -87,12 +87,12 @@ class ShardLoader:
 
     Args:
         worker: This worker.
-        dataset: What `open_shards` returned.
-        schedule: What each step takes.
+        dataset: Result of `open_shards`.
+        schedule: Samples of each step.
         micro_batch_size: Most samples in one forward, None for all of a rank's part at once.
         num_workers: Loader processes, each of which reads whole shards; 0 reads in this process.
         collate: Makes a batch of a list of samples; None for torch's.
-        virtual_shards: Of each batch, with exact consistency: each is a micro-batch, of its own data shards.
+        virtual_shards: Virtual shards per batch, with exact consistency: each is a micro-batch from its own data shards.
 
     Raises:
         DatasetError: *collate* cannot be called.

@@ -50,10 +50,10 @@ class ShardReader:
     Args:
         build: Called with `shard` and `shards` at the beginning of each epoch; returns the shard's samples.
         shards: How many there are.
-        seed: Of the random streams.
+        seed: Seed of the random streams.
         size: Samples of a chunk.
         epochs: Passes over the data, None: without end.
-        opens_alike: What a shard draws before its first sample is the same in every shard; of runs that older
+        opens_alike: Draws before a shard's first sample are the same in every shard; of runs that older
             versions began it is not.
     """
 
@@ -170,7 +170,7 @@ class _ChunkReader:
 
     def read(self, _place: int, _indices: list[int]) -> bytes:
         packed = io.BytesIO()
-        _Pickler(packed, protocol=5).dump(next(self._chunks, None))  # past the end nobody waits for it
+        _Pickler(packed, protocol=5).dump(next(self._chunks, None))  # past the end no one waits for it
         return packed.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""Which samples of which data shard make up which step, where nobody knows the shards' lengths.
+"""The schedule of data shards of unknown lengths: which samples of which shard make up a step.
 
 One rule makes an epoch's order: the next sample is one of the shard that has given least, the lowest number first. So
 a position is how many samples each shard has given, its cursor, and what follows from a position depends neither on
@@ -33,10 +33,10 @@ class Supply(Protocol):
 
 
 class ShardStep(NamedTuple):
-    """What a step takes.
+    """Samples of a step.
 
     Attributes:
-        samples: Of all shards together.
+        samples: Samples of all shards together.
         end: Position after the step.
     """
 
@@ -50,16 +50,16 @@ class ShardSchedule:
     Every step has the global batch's samples, but for the last one of the run; of each epoch with tail = "short". A
     shard that would keep a single sample gives it too, since BatchNorm refuses single ones: the step is larger then.
 
-    With virtual shards, each takes its part of a batch from its own data shards only, and nothing in its stead once
-    they are used up: batches get smaller before an epoch ends.
+    A virtual shard takes its part of a batch from its own data shards only, and nothing once they are used up: batches
+    get smaller before an epoch ends.
 
     Args:
         shards: Data shards.
         global_batch_size: Samples per step.
         epochs: Passes over the data; or
         steps: Optimizer steps.
-        tail: What becomes of samples at an epoch's end that fill no batch: "spill" or "short".
-        virtual_shards: Of a batch, with exact consistency; a divisor of *shards*.
+        tail: Treatment of samples at an epoch's end that fill no batch: "spill" or "short".
+        virtual_shards: Virtual shards per batch, with exact consistency; a divisor of *shards*.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ShardSchedule:
         if virtual_shards is not None and shards % virtual_shards:
             raise ValueError(f"{virtual_shards} virtual shards cannot share {shards} data shards evenly")
         self.shards, self.global_batch_size, self.epochs = shards, global_batch_size, epochs
-        self.samples: int | None = None  # nobody knows
+        self.samples: int | None = None  # no one knows
         self._steps, self._tail = steps, tail
         parts = virtual_shards or 1
         self._groups = [range(*even_split(shards, parts, part)) for part in range(parts)]
@@ -90,7 +90,7 @@ class ShardSchedule:
 
     @property
     def order_record(self) -> OrderRecord:
-        """What tells its order of samples from every other one."""
+        """Identity of its order of samples."""
         return VERSION
 
     def is_end(self, position: Position) -> bool:
@@ -109,7 +109,7 @@ class ShardSchedule:
     def wanted(self, position: Position, live: Sequence[bool]) -> list[int]:
         """Return how many samples each *live* shard must have for the next step to take no look at any.
 
-        Two more than the step takes: one more shows that the shard goes on, and a single one would be taken along.
+        Two more than the step takes: one more shows that the shard continues, and a single one would be taken along.
         """
         shares = self._shares(self._sizes, position.cursors, live)
         return [share + 2 if goes_on else 0 for share, goes_on in zip(shares, live, strict=True)]
@@ -119,8 +119,8 @@ class ShardSchedule:
 
         Args:
             position: Not the end.
-            live: Which shards go on, as far as is known; those that end in this step are struck out.
-            supply: Of the epoch of *position*.
+            live: Which shards continue, as far as is known; those that end in this step are struck out.
+            supply: Supply of the epoch of *position*.
             is_plenty: All shards have what `wanted` says.
 
         Raises:

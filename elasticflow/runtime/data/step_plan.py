@@ -1,4 +1,4 @@
-"""Which samples a rank reads in which step, worked out ahead for many steps at a time.
+"""Computes, for many steps at a time, which samples a rank reads.
 
 A step of training leaves the caches cold, so that every line of Python between two steps costs several times
 what it costs in a loop of its own: whatever can be known ahead is worked out here.
@@ -49,7 +49,7 @@ class Piece(NamedTuple):
     """Samples of a batch that are read and run together.
 
     Attributes:
-        key: What the model's random streams are keyed by, besides seed and step: rank and micro-batch, or the virtual
+        key: Key of the model's random streams, besides seed and step: rank and micro-batch, or the virtual
             shard.
         low: Its first sample, counted from the batch's first.
         high: Where it ends.
@@ -68,8 +68,8 @@ class StepPlan:
         micro_batch_size: Most samples in one forward, None for all of a rank's part at once.
         world_size: Ranks that share a batch.
         rank: This one.
-        seed: Of the random streams.
-        virtual_shards: Of a batch; None: each rank's part is cut into micro-batches.
+        seed: Seed of the random streams.
+        virtual_shards: Virtual shards per batch; None: each rank's part is cut into micro-batches.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What ranks measured in one round, handed to rank 0 in the order of the ranks."""
+"""Hands the measurements of all ranks to rank 0, in the order of the ranks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def hand_over(worker: Worker, mine: memoryview | None, take: Callable[[int, memo
 
     Args:
         worker: This worker.
-        mine: This rank's bytes; empty: it has none in this round; None: it was cut short, and no rank goes on.
-        take: What rank 0 does with them.
+        mine: This rank's bytes; empty: it has none in this round; None: it was cut short, and no rank continues.
+        take: Called on rank 0 with the measurements.
 
     Returns:
         False if some rank was cut short: nothing was handed over.

@@ -1,4 +1,4 @@
-"""What `evaluation.metrics` names, as objects: each takes in batch by batch, and gives one number."""
+"""Metrics of `evaluation.metrics`: each takes batch after batch and returns a number."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Metric:
 
     Attributes:
         entry: A function, or a class whose objects have update(outputs, targets) and compute().
-        args: What it is called with besides, by name.
-        over: What a function is called with: a batch (its value is a mean over the batch), the set (outputs and targets
+        args: Further arguments, by name.
+        over: Argument of the function: a batch (its value is a mean over the batch), the set (outputs and targets
             of all its samples, in their order), or the loss (the mean over the whole set). None: a batch.
         outputs: The key, attribute or place in what the model returns that is meant; None: all of it.
         targets: The same in the batch's targets; where the job has a step of its own, in the batch.
@@ -42,22 +42,22 @@ class Metric:
 
     @property
     def is_class(self) -> bool:
-        """Whether objects of the entry take in what the model returns."""
+        """True if objects of the entry take in what the model returns."""
         return isinstance(self.entry, type)
 
     @property
     def is_of_loss(self) -> bool:
-        """Whether it follows from the mean loss."""
+        """True if it follows from the mean loss."""
         return self.over == "loss" or bool(getattr(self.entry, OF_LOSS, False))
 
     @property
     def is_of_set(self) -> bool:
-        """Whether it takes in the outputs of the whole set, on rank 0."""
+        """True if it takes in the outputs of the whole set, on rank 0."""
         return self.is_class or self.over == "set"
 
     @property
     def takes_outputs(self) -> bool:
-        """Whether it is called with the outputs of the training step's own forward, where the job has such a step."""
+        """True if it is called with the outputs of the training step's own forward, where the job has such a step."""
         return self.is_of_set or self.outputs is not None or self.targets is not None
 
     def called(self) -> Entry:
@@ -90,7 +90,7 @@ def number(name: str, value: Any) -> float:
     """Return the one number that a metric has given.
 
     Raises:
-        MetricError: it is none.
+        MetricError: the result is not a number.
     """
     size = getattr(value, "numel", None)
     try:
@@ -109,7 +109,7 @@ class OverSet:
 
     Args:
         name: In the job file.
-        metric: What it is.
+        metric: Entry of `evaluation.metrics`.
         samples: That will come.
         is_first: This is rank 0; on others no object is made.
     """

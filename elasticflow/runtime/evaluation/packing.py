@@ -27,7 +27,7 @@ def packed(value: Any) -> memoryview:
 
 
 def unpacked(data: memoryview) -> Any:
-    """Return what was packed; its tensors are on the CPU, contiguous, and nobody else's."""
+    """Return the packed value; its tensors are contiguous copies on the CPU."""
     return pickle.loads(data)  # noqa: S301  # a rank of this worker group packed it
 
 

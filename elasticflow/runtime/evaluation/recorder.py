@@ -16,7 +16,7 @@ class Recorder:
     """Called like the model; remembers the last outputs.
 
     Attributes:
-        outputs: What the last call returned.
+        outputs: Result of the last call.
     """
 
     def __init__(self, model: nn.Module) -> None:

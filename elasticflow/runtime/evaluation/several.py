@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class Measured(NamedTuple):
-    """What one evaluation of one set measured.
+    """Result of one evaluation of one set.
 
     Attributes:
-        metrics: Of the weights that the set names first.
-        raw: Of the raw weights beside the average's; None: they were not asked for.
+        metrics: Metrics of the weights that the set names first.
+        raw: Metrics of the raw weights, measured beside the average's; None: not requested.
     """
 
     metrics: dict[str, float]
@@ -41,11 +41,11 @@ class OneSet(Protocol):
 
     @property
     def best_mode(self) -> Literal["max", "min"] | None:
-        """Which value of the metric that `best` names is the best; None: it names none."""
+        """Direction of the metric that `best` names; None: no `best`."""
 
     @property
     def measure(self) -> str | None:
-        """What a snapshot's metric is."""
+        """Name of a snapshot's metric."""
 
     def measured(self) -> Measured | None:
         """Return the metrics over the whole set. Collective."""
@@ -54,10 +54,10 @@ class OneSet(Protocol):
         """Remember the value of the metric that `best` names."""
 
     def is_due(self, previous: Position, position: Position) -> bool:
-        """Whether it is due by what was done between two positions."""
+        """True if it is due by what was done between two positions."""
 
     def is_due_by_time(self) -> bool:
-        """Whether it is due by this rank's clock."""
+        """True if it is due by this rank's clock."""
 
     def metric_at(self, position: Position) -> float | None:
         """Return the value of that metric, if it was measured after exactly this step."""
@@ -90,7 +90,7 @@ def run_sets(
         sets: By name; one whose name is empty has metrics without a prefix.
         position: After the last step.
         ranked: The one whose best value the line has.
-        stop_when: What takes in the metrics.
+        stop_when: Receives the metrics.
     """
     began, since = time.time(), time.monotonic()
     phase = worker.heartbeat.phase("evaluate")
@@ -169,10 +169,10 @@ class Evaluations:
         worker: This worker.
         schedule: Its end is always due, for each set.
         sets: By name; at most one of them has a `best`.
-        stop_when: What ends training by their metrics.
+        stop_when: Ends training by their metrics.
 
     Attributes:
-        is_owed: Some were cut short after the step gone on from, since all ranks left: they are to be made now.
+        is_owed: Some were cut short after the step resumed from, since all ranks left: they are to be made now.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class Evaluations:
 
     @property
     def is_owed(self) -> bool:
-        """Whether some sets were cut short after the step gone on from."""
+        """True if some sets were cut short after the step resumed from."""
         return bool(self._owed)
 
     @property
@@ -203,17 +203,17 @@ class Evaluations:
 
     @property
     def best_mode(self) -> Literal["max", "min"] | None:
-        """Which value of it is the best."""
+        """Direction of that metric."""
         return None if self._ranked is None else self._ranked.best_mode
 
     @property
     def measure(self) -> str | None:
-        """What a snapshot's metric is, for its manifest; None: no set has a `best`."""
+        """Name of a snapshot's metric, for its manifest; None: no set has a `best`."""
         return None if self._ranked is None else self._ranked.measure
 
     @property
     def fingerprint(self) -> str | None:
-        """Of the data that snapshots are ranked by; of the first set where they are not."""
+        """Fingerprint of the data that snapshots are ranked by; of the first set where they are not."""
         return (self._ranked or self._first).fingerprint
 
     def after_step(self, position: Position) -> None:
@@ -228,7 +228,7 @@ class Evaluations:
                 self.run(position, due)
 
     def run_if_owed(self, position: Position) -> None:
-        """Make the evaluation after the step gone on from, if it was cut short because all ranks left. Collective."""
+        """Make the evaluation after the step resumed from, if it was cut short because all ranks left. Collective."""
         if self._owed:
             self.run(position, [name for name in self._owed if name in self._sets] or list(self._sets))
         recall_stop(self._worker, self._stop_when)

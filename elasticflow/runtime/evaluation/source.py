@@ -1,4 +1,4 @@
-"""What the job's own code that measures something is, to tell that it is another."""
+"""Identifies the job's own code of a metric, to notice a change."""
 
 from __future__ import annotations
 

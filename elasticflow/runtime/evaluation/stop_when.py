@@ -17,8 +17,8 @@ class StopWhen:
     Args:
         metric: As evaluation lines have it: `loss`, `val.loss`.
         better: Whether a smaller or a larger value is better; of a bound, on which side of it training ends.
-        evaluations: Of the metric, in a row, that were not better than the best one before them; or
-        bound: What the metric is to be below or above.
+        evaluations: Evaluations in a row that were not better than the best one before them; or
+        bound: Threshold of the metric.
         by: Better means by more than this.
     """
 
@@ -52,7 +52,7 @@ class StopWhen:
 
     @property
     def reason(self) -> str | None:
-        """Why training ends; None: it goes on."""
+        """Why training ends; None: it continues."""
         if self._last is None:
             return None
         if self._bound is not None:

@@ -29,12 +29,12 @@ _OF_METRICS = 1
 
 
 class OfBatch(NamedTuple):
-    """What one batch gave.
+    """Outputs of one batch.
 
     Attributes:
         numbers: To be added up.
         handed_over: For each metric over the whole set, what it is called with: outputs and targets.
-        num_samples: Of the batch.
+        num_samples: Samples in the batch.
     """
 
     numbers: list[float]
@@ -61,7 +61,7 @@ class WholeSet:
 
     Args:
         worker: This worker.
-        batches: Of the whole set.
+        batches: Batches of the whole set.
         width: How many numbers each batch gives.
         metrics: Over the whole set, on rank 0; other ranks have theirs only to know that there are some.
     """

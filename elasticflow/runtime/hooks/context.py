@@ -1,4 +1,4 @@
-"""What a hook of the job is called with."""
+"""The argument of a job's hooks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class HookContext:
-    """What a hook is called with.
+    """The argument of a hook.
 
     Attributes:
         hook: The key that names it: "on_step".
@@ -35,7 +35,7 @@ class HookContext:
         ema: The averaged model of `train.ema`; None without it.
         dataset: The training data as `dataset.entry` returned it, to look something up (a vocabulary, names of classes);
             what is read of it is read by the hook alone. None with `dataset.shards`.
-        metrics: Of the last step its `loss` and the scalars that the step returned, and, as `eval`, what was measured last.
+        metrics: `loss` and scalars of the last step and, as `eval`, the last evaluation.
             Empty before the first step of this generation.
         snapshot: In `on_snapshot` the name of the snapshot that is about to be taken; else None.
     """
@@ -66,7 +66,7 @@ class HookContext:
         """Log a number: of Python, of numpy, or a tensor of one element.
 
         Raises:
-            TypeError: it is none.
+            TypeError: the value has another type.
             ValueError: *name* is no name.
         """
         _require_name(name)
@@ -85,7 +85,7 @@ class HookContext:
         """Log a text of at most a million characters.
 
         Raises:
-            TypeError: it is none.
+            TypeError: the value has another type.
             ValueError: it is longer, or *name* is no name.
         """
         _require_name(name)
@@ -102,7 +102,7 @@ class HookContext:
         """Log an image: a tensor, an array, an image of Pillow or a figure of Matplotlib; see `images.png_of`.
 
         Raises:
-            TypeError: it is none.
+            TypeError: the value has another type.
             ValueError: it has another shape, or *name* is no name.
         """
         _require_name(name)

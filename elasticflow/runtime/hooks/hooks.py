@@ -1,4 +1,4 @@
-"""Calls the job's hooks: apart from training, which goes on as if nothing had been called.
+"""Calls the job's hooks: apart from training, which continues as if nothing had been called.
 
 A hook's random draws follow from the seed, its name, step and rank, and the generators are put back; so are the modes of
 the model's modules. Whatever it changes all the same is found out (`unchanged.py`).
@@ -47,7 +47,7 @@ class Hook(NamedTuple):
     Attributes:
         call: Called with a `HookContext`.
         entry: As the job file names it.
-        every: Of `on_step`: after so many steps.
+        every: For `on_step`: interval in steps.
         all_ranks: Every rank calls it, not rank 0 alone.
     """
 
@@ -92,7 +92,7 @@ class Hooks:
         worker.at_finish.append(partial(self._call, ON_FINISH))
 
     def start(self, position: Position) -> None:
-        """Call `on_start`: training begins, or goes on, at *position*. Every rank."""
+        """Call `on_start`: training begins, or continues, at *position*. Every rank."""
         if self._hooks:
             self._writer.begin(position.step)
         self._call(ON_START, position)

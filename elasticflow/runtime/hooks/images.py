@@ -22,7 +22,7 @@ def png_of(image: Any) -> bytes:
     """Return *image* as a PNG file.
 
     Raises:
-        TypeError: it is none.
+        TypeError: the value is no image.
         ValueError: it has another shape, or nothing in it.
     """
     if callable(getattr(image, "savefig", None)):

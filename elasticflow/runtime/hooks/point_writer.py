@@ -17,7 +17,7 @@ class PointWriter:
     """The file of one rank in one generation; nothing is made before `begin`.
 
     Args:
-        run_folder: Of this node.
+        run_folder: Run folder of this node.
         generation: Number of the worker group.
         rank: This one.
     """
@@ -29,7 +29,7 @@ class PointWriter:
         self._is_dirty = False
 
     def begin(self, step: int) -> None:
-        """Begin a generation that goes on after *step*.
+        """Begin a generation that continues after *step*.
 
         Raises:
             OSError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""Whether a hook left what is trained as it was.
+"""Checks that a hook has not changed the trained state.
 
 Every tensor that PyTorch changes counts its changes: looking at the counts takes a microsecond a tensor, so it is always
 done. What is changed behind them (through `.data`, or numpy) shows in sums over the bytes only, which read the whole model

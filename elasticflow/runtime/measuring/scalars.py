@@ -29,20 +29,20 @@ NUM_PLACES = 2 * MOST
 
 
 class AnyVote(Protocol):
-    """Where ranks say that they met a new name, and learn that some did: `runtime/process/votes.py`."""
+    """Tells all ranks that some rank met a new name: `runtime/process/votes.py`."""
 
     names_wanted: bool
     names: bool
 
 
 class AnyWorker(Protocol):
-    """What of a worker is needed here."""
+    """A worker, as far as it is needed here."""
 
     scalar_names: list[str]
 
     @property
     def vote(self) -> AnyVote:
-        """Of the step that is being made."""
+        """Scalars of the current step."""
 
     def gather_text(self, text: str) -> list[str]:
         """Return every rank's *text*, by rank. Collective: every rank."""
@@ -108,7 +108,7 @@ class Scalars:
 
     def __init__(self, worker: AnyWorker, leaves: int) -> None:
         self._worker, self._leaves = worker, leaves
-        # Those that were met since the run began or went on, the same on every rank.
+        # Those that were met since the run began or continued, the same on every rank.
         self._met: set[str] = set()
         self._parts: dict[int, Sums] = {}
 
@@ -125,8 +125,8 @@ class Scalars:
         """Take the scalars of what the job's step returned for some items.
 
         Args:
-            part: Of the batch.
-            result: What the step returned.
+            part: Part of the batch.
+            result: Return value of the step.
             weight: Over how many items it is.
 
         Raises:
@@ -156,7 +156,7 @@ class Scalars:
         """Return the means over the global batch. Collective if the vote says that there are new names.
 
         Args:
-            totals: Of what travelled, over all parts; all by one factor, if any.
+            totals: Sums over all parts; all scaled by one factor, if any.
 
         Raises:
             StepResultError: on every rank: there are too many.

@@ -1,4 +1,4 @@
-"""How much of what its devices could do a run does: model FLOP/s utilization (MFU)."""
+"""Speed as a share of the devices' peak: model FLOP/s utilization (MFU)."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Measures:
-    """What of a run's speed is written down, as the job says it.
+    """Figures of speed that a job asks for.
 
     Attributes:
-        count_name: What the step's `count` counts: the field is called after it, `tokens_per_s`.
+        count_name: Name of the items that `count` counts: it names the field, such as `tokens_per_s`.
         flops_per_sample: Floating-point operations of training on one sample, forward and backward; None: no MFU.
-        peak_flops: Of one device, in FLOP/s; None: as the device's name says.
+        peak_flops: Peak of one device, in FLOP/s; None: looked up by the device's name.
         is_half: The model is run in half precision, by autocast.
     """
 

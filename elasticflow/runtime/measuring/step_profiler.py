@@ -63,7 +63,7 @@ class StepProfiler:
         self._trace: _Trace | None = None
 
     def after_step(self, step: int) -> None:
-        """Begin, go on with or end a trace; called by every rank after each step, *step* is the number of finished ones."""
+        """Begin, continue with or end a trace; called by every rank after each step, *step* is the number of finished ones."""
         number = self._heartbeat.requested_profile()
         if self._trace is None and number == self._answered:
             return

@@ -1,1 +1,1 @@
-"""What is asked of a model, and done to it, before and while it is trained."""
+"""The model's side of training: checks and settings before it, and modes during it."""

@@ -1,8 +1,8 @@
-"""Gradient checkpointing: what a module computes in between is computed again in the backward pass, and not kept.
+"""Gradient checkpointing: activations are computed again in the backward pass instead of kept.
 
 Torch's `torch.utils.checkpoint` in its non-reentrant form, which works with DistributedDataParallel, frozen weights and
-torch.compile. It puts torch's generators back to where the forward pass had them, so that dropout drops the same numbers
-again, and with the same kernels every bit is that of a step without it.
+torch.compile. Torch's generators are put back to their state in the forward pass, so that dropout drops the same numbers
+again; with the same kernels every bit equals a step without checkpointing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether every worker can have a whole replica of a model."""
+"""Checks that every worker can hold a whole replica of a model."""
 
 from __future__ import annotations
 

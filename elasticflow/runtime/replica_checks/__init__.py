@@ -1,1 +1,1 @@
-"""Whether all ranks are still equal."""
+"""Checks that all ranks are still equal."""

@@ -1,4 +1,4 @@
-"""Whether all ranks have the same state to store: a snapshot holds one."""
+"""Checks that all ranks have the same state to store: a snapshot holds one copy."""
 
 from __future__ import annotations
 

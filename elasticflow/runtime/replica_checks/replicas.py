@@ -1,4 +1,4 @@
-"""Whether all ranks still have the same parameters and optimizer, bit for bit.
+"""Checks that all ranks still have the same parameters and optimizer, bit for bit.
 
 Nothing in a step shows that a replica has diverged (a bit flipped in memory or on its way, a GPU that computes wrong,
 code that writes by rank): gradients are averaged over all ranks, and each rank applies them to whatever it holds. Ranks
@@ -38,12 +38,12 @@ Sums = dict[str, int]
 
 @dataclass
 class _Pending:
-    """A comparison that goes on behind the next step.
+    """A comparison that continues behind the next step.
 
     Attributes:
         step: After which the replicas are compared.
         sums: This rank's.
-        then: What to do if the replicas are equal.
+        then: Called if the replicas are equal.
         unhook: Has the optimizers no longer wait for the sums.
     """
 
@@ -148,7 +148,7 @@ class ReplicaCheck:
 
     @property
     def is_pending(self) -> bool:
-        """Whether a comparison was started and is not finished; the same on every rank."""
+        """True if a comparison was started and is not finished; the same on every rank."""
         return self._pending is not None
 
     def finish(self) -> None:
@@ -208,7 +208,7 @@ class ReplicaCheck:
 
     def _refuse(self, step: int, sums: Sums) -> None:
         if self._on_divergence is not None:
-            # Before the ranks hear from each other: a rank that ends first leaves nothing to go on from.
+            # Before the ranks hear from each other: a rank that ends first leaves nothing to resume from.
             self._on_divergence(self._equal_at)
         ranks = [json.loads(text) for text in self._worker.gather_text(json.dumps(sums))]
         if why := next(filter(None, self._worker.gather_text(self._not_exchanged() or "")), None):

@@ -31,7 +31,7 @@ _POLL_S = 0.005
 
 
 class TrajectoryRecorder:
-    """Writes one line for the state that a generation begins with, and one after each of its steps.
+    """Writes a line for the initial state of a generation, and a line after each step.
 
     Args:
         folder: Where; see `elasticflow/protocol/trajectory_record.py`. It exists.
@@ -47,7 +47,7 @@ class TrajectoryRecorder:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], worker: Worker) -> TrajectoryRecorder | None:
-        """Return the recorder that *environ* asks for; None on other ranks, or if nobody asks."""
+        """Return the recorder that *environ* asks for; None on other ranks, or if no one asks."""
         folder = environ.get(worker_environment.TRAJECTORY)
         return cls(Path(folder), worker) if folder and worker.rank == 0 else None
 

@@ -88,7 +88,7 @@ class StatefulPart:
     """An object with `state_dict` and `load_state_dict`, whose `state_dict` is called each time.
 
     Attributes:
-        name: What the object is called in snapshots and messages.
+        name: Name of the object in snapshots and messages.
         stateful: The object.
     """
 

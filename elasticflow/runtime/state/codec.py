@@ -45,7 +45,7 @@ class Encoder:
 
     Attributes:
         tensors: Live tensors by key: nothing is copied but packed scalars.
-        aliases: Key of a tensor that is the same memory as another one, to the key of that other one.
+        aliases: Maps the key of a tensor that shares its memory with an earlier tensor to the earlier key.
         memory_formats: How tensors lie that are not contiguous, by key.
         scalars: The tensors that each packed vector is made of, by its key in `tensors`.
     """

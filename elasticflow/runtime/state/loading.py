@@ -53,9 +53,9 @@ def check_optimizer(
 
     Args:
         optimizer: The live one.
-        saved: What its `state_dict` gave.
+        saved: Result of its `state_dict`.
         name: Name of the part.
-        saved_names: Names of the parameters of each group then; None if nobody wrote them down.
+        saved_names: Names of the parameters of each group then; None if no one wrote them down.
         names: The same now.
 
     Raises:
@@ -145,7 +145,7 @@ def weight_files(path: str) -> list[str]:
     """Return the safetensors files of *path*: that file; or those of a folder or an index, as `save_pretrained` writes them.
 
     Raises:
-        StateError: the folder holds none, or its index is none.
+        StateError: the folder holds none, or its index is invalid.
         OSError: it cannot be read.
     """
     place = Path(path)

@@ -1,9 +1,9 @@
 """Options of optimizers and schedules as the job makes them, and which of them the job has changed since a snapshot.
 
-A snapshot holds an optimizer's options as they were after its step, and beside them those that the job had made it with.
-Where the job makes it otherwise now, the job counts; everywhere else the snapshot does, for the job's own step may have
-moved an option. A schedule that the job has changed, or whose optimizer it has, is played through from its beginning:
-its rates are then those it would have had if the job had begun like this.
+A snapshot holds an optimizer's options as they were after its step, and the options from the job file. An option that the
+job file has changed since then counts as the job file says; the others come from the snapshot, since the job's own step
+may have moved them. A schedule that the job has changed, or whose optimizer it has changed, is played through from its
+beginning: its rates are the same as if the job had begun like this.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class JobOptions:
         Schedules that were played through are taken out of *states*: they are where they have to be.
 
         Args:
-            states: What a snapshot holds, decoded, by part.
-            changes: What `changes_since` said.
+            states: Decoded states of a snapshot, by part.
+            changes: Result of `changes_since`.
         """
         moved = self._play_through(states, changes)
         wanted: dict[str, list[dict[str, Any]]] = {}

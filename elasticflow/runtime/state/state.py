@@ -64,11 +64,10 @@ class Captured:
 
 
 class State:
-    """What a snapshot holds besides the position: any of a training job's stateful objects.
+    """State of a snapshot besides the position: a training job's stateful objects.
 
     Args:
         model: The bare model.
-        optimizer: The optimizer.
         optimizers: In its place what a step that moves optimizers itself is given: one, or several in a mapping or a list.
         scheduler: The learning-rate schedule, or several.
         scaler: The gradient scaler of fp16.
@@ -77,11 +76,11 @@ class State:
         include: The job's own objects that have `state_dict` and `load_state_dict`, by name.
 
     Raises:
-        StateError: an object of *include* has no such methods, *optimizer* is not one, or *optimizers* hold what is none.
+        StateError: an object of *include* has no such methods, *optimizer* is not one, or *optimizers* holds something else.
 
     Attributes:
         optimizers: By the names of their parts: `optimizer`, or `optimizer.g` and so on.
-        options: What the job made its optimizers and schedules with.
+        options: Options with which the job made its optimizers and schedules.
     """
 
     def __init__(
@@ -203,7 +202,7 @@ class State:
     ) -> None:
         """Give the live objects the state that was captured; a module's tensors stay where they are in memory.
 
-        Objects of the job's own load first: one that refuses its state leaves all others as they were.
+        Objects of the job's own load first: an object that refuses its state leaves the others unchanged.
 
         Args:
             content: JSON.

@@ -1,4 +1,4 @@
-"""Which tensors a snapshot can hold, how they lie in memory, and copying many of them quickly."""
+"""Tensors for snapshots: supported kinds, layout in memory, fast copies of many."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def refusal(tensor: Tensor, *, in_place: bool) -> tuple[str, str | None] | None:
     """Return what *tensor* is and what to do, in words, if a snapshot cannot hold it; None if it can.
 
     Args:
-        tensor: Of any kind.
+        tensor: Any tensor.
         in_place: Restoring copies into it, which takes memory of its own for each element.
     """
     if is_lazy(tensor):

@@ -54,7 +54,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """Where a tensor lies: file, safetensors dtype, shape, offset from the start of the file, bytes.
+    """Place of a tensor: file, safetensors dtype, shape, offset from the start of the file, bytes.
 
     The file is one of the snapshot's own, or a key of `Manifest.borrowed`; see `Manifest.location`.
     """
@@ -73,19 +73,19 @@ class TensorPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestFacts:
-    """What rank 0 knows for the manifest when it hands a snapshot over.
+    """Rank 0's facts for the manifest of a snapshot that it hands over.
 
     Attributes:
         trigger: Why it was taken: steps, time, epoch, best, drain, end ...
         parent: Name of the snapshot this generation was restored from, if any.
         metric: Value that `keep.best` ranks by, if an evaluation preceded.
-        ranked_by: What *metric* is, as `measure_of` writes it; None: older snapshots do not say it.
+        ranked_by: Identity of *metric*, as `measure_of` writes it; None in older snapshots.
         epoch: Finished epochs.
         samples: Samples consumed.
         aliases: Tensors that share another's memory (tied weights): key to key.
         memory_formats: Tensors stored contiguous that live in another format.
         fingerprints: Identities of the data sets.
-        versions: Of libraries, and of what else bits depend on.
+        versions: Versions of libraries, and of everything else that bits depend on.
     """
 
     trigger: str
@@ -102,7 +102,7 @@ class ManifestFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest(ManifestFacts):
-    """What a snapshot holds and where it comes from.
+    """Content and origin of a snapshot.
 
     Attributes:
         name: Folder name: step, generation and id.
@@ -133,7 +133,7 @@ class Manifest(ManifestFacts):
 
     @property
     def measured_by(self) -> tuple[str | None, str | None, str | None]:
-        """What *metric* is, its source, and the identity of the data it was measured on; each None if not recorded."""
+        """Identity of *metric*, its source, and the identity of the data it was measured on; each None if not recorded."""
         name, _, source = (self.ranked_by or "").partition(_SOURCE)
         return name or None, source.rstrip(")") or None, self.fingerprints.get("evaluation")
 

@@ -22,7 +22,7 @@ PERMANENT = frozenset({"best", "every", "pinned"})
 
 
 class HasPosition(Protocol):
-    """What a policy needs to know of a position in training."""
+    """A position in training, as far as a policy needs it."""
 
     @property
     def step(self) -> int:
@@ -38,7 +38,7 @@ class HasPosition(Protocol):
 
 
 class RetainableSnapshot(HasPosition, Protocol):
-    """What retention needs to know of a committed snapshot; `Manifest` is one."""
+    """A committed snapshot, as far as retention needs it; `Manifest` is one."""
 
     @property
     def name(self) -> str:
@@ -54,7 +54,7 @@ class RetainableSnapshot(HasPosition, Protocol):
 
     @property
     def measured_by(self) -> tuple[str | None, ...]:
-        """What *metric* is, by which code and on what data it was measured; only equal ones compare. None equals any."""
+        """Identity, code and data of *metric*; only metrics with equal ones compare. None equals any."""
 
     @property
     def created(self) -> float:
@@ -71,7 +71,7 @@ class RetainableSnapshot(HasPosition, Protocol):
 
 @dataclass(frozen=True)
 class Due:
-    """Whether something is due by any of several intervals.
+    """Several intervals, by any of which something is due.
 
     A counted interval is due when a multiple of it was reached or passed since the last time. So the answer depends on
     positions alone, and is the same on every rank and after a resume. Time is an argument: one rank measures it.
@@ -126,13 +126,13 @@ def _count(position: HasPosition, interval: Interval) -> int:
 
 @dataclass(frozen=True)
 class Keep:
-    """Which committed snapshots stay, as the job file says; one reason is enough.
+    """Rules of the job file for the committed snapshots that stay; one reason is enough.
 
     Attributes:
         last: How many of the newest.
         best: How many of the best by metric, among those measured like the newest; of equals, the newer.
         every: The first snapshot at or after each multiple of this interval; a time counts from 1970 on.
-        within: Those that are at most this much older than the newest, like "2 h".
+        within: Keeps snapshots that are at most this much older than the newest, like "2 h".
         best_mode: Whether the largest or the smallest metric is the best; None: `best` keeps nothing.
     """
 
@@ -157,7 +157,7 @@ def reasons(
 
     Args:
         snapshots: The committed snapshots that can be restored, without those set aside.
-        rules: What the job file says.
+        rules: Rules of the job file.
         pinned: Names of pinned snapshots.
         in_use: Names of snapshots that must not go now, such as the one that was restored.
     """

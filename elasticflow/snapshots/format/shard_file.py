@@ -26,7 +26,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 class StoredTensor(Protocol):
-    """What a safetensors header says of a tensor."""
+    """Entry of a tensor in a safetensors header."""
 
     @property
     def dtype(self) -> str:
@@ -63,11 +63,11 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class SnapshotRecord:
-    """What rank 0 hands over with its shard: all of a snapshot but its tensors.
+    """Everything in a snapshot but its tensors; rank 0 hands it over with its shard.
 
     Attributes:
         state: Content of state.json.
-        manifest: What rank 0 knows for the manifest.
+        manifest: Rank 0's facts for the manifest.
     """
 
     state: dict[str, Any]
@@ -121,7 +121,7 @@ class WrittenFile:
 
     @property
     def is_borrowed(self) -> bool:
-        """Whether the file belongs to an earlier snapshot."""
+        """True if the file belongs to an earlier snapshot."""
         return "/" in self.name
 
     def to_json(self) -> dict[str, Any]:

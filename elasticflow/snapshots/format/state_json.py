@@ -66,7 +66,7 @@ class Ref:
 
     Attributes:
         key: The tensor's key in the manifest.
-        index: Of the element in a packed vector; None: the whole tensor.
+        index: Index of the element in a packed vector; None: the whole tensor.
     """
 
     key: str

@@ -1,4 +1,4 @@
-"""How snapshots of a run are written: one record, passed whole from the job to the node's writer."""
+"""Settings of snapshot writing: one record, passed whole from the job to the node's writer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KEEP_KEYS = {
 
 @dataclass(frozen=True)
 class WriterConfig:
-    """How a job's snapshots are written.
+    """Settings of a job's snapshots.
 
     Attributes:
         keep: Which snapshots stay.
@@ -63,7 +63,7 @@ class WriterConfig:
 
 @dataclass(frozen=True)
 class Limits:
-    """How long the writer waits, in seconds.
+    """The writer's time limits, in seconds.
 
     Attributes:
         fence_grace_s: For the workers of the generation that fenced a whole snapshot off.
@@ -78,7 +78,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class WriterStart:
-    """What a writer process reads from its standard input, as one line of JSON.
+    """Configuration that a writer process reads from its standard input, as one line of JSON.
 
     Attributes:
         uri: Snapshot URI.

@@ -43,7 +43,6 @@ class LoadedSnapshot:
     """A verified snapshot, whose tensors are read one by one into the reader's own memory.
 
     Attributes:
-        manifest: The manifest.
         state_json: Content of state.json, as text.
         files: Its files, open.
     """

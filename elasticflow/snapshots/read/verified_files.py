@@ -33,7 +33,7 @@ class VerifiedFiles:
     Args:
         descriptors: One for each file, or one of a file in memory that has the bytes of all files.
         extents: Where the bytes of each file are, by location (`Manifest.location`).
-        stat_marks: Of each descriptor's file when it was verified; None: as it is now.
+        stat_marks: Size and times of each descriptor's file when it was verified; None: as it is now.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ _JOB, _STOP, _PINS = "JOB.json", "STOPPED.json", "pins"
 
 
 class Catalog:
-    """What a run has at its snapshot URI.
+    """Content of a run's snapshot URI.
 
     Attributes:
         storage: The URI.

@@ -1,1 +1,1 @@
-"""What people do with snapshots by hand: export, prune."""
+"""Snapshot operations that people start by hand: export, prune."""

@@ -1,4 +1,4 @@
-"""What is exported of a snapshot: its value, and the names of its parameters."""
+"""The exported part of a snapshot: its value, and the names of its parameters."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _AVERAGED = "module."
 
 @dataclass(eq=False)
 class Export:
-    """What is exported.
+    """A choice of what to export.
 
     Attributes:
         catalog: Where the snapshot is.
         manifest: The snapshot.
-        part: What of it.
+        part: Part of the snapshot.
         progress: Called with the bytes read so far.
     """
 

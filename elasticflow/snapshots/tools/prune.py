@@ -36,7 +36,7 @@ class Leftover:
 
 @dataclass(frozen=True)
 class Pruning:
-    """What is to be removed, and what stays.
+    """Snapshots to remove, and snapshots to keep.
 
     Attributes:
         going: Snapshots that no rule keeps, the newest first: one that borrows goes before what it borrows from.

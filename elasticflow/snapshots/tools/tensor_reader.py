@@ -30,8 +30,8 @@ class TensorSlice:
         path: File in the storage.
         offset: Where they begin in it.
         nbytes: How many.
-        dtype: Of safetensors.
-        shape: Of the tensor.
+        dtype: Name of the dtype in safetensors.
+        shape: Shape of the tensor.
     """
 
     path: str
@@ -61,7 +61,7 @@ def copy(export: Export, wanted: Iterable[tuple[TensorSlice, Take]]) -> None:
     """Read the files that hold the pieces, verify all of them, and hand each piece's bytes over.
 
     Args:
-        export: What is exported.
+        export: The choice of what to export.
         wanted: Pieces, each with what takes an offset in it and bytes; called from several threads.
 
     Raises:

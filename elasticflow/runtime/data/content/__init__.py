@@ -1,1 +1,1 @@
-"""What the samples of a dataset hold, as far as fingerprints and comparisons depend on it, and what they are drawn with."""
+"""Contents of samples, as far as fingerprints and comparisons need them, and the generators that draw them."""

@@ -55,18 +55,18 @@ class Varying(NamedTuple):
 
     @classmethod
     def from_json(cls, text: str) -> Varying:
-        """Return what `to_json` made a text of."""
+        """Parse the text that `to_json` returns."""
         sample, kind, parts, generators, is_plain = json.loads(text)
         return cls(sample, kind, tuple(parts), tuple(generators), is_plain)
 
 
 class Marks(NamedTuple):
-    """Three fingerprints of one dataset, from the one that tells most to the one that tells least.
+    """Three fingerprints of a dataset, the most precise first.
 
     Attributes:
-        by_content: Of the samples with everything they hold.
-        by_class: Of the samples with objects known by their class.
-        by_length: Of the number of samples.
+        by_content: Fingerprint of samples with all their contents.
+        by_class: Fingerprint of samples in which unknown objects count by their class.
+        by_length: Fingerprint of the number of samples.
     """
 
     by_content: str
@@ -82,13 +82,13 @@ class Marks(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What a look at a dataset found.
+    """Result of a look at a dataset.
 
     Attributes:
         marks: Its fingerprints.
         unseen: Classes of objects in its samples that cannot be looked into.
         varying: A sample that is not the same when it is read twice, the first one found.
-        sets: Of a mixture, the size of each set and what a look at it found; then *marks* are empty.
+        sets: For a mixture, size and look of each set; *marks* are empty then.
     """
 
     marks: Marks
@@ -170,7 +170,7 @@ def combined(sizes: Sequence[int], looks: Sequence[Look]) -> Look:
 
 
 def without_trace(read: Callable[[], T]) -> T:
-    """Return what *read* returns; random, numpy and torch on the CPU draw afterwards as if it had not been."""
+    """Return the result of *read*; random, numpy and torch on the CPU draw afterwards as if it had not been."""
     python, numeric, tensor = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     try:
         return read()

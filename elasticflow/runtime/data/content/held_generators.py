@@ -33,7 +33,7 @@ class Held(NamedTuple):
 
     Attributes:
         path: From the dataset: `dataset.transform.rng`.
-        generator: Of `random`, numpy or torch.
+        generator: A generator of `random`, numpy or torch.
         is_of_library: An object of a known library holds it, and the run seeds it for each sample.
     """
 

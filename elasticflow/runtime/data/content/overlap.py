@@ -1,4 +1,4 @@
-"""Whether samples of the evaluation are in the training data, as far as a look of bounded time can tell."""
+"""Searches the training data for samples of the evaluation, within a bounded time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _TRANSFORMS = ("transform", "target_transform", "transforms")  # as torchvision'
 
 
 class Overlap(NamedTuple):
-    """What a look found.
+    """Result of the search.
 
     Attributes:
         found: Samples of the evaluation that are in the training data.
@@ -60,7 +60,7 @@ class Overlap(NamedTuple):
 
     @property
     def is_leak(self) -> bool:
-        """Whether that is more than a few twins, as far as the part that was looked at tells."""
+        """True if that is more than a few twins, as far as the part that was looked at tells."""
         if self.is_natural:
             return False
         expected = _LEAST_SHARE * self.looked_up * self.compared / max(1, self.samples)

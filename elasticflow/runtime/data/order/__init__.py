@@ -1,1 +1,1 @@
-"""Which sample stands at which place of the endless stream."""
+"""Orders of samples: the sample at each place of the endless stream."""

@@ -28,7 +28,7 @@ _SMALL_TYPES = (np.uint8, np.uint16, np.uint32)
 
 
 class _Layout(NamedTuple):
-    """What an epoch consists of: places before its first whole batch, whole batches, and the windows these lie in."""
+    """Parts of an epoch: places before its first whole batch, whole batches, and their windows."""
 
     head: int
     batches: int
@@ -45,11 +45,11 @@ class BucketedOrder:
     Args:
         lengths: One per sample.
         batch: Samples of one step: the order depends on it.
-        tail: "spill": batches go on from one epoch into the next; else an epoch begins with a batch.
-        seed: Of the order.
+        tail: "spill": batches resume from one epoch into the next; else an epoch begins with a batch.
+        seed: Seed of the order.
 
     Attributes:
-        record: What tells it from every other order.
+        record: Identity of the order.
         has_repeats: A sample may come more than once in an epoch.
     """
 
@@ -77,7 +77,7 @@ class BucketedOrder:
         return len(self._lengths)
 
     def in_words(self) -> str:
-        """Return what batches of like length save, as the first ones of an epoch show it."""
+        """Return how much batches of like length save, as the first ones of an epoch show it."""
         count = min(len(self), max(self._batch, _SAMPLES_LOOKED_AT))
         places = np.arange(count, dtype=np.int64)
         like, plain = (

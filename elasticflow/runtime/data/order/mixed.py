@@ -26,14 +26,14 @@ _SHUFFLES_KEPT = 256  # besides four of each set
 
 
 class _Block(NamedTuple):
-    """What stands in one block: for each place the set, and the number of its sample in that set's own endless stream."""
+    """One block: for each place the set, and the sample's place in that set's endless stream."""
 
     sets: NDArray[np.int64]
     numbers: NDArray[np.int64]
 
 
 class MixedOrder:
-    """An endless stream that holds each set's own endless stream, in which each of its samples comes once per its own epoch.
+    """An endless stream made of each set's endless stream; a set's samples come once per epoch of the set.
 
     Among the first places of the stream, each set has its share to within a sample or so (two sets: half a sample; each
     doubling of the sets adds up to half a sample more). In which order the sets come is shuffled in blocks of 1,024 places.
@@ -42,11 +42,11 @@ class MixedOrder:
     Args:
         sizes: Samples of each set.
         shares: How often each set is drawn, as whole numbers that count relative to their sum (at most 2**50).
-        seed: Of the order.
+        seed: Seed of the order.
         places: Samples that make an epoch of the mixture; None: as many as all sets have together.
 
     Attributes:
-        record: What tells it from every other order.
+        record: Identity of the order.
         has_repeats: A sample may come more than once in an epoch.
     """
 

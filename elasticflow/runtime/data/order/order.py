@@ -1,4 +1,4 @@
-"""An order of samples: what it promises, how a snapshot names it, and the one that every job has unless it says otherwise."""
+"""An order of samples: its promises, its name in snapshots, and the default order."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _REMEDY = "go on with the version of elasticflow that took it, or start a new ru
 
 
 class Order(Protocol):
-    """Which sample stands at which place: a function of the place alone, so that any rank works it out by itself.
+    """The sample at each place: a function of the place alone, so that any rank can compute it.
 
     Attributes:
-        record: What tells it from every other order.
+        record: Identity of the order.
         has_repeats: A sample may come more than once in an epoch.
     """
 
@@ -45,7 +45,7 @@ class ShuffledOrder:
 
     Args:
         samples: Length of the dataset.
-        seed: Of the order.
+        seed: Seed of the order.
     """
 
     record: OrderRecord = VERSION
@@ -69,7 +69,7 @@ def seed_of(seed: int, name: str, number: int = 0) -> int:
 
 
 def digest_of(values: NDArray[Any]) -> str:
-    """Return what identifies an array: its type and its bytes."""
+    """Return the identity of an array: its type and its bytes."""
     digest = blake2b(str(values.dtype).encode(), digest_size=8)
     digest.update(np.ascontiguousarray(values).view(np.uint8).data)
     return digest.hexdigest()
@@ -91,7 +91,7 @@ _PARTS = {
 
 
 def require_same_order(now: OrderRecord, then: OrderRecord) -> None:
-    """Refuse to go on in another order of samples: a position in one means nothing in another.
+    """Refuse to continue in another order of samples: a position in one means nothing in another.
 
     Args:
         now: The job's.

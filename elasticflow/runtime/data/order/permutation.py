@@ -26,13 +26,13 @@ class Permutation:
 
     Args:
         samples: How many there are.
-        seed: Of the order.
+        seed: Seed of the order.
         epochs: One shuffle for each; several are computed at once, since numpy's cost is per call.
 
     Attributes:
-        right_bits: Of a place, those of its right half.
+        right_bits: Number of bits in the right half of a place.
         left_mask: Selects the bits of a left half.
-        right_mask: Those of a right one.
+        right_mask: Mask of the right half.
         keys: For each round, that of each epoch.
     """
 

@@ -25,11 +25,11 @@ class WeightedOrder:
 
     Args:
         weights: One per sample: finite, at least 0, not all 0. A sample of weight 0 is never drawn.
-        seed: Of the draws.
+        seed: Seed of the draws.
         draws: That make an epoch; None: as many as there are samples.
 
     Attributes:
-        record: What tells it from every other order.
+        record: Identity of the order.
         has_repeats: A sample may come more than once in an epoch.
     """
 
@@ -54,7 +54,7 @@ class WeightedOrder:
         return self._places
 
     def in_words(self) -> str:
-        """Return what the weights come to, in as many draws as there are samples."""
+        """Return the total of the weights, in as many draws as there are samples."""
         samples = len(self._ends)
         chances = np.diff(self._ends, prepend=0) / 2.0**_BITS
         with np.errstate(divide="ignore"):  # of a sample that is always drawn
