@@ -17,6 +17,7 @@ SNAPSHOT_OPTIONS = ("staging_limit",)
 
 
 def lines_of(node: ast.stmt) -> int:
+    """Return how many lines a definition has."""
     return (node.end_lineno or node.lineno) - node.lineno + 1
 
 
