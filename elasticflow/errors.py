@@ -29,7 +29,7 @@ class StopTraining(Exception):  # noqa: N818  # no error: the run counts as fini
     """
 
 
-# What gloo and c10d say where ranks take part in one collective with different sizes, or in different collectives: the
+# Messages of gloo and c10d where ranks take part in one collective with different sizes, or in different collectives: the
 # job's own code does that, and does it again. (torch 2.13)
 COLLECTIVE_MISMATCH = (
     "Received data size doesn't match expected size",

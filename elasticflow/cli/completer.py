@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MOST_LETTERS = 70
-# What bash would not take as part of a word.
+# Characters that bash does not take as part of a word.
 _UNSAFE, _ESCAPED = re.compile(r"[^\w@%+=:,./~-]"), r"\\\g<0>"
 
 

@@ -86,7 +86,7 @@ def _items(
     ]
 
 
-# What they complete is named, not imported: only a shell that asks needs it.
+# Completions are named, not imported: only a shell that asks needs them.
 JOB_FILE = JobFile("job_files")
 MODEL_FILE = CompletedPath("model_files")
 SCRIPT = CompletedPath("model_files")

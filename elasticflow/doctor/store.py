@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _TOPIC = "storage"
 _PATIENCE = Patience(total_s=5.0)
 _LIBRARIES = {"s3": "s3fs", "gcs": "gcsfs", "azure": "adlfs", "sftp": "asyncssh", "http": "aiohttp"}
-# What locks and clocks of these do depends on a server.
+# On these file systems, locks and clocks depend on a server.
 _NETWORK = ("nfs", "cifs", "smb", "fuse", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "9p", "afs")
 _LITTLE, _TOO_LITTLE = 10**9, 10**8
 _SLOW_S, _SKEW_S = 0.5, 60.0

@@ -73,7 +73,7 @@ def lead_or_join(
             except LedElsewhereError:
                 pass
             except RunLockedError:
-                # Of machines that start at once and share the run folder, the first one has the lock before it leads.
+                # If machines that share the run folder start at once, the first has the lock before it leads.
                 locked += 1
                 if not plan.is_store_outside or locked > _MOST_LOCKED:
                     raise

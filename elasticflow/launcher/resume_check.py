@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
     from elasticflow.snapshots.store.catalog import Catalog
 
-# What the last line of a generated train.py calls, now and in launches of earlier versions.
+# Functions that the last line of a generated train.py calls, now and in earlier versions.
 _MAIN_CALLS = {"program", "run"}
 _REMEDIES = {
     "corrupting": "start a new run of the changed job: elasticflow run",

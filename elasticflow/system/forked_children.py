@@ -52,7 +52,7 @@ class _Parent:
 
 _parent = _Parent(None, 0)
 _is_registered = False
-# Of threads that fork at this moment, as they were before.
+# State before the fork, of threads that fork at this moment.
 _masks: dict[int, set[int | signal.Signals]] = {}
 
 

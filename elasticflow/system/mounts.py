@@ -22,7 +22,7 @@ def file_system_of(folder: Path) -> str:
     for line in text.splitlines():
         mount, _, about = line.partition(" - ")
         point = Path(_ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), mount.split()[4]))
-        # Of several file systems mounted at one point, the last one hides the others.
+        # The last file system mounted at a point hides the others.
         if real.is_relative_to(point) and len(point.parts) >= depth:
             depth, kind = len(point.parts), about.split()[0]
     return kind

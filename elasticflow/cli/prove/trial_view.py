@@ -40,7 +40,7 @@ class TrialView:
 
     def __init__(self, job: Job, steps: int, tolerance: float, *, quiet: bool) -> None:
         self.job, self.tolerance = job, tolerance
-        # Of a script, the first trial tells.
+        # For a script, the first trial tells.
         self.is_exact = job.script is None and job.train.consistency == "exact"
         self._steps, self._quiet = steps, quiet
         self._meter: ProgressMeter | None = None

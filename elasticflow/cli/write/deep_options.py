@@ -88,7 +88,7 @@ def try_out_loaded(
         snapshot_bytes=facts.snapshot_bytes,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     )
-    # What the reader has seen already, said with less knowledge, is not said again.
+    # The reader has seen these findings already, with more detail.
     shown = {(diagnostic.code, diagnostic.where) for diagnostic in loaded.diagnostics}
     new = [diagnostic for diagnostic in known if (diagnostic.code, diagnostic.where) not in shown]
     return report, [*diagnostics_of(report, source), *new]

@@ -146,7 +146,7 @@ class PodSpec:
         if table.pre_stop:
             command = [_literal(word) for word in table.pre_stop]
             container["lifecycle"] = {"preStop": {"exec": {"command": command}}}
-        # What it printed last stands in the pod's status, where `kubectl describe` shows it.
+        # The pod's status has its last lines, where `kubectl describe` shows them.
         container["terminationMessagePolicy"] = "FallbackToLogsOnError"
         return container
 

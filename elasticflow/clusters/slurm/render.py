@@ -247,7 +247,7 @@ def render_slurm(
     root = loaded.project_root.resolve()
     file = path.relative_to(root) if path.is_relative_to(root) else path
     case = () if loaded.case is None else ("--case", loaded.case)
-    # What the script itself is made of, the nodes need not be told.
+    # The nodes need no option that only shapes this script.
     told = [override for override in overrides if not override.startswith("slurm.")]
     values = [word for override in told for word in ("--set", override)]
     if program is None:

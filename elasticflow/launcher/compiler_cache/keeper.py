@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
     from elasticflow.snapshots.format.writer_config import WriterStart
 
-# What torch reads; a job or a user that sets one keeps the cache elsewhere, and for itself.
+# Variables that torch reads; a job or a user that sets one keeps a cache elsewhere, and alone.
 VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 _LOOK_S = 0.2
 _BUSY_PAUSE_S = 2.0
@@ -267,7 +267,7 @@ class CompilerCacheKeeper:
     def _fail(self, action: str, reason: str) -> None:
         # Told once: the next launch tries again.
         self._has_failed |= action == "save"
-        # What lies beside the snapshots is no good to this kind of machine: it is replaced.
+        # The archive beside the snapshots is useless to this kind of machine: it is replaced.
         self._has_not_loaded |= action == "load"
         self._told.append(CompilerCacheFailed(self._place.node, action, reason))
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # torch's compiler splits its own command lines at blanks (measured, 2.13).
 _PLAIN = re.compile(r"[A-Za-z0-9_./+@=,:-]+")
 _LOCKS = "locks"
-# What compilers write in place. All else torch writes beside its name, and renames.
+# Files that compilers write in place. Torch writes all others beside their name, and renames them.
 _WRITTEN_IN_PLACE = frozenset({".so", ".o", ".gch"})
 
 

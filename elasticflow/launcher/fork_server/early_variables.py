@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Of libraries that the server imports only once it knows the job's variables. The interpreter and the loader, numpy, torch
+# Variables of libraries that the server imports only once it knows the job's variables. The interpreter and the loader, numpy, torch
 # and what these load read hundreds of others, under names of any kind and in C, too: they cannot be listed.
 _LATER = (
     "ACCELERATE_", "AIM_", "ANTHROPIC_", "AWS_", "AZURE_", "BITSANDBYTES_", "CLEARML_", "COMET_", "DATASETS_", "DIFFUSERS_",

@@ -16,7 +16,7 @@ from elasticflow.protocol.worker_environment import COMPILER_CACHE, RANK_VARIABL
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-# What every worker needs, also what torch imports lazily at the worst moment: `torch._dynamo` would cost
+# Modules that every worker needs, among them modules that torch imports lazily at the worst moment: `torch._dynamo` would cost
 # 0.8 s in the first optimizer step of each generation.
 WARM = (
     "numpy",

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # A third of a core: after each slice of CPU time comes a pause of twice its length.
 _SLICE_S, _PAUSE_S = 0.02, 0.04
 _SNAPSHOT = b"snapshot"
-# What a CUDA context takes of its GPU, as a bound; and how long the driver may take to tell what is free there.
+# Upper bound of a CUDA context's memory on its GPU; and the time the driver may take to report free memory.
 _CONTEXT_BYTES = 600 << 20
 _QUERY_LIMIT_S = 10.0
 

@@ -27,7 +27,7 @@ _OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "S
 _SSH_FAILED = 255
 _NO_COMMAND = (126, 127)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-# What ssh says of itself that no second try mends.
+# Messages of ssh that no second try cures.
 _FINAL = ("Permission denied", "Host key verification failed", "Bad configuration option", "no such identity")
 
 

@@ -63,7 +63,7 @@ class Durations:
                 self._move(record.get("restore_s"), self._part, RESTORING)
                 self._begin(TRAINING)
             case events.SCRIPT_STARTED:
-                # What a script does, and does again, no one knows, unless its loop tells where it begins.
+                # Work that a script repeats is unknown, unless its loop tells where it begins.
                 preparing = self._part
                 self._begin(TRAINING)
                 self._script = (preparing, self._parts[TRAINING])

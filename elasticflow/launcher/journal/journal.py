@@ -97,7 +97,7 @@ class Journal:
         self.damage = self._lines.damage
         self._show = show
         self._written = self._told = 0.0
-        # What is known, and was put off: the state on disk, and what nodes are at.
+        # Known but not yet written: the state on disk, and the activities of nodes.
         self._is_written_late = self._is_told_late = False
         self._activities: dict[str, dict[str, Any]] = {}
         self.generation = 0

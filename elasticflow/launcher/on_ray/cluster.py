@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ADDRESS = "RAY_ADDRESS"
 _PRINT = "print_to_stdstream"
-# Of ray's refusal of another version (seen in 2.60, `_private/utils.py`): the cluster's two, then this process'.
+# Ray's refusal of another version (seen in 2.60, `_private/utils.py`): the cluster's two, then this process'.
 _VERSION = re.compile(r"^ +(Ray|Python): (\S+)$", re.MULTILINE)
 
 

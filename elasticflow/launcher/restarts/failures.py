@@ -184,7 +184,7 @@ def first_failure(reports: Sequence[Report], *, is_finished: bool = False) -> Fa
     if not failed:
         return None
     own = [r for r in failed if not _noticed(r)]
-    # What the others noticed is a rank that left in good order while they needed it.
+    # The others noticed a rank that exited in good order while they needed it.
     left = [] if is_finished else [r for r in reports if r.exit_code == 0 and not r.ended_by_us]
     first = min(own or left or failed, key=lambda r: (_time(r), r.rank))
     failure_class = classify(

@@ -66,7 +66,7 @@ class CancelMark:
             return None
         self._next_look = now + _LOOK_S
         asked: Literal["leave", "now"] | None = None
-        # What cannot be read asks for nothing: the run continues.
+        # An unreadable file asks for nothing: the run continues.
         with contextlib.suppress(OSError):
             asked = NOW if self._path.read_bytes().strip() == NOW.encode() else LEAVE
         if asked is None or self._told in {asked, NOW}:

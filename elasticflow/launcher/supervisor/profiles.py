@@ -31,7 +31,7 @@ class Profiles:
 
     def __init__(self, folder: RunFolder, journal: Journal) -> None:
         self._folder, self._journal = folder, journal
-        # What lies there was asked of an earlier launch.
+        # These files were requests to an earlier launch.
         self._taken = max(folder.profile_numbers(), default=0)
         self._looked = 0.0
         self._generation = 0

@@ -203,7 +203,7 @@ class Supervisor:
             ledger=tuple(self._ledger.entries),
             is_resumed=self._launch.is_resumed,
         )
-        # What is held in memory may be ahead of the store, also before anything is trained.
+        # Memory may be ahead of the store, also before the first step.
         untrained_s = UNTRAINED_S if plan.snapshots.memory is None else plan.restarts.grace_s
         script = None if plan.script is None else plan.script.shown
         return Lifecycle(plan.restarts, self._nodes, run, untrained_s, script=script)
@@ -378,7 +378,7 @@ class Supervisor:
         if verdict.status == "interrupted":
             # The writer has reported its last snapshot by now.
             fields["goes_on_from"] = step_of(self._journal.state["snapshot"])
-        # Of a failure `exit_code` is the worker's.
+        # For a failure, `exit_code` is the worker's.
         figures = {
             "exit_code": verdict.exit_code,
             "ends_with": verdict.exit_code,

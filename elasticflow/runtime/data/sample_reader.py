@@ -69,7 +69,7 @@ class SampleReader:
         has_repeats: bool = False,
     ) -> None:
         self._dataset, self._collate, self._seed, self._use = dataset, checked_collate(collate), seed, use
-        # Of the stretch of places in which a sample comes once: what it draws is keyed by that and its index.
+        # A sample comes once in each stretch of places: its draws are keyed by the stretch and its index.
         self._length = 1 if has_repeats else len(dataset)
         self._many = getattr(dataset, "__getitems__", None)
         self._is_careful = False

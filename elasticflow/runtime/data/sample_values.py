@@ -116,7 +116,7 @@ def _named(dataset: Any, name: str, key: str) -> Any:
         return np.concatenate(known) if len(known) == len(parts) else None
     columns = getattr(dataset, "column_names", None)
     if isinstance(columns, list) and name in columns:
-        # Of Hugging Face datasets: what a transform makes of the samples is not asked for.
+        # For Hugging Face datasets: raw samples, without the transform.
         return dataset.with_format("numpy")[name][:]
     value = dataset
     for part in name.split("."):

@@ -108,7 +108,7 @@ class Scalars:
 
     def __init__(self, worker: AnyWorker, leaves: int) -> None:
         self._worker, self._leaves = worker, leaves
-        # Those that were met since the run began or continued, the same on every rank.
+        # Names met since the run began or resumed, the same on every rank.
         self._met: set[str] = set()
         self._parts: dict[int, Sums] = {}
 

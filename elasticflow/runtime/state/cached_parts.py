@@ -249,7 +249,7 @@ def _locations_and_forms(tensors: list[Tensor]) -> list[Any]:
 def _fingerprint_of(value: Any) -> bytes | None:
     """Return what two values have in common if and only if their JSON is the same; None if that cannot be told."""
     try:
-        # Of plain types only, by value; a quarter of the time that encoding takes.
+        # Plain types only, by value: a quarter of the time of encoding.
         return marshal.dumps(value, 2)
     except ValueError:
         return None

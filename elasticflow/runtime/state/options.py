@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import CellType
 
-# What an option needs in the state of each parameter, and beside what it begins as zeros; of torch's optimizers.
+# State per parameter that an option of torch's optimizers needs, and the state beside which it begins as zeros.
 _ADDED = {
     "amsgrad": ("max_exp_avg_sq", "exp_avg_sq"),
     "centered": ("grad_avg", "square_avg"),
@@ -138,7 +138,7 @@ class JobOptions:
         }
         counts = {name: _count(states.pop(name)) for name in players}
         with warnings.catch_warnings(), suppress(StopTraining):
-            # Of a schedule that moves before its optimizer does.
+            # A schedule that moves before its optimizer does.
             warnings.simplefilter("ignore")
             for number in range(max(counts.values(), default=0)):
                 for name, schedule in players.items():
@@ -208,7 +208,7 @@ def _schedule_texts(schedule: Any) -> dict[str, str]:
     texts = _texts({k: v for k, v in schedule.state_dict().items() if k not in {"_schedulers", _FACTORS}})
     if hasattr(schedule, _FACTORS):
         texts[_FACTORS] = _text(getattr(schedule, _FACTORS))
-    # Of SequentialLR and ChainedScheduler.
+    # SequentialLR and ChainedScheduler have these.
     for number, inner in enumerate(getattr(schedule, "_schedulers", ())):
         texts |= {f"{number}.{key}": text for key, text in _schedule_texts(inner).items()}
     return texts

@@ -250,7 +250,7 @@ class State:
             loading.check_schedule(stateful, state, name)
 
     def _when_loaded(self, name: str) -> int:
-        # What may refuse its state loads first; modules, which were compared down to the last tensor, load last.
+        # Objects that may refuse their state load first; modules, which were compared down to the last tensor, load last.
         if isinstance(self._parts[name].stateful, nn.Module):
             return 2
         return 0 if name.startswith(_INCLUDE) else 1

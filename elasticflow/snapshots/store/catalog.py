@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _GENERATION = re.compile(r"(?P<number>\d{4,})\.json")
 _NAMED_FILE = re.compile(rf"(?P<name>{run_folder.SNAPSHOT_NAME.pattern})\.json")
-# Of a file, not of the disk it lies on.
+# Errors of a file, not of its disk.
 _OF_A_FILE = {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EIO}
 _JOB, _STOP, _PINS = "JOB.json", "STOPPED.json", "pins"
 

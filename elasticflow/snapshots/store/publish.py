@@ -25,7 +25,7 @@ UNFINISHED = ".tmp-"
 # Prefix of such a folder while it is being removed.
 SWEPT = ".swept-"
 _POLL_LEAST_S, _POLL_MOST_S = 0.02, 1.0
-# Of all nodes that wait for a commit.
+# Limit for all nodes that wait for a commit, together.
 _MOST_LOOKS_PER_S = 256
 # While a store is in trouble, the next snapshot matters more than tidying up after the last one.
 _TIDYING = Patience(total_s=2.0)

@@ -86,7 +86,7 @@ def plan(catalog: Catalog, rules: policy.Keep, *, dead: int, watch: Watch) -> Pr
         damaged[snapshot.name] = problems
     good = [snapshot for snapshot in snapshots if snapshot.name not in damaged]
     staying = policy.reasons(good, rules, pinned=catalog.pinned())
-    # What a damaged one borrows may not be what is damaged.
+    # Files that a damaged snapshot borrows may be whole.
     needed = {owner for snapshot in snapshots if snapshot.name in damaged for owner in snapshot.borrowed_from}
     for name in needed & {snapshot.name for snapshot in good}:
         staying.setdefault(name, set()).add("borrowed")

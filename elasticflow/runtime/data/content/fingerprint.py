@@ -26,7 +26,7 @@ T = TypeVar("T")
 _PROBES = 16  # samples whose content goes into a fingerprint
 _PROBES_IN_MEMORY = 256  # of a list, which gives a sample in no time
 _ARRAY_ROWS, _ARRAY_BYTES = 1 << 16, 4 << 20  # of an array: most rows, and most of their bytes
-# Of a dataset with a fingerprint of its own: samples read twice, and for how long no further one is.
+# For a dataset with a fingerprint of its own: samples read twice, and the time after which no more are read.
 _PROBES_BESIDE, _BESIDE_S = 4, 1.0
 _DIGITS = 16
 _PARTS_SHOWN, _GENERATORS_SHOWN = 3, 3

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _BY_TEXT = (str, int, float, complex, np.generic, date, time, timedelta, Decimal)
 _HOLD_NOTHING = (type(threading.Lock()), type(threading.RLock()))
 _MOST_DEPTH = 120
-# Of one sample, inside its objects; an array counts once for each 4 KiB. An object may refer to a whole dataset.
+# Limit for one sample, inside its objects; an array counts once for each 4 KiB. An object may refer to a whole dataset.
 _MOST_PARTS = 20_000
 _BYTES_OF_PART = 4096
 _PICKLE_PROTOCOL = 4
@@ -162,7 +162,7 @@ class Content:
         kept = _kept_of(value)
         if kept is None:
             self.unseen[name] = None
-            # What stands in its attributes is seen at least.
+            # Its attributes are seen at least.
             kept = getattr(value, "__dict__", {})
         self._add(kept)
 

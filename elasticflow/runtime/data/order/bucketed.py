@@ -147,7 +147,7 @@ class BucketedOrder:
         samples = permuted(
             len(self), self._seed, np.arange(begin + first * batch, begin + last * batch, dtype=np.int64)
         )
-        # Of samples of one length, the shuffle's first one comes first: no other order than that is in them.
+        # Samples of one length stay in the order of the shuffle.
         by_length = np.argsort(self._lengths[samples], kind="stable").reshape(last - first, batch)
         # Within a batch the shuffle's order, too: else the last worker's samples would always be the longest.
         by_length.sort(axis=1)

@@ -136,7 +136,7 @@ class MixedOrder:
             return
         middle = (low + high) // 2
         share, whole = self._below[middle] - self._below[low], self._below[high] - self._below[low]
-        # Of the first p places the lower half has p * share / whole, rounded; p is Python's, so that nothing overflows.
+        # The lower half has p * share / whole, rounded, of the first p places; p is Python's, so that nothing overflows.
         before, rest = divmod(2 * begin * share + whole, 2 * whole)
         counts = (rest + 2 * share * np.arange(len(places) + 1, dtype=np.int64)) // (2 * whole)
         is_lower = np.diff(counts) > 0
