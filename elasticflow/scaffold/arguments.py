@@ -8,17 +8,17 @@ import math
 import re
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from elasticflow.jobfile.python_source.bindings import origin_in
-from elasticflow.jobfile.python_source.classes import classes_of
-from elasticflow.jobfile.python_source.definitions import Definition
-from elasticflow.jobfile.python_source.modules import CannotTellError, Module
-from elasticflow.jobfile.python_source.signatures import from_arguments
-from elasticflow.jobfile.python_source.syntax import decorators_of, dotted_names, unquoted
+from elasticflow.python_source.bindings import origin_in
+from elasticflow.python_source.classes import classes_of
+from elasticflow.python_source.definitions import Definition
+from elasticflow.python_source.modules import CannotTellError, Module
+from elasticflow.python_source.signatures import from_arguments
+from elasticflow.python_source.syntax import decorators_of, dotted_names, unquoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from elasticflow.jobfile.python_source.signatures import Parameter
+    from elasticflow.python_source.signatures import Parameter
 
 ValueType = Literal["int", "float", "bool", "str", "list", "table", "any", "object"]
 _WORDS: dict[ValueType, str] = {

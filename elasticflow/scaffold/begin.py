@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.errors import ScaffoldError
-from elasticflow.jobfile.python_source.classes import classes_of
-from elasticflow.jobfile.python_source.definitions import Definition
-from elasticflow.jobfile.python_source.modules import Finder, UnresolvedError
-from elasticflow.jobfile.python_source.resolve import Resolver
 from elasticflow.jobfile.tables.json_schema import SCHEMA_FILE
+from elasticflow.python_source.classes import classes_of
+from elasticflow.python_source.definitions import Definition
+from elasticflow.python_source.modules import Finder, UnresolvedError
+from elasticflow.python_source.resolve import Resolver
 from elasticflow.run_folder import RUNS
 from elasticflow.scaffold.candidates import (
     Candidate,

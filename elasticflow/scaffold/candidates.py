@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from elasticflow.jobfile.python_source.bindings import origin_in
-from elasticflow.jobfile.python_source.syntax import dotted_names, own_nodes
+from elasticflow.python_source.bindings import origin_in
+from elasticflow.python_source.syntax import dotted_names, own_nodes
 from elasticflow.scaffold.arguments import Argument, Config, arguments_of, config_of, inherited_in_file
 
 if TYPE_CHECKING:

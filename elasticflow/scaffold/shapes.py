@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.jobfile.python_source.syntax import dotted_names
+from elasticflow.python_source.syntax import dotted_names
 from elasticflow.scaffold.arguments import arguments_of
 from elasticflow.scaffold.candidates import method_of
 

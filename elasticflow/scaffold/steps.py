@@ -6,7 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.jobfile.python_source.syntax import dotted_names
+from elasticflow.python_source.syntax import dotted_names
 from elasticflow.scaffold.candidates import method_of, returns_of
 
 if TYPE_CHECKING:

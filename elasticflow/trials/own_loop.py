@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from elasticflow.errors import TrialRefusedError
-from elasticflow.jobfile.python_source.modules import Finder, UnresolvedError
+from elasticflow.python_source.modules import Finder, UnresolvedError
 
 if TYPE_CHECKING:
     from pathlib import Path

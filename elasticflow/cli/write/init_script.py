@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.lint.script.forms import Form
-    from elasticflow.lint.script.script import Script
+    from elasticflow.python_source.script import Script
 
 _SLOW = ("transformers", "datasets", "accelerate", "lightning", "torchvision", "timm", "peft", "trl", "torchmetrics", "torchaudio", "pandas", "scipy", "sklearn")  # fmt: skip
 _ONE = {

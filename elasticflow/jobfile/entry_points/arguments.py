@@ -11,13 +11,13 @@ from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
 from elasticflow.jobfile.entry_points.calls import takes_optimizer_later, takes_optimizers
 from elasticflow.jobfile.entry_points.free_tables import not_passable
 from elasticflow.jobfile.entry_points.own_steps import check_own_step
-from elasticflow.jobfile.python_source.annotations import ObjectTable
-from elasticflow.jobfile.python_source.bindings import origin
-from elasticflow.jobfile.python_source.definitions import Definition
-from elasticflow.jobfile.python_source.modules import UnresolvedError
-from elasticflow.jobfile.python_source.signatures import Misfit, misfits
-from elasticflow.jobfile.python_source.syntax import decorators_of, dotted_names, unquoted
 from elasticflow.jobfile.text.layers import table_at
+from elasticflow.jobfile.type_checks.annotations import ObjectTable
+from elasticflow.jobfile.type_checks.misfits import Misfit, misfits
+from elasticflow.python_source.bindings import origin
+from elasticflow.python_source.definitions import Definition
+from elasticflow.python_source.modules import UnresolvedError
+from elasticflow.python_source.syntax import decorators_of, dotted_names, unquoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.diagnostics.positions import KeyPath
     from elasticflow.jobfile.entry_points.calls import EntryPoint
-    from elasticflow.jobfile.python_source.resolve import Resolver
-    from elasticflow.jobfile.python_source.signatures import Parameter, Signature
+    from elasticflow.python_source.resolve import Resolver
+    from elasticflow.python_source.signatures import Parameter, Signature
 
 
 class ArgumentCheck:

@@ -9,16 +9,16 @@ import ast
 import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.jobfile.python_source.bindings import origin, parse_python
-from elasticflow.jobfile.python_source.classes import base_names, classes_of
-from elasticflow.jobfile.python_source.definitions import Definition
-from elasticflow.jobfile.python_source.modules import CannotTellError, UnresolvedError, source_of
-from elasticflow.jobfile.python_source.syntax import dotted_names, unquoted
+from elasticflow.python_source.bindings import origin, parse_python
+from elasticflow.python_source.classes import base_names, classes_of
+from elasticflow.python_source.definitions import Definition
+from elasticflow.python_source.modules import CannotTellError, UnresolvedError, source_of
+from elasticflow.python_source.syntax import dotted_names, unquoted
 
 if TYPE_CHECKING:
     from elasticflow.jobfile.diagnostics.positions import KeyPath
-    from elasticflow.jobfile.python_source.modules import Module
-    from elasticflow.jobfile.python_source.resolve import Resolver
+    from elasticflow.python_source.modules import Module
+    from elasticflow.python_source.resolve import Resolver
 
 
 class Kind(NamedTuple):
