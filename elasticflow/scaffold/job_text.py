@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.jobfile.diagnostics.toml_literals import to_toml
+from elasticflow.jobfile.entry_points.object_arguments import object_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 SCHEMA_NAME = "job.schema.json"
 _COMMENTS_AT = 44
+_COMMENTS = {
+    ("model", "entry"): "any callable that returns an nn.Module",
+    ("model", "loss"): 'called with outputs and targets; or step = "module:function"',
+    ("model", "step"): "called with model and batch; returns the loss",
+    ("dataset", "entry"): "returns an object with __len__ and __getitem__",
+    ("dataset", "global_batch_size"): "samples per step, the same at any number of workers",
+}
+_BESIDE = {
+    "optimizer": "# clip_grad_norm = 1.0",
+    "dataset": "# num_workers = 2 | loader processes of each worker",
+}
 
 
 @dataclass(frozen=True)
@@ -20,122 +32,112 @@ class Draft:
 
     Attributes:
         name: The job's.
+        tables: Keys of `[model]`, `[optimizer]` and `[dataset]`, in their order.
         path: Where factories are found, from the project's root.
-        model: `module:attribute`.
-        dataset: `module:attribute`.
-        loss: `module:attribute`; called with outputs and targets.
-        step: `module:attribute` that takes the loss's place.
-        loss_is_guessed: Nothing told it.
-        arguments: Arguments of `model`, `optimizer` and `dataset`, by table.
-        evaluation: Lines of an evaluation table, of the example.
+        evaluation: Lines of an evaluation table.
         epochs: Passes over the data.
-        global_batch_size: Samples per step.
         workers: Per machine.
     """
 
     name: str
-    model: str
-    dataset: str
+    tables: Mapping[str, Mapping[str, Any]]
     path: str = "."
-    loss: str | None = "torch.nn.functional:cross_entropy"
-    step: str | None = None
-    loss_is_guessed: bool = False
-    arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     evaluation: tuple[str, ...] = ()
     epochs: int = 5
-    global_batch_size: int = 32
     workers: int | str = 2
 
 
 def text_of(draft: Draft) -> str:
     """Return the job file's text."""
-    return "\n".join(aligned(line) for line in _lines(draft)) + "\n"
+    return laid_out(_lines(draft))
+
+
+def laid_out(lines: Iterable[str]) -> str:
+    """Return a job file's text, with its comments, the parts of lines behind ` | `, in one column."""
+    return "\n".join(_aligned(line) for line in lines) + "\n"
+
+
+def _aligned(line: str) -> str:
+    code, bar, comment = line.partition(" | ")
+    if not bar:
+        return line
+    return f"{code:<{_COMMENTS_AT}}# {comment}" if len(code) < _COMMENTS_AT else f"{code}  # {comment}"
 
 
 def _lines(draft: Draft) -> Iterator[str]:
-    yield f"#:schema {SCHEMA_NAME}"
-    yield "# What may stand here is in the schema, which editors show; `elasticflow explain` explains what is refused."
-    yield ""
-    yield "[job]"
-    yield f"name = {to_toml(draft.name)}"
+    yield from head(draft.name)
     yield "seed = 1234 | of the samples' order and of every random number"
     if draft.path != ".":
         yield f"path = [{to_toml(draft.path)}] | where modules are found, from the project's root"
     yield ""
-    yield "[model]"
-    yield f"entry = {to_toml(draft.model)} | any callable that returns an nn.Module"
-    yield from _arguments(draft, "model")
-    if draft.step is not None:
-        yield f"step = {to_toml(draft.step)} | called with model and batch; returns the loss"
-    else:
-        guessed = "a guess: " if draft.loss_is_guessed else ""
-        yield f'loss = {to_toml(draft.loss)} | {guessed}called with outputs and targets; or step = "module:function"'
-    yield from _objects(draft, "model")
-    yield ""
-    yield "[optimizer]"
-    yield 'entry = "torch.optim:AdamW"'
-    yield f"args = {to_toml({'lr': 1e-3, **draft.arguments.get('optimizer', {})})}"
-    yield "# clip_grad_norm = 1.0"
-    yield ""
-    yield "[dataset]"
-    yield f"entry = {to_toml(draft.dataset)} | returns an object with __len__ and __getitem__"
-    yield from _arguments(draft, "dataset")
-    yield f"global_batch_size = {draft.global_batch_size} | samples per step, the same at any number of workers"
-    yield "# num_workers = 2 | loader processes of each worker"
-    yield from _objects(draft, "dataset")
-    yield ""
+    for table, keys in draft.tables.items():
+        yield f"[{table}]"
+        yield from _keys(table, keys)
+        yield ""
     yield from draft.evaluation
     yield "[train]"
     yield f"epochs = {draft.epochs} | or steps = 2000"
     yield '# consistency = "exact" | the same bits at any number of workers'
     yield ""
-    yield "[nodes]"
-    yield f'nproc_per_node = {to_toml(draft.workers)} | workers per machine; "auto": one per GPU, else per core'
-    yield "# max = 4 | machines; others join: run JOB --join HOST:PORT"
+    yield from nodes(draft.workers)
     yield '# endpoint = "host:29400" | where they meet'
     yield ""
+    yield from restarts()
+    yield from snapshots()
+
+
+def _keys(table: str, keys: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of a table; arguments that are objects come last, each as a table of its own."""
+    args = keys.get("args", {})
+    objects = {name: made for name, value in args.items() if (made := object_of(value)) is not None}
+    plain = {name: value for name, value in args.items() if name not in objects}
+    for key, value in keys.items():
+        if key != "args":
+            comment = _COMMENTS.get((table, key))
+            yield f"{key} = {to_toml(value)}" + (f" | {comment}" if comment else "")
+        elif not objects and plain:
+            yield f"args = {to_toml(plain)}"
+        else:  # beside tables of arguments no inline table may stand
+            yield from (f"args.{name} = {to_toml(each)}" for name, each in plain.items())
+    if table in _BESIDE:
+        yield _BESIDE[table]
+    for name, made in objects.items():
+        yield ""
+        yield f"[{table}.args.{name}]"
+        yield f"entry = {to_toml(made.entry)}"
+        if made.is_partial:
+            yield "partial = true"
+        if made.args:
+            yield f"args = {to_toml(made.args)}"
+
+
+def head(name: str) -> Iterator[str]:
+    """Yield how a job file begins."""
+    yield f"#:schema {SCHEMA_NAME}"
+    yield "# What may stand here is in the schema, which editors show; `elasticflow explain` explains what is refused."
+    yield ""
+    yield "[job]"
+    yield f"name = {to_toml(name)}"
+
+
+def nodes(workers: int | str, why: str | None = None) -> Iterator[str]:
+    """Yield the table of machines; *why* says why it is that number of workers."""
+    yield "[nodes]"
+    why = why or 'workers per machine; "auto": one per GPU, else per core'
+    yield f"nproc_per_node = {to_toml(workers)} | {why}"
+    yield "# max = 4 | machines; others join: run JOB --join HOST:PORT"
+
+
+def restarts() -> Iterator[str]:
+    """Yield the table of restarts."""
     yield "[restarts]"
     yield "budget = 3 | failures that are forgiven; resizes and preemptions are free"
     yield ""
+
+
+def snapshots() -> Iterator[str]:
+    """Yield the table of snapshots."""
     yield "[snapshots]"
     yield 'every = ["10 min", "1 epoch"] | whichever comes first; always at the end and when asked to leave'
     yield "keep = { last = 3 }"
     yield '# uri = "s3://bucket/prefix" | any fsspec URL; default: inside the run folder, runs/'
-
-
-def _arguments(draft: Draft, table: str) -> Iterator[str]:
-    plain = {name: value for name, value in draft.arguments.get(table, {}).items() if not is_object(value)}
-    if plain:
-        yield f"args = {to_toml(plain)}" if not _objects_of(draft, table) else f"args.{_dotted(plain)}"
-
-
-def _dotted(plain: Mapping[str, Any]) -> str:
-    """Return plain arguments as dotted keys: beside tables of arguments no inline table may stand."""
-    return "\nargs.".join(f"{name} = {to_toml(value)}" for name, value in plain.items())
-
-
-def _objects(draft: Draft, table: str) -> Iterator[str]:
-    """Yield the arguments that are objects, each as a table of its own, which goes on to the end of the table."""
-    for name, value in _objects_of(draft, table).items():
-        yield ""
-        yield f"[{table}.args.{name}]"
-        yield f"entry = {to_toml(value['entry'])}"
-        if value.get("args"):
-            yield f"args = {to_toml(value['args'])}"
-
-
-def _objects_of(draft: Draft, table: str) -> dict[str, Any]:
-    return {name: value for name, value in draft.arguments.get(table, {}).items() if is_object(value)}
-
-
-def is_object(value: Any) -> bool:
-    """Return whether an argument is an object that is made by an entry of its own."""
-    return isinstance(value, dict) and "entry" in value
-
-
-def aligned(line: str) -> str:
-    """Return a line with its comment, the part behind ` | `, in the column of all comments."""
-    code, bar, comment = line.partition(" | ")
-    if not bar:
-        return line
-    return f"{code:<{_COMMENTS_AT}}# {comment}" if len(code) < _COMMENTS_AT else f"{code}  # {comment}"

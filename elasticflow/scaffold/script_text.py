@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics.toml_literals import to_toml
-from elasticflow.scaffold.job_text import SCHEMA_NAME, aligned
+from elasticflow.scaffold.job_text import head, laid_out, nodes, restarts, snapshots
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,15 +39,11 @@ class ScriptDraft:
 
 def text_of(draft: ScriptDraft) -> str:
     """Return the job file's text."""
-    return "\n".join(aligned(line) for line in _lines(draft)) + "\n"
+    return laid_out(_lines(draft))
 
 
 def _lines(draft: ScriptDraft) -> Iterator[str]:
-    yield f"#:schema {SCHEMA_NAME}"
-    yield "# What may stand here is in the schema, which editors show; `elasticflow explain` explains what is refused."
-    yield ""
-    yield "[job]"
-    yield f"name = {to_toml(draft.name)}"
+    yield from head(draft.name)
     if draft.is_joined:
         yield "seed = 1234 | of the samples' order; what elasticflow.join(seed=...) says without a job file"
     yield ""
@@ -59,19 +55,11 @@ def _lines(draft: ScriptDraft) -> Iterator[str]:
     yield f"# preload = {to_toml(modules)} | imported once for all workers and restarts, as torch is"
     yield '# silence = "20 min" | workers that print nothing for so long hang: a failure'
     yield ""
-    yield "[nodes]"
-    why = draft.why_alone or 'workers per machine; "auto": one per GPU, else per core'
-    yield f"nproc_per_node = {to_toml(draft.workers)} | {why}"
-    yield "# max = 4 | machines; others join: run JOB --join HOST:PORT"
+    yield from nodes(draft.workers, draft.why_alone)
     yield ""
-    yield "[restarts]"
-    yield "budget = 3 | failures that are forgiven; resizes and preemptions are free"
-    yield ""
+    yield from restarts()
     if draft.is_joined:
-        yield "[snapshots]"
-        yield 'every = ["10 min", "1 epoch"] | whichever comes first; always at the end and when asked to leave'
-        yield "keep = { last = 3 }"
-        yield '# uri = "s3://bucket/prefix" | any fsspec URL; default: inside the run folder, runs/'
+        yield from snapshots()
     else:
         yield "# [snapshots]"
         yield '# grace = "30 s" | from SIGTERM to the end of a worker: time for a checkpoint of its own'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from dataclasses import dataclass
@@ -11,9 +10,15 @@ from typing import TYPE_CHECKING
 import click
 
 from elasticflow.cli.output import paint, shortest_path
-from elasticflow.cli.write.init_files import note, offer_to_ignore_runs
-from elasticflow.errors import ANSWER_IS_NO, FINISHED, ScaffoldError, ScriptError
-from elasticflow.scaffold import begin
+from elasticflow.cli.write.init_files import (
+    load,
+    note,
+    offer_to_ignore_runs,
+    say_what_is_next,
+    write_beside_job,
+)
+from elasticflow.errors import FINISHED, ScaffoldError, ScriptError
+from elasticflow.scaffold.candidates import outside
 from elasticflow.scaffold.script_text import ScriptDraft, text_of
 
 if TYPE_CHECKING:
@@ -69,6 +74,7 @@ def finish(
 
     Raises:
         ScaffoldError: a file exists already, or the script lies elsewhere; nothing was written.
+        JobRefusedError: the job would not be valid; nothing was written.
         ScriptError: the script cannot be read, or shows no training.
     """
     from elasticflow.cli.write.lint import show_form
@@ -85,20 +91,22 @@ def finish(
         click.echo(text, nl=False)
         return FINISHED
     job_file = options.output or root / "jobs" / f"{draft.name}.toml"
-    configuration, by_hand = begin.pre_commit_hook(root) if pre_commit else ({}, "")
-    begin.write({job_file: text} | begin.schema_file(job_file) | configuration)
-    for each in (job_file, *configuration):
-        click.echo(f"{paint('wrote', 'green')} {shortest_path(each.absolute())}")
+    load(job_file, text)
+    write_beside_job(job_file, {job_file: text}, root, pre_commit=pre_commit)
     offer_to_ignore_runs(root, may_ask=options.may_ask, gitignore=gitignore)
-    if by_hand:
-        note(f"add to {begin.PRE_COMMIT}, under repos:\n{by_hand}")
     if draft.required and not draft.args:
         note(f"the script asks for {', '.join(draft.required)}: write them into args before a run")
-    is_valid = _is_valid(job_file)
     show_form(str(path), script, form)
     _tell_findings(path, script)
-    _tell_next(path, job_file)
-    return FINISHED if is_valid else ANSWER_IS_NO
+    shown = shortest_path(job_file.absolute())
+    say_what_is_next(
+        [
+            (f"elasticflow plan {shown}", "what a run would do"),
+            (f"elasticflow run {shown}", "train; after Ctrl-C, `elasticflow resume` starts it again"),
+            (f"elasticflow lint {path}", "what was found in it, line by line"),
+        ]
+    )
+    return FINISHED
 
 
 def _draft(path: Path, root: Path, script: Script, form: Form, options: ScriptOptions) -> ScriptDraft:
@@ -107,10 +115,7 @@ def _draft(path: Path, root: Path, script: Script, form: Form, options: ScriptOp
     try:
         entry = path.resolve().relative_to(root.resolve()).as_posix()
     except ValueError:
-        raise ScaffoldError(
-            f"{path} lies outside of the project {root}",
-            "write the job file beside it: -o FOLDER/jobs/NAME.toml",
-        ) from None
+        raise outside(path, root) from None
     try:
         words = tuple(shlex.split(options.args or ""))
     except ValueError as error:
@@ -138,17 +143,6 @@ def _name(path: Path) -> str:
     return re.sub(r"[^a-z0-9_-]+", "-", stem.lower()).strip("-_") or "script"
 
 
-def _is_valid(job_file: Path) -> bool:
-    from elasticflow.jobfile.diagnostics.render_text import render
-    from elasticflow.jobfile.load import load_job
-
-    loaded = load_job(job_file, environment=os.environ)
-    problems = [each for each in loaded.diagnostics if each.severity != "note"]
-    if problems:
-        click.echo(render(problems), err=True)
-    return loaded.job is not None
-
-
 def _tell_findings(path: Path, script: Script) -> None:
     from elasticflow.cli.write.lint import show_looked_for
     from elasticflow.lint.check import EVERYTHING, lint_source
@@ -162,16 +156,3 @@ def _tell_findings(path: Path, script: Script) -> None:
         f"\n{paint('lint', bold=True)}  {told or 'no warnings'}: `elasticflow lint {path}` shows the lines"
     )
     show_looked_for(found, EVERYTHING)
-
-
-def _tell_next(path: Path, job_file: Path) -> None:
-    shown = shortest_path(job_file.absolute())
-    rows = [
-        (f"elasticflow plan {shown}", "what a run would do"),
-        (f"elasticflow run {shown}", "train; after Ctrl-C, `elasticflow resume` starts it again"),
-        (f"elasticflow lint {path}", "what was found in it, line by line"),
-    ]
-    width = max(len(command) for command, _ in rows)
-    click.echo(f"\n{paint('next', bold=True)}")
-    for command, does in rows:
-        click.echo(f"  {command:<{width}}  {does}")

@@ -88,20 +88,21 @@ def wrong_kind(path: KeyPath, definition: Definition, resolver: Resolver) -> Wro
         return None
     if definition.module.name in _HOMES[wanted]:
         return None  # most often so, and torch's bases take milliseconds to read
-    node = definition.node
-    if isinstance(node, ast.ClassDef):
-        kinds = _kinds(definition, resolver)
-        what = "is"
-    else:
-        kinds = _returned(definition, resolver)
-        what = "returns"
+    kinds = kinds_made(definition, resolver)
     if wanted in kinds:
         return None
     if kinds:
         first = min(kinds)
+        what = "is" if isinstance(definition.node, ast.ClassDef) else "returns"
         beside = _beside(definition, wanted, resolver)
         return WrongKind(f"{what} {first.words} ({first.base})", wanted, beside, first is LOADER)
     return None
+
+
+def kinds_made(definition: Definition, resolver: Resolver) -> set[Kind]:
+    """Return the kinds of object that a class or function makes; empty where reading does not show it."""
+    is_class = isinstance(definition.node, ast.ClassDef)
+    return _kinds(definition, resolver) if is_class else _returned(definition, resolver)
 
 
 def _kinds(definition: Definition, resolver: Resolver) -> set[Kind]:
