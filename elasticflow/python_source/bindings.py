@@ -136,15 +136,9 @@ def origin(module: Module, node: ast.expr) -> str:
     """
     names = dotted_names(node)
     try:
-        return origin_in(source_of(module), node) if names else ""
+        first = _first(source_of(module), names[0]) if names else ""
     except CannotTellError:
         return ""
-
-
-def origin_in(text: str, node: ast.expr) -> str:
-    """Return the dotted name an expression of the source *text* stands for, as `origin` does."""
-    names = dotted_names(node)
-    first = _first(text, names[0]) if names else ""
     return ".".join([first, *names[1:]]) if first else ""
 
 

@@ -171,12 +171,14 @@ def test_bare_model_trains(tmp_path: Path) -> None:
             (question, "7"),
             (r"model.loss, called with outputs and targets .*: ", "cross_entropy"),
             (r"dataset.entry \(module:name\): ", "faces"),
+            (r"dataset.entry \(module:name\): ", "own:image"),
             (r"dataset.entry \(module:name\): ", "own:images"),
             (r"dataset.args.size of own:images \(list\[int\]\): ", "28, 28"),
         ],
     )
     assert "'seven' is not int" in told
     assert "'faces' is not of the form module:name" in told
+    assert "'own:image' does not exist" in told
     assert re.search(r"  1  nets:Other +nets.py:13", told)
     assert re.search(r"works 64 samples of \(float32 \(1, 28, 28\), int64 \(\)\)", told)
     job = (tmp_path / "jobs" / "net.toml").read_text()

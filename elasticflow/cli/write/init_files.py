@@ -47,6 +47,7 @@ def finish(
     code: dict[Path, str | bytes] = {new_job.root / name: text for name, text in new_job.code.items()}
     written = {**code, new_job.job_file: text_of(new_job.draft)}
     write_beside_job(new_job.job_file, written, new_job.root, pre_commit=pre_commit)
+    loaded = loaded or load(new_job.job_file)
     offer_to_ignore_runs(new_job.root, may_ask=may_ask, gitignore=gitignore)
     for text in new_job.notes:
         note(text)
@@ -55,7 +56,7 @@ def finish(
     if deep is False or (deep is None and not has_torch):
         why = "" if has_torch else ", since torch is not installed here"
         note(f"not tried out{why}: elasticflow validate --deep {shown}")
-    elif not tried_out(loaded or load(new_job.job_file), new_job.job_file, with_step=bool(new_job.code)):
+    elif not tried_out(loaded, new_job.job_file, with_step=bool(new_job.code)):
         return ANSWER_IS_NO
     say_what_is_next(
         [

@@ -18,7 +18,7 @@ from elasticflow.jobfile.text.read import UnreadableError
 from elasticflow.jobfile.type_checks.annotations import fits, in_words, ways
 from elasticflow.jobfile.type_checks.bare_names import with_module
 from elasticflow.python_source.definitions import Definition
-from elasticflow.python_source.modules import UnresolvedError
+from elasticflow.python_source.modules import CannotTellError, UnresolvedError
 from elasticflow.python_source.signatures import signature_of
 from elasticflow.scaffold.candidates import (
     ROLES,
@@ -108,7 +108,9 @@ class _ModelJob:
         model_args = self._args("model.args", model, model_keys.get("args"))
         loss = self._loss(model, model_keys)
         dataset = self._entry("dataset", self.options.dataset or dataset_keys.get("entry"))
-        dataset_args = self._args("dataset.args", dataset, dataset_keys.get("args"))
+        # With dataset.shards, each call is given these two.
+        passed = ("shard", "shards") if "shards" in dataset_keys else ()
+        dataset_args = self._args("dataset.args", dataset, dataset_keys.get("args"), passed=passed)
         batch_size = self.options.batch_size or 32
         tables = {
             "model": {"entry": model, "args": model_args, **loss, **_others(model_keys)},
@@ -184,19 +186,23 @@ class _ModelJob:
         offered = [each for each in self.found if each.role == role]
         if ":" in name:
             return name
-        for entry in [each.entry for each in offered if each.name == name] or [
-            f"{self.location.module}:{name}"
-        ]:
-            try:
-                self.resolver.entry(entry)
-            except UnresolvedError:
-                break
+        entry = next((each.entry for each in offered if each.name == name), f"{self.location.module}:{name}")
+        if self._is_there(entry):
             return entry
-        of_torch = with_module(("model", "loss"), name, is_exact=True) if role == "loss" else None
-        if of_torch is None:
-            names = ", ".join(each.name for each in offered) or "none"
-            raise ScaffoldError(f"{self.file} has no {role} {name}", f"there are: {names}")
-        return of_torch
+        if role == "loss" and (of_torch := with_module(("model", "loss"), name, is_exact=True)) is not None:
+            return of_torch
+        names = ", ".join(each.name for each in offered) or "none"
+        raise ScaffoldError(f"{self.file} has no {role} {name}", f"there are: {names}")
+
+    def _is_there(self, entry: str) -> bool:
+        """Return whether an entry point exists, or reading cannot tell."""
+        try:
+            self.resolver.entry(entry)
+        except CannotTellError:
+            return True
+        except UnresolvedError:
+            return False
+        return True
 
     def _loss(self, model: str, keys: TomlTable) -> TomlTable:
         """Return `loss` or `step` of the model's table; empty: it is missing."""
@@ -224,14 +230,25 @@ class _ModelJob:
         """Ask for an entry point until the answer names one, or is empty where that is the default."""
         while True:
             text = str(click.prompt(question, type=str, default=default, show_default=False)).strip()
-            if text == default or re.fullmatch(ENTRY, text):
+            if text == default:
                 return text
+            is_entry = re.fullmatch(ENTRY, text) is not None
             try:
-                return self._named(role, text)
+                if not is_entry or self._is_there(text):
+                    return self._named(role, text)
             except ScaffoldError:
-                click.echo(f"  {text!r} is not of the form module:name")
+                pass
+            click.echo(f"  {text!r} {'does not exist' if is_entry else 'is not of the form module:name'}")
 
-    def _args(self, key: str, entry: str, given: TomlTable | None, *, is_object: bool = False) -> TomlTable:
+    def _args(
+        self,
+        key: str,
+        entry: str,
+        given: TomlTable | None,
+        *,
+        passed: Sequence[str] = (),
+        is_object: bool = False,
+    ) -> TomlTable:
         """Return the arguments of a class or function, with a value for each that has no default.
 
         An argument that is annotated with a class of the job's own code is an object, made by an entry of its own.
@@ -248,7 +265,7 @@ class _ModelJob:
                 entry_of = table.get("entry", made)
                 inner = self._args(f"{where}.args", entry_of, table.get("args"), is_object=True)
                 args[name] = {**table, "entry": entry_of, "args": inner}
-            elif name not in args and not parameter.is_optional:
+            elif name not in args and not parameter.is_optional and name not in passed:
                 args[name] = self._asked_value(where, parameter, entry)
             elif name not in args and is_object and (default := _constant(parameter.default)) is not None:
                 args[name] = default  # written out, so that it can be changed

@@ -87,11 +87,11 @@ def finish(
     root = project_root_of((options.output or path.parent.absolute() / "job.toml").resolve())
     draft = _draft(path, root, script, form, options)
     text = text_of(draft)
+    job_file = options.output or root / "jobs" / f"{draft.name}.toml"
+    load(job_file, text)
     if only_print:
         click.echo(text, nl=False)
         return FINISHED
-    job_file = options.output or root / "jobs" / f"{draft.name}.toml"
-    load(job_file, text)
     write_beside_job(job_file, {job_file: text}, root, pre_commit=pre_commit)
     offer_to_ignore_runs(root, may_ask=options.may_ask, gitignore=gitignore)
     if draft.required and not draft.args:
