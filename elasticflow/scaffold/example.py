@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from elasticflow.scaffold.job_text import Draft
+from elasticflow.scaffold.job_text import text_of
 
 _CODE = '''"""Three spirals in a plane: a small network that tells them apart, its data and its metric."""
 
@@ -44,8 +44,8 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 '''
 
 
-def spirals(name: str, *, epochs: int, batch_size: int, workers: int | str) -> tuple[Draft, dict[str, str]]:
-    """Return the draft of a job for the package *name*, and the package's files by their path from the project's root."""
+def spirals(name: str, *, epochs: int, batch_size: int, workers: int | str) -> tuple[str, dict[str, str]]:
+    """Return the text of a job for the package *name*, and the package's files by their path from the project's root."""
     evaluation = (
         "[evaluation]",
         f'entry = "{name}:spirals"',
@@ -64,5 +64,5 @@ def spirals(name: str, *, epochs: int, batch_size: int, workers: int | str) -> t
         "optimizer": {"entry": "torch.optim:AdamW", "args": {"lr": 1e-2}},
         "dataset": {"entry": f"{name}:spirals", "global_batch_size": batch_size},
     }
-    draft = Draft(name, tables, evaluation=evaluation, epochs=epochs, workers=workers)
-    return draft, {f"{name}/__init__.py": _CODE}
+    text = text_of(name, tables, evaluation=evaluation, epochs=epochs, workers=workers)
+    return text, {f"{name}/__init__.py": _CODE}

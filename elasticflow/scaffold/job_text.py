@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.jobfile.diagnostics.toml_literals import to_toml
@@ -20,41 +19,116 @@ _COMMENTS = {
     ("dataset", "entry"): "returns an object with __len__ and __getitem__",
     ("dataset", "global_batch_size"): "samples per step, the same at any number of workers",
 }
+_RESTARTS = (
+    "[restarts]",
+    "budget = 3 | failures that are forgiven; resizes and preemptions are free",
+    "",
+)
+_SNAPSHOTS = (
+    "[snapshots]",
+    'every = ["10 min", "1 epoch"] | whichever comes first; always at the end and when asked to leave',
+    "keep = { last = 3 }",
+    '# uri = "s3://bucket/prefix" | any fsspec URL; default: inside the run folder, runs/',
+)
+_GRACE = (
+    "# [snapshots]",
+    '# grace = "30 s" | from SIGTERM to the end of a worker: time for a checkpoint of its own',
+)
 _BESIDE = {
     "optimizer": "# clip_grad_norm = 1.0",
     "dataset": "# num_workers = 2 | loader processes of each worker",
 }
 
 
-@dataclass(frozen=True)
-class Draft:
-    """What is to be written into a job file.
+def text_of(
+    name: str,
+    tables: Mapping[str, Mapping[str, Any]],
+    *,
+    epochs: int,
+    workers: int | str,
+    path: str = ".",
+    evaluation: Iterable[str] = (),
+) -> str:
+    """Return the text of a job file for a model.
 
-    Attributes:
-        name: The job's.
+    Args:
+        name: Name of the job.
         tables: Keys of `[model]`, `[optimizer]` and `[dataset]`, in their order.
+        epochs: Passes over the data.
+        workers: Workers per machine.
         path: Where factories are found, from the project's root.
         evaluation: Lines of an evaluation table.
-        epochs: Passes over the data.
-        workers: Per machine.
     """
+    lines = [*_head(name), "seed = 1234 | of the samples' order and of every random number"]
+    if path != ".":
+        lines.append(f"path = [{to_toml(path)}] | where modules are found, from the project's root")
+    lines.append("")
+    for table, keys in tables.items():
+        lines += [f"[{table}]", *_keys(table, keys), ""]
+    lines += [
+        *evaluation,
+        "[train]",
+        f"epochs = {epochs} | or steps = 2000",
+        '# consistency = "exact" | the same bits at any number of workers',
+        "",
+        *_nodes(workers),
+        '# endpoint = "host:29400" | where they meet',
+        "",
+        *_RESTARTS,
+        *_SNAPSHOTS,
+    ]
+    return _laid_out(lines)
 
-    name: str
-    tables: Mapping[str, Mapping[str, Any]]
-    path: str = "."
-    evaluation: tuple[str, ...] = ()
-    epochs: int = 5
-    workers: int | str = 2
+
+def text_of_script(
+    name: str,
+    entry: str,
+    *,
+    args: Iterable[str],
+    required: Iterable[str],
+    preload: Iterable[str],
+    workers: int | str,
+    why: str | None,
+    is_joined: bool,
+) -> str:
+    """Return the text of a job file that runs a training script as it is.
+
+    Args:
+        name: Name of the job.
+        entry: The script, from the project's root.
+        args: Arguments of the script.
+        required: Arguments that its parser asks for and nobody has given.
+        preload: Modules that it imports and that take long.
+        workers: Workers per machine.
+        why: Why it is that number of workers, where the script says so.
+        is_joined: It calls `elasticflow.join`: the job file says its seed and its snapshots.
+    """
+    lines = _head(name)
+    if is_joined:
+        lines.append(
+            "seed = 1234 | of the samples' order; what elasticflow.join(seed=...) says without a job file"
+        )
+    asked = ", ".join(required)
+    comment = f"it asks for {asked}" if asked else "as on its command line, each word by itself"
+    lines += [
+        "",
+        "[script]",
+        f'entry = {to_toml(entry)} | as torchrun starts it; or module = "pkg.train"',
+        f"args = {to_toml(list(args))} | {comment}",
+        f"# preload = {to_toml(list(preload) or ['torchvision'])} | imported once for all workers and restarts, as torch is",
+        '# silence = "20 min" | workers that print nothing for so long hang: a failure',
+        "",
+        *_nodes(workers, why),
+        "",
+        *_RESTARTS,
+        *(_SNAPSHOTS if is_joined else _GRACE),
+    ]
+    return _laid_out(lines)
 
 
-def text_of(draft: Draft) -> str:
-    """Return the job file's text."""
-    return laid_out(_lines(draft))
-
-
-def laid_out(lines: Iterable[str]) -> str:
-    """Return a job file's text, with its comments, the parts of lines behind ` | `, in one column."""
-    return "\n".join(_aligned(line) for line in lines) + "\n"
+def _laid_out(lines: Iterable[str]) -> str:
+    """Return lines as a text, with comments, the parts behind ` | `, in one column."""
+    return "\n".join(map(_aligned, lines)) + "\n"
 
 
 def _aligned(line: str) -> str:
@@ -64,26 +138,23 @@ def _aligned(line: str) -> str:
     return f"{code:<{_COMMENTS_AT}}# {comment}" if len(code) < _COMMENTS_AT else f"{code}  # {comment}"
 
 
-def _lines(draft: Draft) -> Iterator[str]:
-    yield from head(draft.name)
-    yield "seed = 1234 | of the samples' order and of every random number"
-    if draft.path != ".":
-        yield f"path = [{to_toml(draft.path)}] | where modules are found, from the project's root"
-    yield ""
-    for table, keys in draft.tables.items():
-        yield f"[{table}]"
-        yield from _keys(table, keys)
-        yield ""
-    yield from draft.evaluation
-    yield "[train]"
-    yield f"epochs = {draft.epochs} | or steps = 2000"
-    yield '# consistency = "exact" | the same bits at any number of workers'
-    yield ""
-    yield from nodes(draft.workers)
-    yield '# endpoint = "host:29400" | where they meet'
-    yield ""
-    yield from restarts()
-    yield from snapshots()
+def _head(name: str) -> list[str]:
+    return [
+        f"#:schema {SCHEMA_NAME}",
+        "# What may stand here is in the schema, which editors show; `elasticflow explain` explains what is refused.",
+        "",
+        "[job]",
+        f"name = {to_toml(name)}",
+    ]
+
+
+def _nodes(workers: int | str, why: str | None = None) -> list[str]:
+    why = why or 'workers per machine; "auto": one per GPU, else per core'
+    return [
+        "[nodes]",
+        f"nproc_per_node = {to_toml(workers)} | {why}",
+        "# max = 4 | machines; others join: run JOB --join HOST:PORT",
+    ]
 
 
 def _keys(table: str, keys: Mapping[str, Any]) -> Iterator[str]:
@@ -109,35 +180,3 @@ def _keys(table: str, keys: Mapping[str, Any]) -> Iterator[str]:
             yield "partial = true"
         if made.args:
             yield f"args = {to_toml(made.args)}"
-
-
-def head(name: str) -> Iterator[str]:
-    """Yield how a job file begins."""
-    yield f"#:schema {SCHEMA_NAME}"
-    yield "# What may stand here is in the schema, which editors show; `elasticflow explain` explains what is refused."
-    yield ""
-    yield "[job]"
-    yield f"name = {to_toml(name)}"
-
-
-def nodes(workers: int | str, why: str | None = None) -> Iterator[str]:
-    """Yield the table of machines; *why* says why it is that number of workers."""
-    yield "[nodes]"
-    why = why or 'workers per machine; "auto": one per GPU, else per core'
-    yield f"nproc_per_node = {to_toml(workers)} | {why}"
-    yield "# max = 4 | machines; others join: run JOB --join HOST:PORT"
-
-
-def restarts() -> Iterator[str]:
-    """Yield the table of restarts."""
-    yield "[restarts]"
-    yield "budget = 3 | failures that are forgiven; resizes and preemptions are free"
-    yield ""
-
-
-def snapshots() -> Iterator[str]:
-    """Yield the table of snapshots."""
-    yield "[snapshots]"
-    yield 'every = ["10 min", "1 epoch"] | whichever comes first; always at the end and when asked to leave'
-    yield "keep = { last = 3 }"
-    yield '# uri = "s3://bucket/prefix" | any fsspec URL; default: inside the run folder, runs/'

@@ -13,7 +13,8 @@ from elasticflow.cli.parameters import EXAMPLE, FILE, MODEL_FILE, set_option
 from elasticflow.errors import ScaffoldError
 
 if TYPE_CHECKING:
-    from elasticflow.cli.write.init_model import InitOptions, NewJob
+    from elasticflow.cli.write.init_files import NewJob
+    from elasticflow.cli.write.init_model import InitOptions
 
 
 @click.command("init")
@@ -108,7 +109,7 @@ def command(
         return init_script.finish(
             options["model_file"], said, only_print=only_print, gitignore=gitignore, pre_commit=pre_commit
         )
-    from elasticflow.cli.write.init_files import finish, print_only
+    from elasticflow.cli.write.init_files import finish, print_only, write
     from elasticflow.cli.write.init_model import InitOptions
 
     job = _new_job(
@@ -116,7 +117,8 @@ def command(
     )
     if only_print:
         return print_only(job)
-    return finish(job, may_ask=may_ask, gitignore=gitignore, pre_commit=pre_commit, deep=deep)
+    loaded = write(job, may_ask=may_ask, gitignore=gitignore, pre_commit=pre_commit)
+    return finish(job, loaded, deep=deep)
 
 
 def _new_job(options: InitOptions, *, only_print: bool) -> NewJob:
@@ -125,7 +127,8 @@ def _new_job(options: InitOptions, *, only_print: bool) -> NewJob:
     Raises:
         ScaffoldError: a key of the job has no value, and nobody may be asked.
     """
-    from elasticflow.cli.write.init_model import NewJob, job_for_model
+    from elasticflow.cli.write.init_files import NewJob
+    from elasticflow.cli.write.init_model import job_for_model
     from elasticflow.jobfile.project import project_root_of
     from elasticflow.scaffold.example import spirals
 
@@ -139,10 +142,10 @@ def _new_job(options: InitOptions, *, only_print: bool) -> NewJob:
         raise ScaffoldError(
             f'"{name}" cannot be a package', "give a name of letters, digits and _: --name NAME"
         )
-    draft, code = spirals(
+    text, code = spirals(
         name, epochs=options.epochs or 10, batch_size=options.batch_size or 64, workers=options.workers
     )
-    return NewJob(root, options.output or root / "jobs" / f"{name}.toml", draft, code)
+    return NewJob(root, options.output or root / "jobs" / f"{name}.toml", text, code)
 
 
 def _is_script(path: Path | None, of_model: list[str], *, is_said: bool) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,45 +13,70 @@ import click
 from elasticflow.cli.output import paint, shortest_path
 from elasticflow.errors import ANSWER_IS_NO, FINISHED, ElasticflowError, JobRefusedError
 from elasticflow.scaffold import files
-from elasticflow.scaffold.job_text import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from elasticflow.cli.write.init_model import NewJob
     from elasticflow.jobfile.load import LoadedJob
 
 _DEEP_LIMIT_S = 120
 
 
+@dataclass(frozen=True)
+class NewJob:
+    """What is to be written.
+
+    Attributes:
+        root: The project's root.
+        job_file: Where the job goes.
+        text: The job file.
+        code: Text of the Python files that are written with it, by their path from the root.
+        notes: What a person should know.
+    """
+
+    root: Path
+    job_file: Path
+    text: str
+    code: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
 def print_only(new_job: NewJob) -> int:
     """Print the job file, and on standard error the names of the other files that would be written."""
     _checked(new_job)
-    click.echo(text_of(new_job.draft), nl=False)
+    click.echo(new_job.text, nl=False)
     for name in new_job.code:
         click.echo(f"note: {name} would be written too", err=True)
     return FINISHED
 
 
-def finish(
-    new_job: NewJob, *, may_ask: bool, gitignore: bool | None, pre_commit: bool, deep: bool | None
-) -> int:
-    """Write everything, try the job out as `validate --deep` does, and print the next commands; return the exit code.
-
-    *deep* says whether to try the job out; None: where torch is installed.
+def write(new_job: NewJob, *, may_ask: bool, gitignore: bool | None, pre_commit: bool) -> LoadedJob:
+    """Write the job with its code, the schema for editors and, if wanted, a hook of pre-commit; return the loaded job.
 
     Raises:
         JobRefusedError: it would not be valid; nothing was written.
         ScaffoldError: a file exists already; nothing was written.
     """
     loaded = _checked(new_job)
-    code: dict[Path, str | bytes] = {new_job.root / name: text for name, text in new_job.code.items()}
-    written = {**code, new_job.job_file: text_of(new_job.draft)}
-    write_beside_job(new_job.job_file, written, new_job.root, pre_commit=pre_commit)
-    loaded = loaded or load(new_job.job_file)
+    written: dict[Path, str | bytes] = {new_job.root / name: text for name, text in new_job.code.items()}
+    written[new_job.job_file] = new_job.text
+    configuration, by_hand = files.pre_commit_hook(new_job.root) if pre_commit else ({}, "")
+    files.write({**written, **files.schema_file(new_job.job_file), **configuration})
+    for path in (*written, *configuration):
+        click.echo(f"{paint('wrote', 'green')} {shortest_path(path.absolute())}")
+    if by_hand:
+        note(f"add to {files.PRE_COMMIT}, under repos:\n{by_hand}")
     offer_to_ignore_runs(new_job.root, may_ask=may_ask, gitignore=gitignore)
     for text in new_job.notes:
         note(text)
+    return loaded or load(new_job.job_file)
+
+
+def finish(new_job: NewJob, loaded: LoadedJob, *, deep: bool | None) -> int:
+    """Try a written job out as `validate --deep` does, and print the next commands; return the exit code.
+
+    *deep* says whether to try the job out; None: where torch is installed.
+    """
     shown = shortest_path(new_job.job_file.absolute())
     has_torch = util.find_spec("torch") is not None
     if deep is False or (deep is None and not has_torch):
@@ -74,7 +100,7 @@ def _checked(new_job: NewJob) -> LoadedJob | None:
     Raises:
         JobRefusedError: it would not be valid.
     """
-    return None if new_job.code else load(new_job.job_file, text_of(new_job.draft))
+    return None if new_job.code else load(new_job.job_file, new_job.text)
 
 
 def load(job_file: Path, text: str | None = None) -> LoadedJob:
@@ -99,22 +125,6 @@ def load(job_file: Path, text: str | None = None) -> LoadedJob:
     if problems:
         click.echo(render(problems), err=True)
     return loaded
-
-
-def write_beside_job(
-    job_file: Path, written: Mapping[Path, str | bytes], root: Path, *, pre_commit: bool
-) -> None:
-    """Write new files, the schema for editors and, if wanted, a hook of pre-commit, and name them.
-
-    Raises:
-        ScaffoldError: a file exists already; nothing was written.
-    """
-    configuration, by_hand = files.pre_commit_hook(root) if pre_commit else ({}, "")
-    files.write({**written, **files.schema_file(job_file), **configuration})
-    for path in (*written, *configuration):
-        click.echo(f"{paint('wrote', 'green')} {shortest_path(path.absolute())}")
-    if by_hand:
-        note(f"add to {files.PRE_COMMIT}, under repos:\n{by_hand}")
 
 
 def offer_to_ignore_runs(root: Path, *, may_ask: bool, gitignore: bool | None) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from elasticflow.cli.write.init_files import NewJob
 from elasticflow.errors import ScaffoldError
 from elasticflow.jobfile.entry_points.arguments import annotated_class
 from elasticflow.jobfile.entry_points.object_arguments import with_objects_marked
@@ -28,7 +29,7 @@ from elasticflow.scaffold.candidates import (
     resolver_of,
     wholes,
 )
-from elasticflow.scaffold.job_text import Draft
+from elasticflow.scaffold.job_text import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,25 +61,6 @@ class InitOptions:
     workers: int | str
     overrides: tuple[str, ...]
     may_ask: bool
-
-
-@dataclass
-class NewJob:
-    """What is to be written.
-
-    Attributes:
-        root: The project's root.
-        job_file: Where the job goes.
-        draft: The content of the job file.
-        code: Text of the Python files that are written with it, by their path from the root.
-        notes: What a person should know.
-    """
-
-    root: Path
-    job_file: Path
-    draft: Draft
-    code: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
 
 def job_for_model(options: InitOptions, file: Path, root: Path, *, quiet: bool) -> NewJob:
@@ -125,15 +107,10 @@ class _ModelJob:
         if self.missing:
             raise self._refusal()
         name = self.options.name or _job_name(model.rpartition(":")[2])
-        draft = Draft(
-            name,
-            tables,
-            path=self.location.path,
-            epochs=self.options.epochs or 5,
-            workers=self.options.workers,
-        )
+        epochs, workers = self.options.epochs or 5, self.options.workers
+        text = text_of(name, tables, path=self.location.path, epochs=epochs, workers=workers)
         job_file = self.options.output or self.root / "jobs" / f"{name}.toml"
-        return NewJob(self.root, job_file, draft, notes=self._notes(model))
+        return NewJob(self.root, job_file, text, notes=self._notes(model))
 
     def _refusal(self) -> ScaffoldError:
         names = "".join(f"\n  {what}" for what, _ in self.missing)

@@ -10,16 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from elasticflow.cli.output import paint, shortest_path
-from elasticflow.cli.write.init_files import (
-    load,
-    note,
-    offer_to_ignore_runs,
-    say_what_is_next,
-    write_beside_job,
-)
+from elasticflow.cli.write.init_files import NewJob, print_only, say_what_is_next, write
 from elasticflow.errors import FINISHED, ScaffoldError, ScriptError
 from elasticflow.scaffold.candidates import outside
-from elasticflow.scaffold.script_text import ScriptDraft, text_of
+from elasticflow.scaffold.job_text import text_of_script
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,20 +79,13 @@ def finish(
     script = read(path, str(path))
     form = form_of(script)
     root = project_root_of((options.output or path.parent.absolute() / "job.toml").resolve())
-    draft = _draft(path, root, script, form, options)
-    text = text_of(draft)
-    job_file = options.output or root / "jobs" / f"{draft.name}.toml"
-    load(job_file, text)
+    job = _job(path, root, script, form, options)
     if only_print:
-        click.echo(text, nl=False)
-        return FINISHED
-    write_beside_job(job_file, {job_file: text}, root, pre_commit=pre_commit)
-    offer_to_ignore_runs(root, may_ask=options.may_ask, gitignore=gitignore)
-    if draft.required and not draft.args:
-        note(f"the script asks for {', '.join(draft.required)}: write them into args before a run")
+        return print_only(job)
+    write(job, may_ask=options.may_ask, gitignore=gitignore, pre_commit=pre_commit)
     show_form(str(path), script, form)
     _tell_findings(path, script)
-    shown = shortest_path(job_file.absolute())
+    shown = shortest_path(job.job_file.absolute())
     say_what_is_next(
         [
             (f"elasticflow plan {shown}", "what a run would do"),
@@ -109,7 +96,7 @@ def finish(
     return FINISHED
 
 
-def _draft(path: Path, root: Path, script: Script, form: Form, options: ScriptOptions) -> ScriptDraft:
+def _job(path: Path, root: Path, script: Script, form: Form, options: ScriptOptions) -> NewJob:
     from elasticflow.lint.script.options import required_arguments
 
     try:
@@ -123,16 +110,21 @@ def _draft(path: Path, root: Path, script: Script, form: Form, options: ScriptOp
             f"--args {options.args}: {error}", "quote it as for a shell: --args '--lr 0.1'"
         ) from error
     why = None if options.is_workers_given else _ONE.get(form.kind)
-    return ScriptDraft(
-        name=options.name or _name(path),
-        entry=entry,
+    required = [] if words else required_arguments(script)
+    name = options.name or _name(path)
+    text = text_of_script(
+        name,
+        entry,
         args=words,
-        required=() if words else tuple(required_arguments(script)),
+        required=required,
+        preload=[name for name in _SLOW if name in script.names.modules],
         workers=1 if why else options.workers,
-        why_alone=why,
-        preload=tuple(name for name in _SLOW if name in script.names.modules),
+        why=why,
         is_joined=form.rung > 0,
     )
+    asked = f"the script asks for {', '.join(required)}: write them into args before a run"
+    job_file = options.output or root / "jobs" / f"{name}.toml"
+    return NewJob(root, job_file, text, notes=[asked] if required else [])
 
 
 def _name(path: Path) -> str:

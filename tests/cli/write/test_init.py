@@ -350,7 +350,9 @@ def test_an_examples_job_can_be_printed(project: Path, capsys: pytest.CaptureFix
 def test_data_in_shards_is_called_with_its_shard(project: Path) -> None:
     """`shard` and `shards` are given by elasticflow, not by the job."""
     (project / "nets.py").write_text(MODEL)
-    (project / "texts.py").write_text("def stream(folder: str, shard: int, shards: int):\n    yield from ()\n")
+    (project / "texts.py").write_text(
+        "def stream(folder: str, shard: int, shards: int):\n    yield from ()\n"
+    )
     given = ("--dataset", "texts:stream", "--set", "dataset.shards=8", "--set", "dataset.args.folder=x")
     assert 0 == call(["init", "nets.py", *GIVEN, *given])
     assert {"folder": "x"} == _job("jobs/net.toml")["dataset"]["args"]
