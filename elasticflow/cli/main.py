@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 _OUTPUT_IS_LOST = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 # Name to the line shown in --help: known without importing the command's module.
 COMMANDS: dict[str, CommandEntry] = {
-    "init": CommandEntry("write.init", "Write a job file that runs at once.", guide="adopting"),
+    "init": CommandEntry(
+        "write.init", "Write a job file for a model, a script, or an example.", guide="adopting"
+    ),
     "validate": CommandEntry(
         "write.validate", "Check job files; nothing is run and torch is not needed.", guide="job-files"
     ),

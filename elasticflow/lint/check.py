@@ -19,8 +19,8 @@ from elasticflow.lint.rules import (
 from elasticflow.lint.rules.finding import Finding, View
 from elasticflow.lint.script.collectives import Collectives
 from elasticflow.lint.script.ranks import Ranks
-from elasticflow.lint.script.script import Script
 from elasticflow.lint.suppressions import suppressions_in
+from elasticflow.python_source.script import Script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -6,13 +6,13 @@ import ast
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.lint.script.forms import ACCELERATORS, DDP, FABRICS, INIT, JOIN
-from elasticflow.lint.script.script import called_name
+from elasticflow.python_source.syntax import called_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elasticflow.lint.script.forms import Form
-    from elasticflow.lint.script.script import Script
+    from elasticflow.python_source.script import Script
 
 RUNGS = (
     "torchrun's contract: the script runs as it is; a restart starts it again, at its beginning unless it loads a checkpoint itself",

@@ -2,140 +2,181 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.jobfile.diagnostics.toml_literals import to_toml
+from elasticflow.jobfile.entry_points.object_arguments import object_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 SCHEMA_NAME = "job.schema.json"
 _COMMENTS_AT = 44
+_COMMENTS = {
+    ("model", "entry"): "any callable that returns an nn.Module",
+    ("model", "loss"): 'called with outputs and targets; or step = "module:function"',
+    ("model", "step"): "called with model and batch; returns the loss",
+    ("dataset", "entry"): "returns an object with __len__ and __getitem__",
+    ("dataset", "global_batch_size"): "samples per step, the same at any number of workers",
+}
+_RESTARTS = (
+    "[restarts]",
+    "budget = 3 | failures that are forgiven; resizes and preemptions are free",
+    "",
+)
+_SNAPSHOTS = (
+    "[snapshots]",
+    'every = ["10 min", "1 epoch"] | whichever comes first; always at the end and when asked to leave',
+    "keep = { last = 3 }",
+    '# uri = "s3://bucket/prefix" | any fsspec URL; default: inside the run folder, runs/',
+)
+_GRACE = (
+    "# [snapshots]",
+    '# grace = "30 s" | from SIGTERM to the end of a worker: time for a checkpoint of its own',
+)
+_BESIDE = {
+    "optimizer": "# clip_grad_norm = 1.0",
+    "dataset": "# num_workers = 2 | loader processes of each worker",
+}
 
 
-@dataclass(frozen=True)
-class Draft:
-    """What is to be written into a job file.
+def text_of(
+    name: str,
+    tables: Mapping[str, Mapping[str, Any]],
+    *,
+    epochs: int,
+    workers: int | str,
+    path: str = ".",
+    evaluation: Iterable[str] = (),
+) -> str:
+    """Return the text of a job file for a model.
 
-    Attributes:
-        name: The job's.
-        path: Where factories are found, from the project's root.
-        model: `module:attribute`.
-        dataset: `module:attribute`.
-        loss: `module:attribute`; called with outputs and targets.
-        step: `module:attribute` that takes the loss's place.
-        loss_is_guessed: Nothing told it.
-        arguments: Arguments of `model`, `optimizer` and `dataset`, by table.
-        evaluation: Lines of an evaluation table, of the example.
+    Args:
+        name: Name of the job.
+        tables: Keys of `[model]`, `[optimizer]` and `[dataset]`, in their order.
         epochs: Passes over the data.
-        global_batch_size: Samples per step.
-        workers: Per machine.
+        workers: Workers per machine.
+        path: Where factories are found, from the project's root.
+        evaluation: Lines of an evaluation table.
     """
-
-    name: str
-    model: str
-    dataset: str
-    path: str = "."
-    loss: str | None = "torch.nn.functional:cross_entropy"
-    step: str | None = None
-    loss_is_guessed: bool = False
-    arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    evaluation: tuple[str, ...] = ()
-    epochs: int = 5
-    global_batch_size: int = 32
-    workers: int | str = 2
-
-
-def text_of(draft: Draft) -> str:
-    """Return the job file's text."""
-    return "\n".join(aligned(line) for line in _lines(draft)) + "\n"
-
-
-def _lines(draft: Draft) -> Iterator[str]:
-    yield f"#:schema {SCHEMA_NAME}"
-    yield "# What may stand here is in the schema, which editors show; `elasticflow explain` explains what is refused."
-    yield ""
-    yield "[job]"
-    yield f"name = {to_toml(draft.name)}"
-    yield "seed = 1234 | of the samples' order and of every random number"
-    if draft.path != ".":
-        yield f"path = [{to_toml(draft.path)}] | where modules are found, from the project's root"
-    yield ""
-    yield "[model]"
-    yield f"entry = {to_toml(draft.model)} | any callable that returns an nn.Module"
-    yield from _arguments(draft, "model")
-    if draft.step is not None:
-        yield f"step = {to_toml(draft.step)} | called with model and batch; returns the loss"
-    else:
-        guessed = "a guess: " if draft.loss_is_guessed else ""
-        yield f'loss = {to_toml(draft.loss)} | {guessed}called with outputs and targets; or step = "module:function"'
-    yield from _objects(draft, "model")
-    yield ""
-    yield "[optimizer]"
-    yield 'entry = "torch.optim:AdamW"'
-    yield f"args = {to_toml({'lr': 1e-3, **draft.arguments.get('optimizer', {})})}"
-    yield "# clip_grad_norm = 1.0"
-    yield ""
-    yield "[dataset]"
-    yield f"entry = {to_toml(draft.dataset)} | returns an object with __len__ and __getitem__"
-    yield from _arguments(draft, "dataset")
-    yield f"global_batch_size = {draft.global_batch_size} | samples per step, the same at any number of workers"
-    yield "# num_workers = 2 | loader processes of each worker"
-    yield from _objects(draft, "dataset")
-    yield ""
-    yield from draft.evaluation
-    yield "[train]"
-    yield f"epochs = {draft.epochs} | or steps = 2000"
-    yield '# consistency = "exact" | the same bits at any number of workers'
-    yield ""
-    yield "[nodes]"
-    yield f'nproc_per_node = {to_toml(draft.workers)} | workers per machine; "auto": one per GPU, else per core'
-    yield "# max = 4 | machines; others join: run JOB --join HOST:PORT"
-    yield '# endpoint = "host:29400" | where they meet'
-    yield ""
-    yield "[restarts]"
-    yield "budget = 3 | failures that are forgiven; resizes and preemptions are free"
-    yield ""
-    yield "[snapshots]"
-    yield 'every = ["10 min", "1 epoch"] | whichever comes first; always at the end and when asked to leave'
-    yield "keep = { last = 3 }"
-    yield '# uri = "s3://bucket/prefix" | any fsspec URL; default: inside the run folder, runs/'
+    lines = [*_head(name), "seed = 1234 | of the samples' order and of every random number"]
+    if path != ".":
+        lines.append(f"path = [{to_toml(path)}] | where modules are found, from the project's root")
+    lines.append("")
+    for table, keys in tables.items():
+        lines += [f"[{table}]", *_keys(table, keys), ""]
+    lines += [
+        *evaluation,
+        "[train]",
+        f"epochs = {epochs} | or steps = 2000",
+        '# consistency = "exact" | the same bits at any number of workers',
+        "",
+        *_nodes(workers),
+        '# endpoint = "host:29400" | where they meet',
+        "",
+        *_RESTARTS,
+        *_SNAPSHOTS,
+    ]
+    return _laid_out(lines)
 
 
-def _arguments(draft: Draft, table: str) -> Iterator[str]:
-    plain = {name: value for name, value in draft.arguments.get(table, {}).items() if not is_object(value)}
-    if plain:
-        yield f"args = {to_toml(plain)}" if not _objects_of(draft, table) else f"args.{_dotted(plain)}"
+def text_of_script(
+    name: str,
+    entry: str,
+    *,
+    args: Iterable[str],
+    required: Iterable[str],
+    preload: Iterable[str],
+    workers: int | str,
+    why: str | None,
+    is_joined: bool,
+) -> str:
+    """Return the text of a job file that runs a training script as it is.
+
+    Args:
+        name: Name of the job.
+        entry: The script, from the project's root.
+        args: Arguments of the script.
+        required: Arguments that its parser asks for and nobody has given.
+        preload: Modules that it imports and that take long.
+        workers: Workers per machine.
+        why: Why it is that number of workers, where the script says so.
+        is_joined: It calls `elasticflow.join`: the job file says its seed and its snapshots.
+    """
+    lines = _head(name)
+    if is_joined:
+        lines.append(
+            "seed = 1234 | of the samples' order; what elasticflow.join(seed=...) says without a job file"
+        )
+    asked = ", ".join(required)
+    comment = f"it asks for {asked}" if asked else "as on its command line, each word by itself"
+    lines += [
+        "",
+        "[script]",
+        f'entry = {to_toml(entry)} | as torchrun starts it; or module = "pkg.train"',
+        f"args = {to_toml(list(args))} | {comment}",
+        f"# preload = {to_toml(list(preload) or ['torchvision'])} | imported once for all workers and restarts, as torch is",
+        '# silence = "20 min" | workers that print nothing for so long hang: a failure',
+        "",
+        *_nodes(workers, why),
+        "",
+        *_RESTARTS,
+        *(_SNAPSHOTS if is_joined else _GRACE),
+    ]
+    return _laid_out(lines)
 
 
-def _dotted(plain: Mapping[str, Any]) -> str:
-    """Return plain arguments as dotted keys: beside tables of arguments no inline table may stand."""
-    return "\nargs.".join(f"{name} = {to_toml(value)}" for name, value in plain.items())
+def _laid_out(lines: Iterable[str]) -> str:
+    """Return lines as a text, with comments, the parts behind ` | `, in one column."""
+    return "\n".join(map(_aligned, lines)) + "\n"
 
 
-def _objects(draft: Draft, table: str) -> Iterator[str]:
-    """Yield the arguments that are objects, each as a table of its own, which goes on to the end of the table."""
-    for name, value in _objects_of(draft, table).items():
-        yield ""
-        yield f"[{table}.args.{name}]"
-        yield f"entry = {to_toml(value['entry'])}"
-        if value.get("args"):
-            yield f"args = {to_toml(value['args'])}"
-
-
-def _objects_of(draft: Draft, table: str) -> dict[str, Any]:
-    return {name: value for name, value in draft.arguments.get(table, {}).items() if is_object(value)}
-
-
-def is_object(value: Any) -> bool:
-    """Return whether an argument is an object that is made by an entry of its own."""
-    return isinstance(value, dict) and "entry" in value
-
-
-def aligned(line: str) -> str:
-    """Return a line with its comment, the part behind ` | `, in the column of all comments."""
+def _aligned(line: str) -> str:
     code, bar, comment = line.partition(" | ")
     if not bar:
         return line
     return f"{code:<{_COMMENTS_AT}}# {comment}" if len(code) < _COMMENTS_AT else f"{code}  # {comment}"
+
+
+def _head(name: str) -> list[str]:
+    return [
+        f"#:schema {SCHEMA_NAME}",
+        "# What may stand here is in the schema, which editors show; `elasticflow explain` explains what is refused.",
+        "",
+        "[job]",
+        f"name = {to_toml(name)}",
+    ]
+
+
+def _nodes(workers: int | str, why: str | None = None) -> list[str]:
+    why = why or 'workers per machine; "auto": one per GPU, else per core'
+    return [
+        "[nodes]",
+        f"nproc_per_node = {to_toml(workers)} | {why}",
+        "# max = 4 | machines; others join: run JOB --join HOST:PORT",
+    ]
+
+
+def _keys(table: str, keys: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of a table; arguments that are objects come last, each as a table of its own."""
+    args = keys.get("args", {})
+    objects = {name: made for name, value in args.items() if (made := object_of(value)) is not None}
+    plain = {name: value for name, value in args.items() if name not in objects}
+    for key, value in keys.items():
+        if key != "args":
+            comment = _COMMENTS.get((table, key))
+            yield f"{key} = {to_toml(value)}" + (f" | {comment}" if comment else "")
+        elif not objects and plain:
+            yield f"args = {to_toml(plain)}"
+        else:  # beside tables of arguments no inline table may stand
+            yield from (f"args.{name} = {to_toml(each)}" for name, each in plain.items())
+    if table in _BESIDE:
+        yield _BESIDE[table]
+    for name, made in objects.items():
+        yield ""
+        yield f"[{table}.args.{name}]"
+        yield f"entry = {to_toml(made.entry)}"
+        if made.is_partial:
+            yield "partial = true"
+        if made.args:
+            yield f"args = {to_toml(made.args)}"

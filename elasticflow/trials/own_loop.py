@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import ast
+import importlib.util
 from typing import TYPE_CHECKING
 
 from elasticflow.errors import TrialRefusedError
-from elasticflow.jobfile.python_source.modules import Finder, UnresolvedError
+from elasticflow.python_source.modules import Finder, UnresolvedError
+from elasticflow.python_source.script import Script
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,8 +34,9 @@ def require_own_loop(job: Job, root: Path) -> None:
             return
     if file is None:
         return
-    names = _imported(ast.parse(file.read_bytes()))
-    if not any(name == _OURS or finder.has_own(name) for name in names):
+    # Anywhere in the script; a relative import, without a first name, may be of anything.
+    names = Script(importlib.util.decode_source(file.read_bytes())).names.modules
+    if not any(name in {_OURS, ""} or finder.has_own(name) for name in names):
         raise nothing_to_try(job.script.entry or job.script.module or "")
 
 
@@ -44,14 +46,3 @@ def nothing_to_try(script: str) -> TrialRefusedError:
         f"{script} does not train by elasticflow.join: when a step of it ends, and what it makes of the weights, is not known",
         "its loop needs run.keep, run.batches and run.step: elasticflow guide own-loop",
     )
-
-
-def _imported(tree: ast.Module) -> set[str]:
-    """Return the first names of the modules that are imported anywhere in the script; a relative import may be of anything."""
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names.add((node.module or "").partition(".")[0] if node.level == 0 else _OURS)
-    return names

@@ -39,7 +39,7 @@ class Other(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self, width):
+    def __init__(self, width: int):
         super().__init__()
         self.first = nn.Conv2d(1, 4, 3, stride=2)
         self.block = Block(4 * 13 * 13)
@@ -47,6 +47,52 @@ class Net(nn.Module):
 
     def forward(self, images):
         return self.last(self.block(self.first(images).flatten(1)))
+"""
+
+GPT = """\
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass
+class Config:
+    block_size: int = 16
+    vocab_size: int = 50
+    width: int = 8
+
+
+class GPT(nn.Module):
+    def __init__(self, config: Config):
+        super().__init__()
+        self.tokens = nn.Embedding(config.vocab_size, config.width)
+        self.head = nn.Linear(config.width, config.vocab_size)
+
+    def forward(self, idx, targets=None):
+        logits, loss = self.head(self.tokens(idx)), None
+        if targets is not None:
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return logits, loss
+
+
+def training_step(model, batch):
+    return model(*batch)[1]
+
+
+def load_data():
+    tokens = torch.arange(64 * 17).reshape(64, 17) % 50
+    return torch.utils.data.TensorDataset(tokens[:, :-1], tokens[:, 1:])
+"""
+SAMPLES = """\
+import torch
+from torch.utils.data import TensorDataset
+
+
+def images(size: list[int]):
+    random = torch.Generator().manual_seed(0)
+    samples = TensorDataset(torch.randn(64, 1, *size, generator=random), torch.arange(64) % 7)
+    return samples
 """
 
 
@@ -109,48 +155,36 @@ def test_example_trains(tmp_path: Path) -> None:
 
 
 def test_bare_model_trains(tmp_path: Path) -> None:
-    """A file with three modules: the whole one is chosen, its argument asked for, data of its shape made up.
+    """A file with three modules and no data: what is missing is asked for, and asked for again if it does not fit.
 
-    What is no number is asked for again; in the end one step is tried.
+    The whole model of the file is offered, not its part; in the end the job is tried.
     """
     (tmp_path / "nets.py").write_text(MODEL)
-    question = r"nets:Net: width \(a whole number\): "
-    answers = [("which model.*:", "2"), (question, "seven"), (question, "7")]
-    told = _talk(tmp_path, ["nets.py"], answers)
-    assert "'seven' is not a whole number" in told
-    assert re.search(r"works 512 samples .*loss of the first step", told)
-    assert "1  nets:Other" in told
-    assert "SAMPLE = (1, 28, 28)" in (tmp_path / "nets_data.py").read_text()
-    assert "args = { width = 7 }" in (tmp_path / "jobs" / "net.toml").read_text()
+    (tmp_path / "own.py").write_text(SAMPLES)
+    question = r"model.args.width of nets:Net \(int\): "
+    told = _talk(
+        tmp_path,
+        ["nets.py"],
+        [
+            ("which model.*:", "2"),
+            (question, "seven"),
+            (question, "7"),
+            (r"model.loss, called with outputs and targets .*: ", "cross_entropy"),
+            (r"dataset.entry \(module:name\): ", "faces"),
+            (r"dataset.entry \(module:name\): ", "own:image"),
+            (r"dataset.entry \(module:name\): ", "own:images"),
+            (r"dataset.args.size of own:images \(list\[int\]\): ", "28, 28"),
+        ],
+    )
+    assert "'seven' is not int" in told
+    assert "'faces' is not of the form module:name" in told
+    assert "'own:image' does not exist" in told
+    assert re.search(r"  1  nets:Other +nets.py:13", told)
+    assert re.search(r"works 64 samples of \(float32 \(1, 28, 28\), int64 \(\)\)", told)
+    job = (tmp_path / "jobs" / "net.toml").read_text()
+    assert "args = { width = 7 }" in job
+    assert "args = { size = [28, 28] }" in job
     assert "finished" in _call(tmp_path, "run", "jobs/net.toml", "--set", "train.epochs=1")
-
-
-GPT = """\
-from dataclasses import dataclass
-
-import torch
-from torch import nn
-
-
-@dataclass
-class Config:
-    block_size: int = 16
-    vocab_size: int = 50
-    width: int = 8
-
-
-class GPT(nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        self.tokens = nn.Embedding(config.vocab_size, config.width)
-        self.head = nn.Linear(config.width, config.vocab_size)
-
-    def forward(self, idx, targets=None):
-        logits, loss = self.head(self.tokens(idx)), None
-        if targets is not None:
-            loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        return logits, loss
-"""
 
 
 @pytest.mark.campaign
@@ -158,12 +192,12 @@ def test_model_with_a_config_that_computes_its_loss_trains(tmp_path: Path) -> No
     """As language models are published: an object as argument, the loss from `forward`; nothing is asked or edited."""
     (tmp_path / "gpt.py").write_text(GPT)
     told = _call(tmp_path, "init", "gpt.py", "--yes")
-    assert re.search(r"works 512 samples of \(int64 \(16,\), int64 \(16,\)\).*loss of the first step", told)
+    assert re.search(r"works 64 samples of \(int64 \(16,\), int64 \(16,\)\)", told)
     assert "finished" in _call(tmp_path, "run", "jobs/gpt.toml", "--set", "train.epochs=1")
 
     (tmp_path / "gpt.py").write_text(
         GPT.replace("import torch\n", "import torch\nraise RuntimeError('no licence')\n")
     )
-    told = _call(tmp_path, "init", "gpt.py", "--yes", "--name=other", "--dataset=gpt_data:samples", code=1)
+    told = _call(tmp_path, "init", "gpt.py", "--yes", "--name=other", code=1)
     assert "no licence" in told
     assert "what stands above keeps it from training" in told

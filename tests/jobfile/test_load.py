@@ -27,6 +27,17 @@ def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path("job.toml")
 
 
+def test_a_text_is_checked_before_it_is_a_file(job_file: Path) -> None:
+    """Of a file that is not there yet, and in place of one that is."""
+    text = b'[job]\nname = "a"\nepochs = 3\n'
+    real = str(job_file.resolve())
+    found = load_job(job_file, texts={real: text}).diagnostics
+    assert "job.toml" in {each.file for each in found}
+    assert not job_file.exists()
+    job_file.write_text("name = ")
+    assert found == load_job(job_file, texts={real: text}).diagnostics
+
+
 def test_a_loaded_job_equals_the_one_validated_as_a_whole() -> None:
     """Going table by table changes nothing about the job."""
     loaded = load_job(GALLERY / "jobs" / "good_base.toml")

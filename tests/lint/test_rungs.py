@@ -12,7 +12,7 @@ import pytest
 from elasticflow.guide.pages import text_of
 from elasticflow.lint.rungs import TEMPLATES, next_changes, template_of
 from elasticflow.lint.script.forms import form_of
-from elasticflow.lint.script.script import Script
+from elasticflow.python_source.script import Script
 from elasticflow.scaffold.gallery import text_of_file
 from tests.lint.loops import ACCELERATE, FABRIC, FUNCTIONS, PLAIN, TRAINER
 

@@ -1,15 +1,20 @@
-"""`elasticflow init [MODEL_FILE]`, `init train.py`, `init --example NAME`: a job file that runs at once."""
+"""`elasticflow init [MODEL_FILE]`, `init train.py`, `init --example NAME`: a job file."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from elasticflow.cli.parameters import EXAMPLE, FILE, MODEL_FILE, set_option
+from elasticflow.errors import ScaffoldError
+
+if TYPE_CHECKING:
+    from elasticflow.cli.write.init_files import NewJob
+    from elasticflow.cli.write.init_model import InitOptions
 
 
 @click.command("init")
@@ -23,13 +28,15 @@ from elasticflow.cli.parameters import EXAMPLE, FILE, MODEL_FILE, set_option
 @click.option("--name", help="The job's name; default: the model's, or spirals.")
 @click.option("--model", help="Class or function of the file, where it has several.")
 @click.option("--dataset", help="Function or class: NAME of the file or its neighbours, or module:NAME.")
-@click.option("--loss", help="Function of outputs and targets: NAME of the file, or module:NAME.")
+@click.option(
+    "--loss", help="Function of outputs and targets: NAME, of the file or of torch, or module:NAME."
+)
 @click.option("--epochs", type=click.IntRange(1), default=None, help="Passes over the data.")
 @click.option(
     "--batch-size", type=click.IntRange(1), default=None, help="Samples per step, over all workers."
 )
 @click.option("--workers", type=click.IntRange(1), default=None, help="Workers per machine.")
-@set_option("An argument: model.args.width=64, dataset.args.n=9.")
+@set_option("A key of model, optimizer, dataset: model.args.width=64.")
 @click.option("--script", is_flag=True, help="The file is a training script, whatever it looks like.")
 @click.option("--args", metavar="WORDS", help="A script's arguments, as a shell takes them.")
 @click.option("--print", "only_print", is_flag=True, help="Print the job file; write nothing.")
@@ -56,11 +63,11 @@ def command(
     args: str | None,
     **options: Any,
 ) -> int:
-    """Write a job file that runs at once: for the model in MODEL_FILE, for a training script as it is, or an example.
+    """Write a job file: for the model in MODEL_FILE, for a training script as it is, or an example.
 
-    Models, datasets and losses are found by reading the file and its neighbours. What it cannot tell is asked on a
-    terminal. A model without data gets made-up data of its shape, to be replaced; one that no loss of outputs and
-    targets trains gets a training step. Nothing that exists is overwritten. In the end the job is tried out in a
+    Models, datasets, losses and training steps are found by reading the file and its neighbours, and named with file and
+    line. What a job needs and the file does not tell is asked on a terminal; elsewhere, missing keys are named, with the
+    flags that give them. Nothing is made up, and nothing that exists is overwritten. In the end the job is tried out in a
     process of its own, and what keeps it from training is told.
 
     A file that trains when it is run, under torchrun for instance, is a script: it is read, not run, and gets a job with
@@ -73,14 +80,11 @@ def command(
       dcgan        two networks, two optimizers    lora       LoRA of a Llama (transformers, peft)
       gpt          a character GPT on sonnets      streaming  text shards, read in order
       tabular      regression: numbers, categories
-    elasticflow init model.py                          asks where there is a choice
-    elasticflow init model.py --model Net --dataset data:faces --set model.args.width=64 -y
+    elasticflow init model.py                          asks for what the file does not tell
+    elasticflow init model.py --dataset data:faces --loss cross_entropy --set model.args.width=64 -y
     elasticflow init model.py --print
     elasticflow init train.py --args "--epochs 10"     the script as it is: [script]
     """
-    from elasticflow.cli.write.init_answers import InitOptions, new_job
-    from elasticflow.cli.write.init_files import finish, print_only
-
     if (script or args is not None) and options["model_file"] is None and example is None:
         raise click.UsageError("--script and --args go with a file: init --script train.py")
     may_ask = not (yes or only_print) and sys.stdin.isatty() and sys.stdout.isatty()
@@ -105,11 +109,43 @@ def command(
         return init_script.finish(
             options["model_file"], said, only_print=only_print, gitignore=gitignore, pre_commit=pre_commit
         )
-    init_options = InitOptions(**options, workers=workers or _workers(), may_ask=may_ask)
-    job = new_job(init_options)
+    from elasticflow.cli.write.init_files import finish, print_only, write
+    from elasticflow.cli.write.init_model import InitOptions
+
+    job = _new_job(
+        InitOptions(**options, workers=workers or _workers(), may_ask=may_ask), only_print=only_print
+    )
     if only_print:
         return print_only(job)
-    return finish(job, init_options, gitignore=gitignore, pre_commit=pre_commit, deep=deep)
+    loaded = write(job, may_ask=may_ask, gitignore=gitignore, pre_commit=pre_commit)
+    return finish(job, loaded, deep=deep)
+
+
+def _new_job(options: InitOptions, *, only_print: bool) -> NewJob:
+    """Return what is to be written, and print the candidates for each role.
+
+    Raises:
+        ScaffoldError: a key of the job has no value, and nobody may be asked.
+    """
+    from elasticflow.cli.write.init_files import NewJob
+    from elasticflow.cli.write.init_model import job_for_model
+    from elasticflow.jobfile.project import project_root_of
+    from elasticflow.scaffold.example import spirals
+
+    root = project_root_of((options.output or Path.cwd() / "job.toml").resolve())
+    if options.model_file is not None:
+        return job_for_model(options, options.model_file, root, quiet=only_print)
+    if options.model or options.dataset or options.loss or options.overrides:
+        raise click.UsageError("--model, --dataset, --loss and --set go with a model file: init FILE.py")
+    name = options.name or "spirals"
+    if not name.isidentifier():
+        raise ScaffoldError(
+            f'"{name}" cannot be a package', "give a name of letters, digits and _: --name NAME"
+        )
+    text, code = spirals(
+        name, epochs=options.epochs or 10, batch_size=options.batch_size or 64, workers=options.workers
+    )
+    return NewJob(root, options.output or root / "jobs" / f"{name}.toml", text, code)
 
 
 def _is_script(path: Path | None, of_model: list[str], *, is_said: bool) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
@@ -10,14 +9,14 @@ import click
 from elasticflow.cli.output import paint, shortest_path
 from elasticflow.cli.write import init_files
 from elasticflow.errors import ANSWER_IS_NO, FINISHED, JobRefusedError
-from elasticflow.scaffold import begin, gallery
+from elasticflow.scaffold import files, gallery
 
 
 def print_job(name: str) -> int:
     """Print the example's job file, and on standard error the names of the other files that would be written."""
-    files = gallery.files_of(name)
-    click.echo(files[gallery.JOB_FILE].decode(), nl=False)
-    for other in (each for each in files if each != gallery.JOB_FILE):
+    contents = gallery.files_of(name)
+    click.echo(contents[gallery.JOB_FILE].decode(), nl=False)
+    for other in (each for each in contents if each != gallery.JOB_FILE):
         click.echo(f"note: {name}/{other} would be written too", err=True)
     return FINISHED
 
@@ -38,28 +37,26 @@ def finish(
         ScaffoldError: there is no such example, or a file exists already; nothing was written.
     """
     folder = folder or Path(name)
-    files = {folder / file: content for file, content in gallery.files_of(name).items()}
-    begin.write(files, "choose another folder: -o FOLDER")
-    for path in files:
+    contents = {folder / file: content for file, content in gallery.files_of(name).items()}
+    files.write(contents, "choose another folder: -o FOLDER")
+    for path in contents:
         click.echo(f"{paint('wrote', 'green')} {path}")
     init_files.offer_to_ignore_runs(folder, may_ask=may_ask, gitignore=gitignore)
     is_ready = _is_ready(folder / gallery.JOB_FILE, deep=bool(deep))
-    click.echo(f"\n{paint('next', bold=True)}")
-    for command, does in (
-        (f"cd {shortest_path(folder.absolute())}", "README.md tells what is there"),
-        (f"elasticflow run {gallery.JOB_FILE}", "train; Ctrl-C and `elasticflow resume` at any time"),
-    ):
-        click.echo(f"  {command:<24}  {does}")
+    init_files.say_what_is_next(
+        [
+            (f"cd {shortest_path(folder.absolute())}", "README.md tells what is there"),
+            (f"elasticflow run {gallery.JOB_FILE}", "train; Ctrl-C and `elasticflow resume` at any time"),
+        ]
+    )
     return FINISHED if is_ready else ANSWER_IS_NO
 
 
 def _is_ready(job_file: Path, *, deep: bool) -> bool:
     """Print what keeps the example from training on this machine, and return whether nothing does."""
     from elasticflow.compiler.inputs.missing_imports import require_importable
-    from elasticflow.jobfile.load import load_job
 
-    loaded = load_job(job_file, environment=os.environ)
-    assert loaded.job is not None, loaded.diagnostics
+    loaded = init_files.load(job_file)
     if deep:
         return init_files.tried_out(loaded, job_file, with_step=True)
     try:

@@ -3,92 +3,142 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 from importlib import util
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from elasticflow.cli.output import paint, shortest_path
-from elasticflow.errors import ANSWER_IS_NO, FINISHED, ElasticflowError
-from elasticflow.scaffold import begin
-from elasticflow.scaffold.job_text import text_of
+from elasticflow.errors import ANSWER_IS_NO, FINISHED, ElasticflowError, JobRefusedError
+from elasticflow.scaffold import files
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from elasticflow.cli.write.init_answers import InitOptions, NewJob
     from elasticflow.jobfile.load import LoadedJob
 
 _DEEP_LIMIT_S = 120
 
 
+@dataclass(frozen=True)
+class NewJob:
+    """What is to be written.
+
+    Attributes:
+        root: The project's root.
+        job_file: Where the job goes.
+        text: The job file.
+        code: Text of the Python files that are written with it, by their path from the root.
+        notes: What a person should know.
+    """
+
+    root: Path
+    job_file: Path
+    text: str
+    code: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
 def print_only(new_job: NewJob) -> int:
     """Print the job file, and on standard error the names of the other files that would be written."""
-    click.echo(text_of(new_job.draft), nl=False)
+    _checked(new_job)
+    click.echo(new_job.text, nl=False)
     for name in new_job.code:
         click.echo(f"note: {name} would be written too", err=True)
     return FINISHED
 
 
-def finish(
-    new_job: NewJob, options: InitOptions, *, gitignore: bool | None, pre_commit: bool, deep: bool | None
-) -> int:
-    """Write everything, check the job as `validate --deep` does, and say how to go on; return the exit code.
-
-    *deep* says whether to try the job out; None: where torch is installed.
+def write(new_job: NewJob, *, may_ask: bool, gitignore: bool | None, pre_commit: bool) -> LoadedJob:
+    """Write the job with its code, the schema for editors and, if wanted, a hook of pre-commit; return the loaded job.
 
     Raises:
+        JobRefusedError: it would not be valid; nothing was written.
         ScaffoldError: a file exists already; nothing was written.
     """
-    files = {new_job.root / name: text for name, text in new_job.code.items()}
-    files = {path: text for path, text in files.items() if not begin.holds_already(path, text)}
-    files[new_job.job_file] = text_of(new_job.draft)
-    configuration, by_hand = begin.pre_commit_hook(new_job.root) if pre_commit else ({}, "")
-    begin.write(files | begin.schema_file(new_job.job_file) | configuration)
-    for path in (*files, *configuration):
+    loaded = _checked(new_job)
+    written: dict[Path, str | bytes] = {new_job.root / name: text for name, text in new_job.code.items()}
+    written[new_job.job_file] = new_job.text
+    configuration, by_hand = files.pre_commit_hook(new_job.root) if pre_commit else ({}, "")
+    files.write({**written, **files.schema_file(new_job.job_file), **configuration})
+    for path in (*written, *configuration):
         click.echo(f"{paint('wrote', 'green')} {shortest_path(path.absolute())}")
-    offer_to_ignore_runs(new_job.root, may_ask=options.may_ask, gitignore=gitignore)
+    if by_hand:
+        note(f"add to {files.PRE_COMMIT}, under repos:\n{by_hand}")
+    offer_to_ignore_runs(new_job.root, may_ask=may_ask, gitignore=gitignore)
     for text in new_job.notes:
         note(text)
-    if by_hand:
-        note(f"add to {begin.PRE_COMMIT}, under repos:\n{by_hand}")
-    return _checked(new_job, deep=deep)
+    return loaded or load(new_job.job_file)
+
+
+def finish(new_job: NewJob, loaded: LoadedJob, *, deep: bool | None) -> int:
+    """Try a written job out as `validate --deep` does, and print the next commands; return the exit code.
+
+    *deep* says whether to try the job out; None: where torch is installed.
+    """
+    shown = shortest_path(new_job.job_file.absolute())
+    has_torch = util.find_spec("torch") is not None
+    if deep is False or (deep is None and not has_torch):
+        why = "" if has_torch else ", since torch is not installed here"
+        note(f"not tried out{why}: elasticflow validate --deep {shown}")
+    elif not tried_out(loaded, new_job.job_file, with_step=bool(new_job.code)):
+        return ANSWER_IS_NO
+    say_what_is_next(
+        [
+            (f"elasticflow plan {shown}", "what a run would do"),
+            (f"elasticflow run {shown}", "train; Ctrl-C and `elasticflow resume` at any time"),
+            (f"elasticflow doctor {shown}", "whether this machine has what the job needs"),
+        ]
+    )
+    return FINISHED
+
+
+def _checked(new_job: NewJob) -> LoadedJob | None:
+    """Return what the text of the job says; None for an example, whose code is not there yet.
+
+    Raises:
+        JobRefusedError: it would not be valid.
+    """
+    return None if new_job.code else load(new_job.job_file, new_job.text)
+
+
+def load(job_file: Path, text: str | None = None) -> LoadedJob:
+    """Return a job, or *text* as its file would hold it, and print warnings about it.
+
+    Raises:
+        JobRefusedError: it is not valid.
+    """
+    from elasticflow.jobfile.diagnostics.render_text import render
+    from elasticflow.jobfile.load import load_job
+
+    texts = {} if text is None else {os.path.realpath(job_file): text.encode()}
+    loaded = load_job(Path(shortest_path(job_file.absolute())), environment=os.environ, texts=texts)
+    problems = [diagnostic for diagnostic in loaded.diagnostics if diagnostic.severity != "note"]
+    if loaded.job is None:
+        ending = (
+            ""
+            if text is None
+            else "\n\nnothing was written; it would be the job that the flags give: `elasticflow init --help`"
+        )
+        raise JobRefusedError(render(problems) + ending)
+    if problems:
+        click.echo(render(problems), err=True)
+    return loaded
 
 
 def offer_to_ignore_runs(root: Path, *, may_ask: bool, gitignore: bool | None) -> None:
     """Add the run folders to .gitignore, in a checkout; *gitignore* says whether to, None: ask if that may be."""
-    if begin.ignores_runs(root) is not False or gitignore is False:
+    if files.ignores_runs(root) is not False or gitignore is False:
         return
     question = "add runs/, where snapshots and logs go, to .gitignore?"
     if gitignore is None and may_ask and not click.confirm(question, default=True):
         return
-    begin.ignore_runs(root)
+    files.ignore_runs(root)
     click.echo(f"{paint('added', 'green')} /runs/ to {shortest_path(root / '.gitignore')}")
 
 
-def _checked(new_job: NewJob, *, deep: bool | None) -> int:
-    from elasticflow.jobfile.diagnostics.render_text import render
-    from elasticflow.jobfile.load import load_job
-
-    loaded = load_job(new_job.job_file, environment=os.environ)
-    problems = [diagnostic for diagnostic in loaded.diagnostics if diagnostic.severity != "note"]
-    if problems:
-        click.echo(render(problems), err=True)
-    if loaded.job is None:
-        return ANSWER_IS_NO
-    has_torch = util.find_spec("torch") is not None
-    if deep is False or (deep is None and not has_torch):
-        why = "" if has_torch else ", since torch is not installed here"
-        note(f"not tried out{why}: elasticflow validate --deep {shortest_path(new_job.job_file.absolute())}")
-    else:
-        is_to_be_proved = new_job.has_made_up_data or new_job.draft.loss_is_guessed
-        if not tried_out(loaded, new_job.job_file, is_to_be_proved and new_job.to_write is None):
-            return ANSWER_IS_NO
-    _say_what_is_next(new_job)
-    return FINISHED
-
-
-def tried_out(loaded: LoadedJob, path: Path, with_step: bool) -> bool:
+def tried_out(loaded: LoadedJob, path: Path, *, with_step: bool) -> bool:
     """Try the own code of the job in *path* out, print what is wrong, and return whether a run could train."""
     from elasticflow.cli.write.deep_options import DeepRequest, report_text, try_out_loaded
     from elasticflow.compiler.inputs.missing_imports import require_importable
@@ -118,15 +168,10 @@ def note(text: str) -> None:
     click.echo(f"{paint('note', 'yellow')}  {text}")
 
 
-def _say_what_is_next(new_job: NewJob) -> None:
-    job_file = new_job.job_file
-    shown = shortest_path(job_file.absolute())
+def say_what_is_next(rows: Iterable[tuple[str, str]]) -> None:
+    """Print the next commands, and what each does."""
+    rows = list(rows)
+    width = max(24, *(len(command) for command, _ in rows))
     click.echo(f"\n{paint('next', bold=True)}")
-    if new_job.to_write is not None:
-        click.echo(f"  write the loss in {new_job.to_write}: until then a run fails at its first step")
-    for command, does in (
-        (f"elasticflow plan {shown}", "what a run would do"),
-        (f"elasticflow run {shown}", "train; Ctrl-C and `elasticflow resume` at any time"),
-        (f"elasticflow doctor {shown}", "whether this machine has what the job needs"),
-    ):
-        click.echo(f"  {command:<{len(shown) + 22}} {does}")
+    for command, does in rows:
+        click.echo(f"  {command:<{width}}  {does}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from dataclasses import dataclass
@@ -11,10 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from elasticflow.cli.output import paint, shortest_path
-from elasticflow.cli.write.init_files import note, offer_to_ignore_runs
-from elasticflow.errors import ANSWER_IS_NO, FINISHED, ScaffoldError, ScriptError
-from elasticflow.scaffold import begin
-from elasticflow.scaffold.script_text import ScriptDraft, text_of
+from elasticflow.cli.write.init_files import NewJob, print_only, say_what_is_next, write
+from elasticflow.errors import FINISHED, ScaffoldError, ScriptError
+from elasticflow.scaffold.candidates import outside
+from elasticflow.scaffold.job_text import text_of_script
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.lint.script.forms import Form
-    from elasticflow.lint.script.script import Script
+    from elasticflow.python_source.script import Script
 
 _SLOW = ("transformers", "datasets", "accelerate", "lightning", "torchvision", "timm", "peft", "trl", "torchmetrics", "torchaudio", "pandas", "scipy", "sklearn")  # fmt: skip
 _ONE = {
@@ -69,6 +68,7 @@ def finish(
 
     Raises:
         ScaffoldError: a file exists already, or the script lies elsewhere; nothing was written.
+        JobRefusedError: the job would not be valid; nothing was written.
         ScriptError: the script cannot be read, or shows no training.
     """
     from elasticflow.cli.write.lint import show_form
@@ -79,38 +79,30 @@ def finish(
     script = read(path, str(path))
     form = form_of(script)
     root = project_root_of((options.output or path.parent.absolute() / "job.toml").resolve())
-    draft = _draft(path, root, script, form, options)
-    text = text_of(draft)
+    job = _job(path, root, script, form, options)
     if only_print:
-        click.echo(text, nl=False)
-        return FINISHED
-    job_file = options.output or root / "jobs" / f"{draft.name}.toml"
-    configuration, by_hand = begin.pre_commit_hook(root) if pre_commit else ({}, "")
-    begin.write({job_file: text} | begin.schema_file(job_file) | configuration)
-    for each in (job_file, *configuration):
-        click.echo(f"{paint('wrote', 'green')} {shortest_path(each.absolute())}")
-    offer_to_ignore_runs(root, may_ask=options.may_ask, gitignore=gitignore)
-    if by_hand:
-        note(f"add to {begin.PRE_COMMIT}, under repos:\n{by_hand}")
-    if draft.required and not draft.args:
-        note(f"the script asks for {', '.join(draft.required)}: write them into args before a run")
-    is_valid = _is_valid(job_file)
+        return print_only(job)
+    write(job, may_ask=options.may_ask, gitignore=gitignore, pre_commit=pre_commit)
     show_form(str(path), script, form)
     _tell_findings(path, script)
-    _tell_next(path, job_file)
-    return FINISHED if is_valid else ANSWER_IS_NO
+    shown = shortest_path(job.job_file.absolute())
+    say_what_is_next(
+        [
+            (f"elasticflow plan {shown}", "what a run would do"),
+            (f"elasticflow run {shown}", "train; after Ctrl-C, `elasticflow resume` starts it again"),
+            (f"elasticflow lint {path}", "what was found in it, line by line"),
+        ]
+    )
+    return FINISHED
 
 
-def _draft(path: Path, root: Path, script: Script, form: Form, options: ScriptOptions) -> ScriptDraft:
+def _job(path: Path, root: Path, script: Script, form: Form, options: ScriptOptions) -> NewJob:
     from elasticflow.lint.script.options import required_arguments
 
     try:
         entry = path.resolve().relative_to(root.resolve()).as_posix()
     except ValueError:
-        raise ScaffoldError(
-            f"{path} lies outside of the project {root}",
-            "write the job file beside it: -o FOLDER/jobs/NAME.toml",
-        ) from None
+        raise outside(path, root) from None
     try:
         words = tuple(shlex.split(options.args or ""))
     except ValueError as error:
@@ -118,16 +110,21 @@ def _draft(path: Path, root: Path, script: Script, form: Form, options: ScriptOp
             f"--args {options.args}: {error}", "quote it as for a shell: --args '--lr 0.1'"
         ) from error
     why = None if options.is_workers_given else _ONE.get(form.kind)
-    return ScriptDraft(
-        name=options.name or _name(path),
-        entry=entry,
+    required = [] if words else required_arguments(script)
+    name = options.name or _name(path)
+    text = text_of_script(
+        name,
+        entry,
         args=words,
-        required=() if words else tuple(required_arguments(script)),
+        required=required,
+        preload=[name for name in _SLOW if name in script.names.modules],
         workers=1 if why else options.workers,
-        why_alone=why,
-        preload=tuple(name for name in _SLOW if name in script.names.modules),
+        why=why,
         is_joined=form.rung > 0,
     )
+    asked = f"the script asks for {', '.join(required)}: write them into args before a run"
+    job_file = options.output or root / "jobs" / f"{name}.toml"
+    return NewJob(root, job_file, text, notes=[asked] if required else [])
 
 
 def _name(path: Path) -> str:
@@ -136,17 +133,6 @@ def _name(path: Path) -> str:
     if stem in {"train", "main", "run", "__main__"} and (folder := path.resolve().parent.name):
         stem = f"{folder}-{stem}"
     return re.sub(r"[^a-z0-9_-]+", "-", stem.lower()).strip("-_") or "script"
-
-
-def _is_valid(job_file: Path) -> bool:
-    from elasticflow.jobfile.diagnostics.render_text import render
-    from elasticflow.jobfile.load import load_job
-
-    loaded = load_job(job_file, environment=os.environ)
-    problems = [each for each in loaded.diagnostics if each.severity != "note"]
-    if problems:
-        click.echo(render(problems), err=True)
-    return loaded.job is not None
 
 
 def _tell_findings(path: Path, script: Script) -> None:
@@ -162,16 +148,3 @@ def _tell_findings(path: Path, script: Script) -> None:
         f"\n{paint('lint', bold=True)}  {told or 'no warnings'}: `elasticflow lint {path}` shows the lines"
     )
     show_looked_for(found, EVERYTHING)
-
-
-def _tell_next(path: Path, job_file: Path) -> None:
-    shown = shortest_path(job_file.absolute())
-    rows = [
-        (f"elasticflow plan {shown}", "what a run would do"),
-        (f"elasticflow run {shown}", "train; after Ctrl-C, `elasticflow resume` starts it again"),
-        (f"elasticflow lint {path}", "what was found in it, line by line"),
-    ]
-    width = max(len(command) for command, _ in rows)
-    click.echo(f"\n{paint('next', bold=True)}")
-    for command, does in rows:
-        click.echo(f"  {command:<{width}}  {does}")

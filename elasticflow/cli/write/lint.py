@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from elasticflow.lint.check import Selection
     from elasticflow.lint.script.forms import Form
-    from elasticflow.lint.script.script import Script
+    from elasticflow.python_source.script import Script
 
 _WIDTH = 60
 _CODE = re.compile(r"EF6?[0-9]{0,2}|ALL")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.compiler.entry_point.source_code import Call, Display, Name, keywords, quoted
 from elasticflow.jobfile.diagnostics.toml_literals import dotted
 from elasticflow.jobfile.entry_points.object_arguments import dataset_values, object_of
-from elasticflow.jobfile.python_source.annotations import DatasetValue
 from elasticflow.jobfile.tables.evaluation import metric_entry, path_of_set
+from elasticflow.jobfile.type_checks.annotations import DatasetValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

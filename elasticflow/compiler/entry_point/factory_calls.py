@@ -6,10 +6,10 @@ import ast
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.jobfile.entry_points.calls import takes_optimizer_later, takes_optimizers
-from elasticflow.jobfile.python_source.definitions import Definition, MethodError
-from elasticflow.jobfile.python_source.modules import Finder, UnresolvedError
-from elasticflow.jobfile.python_source.resolve import Resolver
-from elasticflow.jobfile.python_source.signatures import Signature, signature_of
+from elasticflow.python_source.definitions import Definition, MethodError
+from elasticflow.python_source.modules import Finder, UnresolvedError
+from elasticflow.python_source.resolve import Resolver
+from elasticflow.python_source.signatures import Signature, signature_of
 
 if TYPE_CHECKING:
     from pathlib import Path

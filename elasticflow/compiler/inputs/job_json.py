@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from elasticflow.errors import JobRefusedError
-from elasticflow.jobfile.python_source.annotations import DatasetValue
 from elasticflow.jobfile.tables.evaluation import set_tables
 from elasticflow.jobfile.tables.job import OF_TRAINING, Job
 from elasticflow.jobfile.tables.logging import SINKS
+from elasticflow.jobfile.type_checks.annotations import DatasetValue
 from elasticflow.redaction import without_secrets
 
 # Keys that came after records were written, with what they are if left out: a job without them keeps its digest.

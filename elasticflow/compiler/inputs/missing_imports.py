@@ -11,9 +11,9 @@ from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
 from elasticflow.jobfile.diagnostics.render_text import render
 from elasticflow.jobfile.entry_points.calls import entry_calls
-from elasticflow.jobfile.python_source.bindings import parse_python
-from elasticflow.jobfile.python_source.definitions import file_seen_from_here
-from elasticflow.jobfile.python_source.modules import (
+from elasticflow.python_source.bindings import parse_python
+from elasticflow.python_source.definitions import file_seen_from_here
+from elasticflow.python_source.modules import (
     CannotTellError,
     Finder,
     Module,
@@ -23,7 +23,7 @@ from elasticflow.jobfile.python_source.modules import (
     is_found_by_hooks,
     source_of,
 )
-from elasticflow.jobfile.python_source.syntax import imported_modules
+from elasticflow.python_source.syntax import imported_modules
 
 if TYPE_CHECKING:
     import ast

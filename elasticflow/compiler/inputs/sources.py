@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.compiler.inputs.provenance import digest_of
 from elasticflow.jobfile.entry_points.calls import entry_calls
-from elasticflow.jobfile.python_source.bindings import parse_python
-from elasticflow.jobfile.python_source.modules import CannotTellError, Finder, NoModuleError, source_of
-from elasticflow.jobfile.python_source.syntax import imported_modules
+from elasticflow.python_source.bindings import parse_python
+from elasticflow.python_source.modules import CannotTellError, Finder, NoModuleError, source_of
+from elasticflow.python_source.syntax import imported_modules
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

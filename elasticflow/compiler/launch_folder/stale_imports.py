@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from elasticflow.jobfile.python_source.bindings import bindings
-from elasticflow.jobfile.python_source.modules import CannotTellError, Finder, NoModuleError, source_of
+from elasticflow.python_source.bindings import bindings
+from elasticflow.python_source.modules import CannotTellError, Finder, NoModuleError, source_of
 from elasticflow.system.installation import ABOVE_PACKAGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elasticflow.jobfile.python_source.modules import Module
+    from elasticflow.python_source.modules import Module
 
 
 def stale_import(text: str) -> str | None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import show
-from elasticflow.jobfile.python_source.modules import CannotTellError, Finder, NoModuleError, UnresolvedError
 from elasticflow.jobfile.text.layers import table_at
+from elasticflow.python_source.modules import CannotTellError, Finder, NoModuleError, UnresolvedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,13 +11,13 @@ from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
 from elasticflow.jobfile.entry_points.calls import takes_optimizer_later, takes_optimizers
 from elasticflow.jobfile.entry_points.free_tables import not_passable
 from elasticflow.jobfile.entry_points.own_steps import check_own_step
-from elasticflow.jobfile.python_source.annotations import ObjectTable
-from elasticflow.jobfile.python_source.bindings import origin
-from elasticflow.jobfile.python_source.definitions import Definition
-from elasticflow.jobfile.python_source.modules import UnresolvedError
-from elasticflow.jobfile.python_source.signatures import Misfit, misfits
-from elasticflow.jobfile.python_source.syntax import decorators_of, dotted_names, unquoted
 from elasticflow.jobfile.text.layers import table_at
+from elasticflow.jobfile.type_checks.annotations import ObjectTable
+from elasticflow.jobfile.type_checks.misfits import Misfit, misfits
+from elasticflow.python_source.bindings import origin
+from elasticflow.python_source.definitions import Definition
+from elasticflow.python_source.modules import UnresolvedError
+from elasticflow.python_source.syntax import decorators_of, dotted_names, unquoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.diagnostics.positions import KeyPath
     from elasticflow.jobfile.entry_points.calls import EntryPoint
-    from elasticflow.jobfile.python_source.resolve import Resolver
-    from elasticflow.jobfile.python_source.signatures import Parameter, Signature
+    from elasticflow.python_source.resolve import Resolver
+    from elasticflow.python_source.signatures import Parameter, Signature
 
 
 class ArgumentCheck:
@@ -216,13 +216,13 @@ def dataclasses_meant(
         value = arguments.get(parameter.name)
         # What has an `entry` is an object, or told as what only looks like one.
         if isinstance(value, dict) and not isinstance(value, ObjectTable) and "entry" not in value:
-            definition = _dataclass(parameter, resolver)
-            if definition is not None:
+            definition = annotated_class(parameter, resolver)
+            if definition is not None and _is_dataclass(definition):
                 yield parameter.name, definition
 
 
-def _dataclass(parameter: Parameter, resolver: Resolver) -> Definition | None:
-    """Return the dataclass that a parameter is annotated with, also as `... | None`."""
+def annotated_class(parameter: Parameter, resolver: Resolver) -> Definition | None:
+    """Return the class that a parameter is annotated with, also as `... | None`; None where reading does not show one."""
     annotation = None if parameter.annotation is None else unquoted(parameter.annotation)
     if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):  # Config | None
         annotation = annotation.left
@@ -233,7 +233,11 @@ def _dataclass(parameter: Parameter, resolver: Resolver) -> Definition | None:
         resolved = resolver.dotted(parameter.module, names)
     except UnresolvedError:
         return None
-    if not isinstance(resolved, Definition) or not isinstance(resolved.node, ast.ClassDef):
-        return None
-    decorators = {origin(resolved.module, each) for each in decorators_of(resolved.node)}
-    return resolved if "dataclasses.dataclass" in decorators else None
+    is_class = isinstance(resolved, Definition) and isinstance(resolved.node, ast.ClassDef)
+    return resolved if isinstance(resolved, Definition) and is_class else None
+
+
+def _is_dataclass(definition: Definition) -> bool:
+    assert isinstance(definition.node, ast.ClassDef)
+    decorators = {origin(definition.module, each) for each in decorators_of(definition.node)}
+    return "dataclasses.dataclass" in decorators

@@ -12,10 +12,10 @@ from elasticflow.jobfile.entry_points.object_arguments import (
     parameter_groups,
     with_objects_marked,
 )
-from elasticflow.jobfile.python_source.modules import UnresolvedError
 from elasticflow.jobfile.tables.evaluation import OF_LOSS, set_tables
 from elasticflow.jobfile.text.edits import rename, rewrite
 from elasticflow.jobfile.text.layers import Layer, table_at, value_at
+from elasticflow.python_source.modules import UnresolvedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, Severity
     from elasticflow.jobfile.diagnostics.positions import KeyPath
-    from elasticflow.jobfile.python_source.resolve import Resolver
     from elasticflow.jobfile.text.read import TomlTable
     from elasticflow.jobfile.text.source import Source
+    from elasticflow.python_source.resolve import Resolver
 
 _AS_METHODS: dict[tuple[str, str], tuple[str, ...]] = {
     ("optimizer", "entry"): (),

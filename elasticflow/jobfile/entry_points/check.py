@@ -22,8 +22,13 @@ from elasticflow.jobfile.entry_points.required_methods import (
     why_not_map_style,
     why_not_stateful,
 )
-from elasticflow.jobfile.python_source.classes import classes_of
-from elasticflow.jobfile.python_source.definitions import (
+from elasticflow.jobfile.tables.evaluation import without_set
+from elasticflow.jobfile.tables.types import ENTRY
+from elasticflow.jobfile.tables.validate import content_of
+from elasticflow.jobfile.text.layers import table_at, value_at
+from elasticflow.jobfile.type_checks.makes import wrong_kind
+from elasticflow.python_source.classes import classes_of
+from elasticflow.python_source.definitions import (
     Definition,
     MethodError,
     NoAttributeError,
@@ -31,8 +36,7 @@ from elasticflow.jobfile.python_source.definitions import (
     Resolved,
     UnreadableModuleError,
 )
-from elasticflow.jobfile.python_source.makes import wrong_kind
-from elasticflow.jobfile.python_source.modules import (
+from elasticflow.python_source.modules import (
     CannotTellError,
     Finder,
     Module,
@@ -45,12 +49,8 @@ from elasticflow.jobfile.python_source.modules import (
     looked_in,
     seen_from_here,
 )
-from elasticflow.jobfile.python_source.resolve import Resolver
-from elasticflow.jobfile.python_source.signatures import signature_of
-from elasticflow.jobfile.tables.evaluation import without_set
-from elasticflow.jobfile.tables.types import ENTRY
-from elasticflow.jobfile.tables.validate import content_of
-from elasticflow.jobfile.text.layers import table_at, value_at
+from elasticflow.python_source.resolve import Resolver
+from elasticflow.python_source.signatures import signature_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -246,7 +246,7 @@ class _EntryPointCheck:
         message = f"{self.call.text} is a class, and is called with {given}: that makes an object of it"
         function = "name a function"
         if self.call.path == ("model", "loss"):
-            from elasticflow.jobfile.python_source.bare_names import with_module
+            from elasticflow.jobfile.type_checks.bare_names import with_module
 
             near = with_module(self.call.path, self.attribute, is_exact=True)
             function = f'name a function, such as "{near or "torch.nn.functional:cross_entropy"}"'

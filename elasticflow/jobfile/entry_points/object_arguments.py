@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show, to_toml
-from elasticflow.jobfile.python_source.annotations import DatasetValue, ObjectTable
 from elasticflow.jobfile.tables.evaluation import set_tables
 from elasticflow.jobfile.tables.types import ENTRY
 from elasticflow.jobfile.text.layers import table_at
+from elasticflow.jobfile.type_checks.annotations import DatasetValue, ObjectTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

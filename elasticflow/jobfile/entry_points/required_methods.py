@@ -5,15 +5,15 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from elasticflow.jobfile.python_source.classes import base_names, classes_of, methods_of
-from elasticflow.jobfile.python_source.definitions import Definition, MadeByCallError
-from elasticflow.jobfile.python_source.modules import CannotTellError, Module
-from elasticflow.jobfile.python_source.syntax import decorators_of, dotted_names, own_nodes
+from elasticflow.python_source.classes import base_names, classes_of, methods_of
+from elasticflow.python_source.definitions import Definition, MadeByCallError
+from elasticflow.python_source.modules import CannotTellError, Module
+from elasticflow.python_source.syntax import decorators_of, dotted_names, own_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from elasticflow.jobfile.python_source.resolve import Resolver
+    from elasticflow.python_source.resolve import Resolver
 
 _ITERABLE = "IterableDataset"
 # Bases that are known by their names: torch may not be installed here.

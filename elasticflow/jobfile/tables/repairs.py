@@ -15,10 +15,10 @@ import tomli
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from elasticflow.jobfile.diagnostics.suggestions import SHORT_MODULES, nearest, only_near
-from elasticflow.jobfile.python_source.annotations import as_numbers
 from elasticflow.jobfile.tables.foreign_names import SAME_VALUES
 from elasticflow.jobfile.tables.type_descriptions import annotation_at, choices, model_at
 from elasticflow.jobfile.tables.types import ENTRY
+from elasticflow.jobfile.type_checks.annotations import as_numbers
 from elasticflow.system.units import BYTES, COUNTS, SECONDS
 
 if TYPE_CHECKING:
@@ -313,6 +313,6 @@ def _as_table(value: object, annotation: Any) -> Iterator[object]:
 
 def _with_module(path: KeyPath, value: str) -> str | None:
     """Return the entry point that a name without its module was meant to be, of those torch has for this key."""
-    from elasticflow.jobfile.python_source.bare_names import with_module
+    from elasticflow.jobfile.type_checks.bare_names import with_module
 
     return None if ":" in value else with_module(path, value.strip())

@@ -28,17 +28,18 @@ class UnreadableError(Exception):
 
 
 def read_text(path: Path, name: str, instead: bytes | None = None) -> str:
-    """Return a file's text: UTF-8, a byte order mark dropped, newlines as in TOML; that of *instead*, if it is given.
+    """Return a file's text: UTF-8, a byte order mark dropped, newlines as in TOML; with *instead*, that text, whether or not the file exists.
 
     Raises:
         UnreadableError: no such file, not a regular file, not readable, too large, not UTF-8.
     """
+    data, too_large = instead or b"", False
     try:
-        if not path.is_file():
-            raise UnreadableError(_missing(path, name))
-        data = path.read_bytes() if path.stat().st_size <= MOST_BYTES else b""
-        too_large = not data and path.stat().st_size > MOST_BYTES
-        data = data if instead is None else instead
+        if instead is None:
+            if not path.is_file():
+                raise UnreadableError(_missing(path, name))
+            too_large = path.stat().st_size > MOST_BYTES
+            data = b"" if too_large else path.read_bytes()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not a name a file can have"
         raise UnreadableError(

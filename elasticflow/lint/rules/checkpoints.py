@@ -11,16 +11,15 @@ from elasticflow.lint.rules.finding import Finding
 from elasticflow.lint.rules.launching import reads_of_environment
 from elasticflow.lint.rules.replicas import DDP
 from elasticflow.lint.rules.saves import Contents, Save, loaded_words, loads_in, resumes, saves_in
-from elasticflow.lint.script.names import dotted_name
 from elasticflow.lint.script.ranks import RANKISH, may_choose_ranks, words_of
-from elasticflow.lint.script.script import argument, called_name, has_unpacked, is_constant
 from elasticflow.lint.script.values import is_repeated, values_given, words_behind
+from elasticflow.python_source.syntax import argument, called_name, dotted_name, has_unpacked, is_constant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from elasticflow.lint.rules.finding import View
-    from elasticflow.lint.script.script import Script
+    from elasticflow.python_source.script import Script
 
 _OPTIMIZER = re.compile(r"optim|(^|_)opts?(_|\d|$)|adam|sgd", re.IGNORECASE)
 _SCHEDULE = re.compile(r"sched|(^|_)lr_|warmup", re.IGNORECASE)

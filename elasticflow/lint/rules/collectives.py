@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.lint.rules.finding import Finding
-from elasticflow.lint.script.script import Function, argument
+from elasticflow.python_source.script import Function
+from elasticflow.python_source.syntax import argument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

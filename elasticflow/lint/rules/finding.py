@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.diagnostics.diagnostic import Severity
     from elasticflow.lint.script.collectives import Collectives
     from elasticflow.lint.script.ranks import Ranks
-    from elasticflow.lint.script.script import Script
+    from elasticflow.python_source.script import Script
 
 
 class Finding(NamedTuple):

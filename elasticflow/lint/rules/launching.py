@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.lint.rules.finding import Finding
-from elasticflow.lint.script.names import dotted_name
 from elasticflow.lint.script.ranks import is_entry_check, words_of
-from elasticflow.lint.script.script import argument, called_name
+from elasticflow.python_source.syntax import argument, called_name, dotted_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elasticflow.lint.rules.finding import View
-    from elasticflow.lint.script.script import Script
+    from elasticflow.python_source.script import Script
 
 _PORT = re.compile(r"tcp://[^/]*:([0-9]+)/?")
 _ASKS = re.compile(

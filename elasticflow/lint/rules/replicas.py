@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.lint.rules.finding import Finding
-from elasticflow.lint.script.script import argument, is_constant
+from elasticflow.python_source.syntax import argument, is_constant
 
 if TYPE_CHECKING:
     import ast
     from collections.abc import Iterator
 
     from elasticflow.lint.rules.finding import View
-    from elasticflow.lint.script.script import Script
+    from elasticflow.python_source.script import Script
 
 DDP = "torch.nn.parallel.DistributedDataParallel"
 _CHECKPOINTS = ("torch.utils.checkpoint.checkpoint", "torch.utils.checkpoint.checkpoint_sequential")

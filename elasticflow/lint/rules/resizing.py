@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.lint.rules.finding import Finding
 from elasticflow.lint.script.ranks import words_of
-from elasticflow.lint.script.script import called_name
 from elasticflow.lint.script.values import words_behind
+from elasticflow.python_source.syntax import called_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elasticflow.lint.rules.finding import View
-    from elasticflow.lint.script.script import Script
+    from elasticflow.python_source.script import Script
 
 _WORLD = re.compile(
     r"_?((ddp|dist|dp|data_parallel|global)_)?world_?size_?|num_(processes|replicas|workers_total)|get_world_size",

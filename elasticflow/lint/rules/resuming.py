@@ -12,15 +12,15 @@ from elasticflow.lint.rules.saves import saves_in, state_loads, state_saves
 from elasticflow.lint.script.forms import form_of, trains
 from elasticflow.lint.script.options import Options
 from elasticflow.lint.script.ranks import words_of
-from elasticflow.lint.script.script import argument, called_name, has_unpacked
 from elasticflow.lint.script.values import is_repeated, values_given
+from elasticflow.python_source.syntax import argument, called_name, has_unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elasticflow.lint.rules.finding import View
     from elasticflow.lint.script.options import Option
-    from elasticflow.lint.script.script import Script
+    from elasticflow.python_source.script import Script
 
 _SAVING = re.compile(r"save|checkpoint|ckpt|snapshot|dump|persist", re.IGNORECASE)
 _TRAINERS = ("lightning.Trainer", "lightning.pytorch.Trainer", "pytorch_lightning.Trainer")

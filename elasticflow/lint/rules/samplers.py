@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.lint.rules.finding import Finding
 from elasticflow.lint.rules.launching import reads_of_environment
-from elasticflow.lint.script.names import dotted_name
 from elasticflow.lint.script.ranks import words_of
-from elasticflow.lint.script.script import argument, called_name, has_unpacked, is_constant
 from elasticflow.lint.script.values import is_repeated, passed, words_behind
+from elasticflow.python_source.syntax import argument, called_name, dotted_name, has_unpacked, is_constant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elasticflow.lint.rules.finding import View
-    from elasticflow.lint.script.script import Script
+    from elasticflow.python_source.script import Script
 
 SAMPLER = "torch.utils.data.DistributedSampler"
 LOADER = "torch.utils.data.DataLoader"

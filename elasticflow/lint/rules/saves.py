@@ -7,15 +7,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elasticflow.lint.script.names import dotted_name
 from elasticflow.lint.script.ranks import words_of
-from elasticflow.lint.script.script import argument, called_name, is_constant
 from elasticflow.lint.script.values import values_given, words_behind
+from elasticflow.python_source.syntax import argument, called_name, dotted_name, is_constant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elasticflow.lint.script.script import Script
+    from elasticflow.python_source.script import Script
 
 _STATE = "state_dict"
 _BUFFERS = re.compile(r"^(buf|buffer|bio|bytes_io|stream|io)$|BytesIO|NamedTemporaryFile|TemporaryFile|tmp|temp|mkstemp", re.IGNORECASE)  # fmt: skip

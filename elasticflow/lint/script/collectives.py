@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from elasticflow.lint.script.script import Function, argument, called_name, is_constant
+from elasticflow.python_source.syntax import argument, called_name, is_constant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from elasticflow.lint.script.ranks import Ranks, Side
-    from elasticflow.lint.script.script import Script
+    from elasticflow.python_source.script import Function, Script
 
 # Each with the position of its argument `group`: with one, a part of the ranks may be meant.
 _IN_TORCH = {

@@ -6,11 +6,10 @@ import ast
 import re
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from elasticflow.lint.script.names import dotted_name
-from elasticflow.lint.script.script import called_name
+from elasticflow.python_source.syntax import called_name, dotted_name
 
 if TYPE_CHECKING:
-    from elasticflow.lint.script.script import Script
+    from elasticflow.python_source.script import Script
 
 Kind = Literal[
     "joined",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.lint.script.script import argument, called_name, has_unpacked, is_constant
 from elasticflow.lint.script.values import passed
+from elasticflow.python_source.syntax import argument, called_name, has_unpacked, is_constant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elasticflow.lint.script.script import Script
+    from elasticflow.python_source.script import Script
 
 _MOST_HOPS = 4
 _UNKNOWN = object()

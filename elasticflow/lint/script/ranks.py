@@ -7,11 +7,10 @@ import re
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.lint.script.names import dotted_name
-from elasticflow.lint.script.script import Function, argument, called_name
+from elasticflow.python_source.syntax import argument, called_name, dotted_name
 
 if TYPE_CHECKING:
-    from elasticflow.lint.script.script import Script
+    from elasticflow.python_source.script import Function, Script
 
 
 class Side(Enum):

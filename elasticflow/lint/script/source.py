@@ -6,7 +6,7 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 from elasticflow.errors import ScriptError
-from elasticflow.lint.script.script import Script
+from elasticflow.python_source.script import Script
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from elasticflow.lint.script.names import dotted_name
 from elasticflow.lint.script.ranks import words_of
+from elasticflow.python_source.syntax import dotted_name
 
 if TYPE_CHECKING:
-    from elasticflow.lint.script.script import Function, Script
+    from elasticflow.python_source.script import Function, Script
 
 _MOST_HOPS = 4
 _MOST_VALUES = 4

@@ -48,7 +48,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / ".git").mkdir()
     monkeypatch.chdir(tmp_path)
     # Trying a job out starts a process that imports torch: an end-to-end test's.
-    monkeypatch.setattr(init_files, "tried_out", lambda *_: True)
+    monkeypatch.setattr(init_files, "tried_out", lambda *_, **_named: True)
     return tmp_path
 
 
@@ -94,58 +94,70 @@ def test_a_hook_beside_others_is_added_by_hand(project: Path, capsys: pytest.Cap
     assert "repos: []\n" == (project / ".pre-commit-config.yaml").read_text()
 
 
-def test_a_model_without_data(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its argument is asked for by name; given, data of its shape is made up."""
+DATA = """\
+class Faces:
+    def __init__(self, root="x"): ...
+    def __len__(self): return 3
+    def __getitem__(self, index): ...
+"""
+GIVEN = ("--set", "model.args.width=5", "--loss", "mse_loss")
+
+
+def test_what_is_missing_is_named_with_its_flag(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a terminal: all keys at once, what each takes, and nothing is written; what was found is listed."""
     (project / "nets.py").write_text(MODEL)
     assert 2 == call(["init", "nets.py"])
-    err = capsys.readouterr().err
-    assert "nets:Net needs the argument width" in err
-    assert "--set model.args.width=VALUE" in err
+    shown = capsys.readouterr()
+    assert "  model    nets:Net                  nets.py:2\n" in shown.out
+    assert "model.args.width (a value), which nets:Net needs" in shown.err
+    assert "dataset.entry, a function or class that gives samples" in shown.err
+    assert "model.loss, a function of outputs and targets, or model.step" in shown.err
+    assert (
+        "--set model.args.width=VALUE --loss NAME (or --set model.step=MODULE:NAME) --dataset MODULE:NAME"
+        in shown.err
+    )
     assert {"nets.py"} == _files(project)
 
-    assert 0 == call(
-        ["init", "nets.py", "--set", "model.args.width=5", "--batch-size", "16", "--epochs", "2"]
-    )
-    assert "SAMPLE = (5,)" in (project / "nets_data.py").read_text()
-    job = _job("jobs/net.toml")
-    assert {"width": 5} == job["model"]["args"]
-    assert ("nets_data:samples", 16) == (job["dataset"]["entry"], job["dataset"]["global_batch_size"])
-    assert 2 == job["train"]["epochs"]
 
-
-def test_a_model_with_data_beside_it(project: Path) -> None:
-    """A dataset of a neighbour, the loss by its annotation, and a folder that is no package."""
+def test_a_model_with_data_beside_it(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A dataset of a neighbour, a loss of torch's by its name, and a folder that is no package; the job is valid."""
     folder = project / "my-code"
     folder.mkdir()
-    (folder / "nets.py").write_text(MODEL.replace("self, width,", "self, width=2,"))
-    (folder / "faces.py").write_text(
-        "class Faces:\n    def __len__(self): return 3\n"
-        "    def __getitem__(self, index) -> tuple[list[float], float]: ...\n"
-    )
-    assert 0 == call(["init", "my-code/nets.py", "-o", "jobs/faces.toml", "--name", "faces"])
+    (folder / "nets.py").write_text(MODEL)
+    (folder / "faces.py").write_text(DATA)
+    words = ["init", "my-code/nets.py", *GIVEN, "--batch-size", "16", "--epochs", "2"]
+    assert 0 == call([*words, "-o", "jobs/faces.toml", "--name", "faces"])
     job = _job("jobs/faces.toml")
-    assert (["my-code"], "nets:Net", "faces:Faces") == (
+    assert (["my-code"], "nets:Net", {"width": 5}, "torch.nn.functional:mse_loss") == (
         job["job"]["path"],
         job["model"]["entry"],
-        job["dataset"]["entry"],
+        job["model"]["args"],
+        job["model"]["loss"],
     )
-    assert "torch.nn.functional:mse_loss" == job["model"]["loss"]
+    assert {"entry": "faces:Faces", "global_batch_size": 16} == job["dataset"]
+    assert 2 == job["train"]["epochs"]
+    assert 0 == call(["validate", "--strict", "jobs/faces.toml"])
+    capsys.readouterr()
+    assert 0 == call([*words, "--print"])
+    shown = capsys.readouterr()
+    assert "nets:Net" == tomli.loads(shown.out)["model"]["entry"]
+    assert "faces:Faces" in shown.err
 
 
-def test_choices_by_flag(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of several models one is named; losses and steps of the file are used; what was chosen unasked is said."""
+def test_several_that_fit_are_named(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """None is taken unasked: a flag says which; losses and steps of the file are taken."""
     (project / "nets.py").write_text(
         MODEL.replace("self, width,", "self, width=2,")
-        + "class Other(Net): ...\ndef my_loss(outputs, targets): ...\ndef load_data(): return [1]\n"
+        + "class Other(nn.Module): ...\ndef my_loss(outputs, targets): ...\ndef load_data(): return [1]\n"
     )
+    assert 2 == call(["init", "nets.py", "--print"])
+    err = capsys.readouterr().err
+    assert "model.entry, one of nets:Net (nets.py:2), nets:Other (nets.py:8)" in err
+    assert "--model NAME" in err
     assert 0 == call(["init", "nets.py", "--model", "Other", "--print"])
-    out = capsys.readouterr().out
-    assert ("nets:Other", "nets:my_loss") == tuple(
-        tomli.loads(out)["model"][key] for key in ("entry", "loss")
-    )
+    found = tomli.loads(capsys.readouterr().out)["model"]
+    assert {"entry": "nets:Other", "loss": "nets:my_loss"} == found
     assert {"nets.py"} == _files(project)
-    assert 0 == call(["init", "nets.py", "--loss", "torch.nn.functional:nll_loss"])
-    assert "there is Net too: --model NAME" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -154,19 +166,12 @@ def test_choices_by_flag(project: Path, capsys: pytest.CaptureFixture[str]) -> N
         ("x = 1\n", [], "defines no nn.Module"),
         ("def broken(:\n", [], "line 1 is not Python"),
         (MODEL, ["--model", "Nett"], "has no model Nett"),
-        (
-            MODEL.replace("nn.Linear(width", "make(width"),
-            ["--set", "model.args.width=2"],
-            "do not tell what it takes",
-        ),
-        (PAIR, [], "Generator and Discriminator seem to be trained against each other"),
-        (PAIR, [], "let model.step take (model, batch, optimizers)"),
+        (MODEL, ["--dataset", "nets:absent", *GIVEN], "nothing was written"),
+        (PAIR, [], "models that are trained together need a module that holds them"),
         (MODEL, ["--set", "train.epochs=2"], "write it like model.args.width=64"),
-        (
-            MODEL,
-            ["-o", "../outside/jobs/x.toml", "--set", "model.args.width=2"],
-            "lies outside of the project",
-        ),
+        (MODEL, ["--set", "model=2"], "write it like model.args.width=64"),
+        (MODEL, ["--set", "model.args.width=[2"], "no TOML value"),
+        (MODEL, ["-o", "../outside/jobs/x.toml", *GIVEN], "lies outside of the project"),
     ],
 )
 def test_what_cannot_become_a_job(
@@ -179,17 +184,23 @@ def test_what_cannot_become_a_job(
     assert {"nets.py"} == _files(project)
 
 
-def test_what_flags_give_has_the_arguments_type(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A text of digits stays a text, a number is one, and what is neither is refused before anything is written."""
-    (project / "nets.py").write_text(MODEL.replace("self, width,", "self, width: int, root: str,"))
-    assert 2 == call(["init", "nets.py"])
+def test_a_job_that_would_not_be_valid_is_not_written(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The diagnostics are those of `validate`, with the line that would be in the file."""
+    (project / "nets.py").write_text(MODEL.replace("self, width,", "self, width: int, root: str,") + DATA)
+    assert 2 == call(["init", "nets.py", "--loss", "mse_loss"])
     err = capsys.readouterr().err
-    assert "needs the arguments width (a whole number), root (a text)" in err
+    assert "model.args.width (int)" in err
     assert "--set model.args.width=VALUE --set model.args.root=VALUE" in err
-    assert 2 == call(["init", "nets.py", "--set", "model.args.width=four", "--set", "model.args.root=4"])
-    assert "model.args.width takes a whole number, not four" in capsys.readouterr().err
+    given = ["init", "nets.py", "--loss", "mse_loss", "--set", "model.args.width=four"]
+    assert 2 == call([*given, "--set", "model.args.root=4"])
+    err = capsys.readouterr().err
+    assert 'nets:Net takes int as "width", not "four"' in err
+    assert 'did you mean "4"?' in err
+    assert "jobs/net.toml:10" in err
     assert {"nets.py"} == _files(project)
-    assert 0 == call(["init", "nets.py", "--set", "model.args.width=4", "--set", "model.args.root=4"])
+    assert 0 == call([*given, "--set", "model.args.width=4", "--set", 'model.args.root="4"'])
     assert {"width": 4, "root": "4"} == _job("jobs/net.toml")["model"]["args"]
 
 
@@ -198,109 +209,45 @@ from dataclasses import dataclass
 from torch import nn
 @dataclass
 class Config:
+    vocab_size: int
     block_size: int = 16
-    vocab_size: int = 50
     width: int = 8
     bias: bool = True
 class Block(nn.Module):
     def __init__(self, config): ...
 class GPT(nn.Module):
-    def __init__(self, config, depth: int):
-        self.tokens = nn.Embedding(config.vocab_size, config.width)
+    def __init__(self, config: Config, depth: int):
         self.blocks = nn.ModuleList([Block(config) for _ in range(depth)])
-        self.head = nn.Linear(config.width, config.vocab_size, bias=config.bias)
-    def forward(self, idx, targets=None):
-        return logits, loss
+    def training_step(self, batch):
+        return self(*batch)[1]
+def load_data(path: str): return [1]
 """
 
 
-def test_a_model_with_a_config_that_computes_its_loss(
+def test_a_model_with_a_config_and_a_step_of_its_own(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The dataclass is an entry of its own with its fields; a step takes the model's loss; data are tokens and the next."""
+    """The dataclass is an entry of its own with its fields; the step is the model's method; --set reaches every key."""
     (project / "gpt.py").write_text(GPT)
-    assert 0 == call(["init", "gpt.py", "--set", "model.args.depth=2"])
+    assert 2 == call(["init", "gpt.py"])
+    assert "model.args.config.args.vocab_size (int), which gpt:Config needs" in capsys.readouterr().err
+    given = [
+        "model.args.depth=2",
+        "model.args.config.args.vocab_size=50",
+        "dataset.args.path=x",
+        "dataset.num_workers=3",
+        "optimizer.entry=torch.optim:SGD",
+        "optimizer.args.lr=1.0",
+    ]
+    assert 0 == call(["init", "gpt.py", *(f"--set={flag}" for flag in given)])
     job = _job("jobs/gpt.toml")
-    assert {
-        "depth": 2,
-        "config": {
-            "entry": "gpt:Config",
-            "args": {"block_size": 16, "vocab_size": 50, "width": 8, "bias": True},
-        },
-    } == job["model"]["args"]
-    assert "gpt_step:training_step" == job["model"]["step"]
+    config = {"vocab_size": 50, "block_size": 16, "width": 8, "bias": True}
+    assert {"depth": 2, "config": {"entry": "gpt:Config", "args": config}} == job["model"]["args"]
+    assert "gpt:GPT.training_step" == job["model"]["step"]
     assert "loss" not in job["model"]
-    assert "return model(inputs, targets=targets)[1]" in (project / "gpt_step.py").read_text()
-    data = (project / "gpt_data.py").read_text()
-    assert "LENGTH = 16 " in data
-    assert "TOKENS = 50 " in data
-    assert "since GPT.forward computes the loss itself" in capsys.readouterr().out
-
-    flags = ("model.args.depth=2", "model.args.config.width=4", "model.args.config.args.bias=no")
-    again = ["init", "gpt.py", "--print", *(f"--set={flag}" for flag in flags)]
-    assert 0 == call(again)
-    config = tomli.loads(capsys.readouterr().out)["model"]["args"]["config"]
-    assert {"block_size": 16, "vocab_size": 50, "width": 4, "bias": False} == config["args"]
-    for flag, told in (
-        ("width=wide", "model.args.config.width takes a whole number, not wide"),
-        ("height=3", "Config has no height; it has block_size, vocab_size, width, bias"),
-    ):
-        assert 2 == call([*again, "--set", f"model.args.config.{flag}"])
-        assert told in capsys.readouterr().err
-
-
-def test_a_dataset_that_is_named_gets_its_arguments(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Also one that does not look like data: what it needs is asked for before anything is written."""
-    (project / "nets.py").write_text(MODEL.replace("self, width,", "self, width=2,"))
-    (project / "own.py").write_text("def faces(root: str, size=8):\n    return [1]\n")
-    assert 2 == call(["init", "nets.py", "--dataset", "own:faces"])
-    assert "own:faces needs the argument root (a text)" in capsys.readouterr().err
-    assert 0 == call(["init", "nets.py", "--dataset", "own:faces", "--set", "dataset.args.root=4"])
-    assert {"root": "4"} == _job("jobs/net.toml")["dataset"]["args"]
-
-
-def test_what_a_job_file_cannot_give_is_told(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An argument that is a class: a function that returns the model is offered first, else asked for."""
-    text = MODEL.replace("self, width,", "self, block,").replace("nn.Linear(width", "block(3")
-    (project / "nets.py").write_text(text)
-    assert 2 == call(["init", "nets.py"])
-    err = capsys.readouterr().err
-    assert "nets:Net needs the argument block, an object that a job file cannot give" in err
-    assert "write a function without it that returns the model" in err
-    (project / "nets.py").write_text(f"{text}def small():\n    return Net(nn.Linear)\n")
-    assert 0 == call(["init", "nets.py", "--dataset", "x:y", "--print"])
-    assert "nets:small" == tomli.loads(capsys.readouterr().out)["model"]["entry"]
-
-
-def test_a_loss_nobody_can_tell_is_left_to_a_person(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A draft of a step instead of a loss that is called wrongly."""
-    (project / "nets.py").write_text(
-        MODEL.replace("self, width,", "self, width=2,").replace("return self.layers(x)", "return x, x")
-    )
-    assert 0 == call(["init", "nets.py"])
-    assert "raise NotImplementedError" in (project / "nets_step.py").read_text()
-    out = capsys.readouterr().out
-    assert "a draft of a training step" in out
-    assert "write the loss in nets_step.py: until then a run fails at its first step" in out
-
-
-def test_bases_in_other_files_and_under_other_names(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`import torch.nn as N`, `from torch.nn import Module as M`, a base of the project's own."""
-    pytest.importorskip("torch")
-    (project / "base.py").write_text("import torch.nn as N\nclass Base(N.Module): ...\n")
-    (project / "nets.py").write_text(
-        "from torch.nn import Module as M\nfrom base import Base\nimport torch.nn as N\n"
-        "class Later(One): ...\nclass One(N.Sequential): ...\nclass Two(M): ...\nclass Three(Base): ...\n"
-        "def made() -> Three: ...\ndef other():\n    net = Two()\n    return net\nclass Config(dict): ...\n"
-    )
-    assert 2 == call(["init", "nets.py", "--model", "none"])
-    assert "there are: Later, made, other, One, Two, Three" in capsys.readouterr().err.replace("\n", " ")
+    assert {"entry": "torch.optim:SGD", "args": {"lr": 1.0}} == job["optimizer"]
+    assert (3, {"path": "x"}) == (job["dataset"]["num_workers"], job["dataset"]["args"])
+    assert 0 == call(["validate", "--strict", "jobs/gpt.toml"])
 
 
 def test_flags_of_a_model_need_one(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -313,14 +260,14 @@ def test_flags_of_a_model_need_one(project: Path, capsys: pytest.CaptureFixture[
 
 def test_a_pair_is_a_job_by_what_holds_both_or_by_the_one_that_is_named(project: Path) -> None:
     """A module of the file that is made of both is the model; one of them alone takes a flag."""
+    dataset = "def data():\n    return [1]\n"
+    (project / "samples.py").write_text(dataset)
     (project / "gan.py").write_text(PAIR)
-    assert 0 == call(["init", "gan.py", "--model", "Generator"])
+    assert 0 == call(["init", "gan.py", "--model", "Generator", "--loss", "mse_loss"])
     assert "gan:Generator" == _job("jobs/generator.toml")["model"]["entry"]
     whole = "class Both(nn.Module):\n    def __init__(self):\n        self.g, self.d = Generator(), Discriminator()\n"
     (project / "gan.py").write_text(PAIR + whole + "    def forward(self, x):\n        return self.d(x)\n")
-    dataset = "def data():\n    return [1]\n"
-    (project / "samples.py").write_text(dataset)
-    assert 0 == call(["init", "gan.py"])
+    assert 0 == call(["init", "gan.py", "--loss", "mse_loss"])
     assert "gan:Both" == _job("jobs/both.toml")["model"]["entry"]
 
 
@@ -328,12 +275,13 @@ def test_a_method_that_makes_the_optimizers_is_told(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The job has an optimizer of its own; how to take the model's is said."""
+    (project / "samples.py").write_text(DATA)
     (project / "nets.py").write_text(f"{MODEL}    def configure_optimizers(self, lr): ...\n")
-    assert 0 == call(["init", "nets.py", "--set", "model.args.width=2"])
+    assert 0 == call(["init", "nets.py", *GIVEN])
     assert "torch.optim:AdamW" == _job("jobs/net.toml")["optimizer"]["entry"]
     assert 'to take it: optimizer.entry = "nets:Net.configure_optimizers"' in capsys.readouterr().out
-    (project / "plain.py").write_text(MODEL)
-    assert 0 == call(["init", "plain.py", "--set", "model.args.width=2", "--name", "plain"])
+    (project / "nets.py").write_text(MODEL)
+    assert 0 == call(["init", "nets.py", *GIVEN, "--name", "plain"])
     assert "configure_optimizers" not in capsys.readouterr().out
 
 
@@ -397,3 +345,14 @@ def test_an_examples_job_can_be_printed(project: Path, capsys: pytest.CaptureFix
     assert shown.out.encode() == gallery.files_of("tabular")["job.toml"]
     assert "tabular/tabular.py would be written too" in shown.err
     assert not _files(project)
+
+
+def test_data_in_shards_is_called_with_its_shard(project: Path) -> None:
+    """`shard` and `shards` are given by elasticflow, not by the job."""
+    (project / "nets.py").write_text(MODEL)
+    (project / "texts.py").write_text(
+        "def stream(folder: str, shard: int, shards: int):\n    yield from ()\n"
+    )
+    given = ("--dataset", "texts:stream", "--set", "dataset.shards=8", "--set", "dataset.args.folder=x")
+    assert 0 == call(["init", "nets.py", *GIVEN, *given])
+    assert {"folder": "x"} == _job("jobs/net.toml")["dataset"]["args"]

@@ -35,6 +35,14 @@ class Net(nn.Module):
         return self.layers(x)
 
 
+def my_loss(outputs, targets):
+    return (outputs - targets).square().mean()
+
+
+def load_data():
+    return [1]
+
+
 """
 
 
@@ -180,7 +188,7 @@ def test_a_model_is_no_script(here: Path, capsys: pytest.CaptureFixture[str]) ->
     (here / "both.py").write_text(MODEL + PLAIN, "utf-8")
     assert call(["init", "both.py", "--print"]) == 0
     assert "[script]" in capsys.readouterr().out
-    assert call(["init", "both.py", "--model", "Net", "--print"]) == 0
+    assert call(["init", "both.py", "--model", "Net", "--dataset", "load_data", "--print"]) == 0
     assert "[model]" in capsys.readouterr().out
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from elasticflow.compiler.entry_point.factory_calls import CallForms, call_forms, is_method, parameters
 from elasticflow.compiler.entry_point.render import render_factories
-from elasticflow.jobfile.python_source.modules import Finder
-from elasticflow.jobfile.python_source.resolve import Resolver
+from elasticflow.python_source.modules import Finder
+from elasticflow.python_source.resolve import Resolver
 from tests.compiler.jobs import make_job
 
 SOURCE = """

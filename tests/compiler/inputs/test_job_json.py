@@ -8,7 +8,7 @@ import pytest
 
 from elasticflow.compiler.inputs.job_json import job_digest, job_from_json, job_to_json
 from elasticflow.errors import JobRefusedError
-from elasticflow.jobfile.python_source.annotations import DatasetValue
+from elasticflow.jobfile.type_checks.annotations import DatasetValue
 from tests.compiler.jobs import make_job
 
 

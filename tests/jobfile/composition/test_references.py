@@ -16,9 +16,9 @@ from elasticflow.errors import JobRefusedError
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.render_text import FORMATS, render
 from elasticflow.jobfile.load import load_job, require_cases, require_job
-from elasticflow.jobfile.python_source.annotations import DatasetValue
 from elasticflow.jobfile.tables.notify import looked_up
 from elasticflow.jobfile.tables.types import CollateTable
+from elasticflow.jobfile.type_checks.annotations import DatasetValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

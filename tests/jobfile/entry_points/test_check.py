@@ -9,7 +9,7 @@ import pytest
 
 from elasticflow.jobfile.entry_points import check
 from elasticflow.jobfile.load import load_job
-from elasticflow.jobfile.python_source import modules
+from elasticflow.python_source import modules
 
 if TYPE_CHECKING:
     from collections.abc import Callable

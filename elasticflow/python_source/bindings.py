@@ -9,11 +9,11 @@ import functools
 import re
 from typing import TYPE_CHECKING
 
-from elasticflow.jobfile.python_source.modules import CannotTellError, source_of
-from elasticflow.jobfile.python_source.syntax import decorators_of, dotted_names
+from elasticflow.python_source.modules import CannotTellError, source_of
+from elasticflow.python_source.syntax import decorators_of, dotted_names, imported_names, parse
 
 if TYPE_CHECKING:
-    from elasticflow.jobfile.python_source.modules import Module
+    from elasticflow.python_source.modules import Module
 
 # Beyond this many characters only the definition asked for is parsed: torch/nn/functional.py takes 24 ms, a slice 1 ms.
 _LARGE = 30_000
@@ -31,14 +31,7 @@ def parse_python(text: str) -> list[ast.stmt]:
     Raises:
         SyntaxError: it is not Python of this version.
     """
-    import warnings
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in other people's docstrings
-            return ast.parse(text).body
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise SyntaxError(str(error)) from error
+    return parse(text).body
 
 
 def bindings(text: str, name: str) -> tuple[list[ast.stmt], bool]:
@@ -143,15 +136,9 @@ def origin(module: Module, node: ast.expr) -> str:
     """
     names = dotted_names(node)
     try:
-        return origin_in(source_of(module), node) if names else ""
+        first = _first(source_of(module), names[0]) if names else ""
     except CannotTellError:
         return ""
-
-
-def origin_in(text: str, node: ast.expr) -> str:
-    """Return the dotted name an expression of the source *text* stands for, as `origin` does."""
-    names = dotted_names(node)
-    first = _first(text, names[0]) if names else ""
     return ".".join([first, *names[1:]]) if first else ""
 
 
@@ -184,7 +171,9 @@ def _table(text: str) -> dict[str, str]:
             targets = each.targets if isinstance(each, ast.Assign) else [each.target]
             own |= {target.id for target in targets if isinstance(target, ast.Name)}
         elif isinstance(each, ast.Import | ast.ImportFrom):
-            origins |= _imported(each)
+            found = imported_names(each)
+            # Of the module's own package: no dotted name shows it.
+            origins |= {name: "" if what.startswith(".") else what for name, what in found.items()}
         elif isinstance(each, ast.If | ast.Try | ast.With):
             pending += (inner for inner in ast.iter_child_nodes(each) if isinstance(inner, ast.stmt))
             pending += (inner for handler in getattr(each, "handlers", []) for inner in handler.body)
@@ -198,17 +187,6 @@ def _imports_of_large(text: str) -> list[ast.stmt]:
         with contextlib.suppress(SyntaxError):
             statements += parse_python(each)
     return statements
-
-
-def _imported(statement: ast.Import | ast.ImportFrom) -> dict[str, str]:
-    if isinstance(statement, ast.Import):
-        tops = {each.name.partition(".")[0] for each in statement.names if not each.asname}
-        return {each.asname: each.name for each in statement.names if each.asname} | {
-            top: top for top in tops
-        }
-    if statement.level or statement.module is None:
-        return {each.asname or each.name: "" for each in statement.names}
-    return {each.asname or each.name: f"{statement.module}.{each.name}" for each in statement.names}
 
 
 def refuse_decorators(module: Module, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:

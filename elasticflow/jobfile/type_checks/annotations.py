@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.jobfile.diagnostics.suggestions import nearest
 from elasticflow.jobfile.diagnostics.toml_literals import show
-from elasticflow.jobfile.python_source.bindings import origin
-from elasticflow.jobfile.python_source.syntax import unquoted
+from elasticflow.python_source.bindings import origin
+from elasticflow.python_source.syntax import unquoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elasticflow.jobfile.python_source.modules import Module
+    from elasticflow.python_source.modules import Module
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "builtins.int": (int,),

@@ -6,6 +6,8 @@ import ast
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from elasticflow.python_source.syntax import STAR, dotted_name, imported_names
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -21,17 +23,7 @@ _SAME = {
     "lightning.fabric": "lightning_fabric",
     "accelerate.accelerator": "accelerate",
 }
-_STARRED = "*"
 _MOST_HOPS = 6
-
-
-def dotted_name(node: ast.AST) -> str:
-    """Return `a.b.c` for such an expression; empty for any other one."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
 
 
 class Names:
@@ -73,18 +65,12 @@ class Names:
             case _:
                 pass
 
-    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                top = alias.name.partition(".")[0]
-                self._imported[alias.asname or top].add(alias.name if alias.asname else top)
-            return
-        base = "." * node.level + (node.module or "")
-        for alias in node.names:
-            if alias.name == _STARRED:
-                self._stars.add(base)
+    def _import(self, statement: ast.Import | ast.ImportFrom) -> None:
+        for name, origin in imported_names(statement).items():
+            if name == STAR:
+                self._stars.add(origin)
             else:
-                self._imported[alias.asname or alias.name].add(f"{base}.{alias.name}")
+                self._imported[name].add(origin)
 
     def _assign(self, target: ast.expr, value: ast.expr | None) -> None:
         match target, value:

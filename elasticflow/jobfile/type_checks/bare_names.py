@@ -6,15 +6,15 @@ import re
 from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics.suggestions import nearest
-from elasticflow.jobfile.python_source.definitions import Definition, NoAttributeError
-from elasticflow.jobfile.python_source.modules import (
+from elasticflow.python_source.definitions import Definition, NoAttributeError
+from elasticflow.python_source.modules import (
     CannotTellError,
     Finder,
     NotInstalledError,
     UnresolvedError,
     installed_folders,
 )
-from elasticflow.jobfile.python_source.resolve import Resolver
+from elasticflow.python_source.resolve import Resolver
 
 if TYPE_CHECKING:
     from elasticflow.jobfile.diagnostics.positions import KeyPath

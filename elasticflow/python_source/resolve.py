@@ -7,9 +7,9 @@ import functools
 import re
 from typing import TYPE_CHECKING
 
-from elasticflow.jobfile.python_source.bindings import HIDDEN_STAR, bindings, origin, parse_python
-from elasticflow.jobfile.python_source.classes import classes_of
-from elasticflow.jobfile.python_source.definitions import (
+from elasticflow.python_source.bindings import HIDDEN_STAR, bindings, origin, parse_python
+from elasticflow.python_source.classes import classes_of
+from elasticflow.python_source.definitions import (
     Definition,
     MadeByCallError,
     MethodError,
@@ -18,17 +18,17 @@ from elasticflow.jobfile.python_source.definitions import (
     Resolved,
     UnreadableModuleError,
 )
-from elasticflow.jobfile.python_source.modules import (
+from elasticflow.python_source.modules import (
     CannotTellError,
     Finder,
     Module,
     NoModuleError,
     source_of,
 )
-from elasticflow.jobfile.python_source.syntax import dotted_names, imported_from
+from elasticflow.python_source.syntax import dotted_names, imported_from
 
 if TYPE_CHECKING:
-    from elasticflow.jobfile.python_source.definitions import DottedNames
+    from elasticflow.python_source.definitions import DottedNames
 
 _MOST_HOPS = 20
 _NAMES = re.compile(r"^(?:def|class)[ \t]+(\w+)|^(\w+)[ \t]*[=:]", re.MULTILINE)

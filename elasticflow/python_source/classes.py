@@ -5,16 +5,16 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.jobfile.python_source.bindings import origin
-from elasticflow.jobfile.python_source.definitions import Definition
-from elasticflow.jobfile.python_source.modules import CannotTellError, UnresolvedError
-from elasticflow.jobfile.python_source.syntax import dotted_names
+from elasticflow.python_source.bindings import origin
+from elasticflow.python_source.definitions import Definition
+from elasticflow.python_source.modules import CannotTellError, UnresolvedError
+from elasticflow.python_source.syntax import dotted_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from elasticflow.jobfile.python_source.definitions import DottedNames
-    from elasticflow.jobfile.python_source.modules import Module
+    from elasticflow.python_source.definitions import DottedNames
+    from elasticflow.python_source.modules import Module
 
 # Bases that define nothing a check looks for.
 _EMPTY = {"builtins.object", "abc.ABC"} | {

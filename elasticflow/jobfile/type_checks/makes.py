@@ -9,16 +9,16 @@ import ast
 import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.jobfile.python_source.bindings import origin, parse_python
-from elasticflow.jobfile.python_source.classes import base_names, classes_of
-from elasticflow.jobfile.python_source.definitions import Definition
-from elasticflow.jobfile.python_source.modules import CannotTellError, UnresolvedError, source_of
-from elasticflow.jobfile.python_source.syntax import dotted_names, unquoted
+from elasticflow.python_source.bindings import origin, parse_python
+from elasticflow.python_source.classes import base_names, classes_of
+from elasticflow.python_source.definitions import Definition
+from elasticflow.python_source.modules import CannotTellError, UnresolvedError, source_of
+from elasticflow.python_source.syntax import dotted_names, unquoted
 
 if TYPE_CHECKING:
     from elasticflow.jobfile.diagnostics.positions import KeyPath
-    from elasticflow.jobfile.python_source.modules import Module
-    from elasticflow.jobfile.python_source.resolve import Resolver
+    from elasticflow.python_source.modules import Module
+    from elasticflow.python_source.resolve import Resolver
 
 
 class Kind(NamedTuple):
@@ -88,20 +88,21 @@ def wrong_kind(path: KeyPath, definition: Definition, resolver: Resolver) -> Wro
         return None
     if definition.module.name in _HOMES[wanted]:
         return None  # most often so, and torch's bases take milliseconds to read
-    node = definition.node
-    if isinstance(node, ast.ClassDef):
-        kinds = _kinds(definition, resolver)
-        what = "is"
-    else:
-        kinds = _returned(definition, resolver)
-        what = "returns"
+    kinds = kinds_made(definition, resolver)
     if wanted in kinds:
         return None
     if kinds:
         first = min(kinds)
+        what = "is" if isinstance(definition.node, ast.ClassDef) else "returns"
         beside = _beside(definition, wanted, resolver)
         return WrongKind(f"{what} {first.words} ({first.base})", wanted, beside, first is LOADER)
     return None
+
+
+def kinds_made(definition: Definition, resolver: Resolver) -> set[Kind]:
+    """Return the kinds of object that a class or function makes; empty where reading does not show it."""
+    is_class = isinstance(definition.node, ast.ClassDef)
+    return _kinds(definition, resolver) if is_class else _returned(definition, resolver)
 
 
 def _kinds(definition: Definition, resolver: Resolver) -> set[Kind]:

@@ -7,7 +7,8 @@ from collections import defaultdict
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from elasticflow.lint.script.names import Names, dotted_name
+from elasticflow.python_source.names import Names
+from elasticflow.python_source.syntax import dotted_name, parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +31,7 @@ class Script:
     def __init__(self, text: str) -> None:
         self.text = text
         self.lines = text.split("\n")
-        self.tree = _parsed(text)
+        self.tree = parse(text)
         self.parents: dict[ast.AST, ast.AST] = {}
         self.calls: list[ast.Call] = []
         self.nodes: list[ast.AST] = []
@@ -144,46 +145,3 @@ class Script:
             if made is not None:
                 callers[made].append(call)
         return callers
-
-
-def _parsed(text: str) -> ast.Module:
-    import warnings
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return ast.parse(text)
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise SyntaxError(str(error)) from error
-
-
-def called_name(call: ast.Call) -> str:
-    """Return the last part of what is called: `backward` of `loss(x).backward()`; empty where there is no name."""
-    match call.func:
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name
-        case _:
-            return ""
-
-
-def argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
-    """Return what a call passes under a name, or at a position from 0; None if it does not, or with `*` and `**` only."""
-    for keyword in call.keywords:
-        if keyword.arg == name:
-            return keyword.value
-    before = call.args[: position + 1] if position is not None else []
-    if position is None or len(before) <= position or any(isinstance(each, ast.Starred) for each in before):
-        return None
-    return before[position]
-
-
-def has_unpacked(call: ast.Call) -> bool:
-    """Return whether a call passes arguments that its text does not show: `*args`, `**options`."""
-    return any(keyword.arg is None for keyword in call.keywords) or any(
-        isinstance(each, ast.Starred) for each in call.args
-    )
-
-
-def is_constant(node: ast.expr | None, value: object) -> bool:
-    """Return whether an expression is this constant."""
-    return isinstance(node, ast.Constant) and node.value is value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from elasticflow.jobfile.python_source.modules import CannotTellError, Module, UnresolvedError
+from elasticflow.python_source.modules import CannotTellError, Module, UnresolvedError
 
 if TYPE_CHECKING:
     import ast

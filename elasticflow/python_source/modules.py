@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.jobfile.diagnostics.suggestions import nearest
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_HOME = Path(__file__).parents[3]
+_HOME = Path(__file__).parents[2]
 
 
 class UnresolvedError(Exception):
@@ -122,8 +120,10 @@ class Finder:
         A folder without __init__.py gives way to an installed package of its name, and without torch this is not the
         environment the job trains in.
         """
+        import difflib  # most jobs hold no mistake
+
         is_sure = module.file is not None or (self.has_torch and not _has_editable_installs())
-        if not is_sure and not nearest(name, beside):
+        if not is_sure and not difflib.get_close_matches(name, beside, 1):
             raise CannotTellError(
                 f"{module.name} has no __init__.py: an installed package may take its place"
             )

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elasticflow.jobfile.python_source.definitions import Definition
-from elasticflow.jobfile.python_source.modules import CannotTellError, Finder, installed_folders
-from elasticflow.jobfile.python_source.resolve import Resolver
-from elasticflow.jobfile.python_source.signatures import signature_of
+from elasticflow.python_source.definitions import Definition
+from elasticflow.python_source.modules import CannotTellError, Finder, installed_folders
+from elasticflow.python_source.resolve import Resolver
+from elasticflow.python_source.signatures import signature_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.jobfile.python_source.signatures import Parameter, Signature
+    from elasticflow.python_source.signatures import Parameter, Signature
 
 # Module, and how many of its names must at least be read: what is known shall not become "cannot tell" unnoticed.
 MODULES = {

@@ -1,0 +1,80 @@
+"""The files that `init` writes: new ones only, each whole or not at all."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from elasticflow.errors import ScaffoldError
+from elasticflow.jobfile.tables.json_schema import SCHEMA_FILE
+from elasticflow.run_folder import RUNS
+from elasticflow.scaffold.job_text import SCHEMA_NAME
+from elasticflow.system import atomic_files
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+_RUNS_IGNORED = re.compile(rf"^/?{RUNS}/?\s*$", re.MULTILINE)
+PRE_COMMIT = ".pre-commit-config.yaml"
+_HOOK = """\
+repos:
+  - repo: local
+    hooks:
+      - id: elasticflow-validate
+        name: elasticflow validate
+        entry: elasticflow validate
+        language: system
+        types: [toml]
+        files: (^|/)jobs/[^/]+\\.toml$|\\.job\\.toml$
+"""
+
+
+def write(files: Mapping[Path, str | bytes], elsewhere: str = "choose another name: --name or -o") -> None:
+    """Write new files, all or, if one is there already, none; *elsewhere* says how to name another place.
+
+    Raises:
+        ScaffoldError: one exists, or cannot be written.
+    """
+    existing = next((path for path in files if path.exists()), None)
+    if existing is not None:
+        raise ScaffoldError(f"{existing} exists already", f"nothing was written; {elsewhere}")
+    for path, content in files.items():
+        try:
+            atomic_files.write(path, [content.encode() if isinstance(content, str) else content])
+        except OSError as error:
+            raise ScaffoldError(f"cannot write {path}: {error.strerror}") from error
+
+
+def schema_file(job_file: Path) -> dict[Path, str]:
+    """Return the schema that editors look for beside *job_file*; nothing if there is one."""
+    path = job_file.parent / SCHEMA_NAME
+    return {} if path.exists() else {path: SCHEMA_FILE.read_text("utf-8")}
+
+
+def ignores_runs(root: Path) -> bool | None:
+    """Return whether git leaves the run folders alone; None outside of git."""
+    if not any((folder / ".git").exists() for folder in (root, *root.parents)):
+        return None
+    try:
+        return _RUNS_IGNORED.search((root / ".gitignore").read_text("utf-8")) is not None
+    except OSError:
+        return False
+
+
+def ignore_runs(root: Path) -> None:
+    """Add the run folders to .gitignore; what stands there stays."""
+    path = root / ".gitignore"
+    before = path.read_text("utf-8") if path.exists() else ""
+    gap = "" if not before or before.endswith("\n") else "\n"
+    atomic_files.write(path, [f"{before}{gap}/{RUNS}/\n".encode()])
+
+
+def pre_commit_hook(root: Path) -> tuple[dict[Path, str], str]:
+    """Return the pre-commit configuration to write, or what to add to the one that is there by hand."""
+    path = root / PRE_COMMIT
+    if not path.exists():
+        return {path: _HOOK}, ""
+    if "elasticflow-validate" in path.read_text("utf-8"):
+        return {}, ""
+    return {}, "\n".join(_HOOK.splitlines()[1:])
