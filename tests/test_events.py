@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from elasticflow import events, fault_injection
-from elasticflow.protocol import metrics_fields
+from elasticflow.protocol import run_files
 from elasticflow.telemetry.fields import FIELDS
 
 PACKAGE = Path(events.__file__).parent
@@ -243,4 +243,4 @@ def test_every_literal_that_names_an_event_is_in_the_schema() -> None:
 def test_no_scalar_of_a_job_can_hide_a_field_of_a_metrics_line() -> None:
     """Its name is refused: metrics.jsonl would have two things under one name."""
     fields = {*events.COMMON_FIELDS, *events.WORKER_FIELDS, *events.STEP.fields, *events.EVALUATION.fields}
-    assert [] == [name for name in sorted(fields) if not metrics_fields.is_ours(name)]
+    assert [] == [name for name in sorted(fields) if not run_files.is_ours(name)]

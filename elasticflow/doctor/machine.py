@@ -18,7 +18,7 @@ from elasticflow.observe.history import History
 from elasticflow.observe.runs import list_runs
 from elasticflow.observe.standbys import cost_in_words
 from elasticflow.observe.terminal.formats import plural, size
-from elasticflow.protocol.warm_restarts import MAY_STAND_BY, MEMORY_FACTOR
+from elasticflow.protocol.child_processes import MAY_STAND_BY, MEMORY_FACTOR
 from elasticflow.system.free_memory import tightest_group
 from elasticflow.system.kernel_files import number_in, text_in
 

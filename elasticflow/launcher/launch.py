@@ -82,7 +82,7 @@ def launch(
     Args:
         request: The launch to be made.
         show: Called with each event and metrics line as it is written, and with records that are only shown
-            (`protocol/display.py`).
+            (`protocol/run_files.py`).
         warn: Called with each sentence a person should read before the launch.
         tick: Called four times a second, by the thread that calls *show*.
 

@@ -46,7 +46,7 @@ class RunState:
         workers: Of the newest group, whether it runs or not.
         epochs: Passes over the data in all, if the job says them.
         budget_left: Restarts left in the budget.
-        activities: What each node has been at for longer than a moment (`protocol/display.py`).
+        activities: What each node has been at for longer than a moment (`protocol/run_files.py`).
         held: 0 if nothing was held.
         started: Unix time at which the newest launch began.
     """

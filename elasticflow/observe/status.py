@@ -12,7 +12,7 @@ from elasticflow.observe.terminal.activities import awaited_of
 from elasticflow.observe.terminal.durations import goodput
 from elasticflow.observe.terminal.formats import number, rfc3339
 from elasticflow.observe.terminal.pace import Pace
-from elasticflow.protocol import metrics_fields
+from elasticflow.protocol import run_files
 
 if TYPE_CHECKING:
     from elasticflow.launcher.journal.post_mortem import Ending
@@ -178,10 +178,10 @@ def read_status(folder: RunFolder) -> RunStatus:
         steps=state.steps,
         epoch=state.epoch if state.epoch is not None else last_step.get("epoch"),
         loss=state.loss if state.loss is not None else last_step.get("loss"),
-        scalars=metrics_fields.scalars_of(last_step),
-        grad_norm=last_step.get(metrics_fields.GRAD_NORM),
-        counted_per_s=metrics_fields.rates_of(last_step),
-        mfu=float_of(last_step, metrics_fields.MFU),
+        scalars=run_files.scalars_of(last_step),
+        grad_norm=last_step.get(run_files.GRAD_NORM),
+        counted_per_s=run_files.rates_of(last_step),
+        mfu=float_of(last_step, run_files.MFU),
         restarts=state.restarts,
         budget_left=state.budget_left,
         doing=awaited_of(state.activities, has_stepped=state.step > 0) if is_running else None,

@@ -24,7 +24,7 @@ HEARTBEAT_FD = "ELASTICFLOW_HEARTBEAT_FD"  # shared memory of the node's heartbe
 COMPILER_CACHE = (
     "ELASTICFLOW_COMPILER_CACHE"  # workers compile; the node's folder for it, or nothing: torch's own
 )
-LOOP = "ELASTICFLOW_LOOP"  # what the job file says to a script that calls `elasticflow.join` (`protocol/program.py`, `loop_settings.py`)
+LOOP = "ELASTICFLOW_LOOP"  # what the job file says to a script that calls `elasticflow.join` (`protocol/child_processes.py`, `loop_settings.py`)
 ACCEPT_DRIFT = "ELASTICFLOW_ACCEPT_DRIFT"  # 1: what changes the trajectory of a script's loop is wanted
 TRAJECTORY = "ELASTICFLOW_WITNESS"  # folder in which rank 0 records what every step made of the state
 

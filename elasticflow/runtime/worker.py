@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from elasticflow import errors, events, fault_injection, logs
 from elasticflow.protocol import worker_environment
-from elasticflow.protocol.imports_record import write_imports
+from elasticflow.protocol.run_files import write_imports
 from elasticflow.runtime.process import (
     environment,
     failure,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow import events
 from elasticflow.jobfile.tables.job import Job
 from elasticflow.launcher import launch as launches
-from elasticflow.launcher.rendezvous import leadership
+from elasticflow.launcher.rendezvous import store_server
 from elasticflow.launcher.rendezvous.network import listen
 from elasticflow.launcher.rendezvous.store_server import StoreServer
 from elasticflow.launcher.rendezvous.token import given_token
@@ -66,9 +66,9 @@ class CountingServer(StoreServer):
         CountingServer.newest = self
         super().__init__(listener, token)
 
-    def _serve(self) -> None:
+    def _run(self) -> None:
         try:
-            super()._serve()
+            super()._run()
         finally:
             self.cpu_s = time.thread_time()
 
@@ -157,7 +157,7 @@ def _warn(text: str) -> None:
 def lead(project: Path, nodes: int, port: int, *, is_served: bool) -> int:
     """Lead a launch to its end; return its exit code."""
     began = time.monotonic()
-    vars(leadership)["StoreServer"] = CountingServer
+    vars(store_server)["StoreServer"] = CountingServer
     vars(agent_channel)["SILENT_S"] = SILENT_S
     threading.Thread(target=_answer_samples, args=(began,), daemon=True).start()
     request = launches.Request(

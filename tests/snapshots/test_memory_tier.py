@@ -25,7 +25,7 @@ from tests.snapshots.conftest import Bench
 if TYPE_CHECKING:
     from elasticflow.snapshots.client.staging import StagingClient
     from elasticflow.snapshots.client.writer_process import WriterProcess
-    from elasticflow.snapshots.memory.slots import Slot
+    from elasticflow.snapshots.memory import Slot
 
 ROOT = Path(__file__).parents[2]
 SIZE = 1000

@@ -14,7 +14,7 @@ from elasticflow.observe.records import parse
 from elasticflow.observe.status import is_locked
 from elasticflow.observe.terminal.live_view import LiveView
 from elasticflow.observe.worker_logs import generations
-from elasticflow.protocol.display import known_record, printed_record
+from elasticflow.protocol.run_files import known_record, printed_record
 from elasticflow.system import records
 from elasticflow.system.json_lines import FollowedLines
 

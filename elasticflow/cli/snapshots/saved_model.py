@@ -15,8 +15,8 @@ from elasticflow.compiler.entry_point.factory_calls import call_forms
 from elasticflow.compiler.entry_point.render import render_factories
 from elasticflow.compiler.plan.torchrun import variables
 from elasticflow.errors import ExportError
+from elasticflow.protocol.child_processes import SaveRequest
 from elasticflow.protocol.json_codec import to_json
-from elasticflow.protocol.save_request import SaveRequest
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from elasticflow.protocol.display import is_only_shown
+from elasticflow.protocol.run_files import is_only_shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -20,7 +20,7 @@ from elasticflow.jobfile.diagnostics.toml_literals import dotted
 from elasticflow.jobfile.entry_points.object_arguments import dataset_values
 from elasticflow.observe.standbys import cost_in_words
 from elasticflow.observe.terminal.formats import plural, size, span
-from elasticflow.protocol.warm_restarts import MAY_STAND_BY
+from elasticflow.protocol.child_processes import MAY_STAND_BY
 from elasticflow.system.units import intervals
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.jobfile.tables.job import EvaluationTable, Job
     from elasticflow.observe.estimates import RunFacts
+    from elasticflow.protocol.child_processes import Warm
     from elasticflow.protocol.key_weights import Weight
-    from elasticflow.protocol.warm_restarts import Warm
 
 _MARGIN = 13
 _HELD = re.compile(r"(?<=\d) (?=[A-Za-z])|(?<=\brun) (?=\d)")

@@ -14,7 +14,7 @@ from elasticflow.compiler.plan.batch_split import Fact, WorldRow
 from elasticflow.compiler.plan.script import ScriptPlan, script_plan, torchrun_command
 from elasticflow.jobfile.entry_points.calls import entry_calls
 from elasticflow.jobfile.tables.evaluation import ranking_set
-from elasticflow.protocol.warm_restarts import Warm  # noqa: TC001  # pydantic reads the fields' types
+from elasticflow.protocol.child_processes import Warm  # noqa: TC001  # pydantic reads the fields' types
 from elasticflow.redaction import without_secrets
 from elasticflow.snapshots.format.policy import Keep
 from elasticflow.snapshots.format.writer_config import WriterConfig

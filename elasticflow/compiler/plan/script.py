@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticflow.compiler.plan.batch_split import Fact
-from elasticflow.protocol.program import Program
+from elasticflow.protocol.child_processes import Program
 from elasticflow.system.units import parse_duration, parse_interval
 
 if TYPE_CHECKING:

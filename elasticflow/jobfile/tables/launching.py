@@ -29,7 +29,7 @@ from elasticflow.jobfile.tables.types import (
     one_of,
     or_reference,
 )
-from elasticflow.protocol.warm_restarts import Warm  # noqa: TC001  # pydantic reads the fields' types
+from elasticflow.protocol.child_processes import Warm  # noqa: TC001  # pydantic reads the fields' types
 from elasticflow.redaction import is_secret
 
 

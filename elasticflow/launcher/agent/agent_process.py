@@ -13,11 +13,13 @@ from elasticflow.launcher.agent.waiting_agent import waiting_agent
 from elasticflow.launcher.fork_server.early_variables import is_read_early
 from elasticflow.launcher.fork_server.helpers import HELPER_KILLED, STORE_LOST
 from elasticflow.protocol import worker_environment
+from elasticflow.protocol.child_processes import (
+    Program,  # noqa: TC001  # the codec reads the fields' types
+    Warm,  # noqa: TC001  # the codec reads the fields' types
+)
 from elasticflow.protocol.handshake import TOKEN
 from elasticflow.protocol.json_codec import to_json
-from elasticflow.protocol.program import Program  # noqa: TC001  # the codec reads the fields' types
 from elasticflow.protocol.store_address import StoreAddress
-from elasticflow.protocol.warm_restarts import Warm  # noqa: TC001  # the codec reads the fields' types
 from elasticflow.snapshots.format.writer_config import WriterStart  # noqa: TC001  # the codec reads the fields' types
 from elasticflow.system.processes import is_killed_from_outside, signal_or_code
 from elasticflow.telemetry.masking import SECRET_NAMES

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticflow.protocol.imports_record import read_imports
+from elasticflow.protocol.child_processes import MEMORY_FACTOR
 from elasticflow.protocol.messages import StandbysOff, StandbysReady
-from elasticflow.protocol.warm_restarts import MEMORY_FACTOR
+from elasticflow.protocol.run_files import read_imports
 from elasticflow.system.free_memory import available
 from elasticflow.system.processes import signal_or_code
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from elasticflow.launcher.agent.worker_heartbeats import WorkerHeartbeats
     from elasticflow.launcher.fork_server.client import ForkServer
-    from elasticflow.protocol.warm_restarts import Warm
+    from elasticflow.protocol.child_processes import Warm
 
 # Phases of a worker that has finished its first step; while one copies a snapshot no standby is begun.
 _TRAINING = frozenset({"step", "data", "evaluate"})

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, get_args
 from elasticflow.launcher.fork_server.torchrun_arguments import (
     TorchrunOptions,  # noqa: TC001  # the codec reads the fields' types
 )
+from elasticflow.protocol.child_processes import Program  # noqa: TC001
 from elasticflow.protocol.json_codec import MessageCodec
 from elasticflow.protocol.messages import RefusedModule  # noqa: TC001
-from elasticflow.protocol.program import Program  # noqa: TC001
 
 if TYPE_CHECKING:
     import socket

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn, cast
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
-    from elasticflow.protocol.program import Program
+    from elasticflow.protocol.child_processes import Program
 
 _NAME = "__main__"
 

@@ -49,8 +49,8 @@ from elasticflow.telemetry.masking import mask_streams
 
 if TYPE_CHECKING:
     from elasticflow.launcher.fork_server.protocol import Message
+    from elasticflow.protocol.child_processes import Program
     from elasticflow.protocol.messages import RefusedModule
-    from elasticflow.protocol.program import Program
 
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

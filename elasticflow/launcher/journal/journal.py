@@ -14,7 +14,7 @@ from elasticflow import events
 from elasticflow.events import GENERATION_ENDED
 from elasticflow.launcher.journal.durations import Durations, read_parts
 from elasticflow.launcher.journal.post_mortem import MACHINE, Machine
-from elasticflow.protocol.display import known_record, printed_record
+from elasticflow.protocol.run_files import known_record, printed_record
 from elasticflow.system import atomic_files
 from elasticflow.system.json_lines import AppendedLines
 from elasticflow.system.records import read as read_record

@@ -23,13 +23,13 @@ from elasticflow.errors import INTERRUPTED, LedElsewhereError, RendezvousError
 from elasticflow.launcher.rendezvous.liveness import Beat, SupervisorWatch
 from elasticflow.launcher.rendezvous.network import listen
 from elasticflow.launcher.rendezvous.store_keys import EXIT_CODE, SUPERVISOR_BEAT, TOLD, join_store
-from elasticflow.launcher.rendezvous.store_server import StoreServer
 from elasticflow.launcher.rendezvous.token import new_token
 from elasticflow.protocol.store_address import StoreAddress, StoreLostError, is_here, split
 
 if TYPE_CHECKING:
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.launcher.rendezvous.refusals import Refused
+    from elasticflow.launcher.rendezvous.store_server import StoreServer
     from elasticflow.protocol.control_store import ControlStore
 
 NAME_REMEDY = "write a name that every machine knows (getent hosts NAME), or an address"
@@ -106,7 +106,7 @@ def open_store(plan: LaunchPlan, token: str = "") -> LaunchStore:
         address = store_address_of(plan, host, port, token).under("1")
         # Nodes that are simulated on this machine may be joined by others on it.
         endpoint = None if plan.nodes_max == 1 else address.endpoint
-        return LaunchStore(address, endpoint, StoreServer(listener, token))
+        return LaunchStore(address, endpoint, _serve(listener, token))
     host, number = split(plan.endpoint)
     address = store_address_of(plan, host, number, token)
     if not plan.is_store_outside:
@@ -115,13 +115,20 @@ def open_store(plan: LaunchPlan, token: str = "") -> LaunchStore:
         listener = listen("", address.port)
         if not names_this_machine:
             address = replace(address, host="127.0.0.1")
-        server = StoreServer(listener, token)
+        server = _serve(listener, token)
         return LaunchStore(address.under("1"), None if plan.nodes_max == 1 else plan.endpoint, server)
     try:
         launch_address = address.under(str(_lead(connect(address), address)))
     except StoreLostError as error:
         raise RendezvousError(str(error), "once it answers again, the same command goes on") from error
     return LaunchStore(launch_address, plan.endpoint, _beat=_start_beat(launch_address))
+
+
+def _serve(listener: socket.socket, token: str) -> StoreServer:
+    # asyncio takes 20 ms to import, which a process that only joins or uses a store need not wait for.
+    from elasticflow.launcher.rendezvous.store_server import StoreServer
+
+    return StoreServer(listener, token)
 
 
 def _check_elsewhere(address: StoreAddress) -> None:

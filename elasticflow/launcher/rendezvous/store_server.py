@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
-import selectors
 import socket
 import threading
-import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import StorageError
@@ -20,36 +19,64 @@ from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.protocol.tcp_store import Answer, Frames, Request, frame
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from elasticflow.launcher.rendezvous.kept_keys import KeptKeys
 
-_MOST_AT_ONCE = 1 << 16
-# Connections that are accepted before others are heard again: all nodes of a launch may come at a time.
-_MOST_ACCEPTED = 64
-# Bytes that wait for a client that does not read; beyond that it is let go.
+# Bytes that wait for a client that does not read; beyond that its connection is cut. There is no time limit: a client
+# that was stopped for a while, or whose machine slept, finds all changes when it resumes.
 _MOST_WAITING = 1 << 28
 # Connections whose handshake is under way, and the seconds that each has for it: strangers hold no more than that.
 _MOST_GREETING = 1024
 _GREETING_S = 10.0
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+_ACCEPT_AGAIN_S = 0.5
 
 
-@dataclass(eq=False)
-class _Client:
-    """A connection, and what is under way on it."""
+class _Client(asyncio.BufferedProtocol):
+    """A connection, and what is under way on it.
 
-    connection: socket.socket
-    address: str
-    handshake: ServerSide
-    frames: Frames = field(default_factory=Frames)
-    began: float = field(default_factory=time.monotonic)
-    unsent: bytearray = field(default_factory=bytearray)
-    is_stuck: bool = False  # what is unsent waits until it reads
+    Buffered: `asyncio.Protocol` takes and frees 256 KiB for each piece that arrives, in three system calls.
+    """
+
+    transport: asyncio.Transport
+
+    def __init__(self, server: StoreServer, address: str, token: str) -> None:
+        self._server = server
+        self.address = address
+        self.handshake = ServerSide(token)
+        self.frames = Frames()
+        self.is_stuck = False  # what was sent to it waits until it reads
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._server.greet(self)
+
+    def get_buffer(self, _: int) -> bytearray:
+        return self._server.arriving
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._server.hear(self, bytes(memoryview(self._server.arriving)[:nbytes]))
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._server.drop(self)
+
+    def pause_writing(self) -> None:
+        self.is_stuck = True
+        self.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.is_stuck = False
+        self.transport.resume_reading()
+        self._server.hear(self, b"")
 
 
 class StoreServer:
     """Serves keys on *listener* as long as this process lives, or until `close`.
 
-    All methods but `close` raise StoreLostError once the server has ended.
+    An asyncio loop in a thread serves the clients, which call `greet`, `hear` and `drop`; this process' other threads
+    use the keys directly, under a lock. Their methods, but `close`, raise StoreLostError once the server has ended.
 
     Args:
         listener: A listening socket.
@@ -59,36 +86,38 @@ class StoreServer:
     Attributes:
         refusals: Connections that were refused.
         failure: Why the keys could not be kept any more, which ends the server.
+        arriving: Buffer of all clients: what has arrived is taken out at once.
     """
 
     def __init__(self, listener: socket.socket, token: str = "", kept: KeptKeys | None = None) -> None:
         self._token, self._kept = token, kept
         self.failure: str | None = None
         self.refusals = Refusals()
-        # In the order in which they came.
-        self._greeting: dict[_Client, None] = {}
         self._keys = KeyTable()
         for path, value in () if kept is None else kept.load().items():
             self._keys.put(path, value)
         self._changed = threading.Condition()
-        self._clients: dict[_Client, None] = {}
+        self.arriving = bytearray(1 << 16)
+        self._clients: set[_Client] = set()
+        # Clients whose handshake is under way, in the order in which they came, and when they are late.
+        self._greeting: dict[_Client, asyncio.TimerHandle] = {}
         # A change is told to those whom it concerns, and costs nothing for all others.
         self._subscriptions: Subscriptions[_Client] = Subscriptions()
         # Paths that were given a value since this process asked last what is new in a folder.
         self._news: dict[str, dict[str, None]] = {}
         # Paths that have changed and that clients have not been told of.
         self._untold: list[str] = []
-        self._selector = selectors.DefaultSelector()
-        self._wake_read, self._wake_write = socket.socketpair()
         self._listener = listener
-        for connection in (listener, self._wake_read, self._wake_write):
-            connection.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ)
-        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        listener.setblocking(False)
         self._is_over = False
-        self._accepts = True
         descriptors.allow_many()
-        self._thread = threading.Thread(target=self._serve, daemon=True, name="keys")
+        # Not made the event loop of the thread that is here, which may have its own.
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = self._runner.get_loop()
+        self._loop.set_exception_handler(self._fail)
+        # Done once the server is to end; an error that is not a client's own ends it.
+        self._end = self._loop.create_future()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="keys")
         self._thread.start()
 
     def store(self, prefix: str) -> LocalControlStore:
@@ -103,7 +132,7 @@ class StoreServer:
     def close(self) -> None:
         """Serve no more: clients see their connection end."""
         self._is_over = True
-        self._wake()
+        self._soon(self._finish)
         self._thread.join()
 
     def set(self, path: str, value: bytes) -> None:
@@ -111,7 +140,7 @@ class StoreServer:
         with self._changed:
             self._require_served()
             self._put(path, value)
-        self._wake()
+        self._soon(self._tell_changes)
 
     def get(self, path: str) -> bytes:
         """Return the value of *path*, once it has one."""
@@ -126,7 +155,7 @@ class StoreServer:
             self._require_served()
             total = int(self._keys.get(path) or b"0") + number
             self._put(path, str(total).encode())
-        self._wake()
+        self._soon(self._tell_changes)
         return total
 
     def _add_once(self, path: str, number: int, request: bytes) -> int:
@@ -156,7 +185,7 @@ class StoreServer:
                 if self._kept is not None:
                     self._kept.delete(path)
                 self._untold.append(path)
-        self._wake()
+        self._soon(self._tell_changes)
         return was_there
 
     def changed(self, folder: str) -> list[str] | None:
@@ -184,24 +213,16 @@ class StoreServer:
         self._untold.append(path)
         self._changed.notify_all()
 
-    def _wake(self) -> None:
+    def _soon(self, act: Callable[[], None]) -> None:
+        """Have the serving thread call *act*; it tells changes of its own clients by itself."""
         if threading.current_thread() is not self._thread:
-            with suppress(OSError):  # the thread is woken up already, or has ended
-                self._wake_write.send(b"\0")
+            with suppress(RuntimeError):  # the loop is closed: the thread has ended
+                self._loop.call_soon_threadsafe(act)
 
-    def _serve(self) -> None:
+    def _run(self) -> None:
         try:
-            while not self._is_over:
-                for key, happened in self._selector.select(self._until_next_is_late()):
-                    if key.fileobj is self._listener:
-                        self._accept_all()
-                    elif key.fileobj is self._wake_read:
-                        with suppress(BlockingIOError):
-                            self._wake_read.recv(_MOST_AT_ONCE)
-                    else:
-                        self._hear(key.data, happened)
-                self._drop_late()
-                self._tell_changes()
+            with self._runner:
+                self._runner.run(self._serve())
         except StorageError as error:
             # Nobody may be told that something was done which the next server would not know.
             self.failure = str(error)
@@ -209,62 +230,76 @@ class StoreServer:
             with self._changed:
                 self._is_over = True
                 self._changed.notify_all()
-            for client in list(self._clients):
-                self._drop(client)
-            self._selector.close()
-            for connection in (self._listener, self._wake_read, self._wake_write):
-                connection.close()
+            self._listener.close()
             if self._kept is not None:
                 self._kept.close()
 
-    def _accept_all(self) -> None:
-        """Accept the clients that have come, as far as others need not wait for that."""
-        for _ in range(_MOST_ACCEPTED):
-            try:
-                connection, address = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                # No more until a client goes: the listener would be ready all the time. After other errors the client is gone.
-                if error.errno in _NO_DESCRIPTORS:
-                    self._selector.unregister(self._listener)
-                    self._accepts = False
-                    self.refusals.note("another machine", descriptors.exhausted())
-                    return
-                continue
-            self._begin(connection, address)
+    async def _serve(self) -> None:
+        accepting = asyncio.create_task(self._accept_all())
+        done, _ = await asyncio.wait((accepting, self._end), return_when=asyncio.FIRST_COMPLETED)
+        for client in tuple(self._clients):
+            client.transport.abort()
+        for each in done:
+            each.result()
 
-    def _begin(self, connection: socket.socket, address: tuple[Any, ...]) -> None:
-        connection.setblocking(False)
-        with suppress(OSError):
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        client = _Client(connection, str(address[0]).removeprefix("::ffff:"), ServerSide(self._token))
+    def _finish(self) -> None:
+        if not self._end.done():
+            self._end.set_result(None)
+
+    def _fail(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Take in an error in a callback of the loop."""
+        if not self._end.done():
+            self._end.set_exception(context.get("exception") or RuntimeError(context["message"]))
+
+    async def _accept_all(self) -> None:
+        # Not `asyncio.start_server`, which reports each lack of descriptors as often as its backlog is long.
+        while True:
+            try:
+                connection, address = await self._loop.sock_accept(self._listener)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                name = str(address[0]).removeprefix("::ffff:")
+                # Gives others their turn: all nodes may come at a time.
+                await self._loop.connect_accepted_socket(
+                    partial(_Client, self, name, self._token), connection
+                )
+            except OSError as error:  # of other errors: the client is gone
+                if error.errno in _NO_DESCRIPTORS:
+                    self.refusals.note("another machine", descriptors.exhausted())
+                    await asyncio.sleep(_ACCEPT_AGAIN_S)
+
+    def greet(self, client: _Client) -> None:
+        """Have *client*, which has connected, prove that it knows the token."""
         if len(self._greeting) >= _MOST_GREETING:
             self._refuse(next(iter(self._greeting)), "too many came at a time")
-        self._clients[client] = None
-        self._greeting[client] = None
-        self._selector.register(connection, selectors.EVENT_READ, client)
+        self._clients.add(client)
+        late = f"it did not say who it is within {_GREETING_S:g} s"
+        self._greeting[client] = self._loop.call_later(_GREETING_S, self._refuse, client, late)
 
-    def _hear(self, client: _Client, happened: int) -> None:
+    def hear(self, client: _Client, data: bytes) -> None:
+        """Do what *client* asks for with *data*, and before; a client that does not read its answers has to wait."""
         try:
-            if happened & selectors.EVENT_WRITE:
-                self._send(client, b"")
-            if happened & selectors.EVENT_READ:
-                data = client.connection.recv(_MOST_AT_ONCE)
-                if not data:
-                    self._drop(client)
-                    return
-                for kind, parts in client.frames.take(self._after_greeting(client, data)):
-                    self._answer(client, Request(kind), parts)
-        except BlockingIOError:
-            return
+            for kind, parts in client.frames.take(self._after_greeting(client, data)):
+                self._answer(client, Request(kind), parts)
+                if client.is_stuck:
+                    break
         except StrangerError as stranger:
-            with suppress(OSError):
-                self._send(client, stranger.answer)
+            client.transport.write(stranger.answer)
             self._refuse(client, str(stranger))
-        except (OSError, ValueError, IndexError):  # gone, or no client of ours
-            self._drop(client)
+        except (ValueError, IndexError):  # no client of ours
+            self.drop(client)
+        self._tell_changes()
+
+    def drop(self, client: _Client) -> None:
+        """Cut the connection of *client*, unless it is gone, and forget what it waited for."""
+        self._clients.discard(client)
+        if (timer := self._greeting.pop(client, None)) is not None:
+            timer.cancel()
+        self._subscriptions.leave(client)
+        client.transport.abort()
+
+    def _refuse(self, client: _Client, why: str) -> None:
+        self.refusals.note(client.address, why)
+        self.drop(client)
 
     def _after_greeting(self, client: _Client, data: bytes) -> bytes:
         """Return what of *data* follows the client's handshake, and answer that."""
@@ -272,22 +307,9 @@ class StoreServer:
             return data
         answer, rest = client.handshake.take(data)
         if client.handshake.is_done:
-            del self._greeting[client]
-        self._send(client, answer)
+            self._greeting.pop(client).cancel()
+        client.transport.write(answer)
         return rest
-
-    def _until_next_is_late(self) -> float | None:
-        """Return the seconds until the time of the handshake that began first is over; None if none is under way."""
-        client = next(iter(self._greeting), None)
-        return None if client is None else max(0.0, client.began + _GREETING_S - time.monotonic())
-
-    def _drop_late(self) -> None:
-        while self._until_next_is_late() == 0:
-            self._refuse(next(iter(self._greeting)), f"it did not say who it is within {_GREETING_S:g} s")
-
-    def _refuse(self, client: _Client, why: str) -> None:
-        self.refusals.note(client.address, why)
-        self._drop(client)
 
     def _answer(self, client: _Client, request: Request, parts: list[bytes]) -> None:
         path = parts[0].decode()
@@ -349,34 +371,13 @@ class StoreServer:
                 data = data or _change(path, value)
                 news.setdefault(client, []).append(data)
         for client, frames in news.items():
-            try:
-                self._send(client, b"".join(frames))
-            except OSError:
-                self._drop(client)
+            self._send(client, b"".join(frames))
 
     def _send(self, client: _Client, data: bytes) -> None:
-        client.unsent += data
-        if client.unsent:
-            with suppress(BlockingIOError):
-                sent = client.connection.send(client.unsent)
-                del client.unsent[:sent]
-        if len(client.unsent) > _MOST_WAITING:
-            raise BrokenPipeError("it does not read")
-        if client.is_stuck != bool(client.unsent):
-            client.is_stuck = bool(client.unsent)
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.is_stuck else 0)
-            self._selector.modify(client.connection, wanted, client)
-
-    def _drop(self, client: _Client) -> None:
-        if client in self._clients:
-            del self._clients[client]
-            self._greeting.pop(client, None)
-            self._subscriptions.leave(client)
-            self._selector.unregister(client.connection)
-            client.connection.close()
-            if not self._accepts and not self._is_over:
-                self._selector.register(self._listener, selectors.EVENT_READ)
-                self._accepts = True
+        if not client.transport.is_closing():
+            client.transport.write(data)
+        if client.transport.get_write_buffer_size() > _MOST_WAITING:
+            self.drop(client)
 
 
 class LocalControlStore:

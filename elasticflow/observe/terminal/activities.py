@@ -51,7 +51,7 @@ def whole_seconds(seconds: float) -> str:
 
 
 def doing_of(activity: Record, *, has_stepped: bool) -> Doing | None:
-    """Return what one node is at (`protocol/display.py`); None if that cannot be told.
+    """Return what one node is at (`protocol/run_files.py`); None if that cannot be told.
 
     Args:
         activity: As state.json has it.

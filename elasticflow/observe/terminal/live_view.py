@@ -14,7 +14,7 @@ from elasticflow.observe.terminal.formats import elapsed, plural
 from elasticflow.observe.terminal.narrator import RunNarrator
 from elasticflow.observe.terminal.run_board import LABEL_WIDTH, TEXT_COLUMN, TIME_WIDTH, RunBoard
 from elasticflow.observe.terminal.screen import Screen
-from elasticflow.protocol import display
+from elasticflow.protocol import run_files
 from elasticflow.system.records import printable_in
 
 if TYPE_CHECKING:
@@ -107,12 +107,12 @@ class LiveView:
         return cls(stream, tty=tty, colour=colour, folder=folder)
 
     def show(self, record: Record) -> None:
-        """Show one record: of events.jsonl, of metrics.jsonl, or one that stands in neither (`protocol/display.py`)."""
-        known = record.get(display.KNOWN)
+        """Show one record: of events.jsonl, of metrics.jsonl, or one that stands in neither (`protocol/run_files.py`)."""
+        known = record.get(run_files.KNOWN)
         if isinstance(known, Mapping):
             self._board.known(known)
             self._draw()
-        elif display.PRINTED in record:
+        elif run_files.PRINTED in record:
             self._printed(record)
         elif record.get("event") in {events.STEP, events.EVALUATION} or "event" not in record:
             self.metrics(record)
@@ -177,7 +177,7 @@ class LiveView:
 
     def _printed(self, record: Record) -> None:
         """Show what rank 0 printed, dimmed; the first time with where all of it is."""
-        paint, lines = self._screen.paint, record[display.PRINTED]
+        paint, lines = self._screen.paint, record[run_files.PRINTED]
         edge = f"{' ' * (TIME_WIDTH + 2)}{paint('┊' if self._screen.pretty else ':', _DIM)} "
         rows = []
         logs = f"elasticflow logs {self._run_id}"

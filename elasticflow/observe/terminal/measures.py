@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.observe.records import float_of
 from elasticflow.observe.terminal.formats import number
-from elasticflow.protocol.metrics_fields import GRAD_NORM, MFU, rates_of, scalars_of
+from elasticflow.protocol.run_files import GRAD_NORM, MFU, rates_of, scalars_of
 
 if TYPE_CHECKING:
     from elasticflow.observe.records import Record

@@ -92,7 +92,7 @@ class RunBoard:
                 pass
 
     def known(self, record: Record) -> None:
-        """Take in what is known beside the events (`protocol/display.py`)."""
+        """Take in what is known beside the events (`protocol/run_files.py`)."""
         self._epochs = int_of(record, "epochs") or None
         self._left = None if float_of(record, "budget_left") is None else int_of(record, "budget_left")
         activities = record.get("activities")

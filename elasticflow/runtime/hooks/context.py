@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from elasticflow.protocol import metrics_fields, points
+from elasticflow.protocol import points, run_files
 from elasticflow.runtime.hooks.images import png_of
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class HookContext:
 
 
 def _require_name(name: Any) -> None:
-    if not (isinstance(name, str) and metrics_fields.is_name(name)):
+    if not (isinstance(name, str) and run_files.is_name(name)):
         raise ValueError(
             f"{name!r} is no name to log under: it begins with a letter, then up to 99 letters, digits and _ . / -"
         )

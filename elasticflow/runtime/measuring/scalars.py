@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from elasticflow.errors import StepResultError
-from elasticflow.protocol import metrics_fields
+from elasticflow.protocol import run_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,12 +73,12 @@ def require_name(name: str) -> None:
     Raises:
         StepResultError: it is a field of ours, or cannot be one.
     """
-    if metrics_fields.is_ours(name):
+    if run_files.is_ours(name):
         raise StepResultError(
             f"the training step returned a scalar `{name}`, and metrics.jsonl has a field of that name of its own",
             f'call it something else in model.step, such as "own_{name}"',
         )
-    if not metrics_fields.is_name(name):
+    if not run_files.is_name(name):
         raise StepResultError(
             f"the training step returned a scalar {name!r}, which is no name for a field of metrics.jsonl",
             "call it by a letter and up to 99 letters, digits and _ . / - in model.step",

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from elasticflow.errors import StateError, StepResultError
-from elasticflow.protocol import metrics_fields
+from elasticflow.protocol import run_files
 from elasticflow.runtime.measuring.scalars import LOSS_KEYS, require_name, require_room, scalars_in
 from elasticflow.runtime.process.step_log import LateNumber
 from elasticflow.runtime.process.votes import NUM_REQUESTS
@@ -97,7 +97,7 @@ class Ballot:
         """
         found = scalars_in(scalars)
         for name, value in scalars.items():
-            if name in LOSS_KEYS or metrics_fields.is_ours(name):
+            if name in LOSS_KEYS or run_files.is_ours(name):
                 raise StepResultError(
                     f"run.log({name}=...): the step's line has a field `{name}` of its own",
                     f"run.step(loss=loss) tells the loss; call another value something else: run.log(own_{name}=value)",

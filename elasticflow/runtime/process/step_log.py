@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat
 
 from elasticflow import events
-from elasticflow.protocol.metrics_fields import COUNT, GRAD_NORM, MFU, RATE
+from elasticflow.protocol.run_files import COUNT, GRAD_NORM, MFU, RATE
 from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT, HELD, PROFILE
 from elasticflow.runtime.process.learning_rates import LearningRates
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.client.staging import StagingClient
     from elasticflow.snapshots.format.policy import HasPosition
     from elasticflow.snapshots.format.shard_file import SnapshotRecord
-    from elasticflow.snapshots.memory.slots import Slot
+    from elasticflow.snapshots.memory import Slot
     from elasticflow.snapshots.store.catalog import Catalog
 
 _TRIGGER = "memory"

@@ -12,8 +12,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import ElasticflowError, StateError
+from elasticflow.protocol.child_processes import SaveRequest
 from elasticflow.protocol.json_codec import from_json
-from elasticflow.protocol.save_request import SaveRequest
 from elasticflow.runtime.state.loading import add_tied, check_module
 
 if TYPE_CHECKING:

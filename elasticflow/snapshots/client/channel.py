@@ -52,7 +52,7 @@ class Channel(Generic[Sent, Received]):
         return self._socket.fileno()
 
     def send(self, message: Sent, descriptors: tuple[int, ...] = ()) -> None:
-        """Send *message*, and *descriptors* with its first byte.
+        """Send *message*, and *descriptors* with its first bytes.
 
         Raises:
             OSError: the other side is gone.
@@ -61,8 +61,11 @@ class Channel(Generic[Sent, Received]):
         body = self._sent.encode(message, allow_nan=False).encode()
         frame = _LENGTH.pack(len(body)) + body
         with self._send_lock:
-            sent = socket.send_fds(self._socket, [frame], list(descriptors)) if descriptors else 0
-            self._socket.sendall(frame[sent:])
+            for first in range(0, len(descriptors), _MOST_DESCRIPTORS):
+                some = descriptors[first : first + _MOST_DESCRIPTORS]
+                socket.send_fds(self._socket, [frame[:1]], some)
+                frame = frame[1:]
+            self._socket.sendall(frame)
 
     def receive(self, timeout_s: float | None = None) -> Received | None:
         """Return the next message, or None when the other side is gone; its descriptors are in `descriptors`.

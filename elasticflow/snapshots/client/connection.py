@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from elasticflow.errors import SnapshotError
 from elasticflow.snapshots.client import channel as channels
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from elasticflow.snapshots.client.channel import Channel
     from elasticflow.snapshots.client.messages import ToWorker, ToWriter
+
+Answer = TypeVar("Answer")
 
 _LOOK_S = 1.0
 # A store may be slow; a writer that sends nothing for longer than this hangs.
@@ -106,8 +108,22 @@ class WriterConnection:
                 return
             self._handle(message)
 
-    def receive_one(self, deadline: float | None, complaint: str) -> None:
-        """Wait for a message and handle it.
+    def ask(
+        self, request: ToWriter, *answers: type[Answer], complaint: str, limit_s: float | None = None
+    ) -> Answer:
+        """Send *request*; return the first message of the classes *answers*. Those before it are handled.
+
+        Raises:
+            SnapshotError: the writer died, or did not answer within *limit_s*; the text has *complaint*.
+        """
+        self.send(request)
+        deadline = None if limit_s is None else time.monotonic() + limit_s
+        while not isinstance(message := self.receive_one(deadline, complaint), answers):
+            pass
+        return message
+
+    def receive_one(self, deadline: float | None, complaint: str) -> ToWorker:
+        """Wait for a message and handle it; return it.
 
         Args:
             deadline: Of `time.monotonic`; None waits for ever.
@@ -120,19 +136,18 @@ class WriterConnection:
         while True:
             left = math.inf if deadline is None else deadline - time.monotonic()
             try:
-                self._handle(self._channel.receive(min(max(left, 1e-3), _LOOK_S)))
+                return self._handle(self._channel.receive(min(max(left, 1e-3), _LOOK_S)))
             except TimeoutError:
                 now = time.monotonic()
                 if deadline is not None and now >= deadline:
                     raise SnapshotError(f"snapshot writer: {complaint} in time") from None
                 if now < began + _LONGEST_WRITE_S:
                     self.waiting()
-            else:
-                return
 
-    def _handle(self, message: ToWorker | None) -> None:
+    def _handle(self, message: ToWorker | None) -> ToWorker:
         if message is None:
             raise SnapshotError("the snapshot writer died")
         handler = self.handlers.get(type(message))
         if handler is not None:
             handler(message)
+        return message

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, assert_never, cast
 
 from elasticflow.errors import SnapshotError
 from elasticflow.snapshots.client.messages import Load, LoadFailed, LoadProgress, LoadReady, Unload
@@ -25,13 +25,8 @@ class NodeLoader:
 
     def __init__(self, link: WriterConnection, beat: Callable[[], None]) -> None:
         self._link = link
-        self._answer: LoadReady | LoadFailed | None = None
         self._loaded: LoadedSnapshot | None = None
-        link.handlers |= {
-            LoadProgress: lambda _: beat(),
-            LoadReady: self._note_answer,
-            LoadFailed: self._note_answer,
-        }
+        link.handlers[LoadProgress] = lambda _: beat()
 
     def load(self, name: str) -> LoadedSnapshot:
         """Return snapshot *name*, verified; call `release` once its tensors have been read.
@@ -42,10 +37,8 @@ class NodeLoader:
             SnapshotError: the store cannot be read, the node has no memory for the snapshot, or the writer died; that
                 says nothing about the snapshot.
         """
-        self._answer = None
-        self._link.send(Load(name))
-        while (answer := self._answer) is None:
-            self._link.receive_one(None, f"{name} was not loaded")
+        asked = self._link.ask(Load(name), LoadReady, LoadFailed, complaint=f"{name} was not loaded")
+        answer = cast("LoadReady | LoadFailed", asked)
         match answer:
             case LoadReady():
                 descriptors = [self._link.descriptors.popleft() for _ in range(answer.descriptors)]
@@ -70,6 +63,3 @@ class NodeLoader:
             self._loaded.files.close()
             self._loaded = None
         self._link.send(Unload())
-
-    def _note_answer(self, message: LoadReady | LoadFailed) -> None:
-        self._answer = message

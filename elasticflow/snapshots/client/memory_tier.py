@@ -15,12 +15,11 @@ from elasticflow.errors import SnapshotError
 from elasticflow.snapshots.client.messages import (
     Describe,
     Held,
-    HeldMemory,
     Invalidate,
     Recall,
 )
 from elasticflow.snapshots.format.shard_file import StagedShard
-from elasticflow.snapshots.memory.slots import MOST_METADATA, TAIL, Label
+from elasticflow.snapshots.memory import MOST_METADATA, TAIL, Label
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.client.messages import CommittedPosition
     from elasticflow.snapshots.client.staging import StagingClient
     from elasticflow.snapshots.format.shard_file import SnapshotRecord, TensorEntry
-    from elasticflow.snapshots.memory.slots import Slot
+    from elasticflow.snapshots.memory import Slot
 
 _ANSWER_LIMIT_S = 60.0
 # Made once: making an encoder takes longer than encoding the metadata of a step.
@@ -72,9 +71,6 @@ class MemoryTierClient:
         self._layout = 0
         # Rank 0's record as JSON, as it was described last.
         self._described: dict[str, Any] = {}
-        self._held: Held | None = None
-        self._held_memory: list[int] = []
-        link.handlers |= {Held: self._note_held, HeldMemory: self._note_held_memory}
 
     def reserve(self, nbytes: int) -> None:
         """Ask for slots for shards of *nbytes* and return at once; see `StagingClient.reserve`."""
@@ -148,30 +144,21 @@ class MemoryTierClient:
         Raises:
             SnapshotError: the writer died.
         """
-        self._held, self._held_memory = None, []
-        self._link.send(Recall())
-        deadline = time.monotonic() + _ANSWER_LIMIT_S
-        while (answer := self._held) is None:
-            self._link.receive_one(deadline, "no word of what it holds")
-        if answer.held is None:
+        held = self._link.ask(
+            Recall(), Held, complaint="no word of what it holds", limit_s=_ANSWER_LIMIT_S
+        ).held
+        if held is None:
             return None
-        held, shards = answer.held, []
-        for number, shard in enumerate(held.shards):
-            while len(self._held_memory) <= number:
-                self._link.receive_one(deadline, "no word of what it holds")
-            descriptor = self._held_memory[number]
-            try:
-                memory = mmap.mmap(descriptor, shard.size)
-            finally:
+        descriptors = [self._link.descriptors.popleft() for _ in held.shards]
+        try:
+            shards = [
+                (shard.shard.tensors, mmap.mmap(descriptor, shard.size))
+                for descriptor, shard in zip(descriptors, held.shards, strict=True)
+            ]
+        finally:
+            for descriptor in descriptors:
                 os.close(descriptor)
-            shards.append((shard.shard.tensors, memory))
         return RecalledState(held.name, held.generation, held.step, held.record, held.committed, shards)
-
-    def _note_held(self, message: Held) -> None:
-        self._held = message
-
-    def _note_held_memory(self, _: HeldMemory) -> None:
-        self._held_memory.append(self._link.descriptors.popleft())
 
 
 def _differences(old: Any, new: Any, path: list[str | int]) -> Iterator[tuple[list[str | int], Any]]:

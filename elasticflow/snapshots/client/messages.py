@@ -201,14 +201,9 @@ class HeldSet:
 
 @dataclass(frozen=True)
 class Held:
-    """What was held; None: no whole set. A `HeldMemory` for each shard follows."""
+    """What was held; None: no whole set. The descriptors of the shards' slots come with the message."""
 
     held: HeldSet | None
-
-
-@dataclass(frozen=True)
-class HeldMemory:
-    """The descriptor of the next shard's slot comes with this message."""
 
 
 @dataclass(frozen=True)
@@ -274,7 +269,6 @@ ToWorker = (
     | OverLimit
     | PersistBegun
     | Held
-    | HeldMemory
     | LoadProgress
     | LoadReady
     | LoadFailed

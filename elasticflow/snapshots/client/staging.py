@@ -24,8 +24,7 @@ from elasticflow.snapshots.client.messages import (
 )
 from elasticflow.snapshots.client.writer_reports import SnapshotReport
 from elasticflow.snapshots.format.shard_file import StagedShard
-from elasticflow.snapshots.memory import buffers
-from elasticflow.snapshots.memory.slots import Slot
+from elasticflow.snapshots.memory import Slot, map_memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -247,6 +246,6 @@ class StagingClient(WriterConnection):
         self.single = message.single
         # The descriptors stay open: a slot's lock is given back when its process closes the file.
         self.slots = [
-            Slot(number, descriptor, size, buffers.map_memory(descriptor, size))
+            Slot(number, descriptor, size, map_memory(descriptor, size))
             for number, descriptor, size in zip(message.numbers, descriptors, message.sizes, strict=True)
         ]

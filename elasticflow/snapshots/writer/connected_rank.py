@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from elasticflow.snapshots.client.channel import Channel
     from elasticflow.snapshots.client.messages import Hello, ToWorker, ToWriter
-    from elasticflow.snapshots.memory.buffers import Buffer
+    from elasticflow.snapshots.memory import Buffer
 
 
 @dataclass(eq=False)

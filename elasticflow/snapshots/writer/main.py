@@ -46,12 +46,12 @@ from elasticflow.snapshots.client.messages import (
     Welcome,
 )
 from elasticflow.snapshots.format.writer_config import WriterStart
-from elasticflow.snapshots.memory.buffers import BufferPool, LimitError
+from elasticflow.snapshots.memory import BufferPool, LimitError
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.snapshots.writer.committer import Committer
 from elasticflow.snapshots.writer.connected_rank import ConnectedRank
 from elasticflow.snapshots.writer.load_service import LoadService
-from elasticflow.snapshots.writer.memory_service import MemoryTierService
+from elasticflow.snapshots.writer.memory_tier import MemoryTierService
 from elasticflow.snapshots.writer.pending import PendingSnapshot, PendingSnapshots, State
 from elasticflow.snapshots.writer.reports import ThrottledTroubles
 from elasticflow.snapshots.writer.shard_writer import ShardWriter
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.client.messages import ToWorker, ToWriter
     from elasticflow.snapshots.client.writer_reports import WriterReport
     from elasticflow.snapshots.format.shard_file import StagedShard
-    from elasticflow.snapshots.memory.buffers import Buffer
+    from elasticflow.snapshots.memory import Buffer
 
 _WRITING_THREADS = 2
 _HEAR_OUT_S = 5.0
@@ -247,7 +247,7 @@ class Writer:
         """Note a shard that was handed over; a thread of the pool writes its bytes."""
         buffer = None if message.slot is None else worker.buffers.get(message.slot)
         if buffer is not None:
-            buffer.busy = True
+            buffer.is_busy = True
         hello, shard = worker.hello, message.shard
         pending = PendingSnapshot(
             message.name, message.step, hello.generation, hello.world_size, hello.local_world_size
@@ -263,7 +263,7 @@ class Writer:
         error, files = None, []
         try:
             if pending.state is not State.ABANDONED:
-                memory = memoryview(buffer.view if buffer is not None else b"")
+                memory = memoryview(buffer.memory if buffer is not None else b"")
                 files = self._shard_writer.write(pending, rank, shard, memory)
         except Exception as caught:  # noqa: BLE001  # whatever the store raises is the snapshot's reason
             error = f"{type(caught).__name__}: {caught}"

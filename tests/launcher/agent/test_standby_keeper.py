@@ -12,8 +12,8 @@ import pytest
 from elasticflow.launcher.agent import standby_keeper
 from elasticflow.launcher.agent.standby_keeper import StandbyKeeper
 from elasticflow.launcher.fork_server.protocol import Ready, StandbyEnded, StandbyReady
-from elasticflow.protocol.imports_record import read_imports, write_imports
 from elasticflow.protocol.messages import StandbysOff, StandbysReady
+from elasticflow.protocol.run_files import read_imports, write_imports
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,8 +17,8 @@ from elasticflow.launcher.agent.workers import ForkedWorkers, GroupState
 from elasticflow.launcher.fork_server.client import ForkServer
 from elasticflow.launcher.fork_server.protocol import Setup
 from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions
+from elasticflow.protocol.child_processes import Program
 from elasticflow.protocol.json_codec import to_json
-from elasticflow.protocol.program import Program
 from elasticflow.run_folder import RunFolder
 from tests.launcher.conftest import close, wait_until
 

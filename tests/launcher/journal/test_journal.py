@@ -15,8 +15,8 @@ from elasticflow.launcher.journal.environment_record import EnvironmentRecord
 from elasticflow.launcher.journal.journal import Journal
 from elasticflow.launcher.journal.metrics import Metrics
 from elasticflow.launcher.supervisor.ingest import Ingest
-from elasticflow.protocol.display import is_only_shown
 from elasticflow.protocol.messages import Activity, Printed, PrintedLine, StartedWorker
+from elasticflow.protocol.run_files import is_only_shown
 from elasticflow.run_folder import RunFolder
 from elasticflow.system.json_lines import AppendedLines
 

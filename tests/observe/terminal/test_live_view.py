@@ -13,8 +13,8 @@ from rich.cells import cell_len
 from elasticflow.observe.terminal.live_view import LiveView
 from elasticflow.observe.terminal.run_board import TEXT_COLUMN
 from elasticflow.observe.terminal.screen import Screen
-from elasticflow.protocol.display import known_record, printed_record
 from elasticflow.protocol.messages import PrintedLine
+from elasticflow.protocol.run_files import known_record, printed_record
 from tests.guide.kill_transcript import Screen as Terminal
 from tests.observe.hand_made import START, event, step, story_of_a_kill
 

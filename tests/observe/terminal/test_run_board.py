@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from elasticflow.observe.terminal.run_board import RunBoard
-from elasticflow.protocol.display import KNOWN, known_record
+from elasticflow.protocol.run_files import KNOWN, known_record
 from tests.observe.hand_made import START, event, step
 
 SIZE = os.terminal_size((100, 24))

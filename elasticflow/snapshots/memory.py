@@ -1,4 +1,13 @@
-"""Shared memory for snapshots: the writer owns it, workers map it, and it is kept over restarts."""
+"""Memory that the processes of a node share: the writer owns it, workers fill it, and it is kept over restarts.
+
+A worker hands a staging buffer over by a message. A slot of the memory tier has a label that says what lies in it: a
+worker fills the slot and the writer reads it without a message. Whoever fills such a slot, or writes it to the store, has
+its lock; the kernel takes the lock from a process that dies. A slot whose copy was cut short has no label.
+
+There is no digest of the content. To make one at every step would take twice as long as the copy, and would find only
+what other code of the same workers wrote over it, which could hit the model as well: no other process has this memory.
+The store's digests are made from the content of the slot.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +15,7 @@ import errno
 import fcntl
 import mmap
 import os
+import struct
 import threading
 from dataclasses import dataclass
 
@@ -13,33 +23,108 @@ from elasticflow.system.free_memory import available
 from elasticflow.system.shared_memory import memory_file
 
 _HUGE_PAGE = 2 << 20
+_MARK = 0x656C_6173_7469_6366
+# Mark, generation, step, number of the layout, bytes of metadata.
+_LABEL = struct.Struct("<QQQQQ")
+# Bytes at the end of a slot for the label and its metadata.
+TAIL = 16 << 10
+MOST_METADATA = TAIL - _LABEL.size
+_NO_LABEL = bytes(_LABEL.size)
 
 
-class LimitError(Exception):
-    """A worker needs more than `staging_limit` allows; the text has the figures."""
+@dataclass(frozen=True)
+class Label:
+    """What lies in a slot.
+
+    Attributes:
+        generation: Of the worker that filled it.
+        step: Finished steps.
+        layout: Number of the `Describe` that says how the shard is laid out.
+        metadata: On rank 0, JSON: the snapshot's name, and what of the record differs from the described one.
+    """
+
+    generation: int
+    step: int
+    layout: int
+    metadata: bytes = b""
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Generation and step: the newer is greater."""
+        return self.generation, self.step
 
 
 @dataclass(eq=False)
-class Buffer:
-    """A piece of shared memory.
+class Slot:
+    """A piece of shared memory, as one process sees it; lock and label are used in the memory tier only.
 
     Attributes:
-        number: Unique in this writer.
-        descriptor: Of the memory file.
+        number: Unique in the writer.
+        descriptor: Of the memory file, open as long as the slot is used.
         size: Bytes.
-        view: The writer's mapping of it.
-        busy: A shard in it is being written to the store.
-        owned: A connected worker may write into it, or the memory tier holds it.
-        is_slot: It is a slot of the memory tier, and locked while it is busy (`slots.Slot`).
+        memory: This process' mapping of it.
     """
 
     number: int
     descriptor: int
     size: int
-    view: mmap.mmap
-    busy: bool = False
-    owned: bool = True
-    is_slot: bool = False
+    memory: mmap.mmap
+
+    @property
+    def _tail(self) -> int:
+        return self.size - TAIL
+
+    def lock(self) -> bool:
+        """Lock the slot; False if another process has locked it."""
+        try:
+            fcntl.lockf(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def unlock(self) -> None:
+        """Unlock the slot."""
+        fcntl.lockf(self.descriptor, fcntl.LOCK_UN)
+
+    def clear_label(self) -> None:
+        """Remove the label: the content is not whole from now on."""
+        self.memory[self._tail : self._tail + _LABEL.size] = _NO_LABEL
+
+    def set_label(self, label: Label) -> None:
+        """Label the slot: its content is whole. Metadata may have MOST_METADATA bytes."""
+        begin = self._tail + _LABEL.size
+        self.memory[begin : begin + len(label.metadata)] = label.metadata
+        fields = (label.generation, label.step, label.layout, len(label.metadata))
+        _LABEL.pack_into(self.memory, self._tail, 0, *fields)
+        # The mark is written last, for a reader that has no lock.
+        _LABEL.pack_into(self.memory, self._tail, _MARK, *fields)
+
+    def label(self) -> Label | None:
+        """Return the label, or None if the content is not whole."""
+        mark, generation, step, layout, length = _LABEL.unpack_from(self.memory, self._tail)
+        if mark != _MARK or length > MOST_METADATA:
+            return None
+        begin = self._tail + _LABEL.size
+        return Label(generation, step, layout, self.memory[begin : begin + length])
+
+
+@dataclass(eq=False)
+class Buffer(Slot):
+    """A slot of the writer's own.
+
+    Attributes:
+        is_busy: The shard in it is being written to the store.
+        is_owned: A connected worker may write into it, or the memory tier holds it.
+        is_held: It is a slot of the memory tier, and locked while it is busy.
+    """
+
+    is_busy: bool = False
+    is_owned: bool = True
+    is_held: bool = False
+
+
+class LimitError(Exception):
+    """A worker needs more than `staging_limit` allows; the text has the figures."""
 
 
 class BufferPool:
@@ -106,33 +191,33 @@ class BufferPool:
             if fitting:
                 buffer = min(fitting, key=lambda b: b.size)
                 self._free.remove(buffer)
-                buffer.owned, buffer.is_slot = True, False
+                buffer.is_owned, buffer.is_held = True, False
                 return buffer
             self._made += 1
             number = self._made
             stale, self._free = self._free, []
         # The free buffers are of another size: their memory is given back before more is taken.
         for buffer in stale:
-            buffer.view.close()
+            buffer.memory.close()
             os.close(buffer.descriptor)
         return _make(number, size)
 
     def disown(self, buffer: Buffer) -> None:
         """Take *buffer* back from a worker that is gone or has larger ones; it is free once it is written."""
         with self._lock:
-            buffer.owned = False
-            if not buffer.busy:
+            buffer.is_owned = False
+            if not buffer.is_busy:
                 self._free.append(buffer)
 
     def written(self, buffer: Buffer) -> bool:
         """Mark *buffer* as written; True if its worker waits for the message that it may be filled again."""
         with self._lock:
-            buffer.busy = False
-            if buffer.is_slot:
-                fcntl.lockf(buffer.descriptor, fcntl.LOCK_UN)
-            if not buffer.owned:
+            buffer.is_busy = False
+            if buffer.is_held:
+                buffer.unlock()
+            if not buffer.is_owned:
                 self._free.append(buffer)
-            return buffer.owned and not buffer.is_slot
+            return buffer.is_owned and not buffer.is_held
 
 
 def map_memory(descriptor: int, size: int) -> mmap.mmap:

@@ -1,1 +1,0 @@
-"""Memory that the processes of a node share: staging buffers and the memory tier."""
