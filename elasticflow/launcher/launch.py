@@ -118,7 +118,7 @@ def prepare(request: Request, warn: Callable[[str], None]) -> Iterator[Launch]:
     compiled = compile_job(request.job, request.files, request.project_root, request.overrides, request.case)
     plan = compiled.plan
     uri, prefix = snapshot_place(plan.snapshots.uri, request.folder, request.project_root)
-    storage = Storage(uri, plan.snapshots.writer.options)
+    storage = Storage(uri, plan.snapshots.options)
     storage.check_writable()
     network.check(plan.interface)
     token = given_token(plan.token_file, request.project_root)
@@ -126,7 +126,7 @@ def prepare(request: Request, warn: Callable[[str], None]) -> Iterator[Launch]:
         if sentence is not None:
             warn(sentence)
     with locked(request.folder) as lock, contextlib.closing(open_store(plan, token)) as store:
-        writer = WriterStart(uri, request.folder.run_id, plan.snapshots.writer, prefix)
+        writer = WriterStart(uri, request.folder.run_id, plan.snapshots, prefix)
         yield _next_launch(request, compiled, Catalog(storage, prefix), writer, store, lock, warn)
 
 

@@ -98,7 +98,7 @@ def _record_beside(folder: RunFolder, project_root: Path, launch: Path) -> Launc
     try:
         snapshots = read_plan(launch).snapshots
         uri, prefix = snapshot_place(snapshots.uri, folder, project_root)
-        catalog = Catalog(Storage(uri, snapshots.writer.options), prefix)
+        catalog = Catalog(Storage(uri, snapshots.options), prefix)
     except ElasticflowError:  # without it: where they are unless the job says otherwise
         catalog = Catalog(Storage(str(folder.path)))
     with suppress(OSError, ElasticflowError):

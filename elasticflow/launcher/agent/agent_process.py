@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elasticflow.compiler.plan.loop import loop_settings
 from elasticflow.launcher.agent.waiting_agent import waiting_agent
 from elasticflow.launcher.fork_server.early_variables import is_read_early
 from elasticflow.launcher.fork_server.helpers import HELPER_KILLED, STORE_LOST
@@ -212,7 +211,7 @@ def build_agent_process(
     if address.token:
         marks[TOKEN] = address.token
     if plan.script is not None:
-        marks[worker_environment.LOOP] = loop_settings(plan, project_root).to_json()
+        marks[worker_environment.LOOP] = plan.loop_settings(project_root).to_json()
         marks["TORCHELASTIC_MAX_RESTARTS"] = str(plan.restarts.budget)
         if wanted := "1" if accept_drift else os.environ.get(worker_environment.ACCEPT_DRIFT):
             marks[worker_environment.ACCEPT_DRIFT] = wanted

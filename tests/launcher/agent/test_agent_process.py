@@ -17,7 +17,8 @@ from elasticflow.launcher.agent.agent_process import AgentConfig, AgentEnd, Agen
 from elasticflow.launcher.fork_server.helpers import HELPER_KILLED, STORE_LOST, HelperLostError
 from elasticflow.launcher.rendezvous.network import listen
 from elasticflow.protocol.json_codec import from_json, to_json
-from elasticflow.snapshots.format.writer_config import WriterConfig, WriterStart
+from elasticflow.protocol.snapshot_settings import SnapshotSettings
+from elasticflow.snapshots.format.writer_config import WriterStart
 from tests.launcher.conftest import wait_until
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ CONFIG = AgentConfig(
     start_method="fork",
     hang_timeout_s=1.5,
     grace_s=30.0,
-    writer=WriterStart("s3://bucket", "run", WriterConfig(options={"secret": "s3cr3t"})),
+    writer=WriterStart("s3://bucket", "run", SnapshotSettings(options={"secret": "s3cr3t"})),
     log="/run/logs/agent.log",
     environment={"ELASTICFLOW_RUN_ID": "run"},
 )
