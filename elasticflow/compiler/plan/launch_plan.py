@@ -20,7 +20,7 @@ from elasticflow.compiler.inputs.job_json import job_digest
 from elasticflow.compiler.plan import batch_split, torchrun
 from elasticflow.compiler.plan.batch_split import Fact, WorldRow
 from elasticflow.compiler.plan.script import ScriptPlan, script_plan, torchrun_command
-from elasticflow.jobfile.entry_points.calls import entry_calls
+from elasticflow.jobfile.entry_points.calls import calls_of
 from elasticflow.jobfile.tables.evaluation import ranking_set
 from elasticflow.protocol.loop_settings import LoopSettings
 from elasticflow.protocol.snapshot_settings import SnapshotSettings
@@ -206,7 +206,7 @@ def plan_job(
 
 def entries(job: Job) -> dict[str, str]:
     """Return every `package.module:attribute` of the job by its key, in the order of the job file."""
-    return {".".join(map(str, call.path)): call.text for call in entry_calls(job.model_dump())}
+    return {".".join(map(str, call.path)): call.text for call in calls_of(job)}
 
 
 def _modules(job: Job) -> tuple[str, ...]:
