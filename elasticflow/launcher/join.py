@@ -8,9 +8,9 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from elasticflow.compiler.inputs.job_json import job_to_json
-from elasticflow.compiler.inputs.origins import JOB_JSON, origins_now
 from elasticflow.compiler.plan.launch_plan import plan_job
+from elasticflow.compiler.provenance.job_json import job_to_json
+from elasticflow.compiler.provenance.origins import JOB_JSON, origins_now
 from elasticflow.errors import LaunchNotFoundError, LedElsewhereError, NodeRefusedError, RunLockedError
 from elasticflow.launcher.agent.agent_process import build_agent_process
 from elasticflow.launcher.agent.waiting_agent import next_launch_id

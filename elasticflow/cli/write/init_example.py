@@ -55,7 +55,7 @@ def finish(
 
 def _is_ready(job_file: Path, *, deep: bool) -> bool:
     """Print what keeps the example from training on this machine, and return whether nothing does."""
-    from elasticflow.compiler.inputs.missing_imports import require_importable
+    from elasticflow.compiler.provenance.missing_imports import require_importable
     from elasticflow.jobfile.load import load_job
 
     loaded = load_job(job_file, environment=os.environ)

@@ -91,7 +91,7 @@ def _checked(new_job: NewJob, *, deep: bool | None) -> int:
 def tried_out(loaded: LoadedJob, path: Path, with_step: bool) -> bool:
     """Try the own code of the job in *path* out, print what is wrong, and return whether a run could train."""
     from elasticflow.cli.write.deep_options import DeepRequest, report_text, try_out_loaded
-    from elasticflow.compiler.inputs.missing_imports import require_importable
+    from elasticflow.compiler.provenance.missing_imports import require_importable
     from elasticflow.jobfile.diagnostics.render_text import render
 
     job_file = shortest_path(path.absolute())

@@ -12,9 +12,9 @@ from elasticflow.cli.write.plan_data import batch_in_words, batches_in_words, by
 from elasticflow.cli.write.plan_logged import logged
 from elasticflow.cli.write.plan_script import script_facts, script_restarts
 from elasticflow.cli.write.plan_worlds import either, worlds_notes, worlds_table
-from elasticflow.compiler.drift.table import lines_of as drift_lines
 from elasticflow.compiler.entry_point.evaluation_calls import measured_weights
 from elasticflow.compiler.plan.script import torchrun_command
+from elasticflow.compiler.provenance.drift import lines_of as drift_lines
 from elasticflow.jobfile.checks.training_length import samples_per_epoch
 from elasticflow.jobfile.diagnostics.toml_literals import dotted
 from elasticflow.jobfile.entry_points.object_arguments import dataset_values
@@ -26,9 +26,9 @@ from elasticflow.system.units import intervals
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from elasticflow.compiler.drift.compare import Difference
     from elasticflow.compiler.plan.forecast import Forecast, Knowledge, KnownSets
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
+    from elasticflow.compiler.provenance.drift import Difference
     from elasticflow.jobfile.tables.job import EvaluationTable, Job
     from elasticflow.observe.estimates import RunFacts
     from elasticflow.protocol.key_weights import Weight

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.compiler.entry_point.factory_calls import call_forms
 from elasticflow.compiler.entry_point.render import render
-from elasticflow.compiler.inputs.origins import JOB_JSON, Made, made_from, with_environment
-from elasticflow.compiler.inputs.sources import JOB_FILE
 from elasticflow.compiler.launch_folder.materialize import read_plan
+from elasticflow.compiler.provenance.origins import JOB_JSON, Made, made_from, with_environment
+from elasticflow.compiler.provenance.sources import JOB_FILE
 from elasticflow.errors import ElasticflowError, RecordError
 from elasticflow.run_folder import snapshot_place
 from elasticflow.snapshots.store.catalog import Catalog

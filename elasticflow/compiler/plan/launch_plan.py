@@ -16,10 +16,10 @@ from pydantic import (
     model_validator,
 )
 
-from elasticflow.compiler.inputs.job_json import job_digest
 from elasticflow.compiler.plan import batch_split, torchrun
 from elasticflow.compiler.plan.batch_split import Fact, WorldRow
 from elasticflow.compiler.plan.script import ScriptPlan, script_plan, torchrun_command
+from elasticflow.compiler.provenance.job_json import job_digest
 from elasticflow.jobfile.entry_points.calls import calls_of
 from elasticflow.jobfile.tables.evaluation import ranking_set
 from elasticflow.protocol.loop_settings import LoopSettings

@@ -138,7 +138,7 @@ def _only_run(storage: Storage, names: list[str]) -> str:
 def _recorded_job(catalog: Catalog) -> Job | None:
     from pydantic import ValidationError
 
-    from elasticflow.compiler.inputs.job_json import job_from_json
+    from elasticflow.compiler.provenance.job_json import job_from_json
 
     record = catalog.read_job_record()
     try:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from elasticflow.compiler import compile_job
-from elasticflow.compiler.inputs.job_json import job_digest, job_from_json, job_to_json
 from elasticflow.compiler.launch_folder.materialize import read_plan
+from elasticflow.compiler.provenance.job_json import job_digest, job_from_json, job_to_json
 from elasticflow.jobfile.load import load_job, require_job
 from elasticflow.protocol.loop_settings import LoopSettings
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.compiler.inputs.provenance import digest_of
+from elasticflow.compiler.provenance.environment import digest_of
 from elasticflow.jobfile.entry_points.calls import calls_of
 from elasticflow.jobfile.python_source.bindings import parse_python
 from elasticflow.jobfile.python_source.modules import CannotTellError, Finder, NoModuleError, source_of
