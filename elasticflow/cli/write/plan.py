@@ -218,7 +218,7 @@ def _answer(drift: Sequence[Difference]) -> Answer:
 
 
 def _facts(view: PlanView) -> dict[str, object]:
-    from elasticflow.cli.write.plan_data import drawn_in_words
+    from elasticflow.cli.write.plan_facts import drawn_in_words
 
     run_facts, known, ahead = view.run_facts, view.known, view.ahead
     samples = known.samples
