@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from elasticflow.compiler.inputs.origins import Origins
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
+    from elasticflow.compiler.provenance.origins import Origins
     from elasticflow.jobfile.tables.job import Job
 
 __all__ = ["CompiledJob", "compile_job"]

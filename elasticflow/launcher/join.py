@@ -8,9 +8,9 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from elasticflow.compiler.inputs.job_json import job_to_json
-from elasticflow.compiler.inputs.origins import JOB_JSON, origins_now
 from elasticflow.compiler.plan.launch_plan import plan_job
+from elasticflow.compiler.provenance.job_json import job_to_json
+from elasticflow.compiler.provenance.origins import JOB_JSON, origins_now
 from elasticflow.errors import LaunchNotFoundError, LedElsewhereError, NodeRefusedError, RunLockedError
 from elasticflow.launcher.agent.agent_process import build_agent_process
 from elasticflow.launcher.agent.waiting_agent import next_launch_id
@@ -261,7 +261,7 @@ class Node:
         invitation.check(request.job, request.project_root)
         self.folder = RunFolder.of(request.project_root, request.job.job.name, invitation.run_id)
         uri, prefix = snapshot_place(plan.snapshots.uri, self.folder, request.project_root)
-        storage = Storage(uri, plan.snapshots.writer.options)
+        storage = Storage(uri, plan.snapshots.options)
         storage.check_writable()
         check_shared(Catalog(storage, prefix), invitation, say)
         node = f"{socket.gethostname()}-{store.add('joined', 1)}"
@@ -272,7 +272,7 @@ class Node:
         origins = origins_now(request.job, request.project_root, plan.job_files, next_launch_id())
         made = {"format": 1, "job": job_to_json(request.job), **origins.to_json()}
         atomic_files.write(launch_folder / JOB_JSON, (json.dumps(made, indent=2).encode(),))
-        writer = WriterStart(uri, self.folder.run_id, plan.snapshots.writer, prefix)
+        writer = WriterStart(uri, self.folder.run_id, plan.snapshots, prefix)
         rank = request.node_rank if plan.rdzv_backend == "static" else None
         agent = build_agent_process(
             plan,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import torch_versions
 from elasticflow.compiler import compile_job
-from elasticflow.compiler.inputs.origins import Made, origins_now
+from elasticflow.compiler.launch_folder.edited_entry_point import edited_entry_point
+from elasticflow.compiler.provenance.origins import Made, origins_now
 from elasticflow.errors import GpuMissingError, StorageError, TorchMissingError
 from elasticflow.launcher import resume_check
 from elasticflow.launcher.agent.waiting_agent import next_launch_id
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from elasticflow.compiler import CompiledJob
-    from elasticflow.compiler.drift.compare import Difference
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
+    from elasticflow.compiler.provenance.drift import Difference
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.launcher.journal.run_lock import RunLock
     from elasticflow.launcher.rendezvous.leadership import LaunchStore
@@ -118,7 +119,7 @@ def prepare(request: Request, warn: Callable[[str], None]) -> Iterator[Launch]:
     compiled = compile_job(request.job, request.files, request.project_root, request.overrides, request.case)
     plan = compiled.plan
     uri, prefix = snapshot_place(plan.snapshots.uri, request.folder, request.project_root)
-    storage = Storage(uri, plan.snapshots.writer.options)
+    storage = Storage(uri, plan.snapshots.options)
     storage.check_writable()
     network.check(plan.interface)
     token = given_token(plan.token_file, request.project_root)
@@ -126,7 +127,7 @@ def prepare(request: Request, warn: Callable[[str], None]) -> Iterator[Launch]:
         if sentence is not None:
             warn(sentence)
     with locked(request.folder) as lock, contextlib.closing(open_store(plan, token)) as store:
-        writer = WriterStart(uri, request.folder.run_id, plan.snapshots.writer, prefix)
+        writer = WriterStart(uri, request.folder.run_id, plan.snapshots, prefix)
         yield _next_launch(request, compiled, Catalog(storage, prefix), writer, store, lock, warn)
 
 
@@ -147,7 +148,7 @@ def _next_launch(
         made, drift = _made(request, plan, catalog, warn)
         edited = None
         if plan.script is None:
-            edited = resume_check.edited_entry_point(folder, request.project_root, drift, warn)
+            edited = edited_entry_point(folder, request.project_root, drift, warn)
         catalog.newest()  # one that can be read, or none: else no generation would come to a step
     number = (folder.launch_numbers() or [0])[-1] + 1
     compiled.write(

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import ast
-import hashlib
-import shlex
 import time
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.compiler.drift import table
-from elasticflow.compiler.drift.origins import compare_made
-from elasticflow.compiler.inputs.job_json import job_to_json
-from elasticflow.compiler.inputs.origins import JOB_JSON, Made
 from elasticflow.compiler.launch_folder.launch_record import (
     LaunchRecord,
     newest_record,
     record_from,
-    record_in,
-    rendered_again,
 )
-from elasticflow.compiler.launch_folder.materialize import TRAIN_PY, digest_as_written
-from elasticflow.compiler.launch_folder.stale_imports import stale_import
+from elasticflow.compiler.provenance.drift import compare_made, lines_of
+from elasticflow.compiler.provenance.job_json import job_to_json
+from elasticflow.compiler.provenance.origins import JOB_JSON, Made
 from elasticflow.errors import DriftRefusedError, RecordError
 from elasticflow.launcher.restarts.failure_classes import FAILURES
 from elasticflow.launcher.restarts.restart_ledger import RestartLedger
@@ -30,15 +22,12 @@ from elasticflow.system.records import Damage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
-    from elasticflow.compiler.drift.compare import Difference
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
+    from elasticflow.compiler.provenance.drift import Difference
     from elasticflow.run_folder import RunFolder
     from elasticflow.snapshots.store.catalog import Catalog
 
-# Functions that the last line of a generated train.py calls, now and in earlier versions.
-_MAIN_CALLS = {"program", "run"}
 _REMEDIES = {
     "corrupting": "start a new run of the changed job: elasticflow run",
     "trajectory": "undo the change, or say that you want it: --accept-drift",
@@ -127,7 +116,7 @@ def check_drift(
     """
     differences = compare_made(before, now, after_user_error=_expects_changed_code(folder))
     weights = {difference.weight for difference in differences}
-    lines = list(table.lines_of(differences))
+    lines = list(lines_of(differences))
     for weight, remedy in _REMEDIES.items():
         if weight in weights and not (weight == "trajectory" and accept_drift):
             title = f"run {folder.run_id} cannot go on with what changed since its last launch:"
@@ -140,89 +129,6 @@ def check_drift(
             )
         )
     return differences
-
-
-def edited_entry_point(
-    folder: RunFolder,
-    project_root: Path,
-    differences: Sequence[Difference],
-    warn: Callable[[str], None],
-) -> str | None:
-    """Return the newest launch's train.py if it was edited by hand and still fits the job.
-
-    Raises:
-        RecordError: the file is no program that trains: whether that was meant cannot be known. Or an earlier version
-            wrote it, and it imports what is gone.
-    """
-    numbers = folder.launch_numbers()
-    before = folder.launch(numbers[-1]) if numbers else None
-    if before is None:
-        return None
-    path = before / TRAIN_PY
-    text = records.read_text(path)
-    if text is None:
-        warn(f"{path} is absent; it is made anew from the job")
-        return None
-    if not isinstance(text, Damage) and not _is_edited(before, text, project_root, warn):
-        return None
-    problem = text.why if isinstance(text, Damage) else _problem_of(text)
-    if problem is not None:
-        raise RecordError(
-            f"{path} {problem}",
-            "mend it; or remove it, and the same command makes it anew from the job",
-        )
-    assert isinstance(text, str)
-    if any(difference.is_of_the_job for difference in differences):
-        warn(f"the job changed, so train.py is made anew; the edited one stays in {before}")
-        return None
-    _refuse_stale_imports(path, text)
-    return text
-
-
-def _refuse_stale_imports(path: Path, text: str) -> None:
-    stale = stale_import(text)
-    if stale is None:
-        return
-    described = record_in(path.parent)
-    job = "JOB"
-    if isinstance(described, LaunchRecord) and described.files:
-        options = [
-            *([f"--case={described.case}"] if described.case else []),
-            *(f"--set={override}" for override in described.overrides),
-        ]
-        job = shlex.join([described.files[0], *options])
-    raise RecordError(
-        f"{path} was edited by hand and written by an earlier version: it uses {stale}, which this version does not have",
-        f"make this version's train.py with `elasticflow compile {job} -o DIR`, carry your edit over and put it in that "
-        "place; or remove the edited one, and the same command makes it anew from the job",
-    )
-
-
-def _is_edited(launch: Path, text: str, project_root: Path, warn: Callable[[str], None]) -> bool:
-    """Return whether *text*, train.py in the folder *launch*, differs from what was written there."""
-    written = digest_as_written(launch)
-    if not isinstance(written, Damage):
-        return hashlib.sha256(text.encode()).hexdigest() != written
-    record = record_in(launch)
-    if not isinstance(record, LaunchRecord) or not record.files or record.root is None:
-        warn(f"{written}; whether train.py was edited is not known, so it is made anew; it stays in {launch}")
-        return False
-    warn(f"{written}; train.py is compared with what the job becomes now")
-    return text != rendered_again(record, project_root)
-
-
-def _problem_of(text: str) -> str | None:
-    """Return why *text* is no program that trains, as the rest of a sentence; None if it may be one."""
-    try:
-        program = ast.parse(text)
-    except (SyntaxError, ValueError) as error:  # ValueError: a null byte
-        return f"is no Python: {getattr(error, 'msg', error)} in line {getattr(error, 'lineno', None) or 1}"
-    except RecursionError:
-        return "is no Python: nested too deeply"
-    calls = (node.func for node in ast.walk(program) if isinstance(node, ast.Call))
-    if any(getattr(call, "attr", getattr(call, "id", "")) in _MAIN_CALLS for call in calls):
-        return None
-    return "does not call worker.program, so it trains nothing"
 
 
 def _expects_changed_code(folder: RunFolder) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.compiler.drift.origins import compare_made
-from elasticflow.compiler.inputs.origins import Made, made_in, origins_now
 from elasticflow.compiler.plan.forecast import Known
+from elasticflow.compiler.provenance.drift import compare_made
+from elasticflow.compiler.provenance.origins import Made, made_in, origins_now
 from elasticflow.errors import LaunchFolderError
 from elasticflow.observe.history import History, state_of
 from elasticflow.observe.records import int_of, tail, unix_time
@@ -15,8 +15,8 @@ from elasticflow.observe.runs import is_finished
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from elasticflow.compiler.drift.compare import Difference
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
+    from elasticflow.compiler.provenance.drift import Difference
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.observe.records import Record
     from elasticflow.run_folder import RunFolder

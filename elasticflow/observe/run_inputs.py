@@ -7,10 +7,9 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.compiler.drift.compare import Difference
-from elasticflow.compiler.drift.origins import compare_made
-from elasticflow.compiler.inputs.origins import Made, environment_of, made_from, made_in, origins_now
 from elasticflow.compiler.launch_folder.materialize import source_copy
+from elasticflow.compiler.provenance.drift import Difference, compare_made
+from elasticflow.compiler.provenance.origins import Made, environment_of, made_from, made_in, origins_now
 from elasticflow.errors import RunNotFoundError
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import read_status

@@ -26,6 +26,7 @@ from elasticflow.runtime.process import (
 from elasticflow.runtime.process.context import Worker
 from elasticflow.runtime.process.identity import Identity
 from elasticflow.runtime.replica_checks.trajectory import TrajectoryRecorder
+from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.system import forked_children
 from elasticflow.system.process_record import ProcessRecord
 from elasticflow.telemetry.exceptions import describe
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from elasticflow.protocol.snapshot_settings import SnapshotSettings
     from elasticflow.runtime.process.position import Position, Schedule
     from elasticflow.runtime.process.torch_private import Store
-    from elasticflow.runtime.snapshot.policy import Policy
     from elasticflow.runtime.training.evaluation import Evaluation
 
 _OTHERS_LEAVE_S = 30.0
@@ -49,7 +50,7 @@ def join(
     job: str,
     job_digest: str,
     folder: Path,
-    snapshots: Policy,
+    snapshots: SnapshotSettings,
     *,
     seed: int,
     threads: int | None,
@@ -122,7 +123,7 @@ def _leave_to_parent() -> None:
     _current, _is_child = None, True
 
 
-def _equip(worker: Worker, snapshots: Policy) -> None:
+def _equip(worker: Worker, snapshots: SnapshotSettings) -> None:
     worker.vote.may_leave_untrained = snapshots.memory is None
     if worker.identity.started_by == "launcher":
         worker.at_first_step.append(lambda: environment.log_loaded_modules(worker))
@@ -133,12 +134,12 @@ def _equip(worker: Worker, snapshots: Policy) -> None:
     worker.listen()
 
 
-def _generation(identity: Identity, policy: Policy, store: Store | None, job: str) -> int:
+def _generation(identity: Identity, snapshots: SnapshotSettings, store: Store | None, job: str) -> int:
     """Return the group's number: the agent's, or one that rank 0 claims."""
     if identity.generation is not None:
         return identity.generation
     if identity.rank == 0:
-        catalog = policy.catalog(identity.run_folder, identity.run_id)
+        catalog = Catalog.of_run(snapshots, identity.run_folder, identity.run_id)
         catalog.storage.check_writable()
         way = "plain" if identity.started_by == "python" else identity.started_by
         claim = {"job": job, "world_size": identity.world_size, "way": way, **ProcessRecord.of().to_json()}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from elasticflow.compiler.inputs.job_json import job_to_json
 from elasticflow.compiler.launch_folder.launch_record import LaunchRecord, newest_record
+from elasticflow.compiler.provenance.job_json import job_to_json
 from elasticflow.errors import RecordError
 from elasticflow.redaction import is_secret, mask_url
 from elasticflow.sinks.sink import RunFacts

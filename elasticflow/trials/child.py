@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticflow import errors, fault_injection
-from elasticflow.compiler.inputs.job_json import job_from_json, job_to_json
+from elasticflow.compiler.provenance.job_json import job_from_json, job_to_json
 from elasticflow.errors import ElasticflowError, TrialFailedError
 from elasticflow.launcher.launch import Request, launch
 from elasticflow.launcher.supervisor.scale_schedule import ALONE, ScaleChange

@@ -17,6 +17,7 @@ from elasticflow.runtime.process.position import Position
 from elasticflow.runtime.snapshot import snapshots
 from elasticflow.runtime.state.state import State
 from elasticflow.snapshots.format.manifest import FILE_NAME
+from elasticflow.snapshots.store.catalog import Catalog
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,7 +84,7 @@ class Ours(Way):
         schedule = index_schedule.IndexSchedule(1 << 20, 64, steps=1 << 30, tail="spill", seed=1)
         state = State(model=trained.model, optimizer=trained.optimizer)
         self._me, self._trained, self._step = me, trained, 0
-        self._catalog = policy.catalog(me.run_folder, me.run_id)
+        self._catalog = Catalog.of_run(policy, me.run_folder, me.run_id)
         step: Any = SimpleNamespace(is_exact=False, was_skipped=False)
         data = OpenedDataset(None)
         self._snapshots = snapshots.Snapshots(me, state, step, schedule, data, policy, COMPARE_REPLICAS)

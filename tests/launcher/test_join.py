@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow.compiler.inputs.job_json import job_to_json
+from elasticflow.compiler.provenance.job_json import job_to_json
 from elasticflow.errors import LaunchNotFoundError, NodeRefusedError
 from elasticflow.launcher import join
 from elasticflow.launcher.join import Address, await_server, check_shared

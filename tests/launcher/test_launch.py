@@ -397,20 +397,23 @@ def test_writer_is_told_where_and_what_to_keep(tmp_path: Path) -> None:
     )
     plan = plan_job(job, project_root=tmp_path, job_files=(tmp_path / "job.toml",))
     expected = {
-        "uri": "s3://b",
-        "options": {"anon": True},
-        "prefix": "run/",
-        "run_id": "run",
+        "uri": None,
+        "every": ["10 min", "1 epoch"],
+        "memory": None,
         "keep_last": 4,
         "keep_best": None,
         "keep_every": "10 epochs",
         "keep_within": "2 h",
-        "integrity": "sha256",
-        "staging_limit": 3 << 29,
         "best_mode": None,
+        "integrity": "sha256",
+        "staging_limit": "1.5 GiB",
+        "options": {"anon": True},
     }
+    start = WriterStart("s3://b", "run", plan.snapshots, "run/")
 
-    assert expected == WriterStart("s3://b", "run", plan.snapshots.writer, "run/").to_json()
+    assert expected == start.to_json()["settings"]
+    assert start.settings.staging_bytes == 3 << 29
+    assert start == WriterStart.from_json(start.to_json())
 
 
 def test_missing_torch_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

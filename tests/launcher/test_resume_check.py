@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import tomli
 
-from elasticflow.compiler.inputs.origins import Made, origins_now
 from elasticflow.compiler.launch_folder.materialize import materialize
 from elasticflow.compiler.plan.launch_plan import plan_job
-from elasticflow.errors import DriftRefusedError, RecordError
+from elasticflow.compiler.provenance.origins import Made, origins_now
+from elasticflow.errors import DriftRefusedError
 from elasticflow.jobfile.tables.job import Job
 from elasticflow.launcher import resume_check
 from elasticflow.run_folder import RunFolder
@@ -97,69 +97,3 @@ def test_what_changes_the_trajectory_needs_consent_and_is_said(folder: RunFolder
 
     assert resume_check.check_drift(folder, before, changed, warn, accept_drift=True)
     assert any("lr" in sentence and "trajectory" in sentence for sentence in said)
-
-
-def test_edited_entry_point_is_carried_forward_unless_the_job_changed(folder: RunFolder) -> None:
-    """An edit survives a resume; a changed job makes train.py anew and says where the edit is."""
-    job = _job()
-    materialize(plan_job(job, project_root=ROOT, job_files=[MNIST]), job, folder.launch(1), project_root=ROOT)
-    said, warn = _warnings()
-    assert resume_check.edited_entry_point(folder, ROOT, [], warn) is None
-
-    train = folder.launch(1) / "train.py"
-    train.write_text(train.read_text() + "# edited\n")
-    carried = resume_check.edited_entry_point(folder, ROOT, [], warn)
-    assert carried is not None
-    assert carried.endswith("# edited\n")
-    assert [] == said
-
-    now = _made(_job(restarts__budget=9))
-    differences = resume_check.check_drift(folder, _made(job), now, warn, accept_drift=False)
-    assert resume_check.edited_entry_point(folder, ROOT, differences, warn) is None
-    assert (
-        said[-1] == f"the job changed, so train.py is made anew; the edited one stays in {folder.launch(1)}"
-    )
-
-
-@pytest.mark.parametrize(
-    ("line", "stale"),
-    [
-        ("from elasticflow.runtime import replicas, worker", "elasticflow.runtime.replicas, in line {line}"),
-        ("import elasticflow.runtime.member", "elasticflow.runtime.member, in line {line}"),
-        (
-            "from elasticflow.runtime.training.ddp import DataParallel",
-            "elasticflow.runtime.training.ddp.DataParallel, in line {line}",
-        ),
-        (
-            "from elasticflow.runtime.training import ddp; made = ddp.DataParallel",
-            "elasticflow.runtime.training.ddp.DataParallel, in line {line}",
-        ),
-        ("from elasticflow.runtime.training import ddp; made = ddp.DDPStep", None),
-    ],
-)
-def test_edited_entry_point_of_an_earlier_version_is_refused_with_what_it_misses(
-    folder: RunFolder, line: str, stale: str | None
-) -> None:
-    """It would end with an import error in every worker: the file, the name and what to do are told instead."""
-    job = _job()
-    materialize(
-        plan_job(job, project_root=ROOT, job_files=[MNIST]),
-        job,
-        folder.launch(1),
-        project_root=ROOT,
-        overrides=["train.epochs=10"],
-    )
-    train = folder.launch(1) / "train.py"
-    text = train.read_text()
-    train.write_text(f"{text}{line}\n")
-    if stale is None:
-        assert train.read_text() == resume_check.edited_entry_point(folder, ROOT, [], print)
-        return
-    with pytest.raises(RecordError) as caught:
-        resume_check.edited_entry_point(folder, ROOT, [], print)
-    told = stale.format(line=len(text.splitlines()) + 1)
-    assert (
-        f"{train} was edited by hand and written by an earlier version: it uses {told}, which this version does not have"
-        == caught.value.message
-    )
-    assert "`elasticflow compile jobs/mnist.toml --set=train.epochs=10 -o DIR`" in (caught.value.remedy or "")

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from elasticflow.protocol.snapshot_settings import SnapshotSettings
 from elasticflow.run_folder import snapshot_name
 from elasticflow.snapshots.client.staging import StagingClient
 from elasticflow.snapshots.client.writer_process import WriterProcess, start_writer
 from elasticflow.snapshots.client.writer_reports import SnapshotReport
 from elasticflow.snapshots.format.manifest import ManifestFacts
 from elasticflow.snapshots.format.shard_file import SnapshotRecord, TensorEntry
-from elasticflow.snapshots.format.writer_config import WriterStart
+from elasticflow.snapshots.format.writer_config import Limits, WriterStart
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
 
@@ -46,8 +47,8 @@ class Bench:
         limits = {**LIMITS, **config.pop("limits", {})}
         self.writers.append(
             start_writer(
-                WriterStart.from_json(
-                    {"uri": self.uri, "prefix": self.prefix, "run_id": "run", "limits": limits, **config}
+                WriterStart(
+                    self.uri, "run", SnapshotSettings.from_json(config), self.prefix, Limits(**limits)
                 ),
                 python,
             )

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elasticflow.protocol.snapshot_settings import Keep, SnapshotSettings
 from elasticflow.run_folder import snapshot_name
 from elasticflow.snapshots.format import policy
 from elasticflow.snapshots.format.manifest import ManifestFacts
 from elasticflow.snapshots.format.shard_file import SnapshotRecord, StagedShard, TensorEntry
-from elasticflow.snapshots.format.writer_config import WriterConfig, WriterStart
+from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.read import verify
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.snapshots.writer.committer import Committer
@@ -33,11 +34,11 @@ if TYPE_CHECKING:
 
 SIZE = 64  # bytes of each of two tensors
 RETENTION = (  # last, best, every, within
-    policy.Keep(last=1),
-    policy.Keep(last=2),
-    policy.Keep(last=1, best=1, best_mode="max"),
-    policy.Keep(last=1, every="3 steps"),
-    policy.Keep(last=1, within="1 h"),
+    Keep(last=1),
+    Keep(last=2),
+    Keep(last=1, best=1, best_mode="max"),
+    Keep(last=1, every="3 steps"),
+    Keep(last=1, within="1 h"),
 )
 
 
@@ -108,7 +109,7 @@ class Life:
 
     moment: int
     frozen: tuple[int, ...]
-    rules: policy.Keep
+    rules: Keep
     pins: tuple[int, ...]
 
 
@@ -146,7 +147,7 @@ class Story:
         """Begin a generation where the one before was left, and take snapshots until death."""
         generation, parent = self.catalog.claim_generation({}), self.catalog.newest()
         mortal = Catalog(Mortal(self.uri, life.moment if moment is None else moment), "run/")
-        start = WriterStart(self.uri, "r", WriterConfig(life.rules))
+        start = WriterStart(self.uri, "r", SnapshotSettings(keep=life.rules))
         board = PendingSnapshots()
         committer = Committer(start, mortal, board, self._hear)
         writing = ShardWriter(start, mortal)

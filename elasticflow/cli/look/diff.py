@@ -13,7 +13,7 @@ from elasticflow.cli.parameters import RUN, RUN_OR_JOB, case_option, format_opti
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from elasticflow.compiler.drift.compare import Difference
+    from elasticflow.compiler.provenance.drift import Difference
     from elasticflow.observe.run_inputs import RunInputs
     from elasticflow.protocol.key_weights import Weight
 
@@ -95,7 +95,7 @@ def _text_of(
     old: RunInputs, new: RunInputs, differences: Sequence[Difference], sources: Sequence[str] | None
 ) -> Iterator[str]:
     """Yield what `elasticflow diff` prints."""
-    from elasticflow.compiler.drift.table import lines_of
+    from elasticflow.compiler.provenance.drift import lines_of
 
     yield f"{paint('old', bold=True)}  {old.name}"
     yield f"{paint('new', bold=True)}  {new.name}"

@@ -43,7 +43,7 @@ class TrialOptions:
             TorchMissingError: there is no torch.
             TrialRefusedError: the job's script has no loop on `elasticflow.join`.
         """
-        from elasticflow.compiler.inputs.missing_imports import require_importable
+        from elasticflow.compiler.provenance.missing_imports import require_importable
         from elasticflow.launcher.launch import check_torch
         from elasticflow.trials.child import TriedJob
         from elasticflow.trials.own_loop import require_own_loop

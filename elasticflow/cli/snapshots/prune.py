@@ -19,7 +19,7 @@ from elasticflow.cli.snapshots.selection import (
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
 from elasticflow.observe.snapshots.rows import ordered_reasons
 from elasticflow.observe.terminal.formats import plural, size
-from elasticflow.snapshots.format.policy import Keep
+from elasticflow.protocol.snapshot_settings import Keep
 from elasticflow.snapshots.tools import prune
 
 if TYPE_CHECKING:

@@ -123,7 +123,7 @@ class RunOptions:
         Raises:
             JobRefusedError: a package that the job's modules import is not installed here.
         """
-        from elasticflow.compiler.inputs.missing_imports import require_importable
+        from elasticflow.compiler.provenance.missing_imports import require_importable
         from elasticflow.launcher.launch import Request
 
         assert loaded.job is not None

@@ -123,7 +123,7 @@ def _cases_alike(loaded: LoadedJob, overrides: Sequence[str]) -> list[list[Loade
     """Return the cases of a file in groups that are the same to `--deep`; a file without cases is one group."""
     import json
 
-    from elasticflow.compiler.inputs.job_json import job_to_json
+    from elasticflow.compiler.provenance.job_json import job_to_json
     from elasticflow.jobfile.load import require_cases
 
     if not loaded.cases:

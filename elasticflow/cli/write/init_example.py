@@ -54,7 +54,7 @@ def finish(
 
 def _is_ready(job_file: Path, *, deep: bool) -> bool:
     """Print what keeps the example from training on this machine, and return whether nothing does."""
-    from elasticflow.compiler.inputs.missing_imports import require_importable
+    from elasticflow.compiler.provenance.missing_imports import require_importable
 
     loaded = init_files.load(job_file)
     if deep:

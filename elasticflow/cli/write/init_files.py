@@ -141,7 +141,7 @@ def offer_to_ignore_runs(root: Path, *, may_ask: bool, gitignore: bool | None) -
 def tried_out(loaded: LoadedJob, path: Path, *, with_step: bool) -> bool:
     """Try the own code of the job in *path* out, print what is wrong, and return whether a run could train."""
     from elasticflow.cli.write.deep_options import DeepRequest, report_text, try_out_loaded
-    from elasticflow.compiler.inputs.missing_imports import require_importable
+    from elasticflow.compiler.provenance.missing_imports import require_importable
     from elasticflow.jobfile.diagnostics.render_text import render
 
     job_file = shortest_path(path.absolute())

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elasticflow.cli.write.plan_view import Answer, PlanView
-    from elasticflow.compiler.drift.compare import Difference
     from elasticflow.compiler.plan.forecast import Knowledge, KnownSets
+    from elasticflow.compiler.provenance.drift import Difference
     from elasticflow.deep_check.check import DeepReport
     from elasticflow.jobfile.load import LoadedJob
     from elasticflow.observe.estimates import RunFacts
@@ -218,7 +218,7 @@ def _answer(drift: Sequence[Difference]) -> Answer:
 
 
 def _facts(view: PlanView) -> dict[str, object]:
-    from elasticflow.cli.write.plan_data import drawn_in_words
+    from elasticflow.cli.write.plan_facts import drawn_in_words
 
     run_facts, known, ahead = view.run_facts, view.known, view.ahead
     samples = known.samples

@@ -8,30 +8,19 @@ import textwrap
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from elasticflow.cli.output import paint
-from elasticflow.cli.write.plan_data import batch_in_words, batches_in_words, by, drawn_in_words
-from elasticflow.cli.write.plan_logged import logged
-from elasticflow.cli.write.plan_script import script_facts, script_restarts
-from elasticflow.cli.write.plan_worlds import either, worlds_notes, worlds_table
-from elasticflow.compiler.drift.table import lines_of as drift_lines
-from elasticflow.compiler.entry_point.evaluation_calls import measured_weights
+from elasticflow.cli.write.plan_facts import facts
+from elasticflow.cli.write.plan_figures import figures_table, worlds_notes, worlds_table
 from elasticflow.compiler.plan.script import torchrun_command
-from elasticflow.jobfile.checks.training_length import samples_per_epoch
-from elasticflow.jobfile.diagnostics.toml_literals import dotted
-from elasticflow.jobfile.entry_points.object_arguments import dataset_values
-from elasticflow.observe.standbys import cost_in_words
-from elasticflow.observe.terminal.formats import plural, size, span
-from elasticflow.protocol.child_processes import MAY_STAND_BY
-from elasticflow.system.units import intervals
+from elasticflow.compiler.provenance.drift import lines_of as drift_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from elasticflow.compiler.drift.compare import Difference
     from elasticflow.compiler.plan.forecast import Forecast, Knowledge, KnownSets
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
-    from elasticflow.jobfile.tables.job import EvaluationTable, Job
+    from elasticflow.compiler.provenance.drift import Difference
+    from elasticflow.jobfile.tables.job import Job
     from elasticflow.observe.estimates import RunFacts
-    from elasticflow.protocol.child_processes import Warm
     from elasticflow.protocol.key_weights import Weight
 
 _MARGIN = 13
@@ -41,13 +30,6 @@ _ANSWERS: dict[Answer, str] = {
     "goes on": "it could go on as this job",
     "asks": "it could go on as this job, with --accept-drift only",
     "refuses": "it cannot go on as this job",
-}
-_WARM: dict[Warm, str] = {
-    "auto": "lost workers are forked anew with the job's imports or, where these start threads, there is a GPU or the model is "
-    "compiled, replaced by standbys",
-    "fork": "lost workers are forked anew with the job's imports, or with torch alone where these start threads",
-    "standby": "lost workers are replaced by standbys",
-    "off": "lost workers are started anew",
 }
 _COLOURS: dict[Weight, str] = {"corrupting": "red", "trajectory": "yellow", "harmless": "green"}
 
@@ -83,12 +65,18 @@ def lines_of(view: PlanView, width: int) -> Iterator[str]:
     """
     yield from _command(view.plan, width)
     yield ""
-    for name, text in _facts(view):
+    told = [*facts(view.plan, view.job, view.known, view.sets), *view.asides.items()]
+    if view.run_facts is not None:
+        told.append(("drift", _drift(view.run_facts, view.answer)))
+    for name, text in told:
         first, *more = _wrapped(text, width - _MARGIN)
         yield paint(f"{name:<{_MARGIN}}", bold=True) + first
         yield from (f"{'':<{_MARGIN}}{line}" for line in more)
     if view.run_facts is not None and view.run_facts.drift:
         yield from _differences(view.run_facts.drift, width)
+    if view.plan.script is None:
+        yield ""
+        yield from figures_table(view.job, view.known, view.ahead, view.run_facts)
     yield ""
     yield from worlds_table(view.plan.worlds)
     for text in () if view.plan.script is not None else worlds_notes(view.job, view.plan):
@@ -112,187 +100,6 @@ def _wrapped(text: str, width: int) -> list[str]:
     held = _HELD.sub("\0", text)
     lines = textwrap.wrap(held, width, break_long_words=False, break_on_hyphens=False)
     return [line.replace("\0", " ") for line in lines]
-
-
-def _facts(view: PlanView) -> Iterator[tuple[str, str]]:
-    plan, job = view.plan, view.job
-    yield "job", f"{plan.job_name} ({', '.join(plan.job_files)}; digest {plan.job_digest[:16]})"
-    yield "nodes", _nodes(view)
-    if plan.script is None:
-        yield from _training(view)
-    else:
-        yield from script_facts(plan, plan.script, job)
-        yield from logged(job)
-        yield "restarts", script_restarts(job.restarts, plan.script)
-    yield from view.asides.items()
-    if view.run_facts is not None:
-        yield "drift", _drift(view.run_facts, view.answer)
-
-
-def _training(view: PlanView) -> Iterator[tuple[str, str]]:
-    """Yield what only a job has that says what is trained: from its batches to its restarts."""
-    job = view.job
-    yield "batch", batch_in_words(job, view.known)
-    if drawn := drawn_in_words(job, view.sets):
-        yield "samples", drawn
-    if made := batches_in_words(job):
-        yield "batches", made
-    if view.known.parameters is not None:
-        yield "model", plural(int(view.known.parameters.value), "parameter") + by(view.known.parameters)
-    if job.optimizer.groups:
-        yield "parameters", _groups(job)
-    if values := list(dataset_values(job.model_dump())):
-        names = ", ".join(f"{dotted(path)} = {value}" for path, value in values)
-        yield "from data", f"{names}; known when the training data is opened"
-    if job.dataset.shards is not None:
-        shards = plural(job.dataset.shards, "shard")
-        yield (
-            "data",
-            f"{shards} of unknown lengths; a worker reads whole shards, each of which must yield the same whenever it is read",
-        )
-    yield "steps", _steps(view)
-    yield "duration", _duration(view)
-    if job.train.time_limit is not None:
-        yield "", f"a launch leaves after {job.train.time_limit}, with a snapshot (exit code 75)"
-    yield from _evaluations(view)
-    yield from logged(job)
-    yield "snapshots", _snapshots(view)
-    yield "", _written(view)
-    yield "", _kept(view)
-    yield "restarts", _restarts(view)
-    yield "", _warm(view)
-    if job.train.compile:
-        yield "compiler", _compiler(view)
-
-
-def _evaluations(view: PlanView) -> Iterator[tuple[str, str]]:
-    """Yield what is measured, when and on which samples, set by set; and what ends training by it."""
-    job, times = view.job, view.ahead.evaluations
-    for number, (name, of_set) in enumerate(job.evaluations.items()):
-        names = ", ".join(dict.fromkeys(["loss", *of_set.metrics])) + _whose(job, of_set)
-        count = times.get(name) if isinstance(times, dict) else times
-        often = "" if count is None else f"; {count:,} time{'' if count == 1 else 's'}"
-        part = (
-            "" if of_set.samples is None else f"; at most {plural(of_set.samples, 'sample')}, always the same"
-        )
-        best = f"; best is {of_set.best}" if name and of_set.best is not None else ""
-        when = f"{_any_of(intervals(of_set.every))} and at the end"
-        yield (
-            "" if number else "evaluation",
-            f"{f'{name}: ' if name else ''}{when}: {names}{part}{best}{often}",
-        )
-    if job.train.stop_when is not None:
-        yield "", f"training ends before its length: {job.train.stop_when}"
-
-
-def _groups(job: Job) -> str:
-    """Return which parameters have options of their own."""
-    parts = []
-    for group in job.optimizer.groups:
-        selected = {"match": group.match, "ndim": group.ndim, "module": group.module}
-        words = " and ".join(
-            f"{key} {_listed(value)}" for key, value in selected.items() if value is not None
-        )
-        options = ", ".join(f"{key} {value}" for key, value in group.args.items())
-        parts.append(f"{words}: {options}" if options else words)
-    return f"{'; '.join(parts)}; the rest: optimizer.args; the first that fits counts"
-
-
-def _listed(value: object) -> str:
-    return " or ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _nodes(view: PlanView) -> str:
-    plan = view.plan
-    low, high = plan.nodes_min, plan.nodes_max
-    per_node = {
-        "auto": "one worker per GPU, else per core",
-        "gpu": "one worker per GPU",
-        "cpu": "one worker per core",
-    }
-    workers = per_node.get(str(plan.nproc_per_node)) or f"{plural(int(plan.nproc_per_node), 'worker')} each"
-    meeting = "" if plan.endpoint is None else f", meeting at {plan.endpoint}"
-    return f"{low if low == high else f'{low:,} to {high:,}'}, {workers}{meeting}"
-
-
-def _whose(job: Job, evaluation: EvaluationTable) -> str:
-    """Return ` of the averaged weights` where evaluations measure those, else nothing."""
-    words = {
-        "raw": "",
-        "ema": " of the averaged weights",
-        "both": " of the averaged weights, and of the raw ones",
-    }
-    return words[measured_weights(job, evaluation)]
-
-
-def _steps(view: PlanView) -> str:
-    train, dataset, ahead = view.job.train, view.job.dataset, view.ahead
-    later = f"{_unknown(view, 'samples')}, or set dataset.samples"
-    if dataset.shards is not None:
-        later = "nobody knows before they are read"
-    epochs = plural(train.epochs or 0, "epoch")
-    known_samples = None if view.known.samples is None else int(view.known.samples.value)
-    samples = samples_per_epoch(dataset, known_samples)
-    if samples is None or ahead.steps_per_epoch is None:
-        known = (
-            f"{epochs}; how many steps: "
-            if train.steps is None
-            else f"{train.steps:,}; how many an epoch has: "
-        )
-        return known + later
-    per_epoch = either(*ahead.steps_per_epoch)
-    of = f"{plural(samples, 'sample')} by {dataset.global_batch_size:,}"
-    source = "" if view.known.samples is None or samples != known_samples else by(view.known.samples)
-    if train.steps is None:
-        return f"{ahead.steps:,}: {epochs} of {of}, {per_epoch} each{source}"
-    return f"{train.steps:,}; an epoch of {of} has {per_epoch}{source}"
-
-
-def _duration(view: PlanView) -> str:
-    known, ahead = view.known, view.ahead
-    if known.step_s is None:
-        return _unknown(view, "step_s").replace(", or with --deep", "")
-    workers = "" if known.workers is None else f" with {plural(int(known.workers.value), 'worker')}"
-    total = "" if ahead.duration_s is None else f"about {span(ahead.duration_s)}, "
-    return f"{total}{span(known.step_s.value)} a step{workers}{by(known.step_s)}"
-
-
-def _restarts(view: PlanView) -> str:
-    table = view.job.restarts
-    refill = f", full again after {table.refill}" if table.refill else ""
-    if table.budget == 0:
-        failures = "the first failure ends the run (exit code 3)"
-    else:
-        failures = (
-            f"{plural(table.budget, 'failure')}{refill}; the next one ends the run (exit code 3). Workers start again at "
-            "once, later ones after a pause of up to 1 min while no progress is made"
-        )
-    return (
-        f"{failures}. No progress for {table.hang_timeout} is a failure, or for less once the run shows what is usual; "
-        "the same error of the job's own code twice without a step between ends the run. Resizes, drains and preemptions are free"
-    )
-
-
-def _warm(view: PlanView) -> str:
-    """Return what restarts find ready, and what that costs."""
-    warm, known = view.job.restarts.warm, view.known
-    text = _WARM[warm]
-    if warm not in MAY_STAND_BY or known.standby_bytes is None or known.standby_s is None:
-        return text
-    cost = cost_in_words(known.standby_bytes.value, known.standby_s.value)
-    return f"{text}; one takes {cost}{by(known.standby_bytes)}"
-
-
-def _compiler(view: PlanView) -> str:
-    """Return what torch.compile takes, and what its cache saves."""
-    kept = "its cache is kept for the run on each node, and beside the snapshots for each kind of machine"
-    known = view.known
-    if known.compile_s is None:
-        return f"torch.compile; {kept}"
-    cached, held = known.compile_cached_s, known.compiler_cache_bytes
-    saved = "" if cached is None else f", {cached.value:.1f} s with its cache"
-    bytes_ = "" if held is None else f" ({size(held.value)})"
-    return f"torch.compile took {known.compile_s.value:.1f} s{saved}{by(known.compile_s)}; {kept}{bytes_}"
 
 
 def _drift(run_facts: RunFacts, answer: Answer) -> str:
@@ -328,62 +135,3 @@ def _environment(plan: LaunchPlan, width: int) -> Iterator[str]:
         yield paint("# [env] of the job, before torch is imported", dim=True)
     yield from (f"{name}={shlex.quote(value)}" for name, value in plan.env.items())
     yield from (f"{name}=***" for name in plan.env_secrets)
-
-
-def _any_of(every: Sequence[str]) -> str:
-    """Return `every 10 min or 1 epoch`."""
-    return "every " + " or ".join(every)
-
-
-def _unknown(view: PlanView, fact: str) -> str:
-    """Return when a fact will be known, and why the last run does not say it."""
-    why = "known after the first run, or with --deep"
-    if view.run_facts is not None and fact in view.run_facts.outdated:
-        return f"{why} (run {view.run_facts.run_id} had another {view.run_facts.outdated[fact]})"
-    return why
-
-
-def _snapshots(view: PlanView) -> str:
-    """Return when and where snapshots are taken."""
-    plan = view.plan.snapshots
-    destination = plan.uri or f"runs/{view.plan.job_name}/<run id>"
-    held = f"; held in memory every {plan.memory}" if plan.memory else ""
-    best = "" if view.job.snapshots.keep.best is None else ", at each new best value"
-    return f"{_any_of(plan.every)}{best}, at the end and when asked to leave; in {destination}{held}"
-
-
-def _written(view: PlanView) -> str:
-    """Return how large snapshots are, how often they are written, and how many bytes that makes."""
-    ahead, known = view.ahead, view.known.snapshot_bytes
-    best = "" if view.job.snapshots.keep.best is None else ", and one for each new best value"
-    parts = [
-        f"how large: {_unknown(view, 'snapshot_bytes')}"
-        if known is None
-        else f"{size(known.value)} each{by(known)}"
-    ]
-    if ahead.snapshots_per_hour is None:
-        parts.append("how many an hour: known after the first run")
-    else:
-        word = "at least" if ahead.is_least else "about"
-        rate = f"{word} {ahead.snapshots_per_hour:,.0f} an hour{best}"
-        parts.append(
-            rate if ahead.bytes_per_hour is None else f"{rate}, {size(ahead.bytes_per_hour)} an hour"
-        )
-    if ahead.snapshots is not None and not ahead.is_least:
-        total = "" if known is None else f", {size(ahead.snapshots * known.value)}"
-        parts.append(f"{ahead.snapshots:,} in the whole run{total}")
-    return "; ".join(parts)
-
-
-def _kept(view: PlanView) -> str:
-    """Return which snapshots stay, and how many bytes these are at most."""
-    keep, ahead = view.job.snapshots.keep, view.ahead
-    stay = [f"the last {keep.last}"]
-    stay += [f"the best {keep.best}"] if keep.best is not None else []
-    stay += [f"one every {keep.every}"] if keep.every is not None else []
-    stay += [f"those of the last {keep.within}"] if keep.within is not None else []
-    rules = stay[0] if len(stay) == 1 else f"{', '.join(stay[:-1])} and {stay[-1]}"
-    if ahead.kept is None:
-        return f"{rules} stay; how many that are: known after the first run"
-    held = "" if ahead.kept_bytes is None else f", {size(ahead.kept_bytes)}"
-    return f"{rules} stay: at most {ahead.kept:,}{held}, and one more while it is written"

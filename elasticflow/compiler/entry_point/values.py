@@ -33,8 +33,8 @@ from elasticflow.compiler.entry_point.source_code import (
 from elasticflow.jobfile.diagnostics.toml_literals import dotted
 from elasticflow.jobfile.tables.evaluation import EvaluationTable, path_of_set
 from elasticflow.jobfile.tables.types import CollateTable
+from elasticflow.protocol.snapshot_settings import SnapshotSettings
 from elasticflow.run_folder import path_from_root
-from elasticflow.system.units import intervals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.jobfile.tables.types import TextWithSecrets
 
+_USUAL_SETTINGS = SnapshotSettings()
 Line = Code | None
 """What stands in a marked line, after what the template has up to `= ` or `return `; None: no line."""
 
@@ -258,25 +259,16 @@ def from_root(path: str) -> Code:
 
 
 def _policy(job: Job) -> Code:
-    table = job.snapshots
-    keep = table.keep.model_dump(include={"last", "best", "every", "within"})
-    optional = {
-        "integrity": None if table.integrity == "crc32" else table.integrity,
-        "memory": table.memory,
-        "staging_limit": table.staging_limit,
-        "options": _without_secrets(table.options, job.secrets, ("snapshots", "options")) or None,
-        "ignore": tuple(table.ignore) or None,
-    }
-    uri = None if table.uri is None else Name(flat(from_root(table.uri)))
-    if uri is not None and ("snapshots", "uri") in job.secrets:
-        uri = _looked_up(job.secrets["snapshots", "uri"])
-    return call(
-        "Policy",
-        uri=uri,
-        every=intervals(table.every),
-        keep=call("Keep", **{key: value for key, value in keep.items() if value is not None}),
-        **{key: value for key, value in optional.items() if value is not None},
-    )
+    settings = job.snapshots.settings()
+    given = {name: value for name, value in vars(settings).items() if value != getattr(_USUAL_SETTINGS, name)}
+    kept = {name: value for name, value in vars(settings.keep).items() if value is not None}
+    given |= {"uri": settings.uri, "every": settings.every, "keep": call("Keep", **kept)}
+    if settings.uri is not None:
+        secret = job.secrets.get(("snapshots", "uri"))
+        given["uri"] = Name(flat(from_root(settings.uri))) if secret is None else _looked_up(secret)
+    if settings.options:
+        given["options"] = _without_secrets(settings.options, job.secrets, ("snapshots", "options"))
+    return call("Policy", **{name: given[name] for name in vars(settings) if name in given})
 
 
 def _without_secrets(value: Any, secrets: Mapping[KeyPath, TextWithSecrets], path: KeyPath) -> Any:

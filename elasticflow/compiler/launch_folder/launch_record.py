@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.compiler.entry_point.factory_calls import call_forms
 from elasticflow.compiler.entry_point.render import render
-from elasticflow.compiler.inputs.origins import JOB_JSON, Made, made_from, with_environment
-from elasticflow.compiler.inputs.sources import JOB_FILE
 from elasticflow.compiler.launch_folder.materialize import read_plan
+from elasticflow.compiler.provenance.origins import JOB_JSON, Made, made_from, with_environment
+from elasticflow.compiler.provenance.sources import JOB_FILE
 from elasticflow.errors import ElasticflowError, RecordError
 from elasticflow.run_folder import snapshot_place
 from elasticflow.snapshots.store.catalog import Catalog
@@ -98,7 +98,7 @@ def _record_beside(folder: RunFolder, project_root: Path, launch: Path) -> Launc
     try:
         snapshots = read_plan(launch).snapshots
         uri, prefix = snapshot_place(snapshots.uri, folder, project_root)
-        catalog = Catalog(Storage(uri, snapshots.writer.options), prefix)
+        catalog = Catalog(Storage(uri, snapshots.options), prefix)
     except ElasticflowError:  # without it: where they are unless the job says otherwise
         catalog = Catalog(Storage(str(folder.path)))
     with suppress(OSError, ElasticflowError):

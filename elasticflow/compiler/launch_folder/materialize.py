@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.compiler.entry_point.factory_calls import call_forms
 from elasticflow.compiler.entry_point.render import render
-from elasticflow.compiler.inputs.job_json import from_json, job_to_json, to_json
-from elasticflow.compiler.inputs.origins import JOB_JSON, Origins
-from elasticflow.compiler.inputs.sources import own_sources
 from elasticflow.compiler.launch_folder.files import write_into, write_new
 from elasticflow.compiler.plan import torchrun
 from elasticflow.compiler.plan.launch_plan import LaunchPlan
 from elasticflow.compiler.plan.script import torchrun_command
+from elasticflow.compiler.provenance.job_json import from_json, job_to_json, to_json
+from elasticflow.compiler.provenance.origins import JOB_JSON, Origins
+from elasticflow.compiler.provenance.sources import own_sources
 from elasticflow.errors import LaunchFolderError
 from elasticflow.redaction import public_overrides
 from elasticflow.system import records

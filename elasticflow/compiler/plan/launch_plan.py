@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
-from elasticflow.compiler.inputs.job_json import job_digest
 from elasticflow.compiler.plan import batch_split, torchrun
 from elasticflow.compiler.plan.batch_split import Fact, WorldRow
 from elasticflow.compiler.plan.script import ScriptPlan, script_plan, torchrun_command
-from elasticflow.jobfile.entry_points.calls import entry_calls
+from elasticflow.compiler.provenance.job_json import job_digest
+from elasticflow.jobfile.entry_points.calls import calls_of
 from elasticflow.jobfile.tables.evaluation import ranking_set
 from elasticflow.protocol.child_processes import Warm  # noqa: TC001  # pydantic reads the fields' types
+from elasticflow.protocol.loop_settings import LoopSettings
+from elasticflow.protocol.snapshot_settings import SnapshotSettings
 from elasticflow.redaction import without_secrets
-from elasticflow.snapshots.format.policy import Keep
-from elasticflow.snapshots.format.writer_config import WriterConfig
-from elasticflow.system.units import intervals, parse_duration, parse_interval, parse_size
+from elasticflow.system.units import parse_duration, parse_interval
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from elasticflow.jobfile.tables.job import Job
-    from elasticflow.snapshots.format.policy import BestMode
 
 
 class RestartPlan(Fact):
@@ -43,32 +50,11 @@ class RestartPlan(Fact):
     warm: Warm = "auto"
 
 
-class SnapshotPlan(Fact):
-    """Where snapshots go (None: the run folder), when, and which stay; intervals as written in the job file.
-
-    Attributes:
-        uri: As written; a relative path starts at the project root.
-        memory: When they are also held in the node's memory.
-        writer: Which stay, and how they are written; in plan.json, its keys stand beside the others.
-    """
-
-    uri: str | None
-    every: tuple[str, ...]
-    memory: str | None = None
-    writer: WriterConfig
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_plan_json(cls, content: Any) -> Any:
-        if not isinstance(content, dict) or "writer" in content:
-            return content
-        own = {key: value for key, value in content.items() if key in cls.model_fields}
-        rest = {key: value for key, value in content.items() if key not in own}
-        return {**own, "writer": WriterConfig.nested(rest)}
-
-    @model_serializer
-    def _to_plan_json(self) -> dict[str, Any]:
-        return {"uri": self.uri, "every": self.every, "memory": self.memory, **self.writer.to_json()}
+SnapshotsOfPlan = Annotated[
+    SnapshotSettings,
+    BeforeValidator(lambda given: SnapshotSettings.arguments(given) if isinstance(given, dict) else given),
+    PlainSerializer(SnapshotSettings.to_json),
+]
 
 
 class LaunchPlan(Fact):
@@ -117,7 +103,7 @@ class LaunchPlan(Fact):
     reasons: dict[str, str]
     start_method: Literal["fork", "spawn"]
     restarts: RestartPlan
-    snapshots: SnapshotPlan
+    snapshots: SnapshotsOfPlan
     log_level: str
     worlds: tuple[WorldRow, ...]
     case: str | None = None
@@ -127,6 +113,20 @@ class LaunchPlan(Fact):
     env: dict[str, str] = Field(default={})
     env_secrets: tuple[str, ...] = ()
     token_file: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_earlier_plan(cls, content: Any) -> Any:
+        # Plans of earlier versions have what a script's snapshots do not hold beside its arguments.
+        if (
+            isinstance(content, dict)
+            and isinstance(script := content.get("script"), dict)
+            and "ignore" in script
+        ):
+            script = {**script}
+            snapshots = {**content["snapshots"], "ignore": script.pop("ignore")}
+            return {**content, "script": script, "snapshots": snapshots}
+        return content
 
     @model_serializer(mode="wrap")
     def _to_plan_json(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -138,9 +138,19 @@ class LaunchPlan(Fact):
                 del content[key]
         return content
 
+    def loop_settings(self, project_root: Path) -> LoopSettings:
+        """Return what the job file says to a script that calls `elasticflow.join`, on a machine with its project there."""
+        assert self.script is not None, "a generated train.py has what the job file says"
+        snapshots = self.snapshots
+        if snapshots.uri is not None and "://" not in snapshots.uri:
+            snapshots = replace(snapshots, uri=str(project_root.absolute() / snapshots.uri))
+        return LoopSettings(
+            self.job_name, self.job_digest, self.seed, snapshots, self.script.log_every, self.log_level
+        )
+
     def public(self) -> LaunchPlan:
         """Return the plan as it may be shown and recorded: without secrets."""
-        snapshots = SnapshotPlan.model_validate(without_secrets(self.snapshots.model_dump()))
+        snapshots = SnapshotSettings.from_json(without_secrets(self.snapshots.to_json()))
         env = {name: value for name, value in self.env.items() if name not in self.env_secrets}
         return self.model_copy(update={"snapshots": snapshots, "env": env})
 
@@ -159,8 +169,7 @@ def plan_job(
     Raises:
         JobRefusedError: torchrun could not do what the job asks, or an argument cannot be written down.
     """
-    variables, limit = torchrun.variables(job), job.snapshots.staging_limit
-    script = script_plan(job)
+    variables, script = torchrun.variables(job), script_plan(job)
     return LaunchPlan(
         job_name=job.job.name,
         job_digest=job_digest(job),
@@ -182,17 +191,7 @@ def plan_job(
         reasons={variable.name: variable.reason for variable in variables},
         start_method=job.torchrun.start_method,
         restarts=_restarts(job),
-        snapshots=SnapshotPlan(
-            uri=job.snapshots.uri,
-            every=intervals(job.snapshots.every),
-            memory=job.snapshots.memory,
-            writer=WriterConfig(
-                keep=keep_of(job),
-                integrity=job.snapshots.integrity,
-                staging_limit=None if limit is None else parse_size(limit),
-                options=job.snapshots.options,
-            ),
-        ),
+        snapshots=snapshot_settings(job),
         log_level=job.logging.level,
         worlds=tuple(batch_split.worlds(job)),
         case=case,
@@ -207,7 +206,7 @@ def plan_job(
 
 def entries(job: Job) -> dict[str, str]:
     """Return every `package.module:attribute` of the job by its key, in the order of the job file."""
-    return {".".join(map(str, call.path)): call.text for call in entry_calls(job.model_dump())}
+    return {".".join(map(str, call.path)): call.text for call in calls_of(job)}
 
 
 def _modules(job: Job) -> tuple[str, ...]:
@@ -215,13 +214,11 @@ def _modules(job: Job) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*named, *(entry.partition(":")[0] for entry in entries(job).values())]))
 
 
-def keep_of(job: Job) -> Keep:
-    """Return which snapshots *job* lets stay."""
-    keep = job.snapshots.keep
+def snapshot_settings(job: Job) -> SnapshotSettings:
+    """Return [snapshots] of *job*; what `keep.best` ranks by, [evaluation] says."""
     ranking = ranking_set(job.evaluation)
     best = None if ranking is None else ranking[1].best
-    mode: BestMode | None = None if best is None else "max" if best.startswith("max ") else "min"
-    return Keep(keep.last, keep.best, keep.every, keep.within, best_mode=mode)
+    return job.snapshots.settings(None if best is None else "max" if best.startswith("max ") else "min")
 
 
 def _restarts(job: Job) -> RestartPlan:

@@ -23,7 +23,6 @@ class ScriptPlan(Fact):
         path: Folders that end `sys.path`.
         silence_s: Seconds without a line that count as a hang; None: nothing does.
         log_every: Steps between two lines of the log, of a script that calls `elasticflow.join`.
-        ignore: What its snapshots do not hold.
     """
 
     entry: str | None
@@ -32,7 +31,6 @@ class ScriptPlan(Fact):
     path: tuple[str, ...]
     silence_s: float | None
     log_every: int
-    ignore: tuple[str, ...]
 
     @property
     def shown(self) -> str:
@@ -70,7 +68,6 @@ def script_plan(job: Job) -> ScriptPlan | None:
         path=tuple(job.job.path),
         silence_s=None if script.silence is None else parse_duration(script.silence),
         log_every=int(parse_interval(job.logging.every).amount),
-        ignore=tuple(job.snapshots.ignore),
     )
 
 

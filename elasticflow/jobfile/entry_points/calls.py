@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, Severity
     from elasticflow.jobfile.diagnostics.positions import KeyPath
+    from elasticflow.jobfile.tables.job import Job
     from elasticflow.jobfile.text.read import TomlTable
     from elasticflow.jobfile.text.source import Source
     from elasticflow.python_source.resolve import Resolver
@@ -66,6 +67,11 @@ class EntryCall(NamedTuple):
 def table_entry(path: KeyPath) -> KeyPath:
     """Return the key whose kind of entry point stands at *path*: of a set of the mixture, that of a dataset."""
     return ("dataset", "entry") if path[:2] == ("dataset", "mix") and path[3:] == ("entry",) else path
+
+
+def calls_of(job: Job) -> Iterator[EntryCall]:
+    """Yield every entry point of a resolved job."""
+    return entry_calls(job.model_dump())
 
 
 def entry_calls(raw: TomlTable) -> Iterator[EntryCall]:

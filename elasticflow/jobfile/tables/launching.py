@@ -30,7 +30,9 @@ from elasticflow.jobfile.tables.types import (
     or_reference,
 )
 from elasticflow.protocol.child_processes import Warm  # noqa: TC001  # pydantic reads the fields' types
+from elasticflow.protocol.snapshot_settings import BestMode, Integrity, Keep, SnapshotSettings
 from elasticflow.redaction import is_secret
+from elasticflow.system.units import intervals
 
 
 def is_address(interface: str) -> bool:
@@ -317,7 +319,7 @@ class SnapshotsTable(Table):
         default=[],
         description="What no snapshot holds and no step depends on, by the names that a refusal has for it.",
     )
-    integrity: Literal["crc32", "sha256"] = Field(
+    integrity: Integrity = Field(
         default="crc32", description="Digest of every file, taken while it is written and checked on load."
     )
     grace: DurationText = Field(default="30 s", description="Time a preempted worker has.")
@@ -325,6 +327,19 @@ class SnapshotsTable(Table):
         default={},
         description='For the file system; secrets come from the environment: secret = "${env:NAME}".',
     )
+
+    def settings(self, best_mode: BestMode | None = None) -> SnapshotSettings:
+        """Return the table as every process of the run has it; *best_mode* is how `keep.best` ranks."""
+        return SnapshotSettings(
+            uri=self.uri,
+            every=intervals(self.every),
+            memory=self.memory,
+            keep=Keep(**self.keep.model_dump(), best_mode=best_mode),
+            integrity=self.integrity,
+            staging_limit=self.staging_limit,
+            options=self.options,
+            ignore=tuple(self.ignore),
+        )
 
 
 class TorchrunTable(Table):

@@ -178,7 +178,7 @@ class Agent:
         self._heartbeats.reset(len(ranks))
         streams = WorkerStreams(self._folder, assignment.generation, ranks, self._options)
         environments = {local_rank: self._environment(assignment, local_rank) for local_rank in ranks}
-        if self._config.script is not None:
+        if self._config.setup.script is not None:
             self._voices = [(streams.stdouts[rank], streams.stderrs[rank]) for rank in ranks]
             where = self._store_address.host, self._config.interface
             master = master_of(self._store, *where, assignment)
@@ -222,9 +222,9 @@ class Agent:
             select.select([self._server.fileno(), self._writer.fileno()], [], [], _POLL_S)
             self._reporter.look()
             self._look()
-            may_leave = is_draining and self._config.script is not None
+            may_leave = is_draining and self._config.setup.script is not None
             state = workers.poll(may_leave=may_leave)
-            if state is GroupState.FAILED and self._config.script is not None:
+            if state is GroupState.FAILED and self._config.setup.script is not None:
                 # Another node's workers may have been asked first, and these have noticed that they are gone.
                 may_leave = is_requested(self._store, "drain", generation)
             if may_leave and not is_draining:
@@ -317,7 +317,7 @@ def build_agent(
     heartbeats: WorkerHeartbeats,
     compiler_cache: CompilerCacheKeeper | None = None,
 ) -> Agent:
-    """Return the agent once its fork server is ready and has read the launch's torchrun.args.
+    """Return the agent once its fork server is ready and has parsed torchrun's arguments.
 
     Raises:
         TorchrunRefusedError: torchrun refuses these arguments.

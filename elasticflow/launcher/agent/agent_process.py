@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elasticflow.compiler.plan.loop import loop_settings
 from elasticflow.launcher.agent.waiting_agent import waiting_agent
 from elasticflow.launcher.fork_server.early_variables import is_read_early
 from elasticflow.launcher.fork_server.helpers import HELPER_KILLED, STORE_LOST
+from elasticflow.launcher.fork_server.protocol import Setup
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.child_processes import (
-    Program,  # noqa: TC001  # the codec reads the fields' types
     Warm,  # noqa: TC001  # the codec reads the fields' types
 )
 from elasticflow.protocol.handshake import TOKEN
@@ -40,53 +39,39 @@ class AgentConfig:
     """What the supervisor gives an agent, on its standard input: everybody may read command lines.
 
     Attributes:
-        launch_folder: Absolute path of the launch folder.
+        setup: What the node's fork server is told: the job's code, the workers' program, the launch's variables and log.
+        writer: What the node's snapshot writer is started with.
         run_folder: Absolute path of the run folder.
         node: Id of this node inside the launch.
         rendezvous: Where the launch's keys are (`StoreAddress.url`).
-        path: Folders of the job's own code, absolute.
-        modules: Modules the fork server imports.
-        start_method: `fork` or `spawn`.
         hang_timeout_s: Seconds without a heartbeat that count as a hang.
         grace_s: Seconds the writer has for what it holds when the launch ends.
-        writer: What the node's snapshot writer is started with.
-        log: Absolute path of the file to which the agent and its helpers append what they print.
-        environment: Variables of the launch, and those that mark the run's processes.
         node_rank: This node's place among all, where the rendezvous is static.
-        seed: The job's seed, from which random numbers follow that its modules draw at import.
-        warm: How restarts are kept warm.
+        warm: What a restart finds ready.
         compiles: Workers compile the model: the compiler's cache is kept.
         imports_anew: The launch sets variables that a fork server which was started before has missed.
-        has_own_folder: The machine that leads does not see this one's run folder.
-        script: What workers run instead of the launch folder's train.py; None: they run that.
         interface: Name, address or network of the interface that workers talk over; None: that towards the keys.
+        has_own_folder: The machine that leads does not see this one's run folder.
     """
 
-    launch_folder: str
+    setup: Setup
+    writer: WriterStart
     run_folder: str
     node: str
     rendezvous: str
-    path: list[str]
-    modules: list[str]
-    start_method: str
     hang_timeout_s: float
     grace_s: float
-    writer: WriterStart
-    log: str
-    environment: dict[str, str] = field(default_factory=dict)
     node_rank: int | None = None
-    seed: int = 0
     warm: Warm = "auto"
     compiles: bool = False
     imports_anew: bool = False
     interface: str | None = None
     has_own_folder: bool = False
-    script: Program | None = None
 
     @property
     def store_address(self) -> StoreAddress:
         """Where the launch's keys are, with the token of its environment."""
-        return StoreAddress.parse(self.rendezvous, self.environment.get(TOKEN, ""))
+        return StoreAddress.parse(self.rendezvous, self.setup.environment.get(TOKEN, ""))
 
 
 @dataclass(frozen=True)
@@ -131,7 +116,7 @@ class AgentProcess:
 
     def __init__(self, config: AgentConfig, launch_id: str) -> None:
         self._config, self._launch_id = config, launch_id
-        self._log = Path(config.log)
+        self._log = Path(config.setup.log)
         self._agent: WaitingAgent | None = None
         self._began = 0
 
@@ -198,7 +183,7 @@ def build_agent_process(
     Args:
         plan: The launch's.
         folder: The run folder on this machine.
-        launch_folder: Where train.py and torchrun.args lie.
+        launch_folder: Where train.py lies.
         node: Id of the node inside the launch.
         address: Where the launch's keys are.
         project_root: Folder that the plan's paths are relative to.
@@ -214,34 +199,37 @@ def build_agent_process(
     if address.token:
         marks[TOKEN] = address.token
     if plan.script is not None:
-        marks[worker_environment.LOOP] = loop_settings(plan, project_root).to_json()
+        marks[worker_environment.LOOP] = plan.loop_settings(project_root).to_json()
         marks["TORCHELASTIC_MAX_RESTARTS"] = str(plan.restarts.budget)
         if wanted := "1" if accept_drift else os.environ.get(worker_environment.ACCEPT_DRIFT):
             marks[worker_environment.ACCEPT_DRIFT] = wanted
+    setup = Setup(
+        entry_point=str(launch_folder / "train.py"),
+        path=tuple(str(project_root / part) for part in plan.module_path),
+        # What talks to etcd takes a fifth of a second to import.
+        modules=plan.modules
+        if address.backend != "etcd-v2"
+        else (*plan.modules, "elasticflow.protocol.etcd_store"),
+        start_method="spawn" if plan.restarts.warm == "off" else plan.start_method,
+        seed=plan.seed,
+        arguments=plan.torchrun_args,
+        environment={**plan.env, **plan.environment, **marks},
+        log=str(folder.agent_log(node).absolute()),
+        script=None if plan.script is None else plan.script.program(project_root),
+    )
     config = AgentConfig(
-        launch_folder=str(launch_folder),
+        setup,
+        writer,
         run_folder=str(folder.path),
         node=node,
         rendezvous=address.url,
-        path=[str(project_root / part) for part in plan.module_path],
-        # What talks to etcd takes a fifth of a second to import.
-        modules=[
-            *plan.modules,
-            *(["elasticflow.protocol.etcd_store"] if address.backend == "etcd-v2" else []),
-        ],
-        start_method="spawn" if plan.restarts.warm == "off" else plan.start_method,
-        warm=plan.restarts.warm,
         hang_timeout_s=plan.restarts.hang_timeout_s,
         grace_s=plan.restarts.grace_s,
-        writer=writer,
-        log=str(folder.agent_log(node).absolute()),
-        environment={**plan.env, **plan.environment, **marks},
-        imports_anew=any(map(is_read_early, plan.env)),
         node_rank=node_rank,
-        seed=plan.seed,
+        warm=plan.restarts.warm,
         compiles=plan.compiles,
+        imports_anew=any(map(is_read_early, plan.env)),
         interface=plan.interface,
         has_own_folder=has_own_folder,
-        script=None if plan.script is None else plan.script.program(project_root),
     )
     return AgentProcess(config, launch_id)

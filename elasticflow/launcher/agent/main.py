@@ -38,11 +38,11 @@ def main() -> None:
     import logging
 
     config = _configuration()
-    append_output_to(config.log)
-    os.environ.update(config.environment)
+    append_output_to(config.setup.log)
+    os.environ.update(config.setup.environment)
     mask_streams()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    script = config.script
+    script = config.setup.script
     heartbeats = WorkerHeartbeats(
         config.hang_timeout_s,
         memory=memory,
@@ -50,7 +50,7 @@ def main() -> None:
         silence_s=None if script is None else script.silence_s,
     )
     cache = _compiler_cache(config) if config.compiles else None
-    server = _set_up(started, config, memory, {} if cache is None else cache.variables())
+    server = _fork_server(started, config, memory, {} if cache is None else cache.variables())
     if cache is not None:
         cache.start_loading()
     code = _end_of(lambda: _serve(config, server, heartbeats, cache))
@@ -84,27 +84,15 @@ def _compiler_cache(config: AgentConfig) -> CompilerCacheKeeper:
     return CompilerCacheKeeper(place_of(run, config.node, config.writer, os.environ))
 
 
-def _set_up(
+def _fork_server(
     started: ServerProcess, config: AgentConfig, memory: int, variables: Mapping[str, str]
 ) -> ForkServer:
     """Return the fork server: a new one if workers spawn, or if the launch sets variables that it read early."""
-    from pathlib import Path
+    from dataclasses import replace
 
     from elasticflow.launcher.fork_server.client import ForkServer
-    from elasticflow.launcher.fork_server.protocol import Setup
 
-    launch = Path(config.launch_folder)
-    setup = Setup(
-        entry_point=str(launch / "train.py"),
-        path=tuple(config.path),
-        modules=tuple(config.modules),
-        start_method=config.start_method,
-        seed=config.seed,
-        arguments=tuple((launch / "torchrun.args").read_text(encoding="utf-8").splitlines()),
-        environment={**config.environment, **variables},
-        log=config.log,
-        script=config.script,
-    )
+    setup = replace(config.setup, environment={**config.setup.environment, **variables})
     if setup.start_method != "spawn" and not config.imports_anew:
         return ForkServer(started, setup)
     started.end()

@@ -145,7 +145,7 @@ def unclaimed(run: RunFolder) -> list[int]:
 def _launch_ids(run: RunFolder) -> set[str]:
     """Return the ids of the launches of *run*, as far as their records can be read."""
     # Agents need neither, and are light.
-    from elasticflow.compiler.inputs.origins import JOB_JSON
+    from elasticflow.compiler.provenance.origins import JOB_JSON
     from elasticflow.system import records
 
     made = [records.read(run.launch(number) / JOB_JSON) for number in run.launch_numbers()]

@@ -209,7 +209,7 @@ class CompilerCacheKeeper:
             facts=place.kind.facts,
             uri=Storage(place.writer.uri).absolute_uri,
             prefix=place.writer.prefix,
-            options=place.writer.config.options,
+            options=place.writer.settings.options,
             is_first=self._is_first or self._has_not_loaded,
         )
         try:

@@ -7,8 +7,8 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.compiler.inputs.origins import ENVIRONMENT_JSON
-from elasticflow.compiler.inputs.provenance import versions_of_modules
+from elasticflow.compiler.provenance.environment import versions_of_modules
+from elasticflow.compiler.provenance.origins import ENVIRONMENT_JSON
 from elasticflow.system import atomic_files
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.compiler.drift.compare import compare
-from elasticflow.compiler.inputs.job_json import job_from_json
-from elasticflow.compiler.inputs.provenance import digest_of
+from elasticflow.compiler.provenance.drift import compare
+from elasticflow.compiler.provenance.environment import digest_of
+from elasticflow.compiler.provenance.job_json import job_from_json
 from elasticflow.errors import NodeRefusedError
 from elasticflow.system.installation import VERSION
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from elasticflow.compiler.inputs.job_json import job_to_json
+from elasticflow.compiler.provenance.job_json import job_to_json
 from elasticflow.launcher.rendezvous.invitation import Invitation, versions
 from elasticflow.launcher.supervisor.scale_schedule import ALONE
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from elasticflow.compiler.drift.compare import Difference
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
+    from elasticflow.compiler.provenance.drift import Difference
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.launcher.journal.post_mortem import Ending
     from elasticflow.launcher.journal.run_lock import RunLock

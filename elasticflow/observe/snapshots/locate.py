@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from elasticflow.jobfile.tables.job import Job
+    from elasticflow.protocol.snapshot_settings import Keep
     from elasticflow.run_folder import RunFolder
-    from elasticflow.snapshots.format.policy import Keep
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 _ONE = re.compile(rf"(?P<run>.+?)/+snapshots/+(?P<name>{SNAPSHOT_NAME.pattern})/*", re.DOTALL)
@@ -58,9 +58,9 @@ class SnapshotSource:
     @property
     def rules(self) -> Keep | None:
         """Which snapshots the job lets stay; None if the job is not known."""
-        from elasticflow.compiler.plan.launch_plan import keep_of
+        from elasticflow.compiler.plan.launch_plan import snapshot_settings
 
-        return None if self.job is None else keep_of(self.job)
+        return None if self.job is None else snapshot_settings(self.job).keep
 
 
 def find_source(
@@ -138,7 +138,7 @@ def _only_run(storage: Storage, names: list[str]) -> str:
 def _recorded_job(catalog: Catalog) -> Job | None:
     from pydantic import ValidationError
 
-    from elasticflow.compiler.inputs.job_json import job_from_json
+    from elasticflow.compiler.provenance.job_json import job_from_json
 
     record = catalog.read_job_record()
     try:

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elasticflow.observe.snapshots.rows import SnapshotRow
+    from elasticflow.protocol.snapshot_settings import Keep
     from elasticflow.snapshots.format.manifest import Manifest
-    from elasticflow.snapshots.format.policy import Keep
 
 _WIDTH = 11
 _MOST_FILES = 16

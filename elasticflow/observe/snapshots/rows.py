@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Literal
 from elasticflow.errors import SnapshotNotFoundError
 from elasticflow.observe.status import is_locked
 from elasticflow.observe.terminal.formats import rfc3339
+from elasticflow.protocol.snapshot_settings import Keep
 from elasticflow.run_folder import SNAPSHOT_NAME
-from elasticflow.snapshots.format.policy import PERMANENT, Keep, reasons
+from elasticflow.snapshots.format.policy import PERMANENT, reasons
 from elasticflow.snapshots.store.publish import UNFINISHED
 from elasticflow.system.records import printable_in
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, cast
 
 from elasticflow.errors import INTERRUPTED, StateError
+from elasticflow.protocol.snapshot_settings import SnapshotSettings
 from elasticflow.runtime import worker as life
 from elasticflow.runtime.own_loop import settings
 from elasticflow.runtime.own_loop.gradients import Gradients
 from elasticflow.runtime.own_loop.run import Run
 from elasticflow.runtime.process import stopping
-from elasticflow.runtime.snapshot.policy import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -96,7 +96,7 @@ def join_job(
     seed: int = 0,
     name: str | None = None,
     folder: str | os.PathLike[str] | None = None,
-    snapshots: str | Policy | None = None,
+    snapshots: str | SnapshotSettings | None = None,
     every: str | Sequence[str] = ("10 min", "1 epoch"),
     keep: int = 3,
     ignore: Sequence[str] = (),
@@ -112,23 +112,24 @@ def join_job(
     """Return this process as a member of a run; the train.py that the compiler writes calls this. Collective.
 
     Arguments and errors are those of `join`. Besides, *digest* is the job file's, for a process that `worker.program` ends;
-    None: a script's. A `Policy` for *snapshots* says *every*, *keep* and *ignore*, too. *compare_replicas* ("1000 steps") says
+    None: a script's. `SnapshotSettings` for *snapshots* say *every*, *keep* and *ignore*, too. *compare_replicas* ("1000 steps") says
     when the ranks' replicas are compared bit for bit, besides before each snapshot; *measures*, which speeds the log has,
     None: steps and samples.
     """
     _require_first_call()
     if gradients is None and virtual_shards is not None:
         gradients = Gradients(virtual_shards=virtual_shards)
-    told, policy = settings.told(os.environ), None
+    told = settings.told(os.environ)
     if told is None:
         job = name or Path(sys.argv[0]).stem.lstrip("-") or "script"
         uri = snapshots if isinstance(snapshots, str) else None
         told = settings.of_arguments(job, seed, uri, every, keep, ignore, log_every, threads)
         told = replace(told, digest=digest or "", log_level=log_level)
-        policy = snapshots if isinstance(snapshots, Policy) else None
+        if isinstance(snapshots, SnapshotSettings):
+            told = replace(told, snapshots=snapshots)
     if gradients is not None and gradients.virtual_shards is not None and told.threads is None:
         told = replace(told, threads=1)  # sums inside of an operation depend on their number
-    policy = policy or settings.policy_of(told)
+    policy = told.snapshots
     place = Path(folder) if folder is not None else Path("runs") / told.job / "by-hand"
     worker = _member(told, place, policy, is_job=digest is not None)
     worker.is_exact = gradients is not None and gradients.virtual_shards is not None
@@ -153,7 +154,7 @@ def _require_first_call() -> None:
     _has_joined = True
 
 
-def _member(told: LoopSettings, place: Path, policy: Policy, *, is_job: bool) -> Worker:
+def _member(told: LoopSettings, place: Path, policy: SnapshotSettings, *, is_job: bool) -> Worker:
     """Return this process as a member of its group; an error ends it, but for an entry point that `worker.program` runs."""
     try:
         return life.join(

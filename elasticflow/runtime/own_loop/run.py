@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from elasticflow.protocol.snapshot_settings import SnapshotSettings
     from elasticflow.runtime.data.order.order import Order
     from elasticflow.runtime.hooks.hooks import Hooks
     from elasticflow.runtime.measuring.speed import Measures
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.learning_rates import AnyOptimizers
     from elasticflow.runtime.process.position import Position
     from elasticflow.runtime.process.step_log import LateNumber
-    from elasticflow.runtime.snapshot.policy import Policy
 
 _OWN_LOOP_OVER = "the script's own loop is over"
 
@@ -84,7 +84,7 @@ class Run:
     def __init__(
         self,
         worker: Worker,
-        policy: Policy,
+        policy: SnapshotSettings,
         *,
         gradients: Gradients | None,
         log_every: int,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticflow.protocol import worker_environment
-from elasticflow.protocol.loop_settings import KeptSnapshots, LoopSettings, LoopSnapshots
-from elasticflow.runtime.snapshot.snapshots import Keep, Policy
+from elasticflow.protocol.loop_settings import LoopSettings
+from elasticflow.protocol.snapshot_settings import Keep, SnapshotSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,22 +34,5 @@ def of_arguments(
 ) -> LoopSettings:
     """Return what the script says itself."""
     intervals = (every,) if isinstance(every, str) else tuple(every)
-    policy = LoopSnapshots(snapshots, intervals, KeptSnapshots(last=keep), "crc32", ignore=tuple(ignore))
+    policy = SnapshotSettings(snapshots, intervals, keep=Keep(last=keep), ignore=tuple(ignore))
     return LoopSettings(job, "", seed, policy, log_every, threads=threads)
-
-
-def policy_of(settings: LoopSettings) -> Policy:
-    """Return the snapshot policy that *settings* state."""
-    given = settings.snapshots
-    kept = given.keep
-    options: dict[str, Any] = dict(given.options)
-    return Policy(
-        uri=given.uri,
-        every=given.every,
-        keep=Keep(last=kept.last, best=kept.best, every=kept.every, within=kept.within),
-        integrity="sha256" if given.integrity == "sha256" else "crc32",
-        memory=given.memory,
-        staging_limit=None if given.staging_limit is None else f"{given.staging_limit} B",
-        options=options,
-        ignore=given.ignore,
-    )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticflow import events, fault_injection
 from elasticflow.errors import SnapshotError
+from elasticflow.protocol.snapshot_settings import Keep, SnapshotSettings
 from elasticflow.runtime.data.dataset import EVALUATION_DATA, TRAINING_DATA, opened, require_same
 from elasticflow.runtime.data.order.order import require_same_order
 from elasticflow.runtime.data.values import marks_of
@@ -21,7 +22,6 @@ from elasticflow.runtime.replica_checks.replicas import ReplicaCheck, flip
 from elasticflow.runtime.snapshot import memory_tier, restore, writer_connection
 from elasticflow.runtime.snapshot.memory_tier import MemoryTier
 from elasticflow.runtime.snapshot.metadata import FROZEN, SnapshotMetadata, StateRecord, frozen
-from elasticflow.runtime.snapshot.policy import Policy
 from elasticflow.runtime.snapshot.rank_shard import ShardPlanner, nbytes_of
 from elasticflow.runtime.snapshot.staging_copy import copier_for
 from elasticflow.runtime.snapshot.unsaved import Unsaved
@@ -30,7 +30,8 @@ from elasticflow.runtime.state.loading import load_weights
 from elasticflow.snapshots.client.loading import NodeLoader
 from elasticflow.snapshots.client.writer_reports import SnapshotReport
 from elasticflow.snapshots.format import fingerprints
-from elasticflow.snapshots.format.policy import Due, Keep
+from elasticflow.snapshots.format.policy import Due
+from elasticflow.snapshots.store.catalog import Catalog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from elasticflow.runtime.state.state import Captured, State
     from elasticflow.snapshots.format.manifest import Manifest
     from elasticflow.snapshots.format.policy import HasPosition
+
+# The name in train.py.
+Policy = SnapshotSettings
 
 __all__ = ["Keep", "Policy", "Snapshots", "load_weights"]
 
@@ -90,7 +94,7 @@ class Snapshots:
         step: MakesSteps,
         schedule: Schedule,
         dataset: OpenedDataset | None,
-        policy: Policy,
+        policy: SnapshotSettings,
         compare_every: str | None = None,
         not_exchanged: Callable[[], str | None] = lambda: None,
     ) -> None:
@@ -98,7 +102,7 @@ class Snapshots:
         self._dataset = opened(dataset)
         self._awaits_data = dataset is None
         self._unchecked: tuple[StateRecord, Manifest] | None = None
-        self._catalog = policy.catalog(worker.run_folder, worker.run_id)
+        self._catalog = Catalog.of_run(policy, worker.run_folder, worker.run_id)
         self._client = writer_connection.connect(worker, policy, self._catalog.prefix, state)
         # While a slow store is waited for.
         self._client.waiting = worker.heartbeat.beat

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from elasticflow import events
@@ -19,8 +20,8 @@ from elasticflow.system.process_record import ProcessRecord
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from elasticflow.protocol.snapshot_settings import SnapshotSettings
     from elasticflow.runtime.process.context import Worker
-    from elasticflow.runtime.snapshot.policy import Policy
     from elasticflow.runtime.state.state import State
     from elasticflow.snapshots.client.writer_reports import WriterReport
     from elasticflow.snapshots.store.catalog import Catalog
@@ -92,7 +93,7 @@ class WriterReports:
                 self._client.single = None
 
 
-def connect(me: Worker, policy: Policy, prefix: str, state: State) -> StagingClient:
+def connect(me: Worker, settings: SnapshotSettings, prefix: str, state: State) -> StagingClient:
     """Return this rank's connection; without an agent of ours, the first rank of a node starts the writer. Every rank.
 
     Raises:
@@ -102,8 +103,9 @@ def connect(me: Worker, policy: Policy, prefix: str, state: State) -> StagingCli
     if address is None:
         if me.local_rank == 0:
             best_mode = None if state.evaluation is None else state.evaluation.best_mode
-            uri = policy.uri or str(me.run_folder.path)
-            start = WriterStart(uri, me.run_id, policy.writer_config(best_mode), prefix)
+            settings = replace(settings, keep=replace(settings.keep, best_mode=best_mode))
+            uri = settings.uri or str(me.run_folder.path)
+            start = WriterStart(uri, me.run_id, settings, prefix)
             writer = start_writer(start)
             forked_children.own(*writer.descriptors())
             _started.append(writer)

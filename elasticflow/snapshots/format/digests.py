@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from elasticflow.snapshots.format.manifest import BLOCK, DamagedSnapshotError, FileEntry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-Integrity = Literal["crc32", "sha256"]
+    from elasticflow.protocol.snapshot_settings import Integrity
 
 
 class Checksums:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from elasticflow.snapshots.format import fingerprints
 from elasticflow.system.units import Interval, parse_duration, parse_interval
@@ -13,7 +13,8 @@ from elasticflow.system.units import Interval, parse_duration, parse_interval
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-BestMode = Literal["max", "min"]
+    from elasticflow.protocol.snapshot_settings import Keep
+
 # Attribute of a `HasPosition`, by the unit of an interval.
 _FIELDS = {"step": "step", "epoch": "epoch", "sample": "samples"}
 _TRIGGERS = (("epoch", "epoch"), ("step", "steps"), ("sample", "samples"))
@@ -122,25 +123,6 @@ def _passed(previous: HasPosition, now: HasPosition, interval: Interval) -> bool
 def _count(position: HasPosition, interval: Interval) -> int:
     count: int = getattr(position, _FIELDS[interval.unit])
     return count
-
-
-@dataclass(frozen=True)
-class Keep:
-    """Rules of the job file for the committed snapshots that stay; one reason is enough.
-
-    Attributes:
-        last: How many of the newest.
-        best: How many of the best by metric, among those measured like the newest; of equals, the newer.
-        every: The first snapshot at or after each multiple of this interval; a time counts from 1970 on.
-        within: Keeps snapshots that are at most this much older than the newest, like "2 h".
-        best_mode: Whether the largest or the smallest metric is the best; None: `best` keeps nothing.
-    """
-
-    last: int = 3
-    best: int | None = None
-    every: str | None = None
-    within: str | None = None
-    best_mode: BestMode | None = None
 
 
 def reasons(

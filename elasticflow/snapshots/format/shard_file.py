@@ -19,7 +19,7 @@ from elasticflow.snapshots.format.manifest import FileEntry, ManifestFacts, Tens
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from elasticflow.snapshots.format.digests import Integrity
+    from elasticflow.protocol.snapshot_settings import Integrity
     from elasticflow.storage.storage import Storage
 
 _LENGTH = struct.Struct("<Q")

@@ -14,14 +14,16 @@ from elasticflow import fault_injection, run_folder
 from elasticflow.errors import SnapshotError
 from elasticflow.snapshots.format import manifest
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError, Manifest
+from elasticflow.storage.storage import Storage
 from elasticflow.system import records
 from elasticflow.system.records import Damage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from elasticflow.protocol.snapshot_settings import SnapshotSettings
+    from elasticflow.run_folder import RunFolder
     from elasticflow.snapshots.format.manifest import FileEntry
-    from elasticflow.storage.storage import Storage
 
 _GENERATION = re.compile(r"(?P<number>\d{4,})\.json")
 _NAMED_FILE = re.compile(rf"(?P<name>{run_folder.SNAPSHOT_NAME.pattern})\.json")
@@ -41,6 +43,13 @@ class Catalog:
     def __init__(self, storage: Storage, prefix: str = "") -> None:
         self.storage = storage
         self.prefix = prefix
+
+    @classmethod
+    def of_run(cls, settings: SnapshotSettings, folder: RunFolder, run_id: str) -> Catalog:
+        """Return the place of run *run_id* under the URI of *settings*; relative paths start at the working directory."""
+        if settings.uri is None:
+            return cls(Storage(str(folder.path)))
+        return cls(Storage(settings.uri, settings.options), f"{run_id}/")
 
     def folder(self, name: str = "") -> str:
         """Return the path of snapshot *name* in the storage, or of the folder of all snapshots."""

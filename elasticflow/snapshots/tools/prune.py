@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
+    from elasticflow.protocol.snapshot_settings import Keep
     from elasticflow.snapshots.format.manifest import Manifest
     from elasticflow.snapshots.store.catalog import Catalog
 
@@ -61,7 +62,7 @@ class Pruning:
         return sum(self.sizes.values())
 
 
-def plan(catalog: Catalog, rules: policy.Keep, *, dead: int, watch: Watch) -> Pruning:
+def plan(catalog: Catalog, rules: Keep, *, dead: int, watch: Watch) -> Pruning:
     """Return what the rules let go. Nothing is removed.
 
     The newest snapshot is read and verified, and on damage the one before it, until one is whole: the rules

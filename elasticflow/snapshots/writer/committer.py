@@ -169,7 +169,7 @@ class Committer:
             snapshots = self._catalog.committed()
             in_use = {committed.name, *({committed.parent} if committed.parent else ())}
             keep = policy.keep(
-                snapshots, self._start.config.keep, pinned=self._catalog.pinned(), in_use=in_use
+                snapshots, self._start.settings.keep, pinned=self._catalog.pinned(), in_use=in_use
             )
             fault_injection.reach("retention.before")
             for snapshot in snapshots:

@@ -82,12 +82,12 @@ class Writer:
         self._limits = start.limits
         self._workers: set[ConnectedRank] = set()
         report = partial(self._report, listeners=self._workers, to_parent=True)
-        storage = Storage(start.uri, start.config.options, on_trouble=ThrottledTroubles(report))
+        storage = Storage(start.uri, start.settings.options, on_trouble=ThrottledTroubles(report))
         catalog = Catalog(storage, start.prefix)
         self._shard_writer = ShardWriter(start, catalog)
         self._catalog = catalog
         self._load_service = LoadService(catalog)
-        self._pool = BufferPool(start.config.staging_limit)
+        self._pool = BufferPool(start.settings.staging_bytes)
         self._pending_snapshots = PendingSnapshots()
         self._memory_tier = MemoryTierService(
             self._pool, self._pending_snapshots, self._submit, catalog.quarantine

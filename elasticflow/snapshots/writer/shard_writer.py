@@ -25,7 +25,7 @@ class ShardWriter:
 
     def __init__(self, start: WriterStart, catalog: Catalog) -> None:
         self._run_id = start.run_id
-        self._integrity = start.config.integrity
+        self._integrity = start.settings.integrity
         self._storage = catalog.storage
         self._reusable_files = ReusableFiles(catalog)
         self._publisher = Publisher(catalog)

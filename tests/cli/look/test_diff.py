@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.cli.main import call
-from elasticflow.compiler.inputs.origins import Made, origins_now
 from elasticflow.compiler.launch_folder.materialize import materialize
 from elasticflow.compiler.plan.launch_plan import plan_job
+from elasticflow.compiler.provenance.origins import Made, origins_now
 from elasticflow.jobfile.load import require_job
 from elasticflow.launcher.resume_check import record_job
 from elasticflow.run_folder import RunFolder

@@ -18,9 +18,9 @@ from torch import nn
 
 from elasticflow.cli.completer import complete
 from elasticflow.cli.main import call, group
-from elasticflow.compiler.inputs.origins import Made, Origins
 from elasticflow.compiler.launch_folder.materialize import materialize
 from elasticflow.compiler.plan.launch_plan import plan_job
+from elasticflow.compiler.provenance.origins import Made, Origins
 from elasticflow.launcher.journal.run_lock import locked
 from elasticflow.launcher.resume_check import record_job
 from elasticflow.run_folder import RunFolder

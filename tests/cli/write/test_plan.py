@@ -93,6 +93,17 @@ def _facts(lines: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def _figures(lines: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return amount and source of each figure by its name."""
+    begin = next(number for number, line in enumerate(lines) if line.startswith("figure  "))
+    columns = [lines[begin].index(title) for title in ("figure", "amount", "from")]
+    rows = lines[begin + 1 : lines.index("", begin)]
+    return {
+        row[: columns[1]].strip(): (row[columns[1] : columns[2]].strip(), row[columns[2] :].strip())
+        for row in rows
+    }
+
+
 def made(case: str) -> str:
     """Return the plan of a golden job, in a project of its own."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -129,29 +140,40 @@ def test_plans_are_no_wider_than_they_may_be(case: str) -> None:
 
 def test_nothing_is_known_before_the_first_run(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What data, model and speed tell is said to be unknown, and how it gets known."""
-    facts = _facts(_planned(capsys))
+    lines = _planned(capsys)
+    facts, figures = _facts(lines), _figures(lines)
     after = "known after the first run, or with --deep"
-    assert f"3 epochs; how many steps: {after}, or set dataset.samples" == facts["steps"]
-    assert "known after the first run" == facts["duration"]
+    assert figures["samples"] == ("-", f"{after}, or set dataset.samples")
+    assert figures["steps"] == ("-", "3 epochs")
+    assert figures["a step"] == figures["an hour"] == ("-", "known after the first run")
+    assert figures["a snapshot"] == ("-", after)
     assert facts["restarts"].endswith("replaced by standbys")
-    assert f"how large: {after}; how many an hour: known after the first run" in facts["snapshots"]
-    assert not {"model", "drift"} & facts.keys()
+    assert "drift" not in facts
+    assert not {"parameters", "training", "evaluations", "a standby"} & figures.keys()
 
 
 def test_the_newest_run_teaches(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Samples, speed and the bytes of snapshots come from the newest run, and say so."""
     _pretend_a_run(project, "20261119-120000-0000", "job.seed=9")
     _pretend_a_run(project)
-    facts = _facts(_planned(capsys))
-    assert f"66,154 parameters (run {RUN})" == facts["model"]
-    assert f"one takes 16.2 MB and 5.1 s to get ready (run {RUN})" in facts["restarts"]
-    assert f"19: 3 epochs of 50 samples by 8, 6 or 7 each (run {RUN})" == facts["steps"]
-    assert f"about 9.50 s, 0.50 s a step with 2 workers (run {RUN})" == facts["duration"]
-    assert facts["evaluation"].endswith("; 3 times")
+    lines = _planned(capsys)
+    facts, source = _facts(lines), f"run {RUN}"
+    assert {
+        "samples": ("50", source),
+        "parameters": ("66,154", source),
+        "steps of an epoch": ("6 or 7", "50 samples by 8"),
+        "steps": ("19", "3 epochs"),
+        "a step": ("0.50 s", f"{source}, with 2 workers"),
+        "training": ("about 9.50 s", ""),
+        "evaluations": ("3", ""),
+        "a snapshot": ("2.0 MB", source),
+        "an hour": ("about 360", "720.0 MB"),
+        "in all": ("1", "2.0 MB"),
+        "that stay": ("at most 1", "2.0 MB, and one more while it is written"),
+        "a standby": ("16.2 MB", f"{source}; 5.1 s to get ready"),
+    } == _figures(lines)
     assert (
-        "every 20 steps, at the end and when asked to leave; in s3://bucket/small "
-        f"2.0 MB each (run {RUN}); about 360 an hour, 720.0 MB an hour; 1 in the whole run, 2.0 MB "
-        "the last 3 stay: at most 1, 2.0 MB, and one more while it is written"
+        "every 20 steps, at the end and when asked to leave; in s3://bucket/small the last 3 stay"
     ) == facts["snapshots"]
     assert f"none since run {RUN}" == facts["drift"]
 
@@ -181,12 +203,14 @@ def test_a_batch_that_swallows_the_data_is_told(
     if source == "run":
         _pretend_a_run(project)
     known = ["--set=dataset.samples=50"] if source == "job" else []
-    facts = _facts(_planned(capsys, "--set=dataset.global_batch_size=100000", *known))
+    lines = _planned(capsys, "--set=dataset.global_batch_size=100000", *known)
+    facts = _facts(lines)
     by = f" (run {RUN})" if source == "run" else ""
     assert facts["batch"] == (
         f"100,000 samples per step, at every number of nodes; more than the whole dataset, which has 50 samples{by}"
     )
-    assert facts["steps"].startswith("1: 3 epochs of 50 samples by 100,000")
+    figures = _figures(lines)
+    assert ("1", "50 samples by 100,000") == (figures["steps"][0], figures["steps of an epoch"][1])
 
 
 def test_what_changed_since_is_not_taken_from_the_run(
@@ -198,9 +222,10 @@ def test_what_changed_since_is_not_taken_from_the_run(
     changes = ["optimizer.args.momentum=0.9", "optimizer.args.lr=0.2", "train.epochs=4", "job.seed=4"]
     (project / "pieces.py").write_text(PIECES.replace("lr)", "lr, momentum=0)"))
     lines = _planned(capsys, *(f"--set={each}" for each in changes))
-    facts = _facts(lines)
-    assert facts["steps"].startswith("25: 4 epochs of 50 samples")
-    assert f"known after the first run (run {RUN} had another optimizer.args.momentum)" == facts["duration"]
+    facts, figures = _facts(lines), _figures(lines)
+    assert figures["steps"] == ("25", "4 epochs")
+    another = f"known after the first run (run {RUN} had another optimizer.args.momentum)"
+    assert figures["a step"] == ("-", another)
     assert f"since run {RUN}; it cannot go on as this job:" == facts["drift"]
     order = [line.strip() for line in lines if line.startswith("  ") and not line.startswith("   ")]
     assert ["would corrupt the run", "changes the trajectory", "harmless"] == order[:3]
@@ -222,7 +247,9 @@ def test_what_the_compilers_cache_saves_is_told(project: Path, capsys: pytest.Ca
     assert "compiler" not in _facts(_planned(capsys))
     compiled = ("--set", "train.compile=true")
     kept = "its cache is kept for the run on each node, and beside the snapshots for each kind of machine"
-    assert f"torch.compile; {kept}" == _facts(_planned(capsys, *compiled))["compiler"]
+    lines = _planned(capsys, *compiled)
+    assert f"torch.compile; {kept}" == _facts(lines)["compiler"]
+    assert _figures(lines)["compiling"] == ("-", "known after the first run")
     run = _pretend_a_run(project, RUN, "train.compile=true")
     happened = [
         {"event": "training.compiled", "generation": 1, "seconds": 26.7, "from_cache": 0, "compiled": 2},
@@ -231,8 +258,9 @@ def test_what_the_compilers_cache_saves_is_told(project: Path, capsys: pytest.Ca
     ]
     with (run / "events.jsonl").open("a") as file:
         file.writelines(json.dumps(each) + "\n" for each in happened)
-    told = f"torch.compile took 26.7 s, 0.4 s with its cache (run {RUN}); {kept} (452.6 kB)"
-    assert told == _facts(_planned(capsys, *compiled))["compiler"]
+    figures = _figures(_planned(capsys, *compiled))
+    assert figures["compiling"] == ("26.7 s", f"run {RUN}; 0.4 s with its cache")
+    assert figures["its cache"] == ("452.6 kB", f"run {RUN}")
 
 
 def test_plan_as_json(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from elasticflow.compiler.entry_point.factory_calls import CallForms
 from elasticflow.compiler.entry_point.render import render, render_factories, template
-from elasticflow.compiler.inputs.job_json import job_digest
-from elasticflow.compiler.launch_folder.stale_imports import stale_import
+from elasticflow.compiler.launch_folder.edited_entry_point import stale_import
+from elasticflow.compiler.provenance.job_json import job_digest
 from elasticflow.jobfile.load import require_job
 from tests.compiler.golden.regenerate import CASES, FILES, HERE, ROOT, made
 from tests.compiler.jobs import make_job

@@ -35,6 +35,27 @@ def test_a_plan_goes_to_json_and_back() -> None:
     assert LaunchPlan.model_validate_json(plan.model_dump_json()) == plan
 
 
+def test_plans_of_earlier_versions_are_read() -> None:
+    """They count the staging limit in bytes, and have what a script's snapshots leave out beside its arguments."""
+    job = make_job(snapshots__staging_limit="4 GiB", snapshots__ignore=["optimizer.last"])
+    content = plan_job(job, project_root=ROOT, job_files=[ROOT / "job.toml"]).model_dump(mode="json")
+    script: dict[str, Any] = {
+        "entry": "a.py",
+        "module": None,
+        "args": [],
+        "path": [],
+        "silence_s": None,
+        "log_every": 1,
+    }
+    del content["snapshots"]["ignore"]
+    content["snapshots"]["staging_limit"] = 1 << 32
+    plan = LaunchPlan.model_validate({**content, "script": {**script, "ignore": ["optimizer.last"]}})
+
+    assert plan.snapshots.staging_bytes == 1 << 32
+    assert plan.snapshots.ignore == ("optimizer.last",)
+    assert plan == LaunchPlan.model_validate_json(plan.model_dump_json())
+
+
 def test_modules_are_what_the_fork_server_imports() -> None:
     """The modules of all factories, each once."""
     plan = _planned(evaluation__entry="pieces:digits", evaluation__metrics={"accuracy": "measures:accuracy"})
@@ -69,7 +90,7 @@ def test_what_best_means(best: str | None, mode: str | None) -> None:
     """keep.best keeps the greatest or the least of evaluation.best's metric."""
     metrics = {"accuracy": "pieces:accuracy"}
     plan = _planned(evaluation__entry="pieces:digits", evaluation__metrics=metrics, evaluation__best=best)
-    assert plan.snapshots.writer.keep.best_mode == mode
+    assert plan.snapshots.keep.best_mode == mode
 
 
 def test_worlds_from_the_smallest_to_the_largest() -> None:

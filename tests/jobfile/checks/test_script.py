@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from elasticflow.compiler import compile_job
-from elasticflow.compiler.inputs.job_json import job_digest, job_from_json, job_to_json
 from elasticflow.compiler.launch_folder.materialize import read_plan
-from elasticflow.compiler.plan.loop import loop_settings
+from elasticflow.compiler.provenance.job_json import job_digest, job_from_json, job_to_json
 from elasticflow.jobfile.load import load_job, require_job
 from elasticflow.protocol.loop_settings import LoopSettings
 
@@ -160,7 +159,7 @@ def test_what_the_job_file_says_to_a_loop_goes_through_a_variable(project: Path)
     loaded = require_job(project / "job.toml")
     assert loaded.job is not None
     plan = compile_job(loaded.job, loaded.files, loaded.project_root, (), None).plan
-    settings = loop_settings(plan, Path("/elsewhere"))
+    settings = plan.loop_settings(Path("/elsewhere"))
 
     assert ("/elsewhere/kept", ("5 steps",), 2, 10) == (
         settings.snapshots.uri,

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow.compiler.drift.compare import compare
-from elasticflow.compiler.inputs.job_json import job_from_json, job_to_json
 from elasticflow.compiler.launch_folder.materialize import launch_files
 from elasticflow.compiler.plan.launch_plan import plan_job
+from elasticflow.compiler.provenance.drift import compare
+from elasticflow.compiler.provenance.job_json import job_from_json, job_to_json
 from elasticflow.errors import JobRefusedError
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.render_text import FORMATS, render

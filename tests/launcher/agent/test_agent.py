@@ -23,6 +23,7 @@ from elasticflow.launcher.agent.agent_process import AgentConfig
 from elasticflow.launcher.agent.hang_timeouts import HangTimeouts
 from elasticflow.launcher.agent.worker_heartbeats import WorkerHeartbeats
 from elasticflow.launcher.fork_server.helpers import HelperLostError
+from elasticflow.launcher.fork_server.protocol import Setup
 from elasticflow.launcher.rendezvous.network import listen
 from elasticflow.launcher.rendezvous.store_server import StoreServer
 from elasticflow.launcher.supervisor.agent_channel import AgentChannel
@@ -109,17 +110,13 @@ def node(warm: Warm, tmp_path: Path, temporary: Path) -> Iterator[Node]:
     address = StoreAddress("127.0.0.1", listener.getsockname()[1])
     folder = RunFolder(tmp_path / "runs" / "job" / "run")
     config = AgentConfig(
-        launch_folder=str(launch),
+        setup=Setup(str(launch / "train.py"), log=str(tmp_path / "agent.log")),
         run_folder=str(folder.path),
         node="n0",
         rendezvous=address.url,
-        path=[],
-        modules=[],
-        start_method="fork",
         hang_timeout_s=HANG_S,
         grace_s=1,
         writer=WriterStart(str(folder.path), folder.run_id),
-        log=str(tmp_path / "agent.log"),
     )
     channel = AgentChannel(StoreServer(listener).store(address.prefix))
     readable, writable = os.pipe()  # a writer that never says anything

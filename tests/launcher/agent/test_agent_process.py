@@ -15,9 +15,11 @@ import pytest
 from elasticflow.errors import PortTakenError
 from elasticflow.launcher.agent.agent_process import AgentConfig, AgentEnd, AgentProcess
 from elasticflow.launcher.fork_server.helpers import HELPER_KILLED, STORE_LOST, HelperLostError
+from elasticflow.launcher.fork_server.protocol import Setup
 from elasticflow.launcher.rendezvous.network import listen
 from elasticflow.protocol.json_codec import from_json, to_json
-from elasticflow.snapshots.format.writer_config import WriterConfig, WriterStart
+from elasticflow.protocol.snapshot_settings import SnapshotSettings
+from elasticflow.snapshots.format.writer_config import WriterStart
 from tests.launcher.conftest import wait_until
 
 if TYPE_CHECKING:
@@ -25,26 +27,31 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CONFIG = AgentConfig(
-    launch_folder="/launch",
+    setup=Setup(
+        "/launch/train.py",
+        ("/project",),
+        ("model",),
+        environment={"ELASTICFLOW_RUN_ID": "run"},
+        log="/run/logs/agent.log",
+    ),
     run_folder="/run",
     node="n0",
     rendezvous="c10d://127.0.0.1:1/elasticflow",
-    path=["/project"],
-    modules=["model"],
-    start_method="fork",
     hang_timeout_s=1.5,
     grace_s=30.0,
-    writer=WriterStart("s3://bucket", "run", WriterConfig(options={"secret": "s3cr3t"})),
-    log="/run/logs/agent.log",
-    environment={"ELASTICFLOW_RUN_ID": "run"},
+    writer=WriterStart("s3://bucket", "run", SnapshotSettings(options={"secret": "s3cr3t"})),
 )
+
+
+def _config(folder: Path) -> AgentConfig:
+    return replace(CONFIG, setup=replace(CONFIG.setup, log=str(folder / "logs" / "agent.log")))
 
 
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, real_processes: None) -> Iterator[AgentProcess]:
     """Yield an agent whose program is the test's script `program`, in place of Python."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "program"))
-    made = AgentProcess(replace(CONFIG, log=str(tmp_path / "logs" / "agent.log")), "launch-1")
+    made = AgentProcess(_config(tmp_path), "launch-1")
     yield made
     made.end()
 
@@ -67,7 +74,7 @@ def test_agent_gets_its_configuration_where_nobody_else_reads_it(agent: AgentPro
 
     assert 4 == agent.exit_code()
     assert f"-m elasticflow.launcher.agent.main {os.getpid()}\n" == (tmp_path / "argv").read_text()
-    config = replace(CONFIG, log=str(tmp_path / "logs" / "agent.log"))
+    config = _config(tmp_path)
     assert f"launch-1\n{to_json(config)}" == agent.last_words()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from elasticflow.compiler.inputs.origins import WorkerEnvironment, environment_of
+from elasticflow.compiler.provenance.origins import WorkerEnvironment, environment_of
 from elasticflow.launcher.journal.environment_record import EnvironmentRecord
 
 if TYPE_CHECKING:

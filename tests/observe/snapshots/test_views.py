@@ -12,8 +12,8 @@ from elasticflow.cli.snapshots.list import notes, summary, table_of
 from elasticflow.observe.snapshots.lineage import LineageGeneration, draw
 from elasticflow.observe.snapshots.page import page, tensors_by_prefix
 from elasticflow.observe.snapshots.rows import SnapshotRow
+from elasticflow.protocol.snapshot_settings import Keep
 from elasticflow.snapshots.format.manifest import FileEntry, Manifest, TensorPlace
-from elasticflow.snapshots.format.policy import Keep
 
 NOW = 2000.0
 SHARD = "shard-00000-of-00001.safetensors"

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticflow.snapshots.format.digests import Checksums, Integrity, Verifier
+from elasticflow.protocol.snapshot_settings import Integrity  # noqa: TC001  # hypothesis reads annotations
+from elasticflow.snapshots.format.digests import Checksums, Verifier
 from elasticflow.snapshots.format.manifest import BLOCK, DamagedSnapshotError, FileEntry
 
 both = pytest.mark.parametrize("integrity", ["crc32", "sha256"])

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elasticflow.protocol.snapshot_settings import BestMode, Keep
 from elasticflow.snapshots.format import policy
 from elasticflow.snapshots.format.manifest import Manifest, measure_of
 
@@ -112,20 +113,18 @@ def test_bad_interval_is_refused_at_once() -> None:
 
 
 @given(snapshot_sets, st.integers(1, 5), st.none() | st.integers(1, 5), st.sampled_from(["max", "min", None]))
-def test_newest_always_stay(
-    found: list[Place], last: int, best: int | None, mode: policy.BestMode | None
-) -> None:
+def test_newest_always_stay(found: list[Place], last: int, best: int | None, mode: BestMode | None) -> None:
     """The newest by (generation, step) stay, whatever else is asked; nothing is invented."""
-    kept = policy.keep(found, policy.Keep(last=last, best=best, best_mode=mode))
+    kept = policy.keep(found, Keep(last=last, best=best, best_mode=mode))
     newest = sorted(found, key=lambda s: (s.generation, s.step), reverse=True)[:last]
     assert {s.name for s in newest} <= kept <= {s.name for s in found}
     assert len(kept) <= last + (best or 0)
 
 
 @given(snapshot_sets, st.integers(1, 5), st.sampled_from(["max", "min"]))
-def test_the_best_stay(found: list[Place], best: int, mode: policy.BestMode) -> None:
+def test_the_best_stay(found: list[Place], best: int, mode: BestMode) -> None:
     """No removed snapshot is better than the best that stay; one without a metric, or with nan, never counts."""
-    kept = policy.keep(found, policy.Keep(last=1, best=best, best_mode=mode))
+    kept = policy.keep(found, Keep(last=1, best=best, best_mode=mode))
     sign = 1 if mode == "max" else -1
     measured = [s for s in found if s.metric is not None and not math.isnan(s.metric)]
     ranks = sorted((sign * s.metric for s in measured if s.metric is not None), reverse=True)
@@ -137,7 +136,7 @@ def test_the_best_stay(found: list[Place], best: int, mode: policy.BestMode) -> 
 @given(snapshot_sets, st.integers(1, 100))
 def test_milestones_stay(found: list[Place], amount: int) -> None:
     """For each multiple of the interval that was reached, its first snapshot stays."""
-    kept = policy.keep(found, policy.Keep(last=1, every=f"{amount} steps"))
+    kept = policy.keep(found, Keep(last=1, every=f"{amount} steps"))
     for multiple in {s.step // amount for s in found} - {0}:
         first = min((s for s in found if s.step // amount == multiple), key=lambda s: (s.step, s.generation))
         assert first.name in kept
@@ -146,7 +145,7 @@ def test_milestones_stay(found: list[Place], amount: int) -> None:
 @given(snapshot_sets, st.integers(1, 4), st.integers(1, 4), st.integers(1, 50))
 def test_keeping_is_stable(found: list[Place], last: int, best: int, amount: int) -> None:
     """What stays would stay again: removing the others removes nothing more the next time."""
-    rules = policy.Keep(last=last, best=best, every=f"{amount} steps", best_mode="min")
+    rules = Keep(last=last, best=best, every=f"{amount} steps", best_mode="min")
     kept = policy.keep(found, rules)
     left = [s for s in found if s.name in kept]
     assert policy.keep(left, rules) == kept
@@ -155,7 +154,7 @@ def test_keeping_is_stable(found: list[Place], last: int, best: int, amount: int
 def test_a_clock_set_back_keeps_nothing_for_ever() -> None:
     """Taken by a clock a year ahead, then set right: within keeps it as long as its successor, not for a year."""
     early, ahead = Place(1, created=0.0), Place(2, created=365 * 86400.0)
-    rules = policy.Keep(last=1, within="1 h")
+    rules = Keep(last=1, within="1 h")
     soon = [early, ahead, Place(3, created=600.0)]
     assert {s.name for s in soon} == policy.keep(soon, rules)
     later = [*soon, Place(4, created=4800.0)]
@@ -165,12 +164,12 @@ def test_a_clock_set_back_keeps_nothing_for_ever() -> None:
 def test_order_is_that_of_the_generations_not_of_the_clock() -> None:
     """A clock that jumps back between snapshots changes nothing about which are the newest."""
     found = [Place(step, generation=1 + step // 4, created=1000.0 - step) for step in range(1, 8)]
-    assert {s.name for s in found[-3:]} == policy.keep(found, policy.Keep(last=3))
+    assert {s.name for s in found[-3:]} == policy.keep(found, Keep(last=3))
 
 
 DAY = 86400.0
 rules = st.builds(
-    policy.Keep,
+    Keep,
     last=st.integers(1, 4),
     best=st.none() | st.integers(1, 3),
     every=st.none() | st.sampled_from(["7 steps", "2 epochs", "500 samples", "1 h"]),
@@ -203,7 +202,7 @@ def histories(draw: st.DrawFn) -> list[Place]:
 
 @settings(max_examples=50, deadline=None)
 @given(histories(), rules, st.data())
-def test_what_never_goes(found: list[Place], asked: policy.Keep, data: st.DataObject) -> None:
+def test_what_never_goes(found: list[Place], asked: Keep, data: st.DataObject) -> None:
     """Whatever the policy and the history: the newest, its parent, the pinned, the used and the borrowed-from stay."""
     names = st.sets(st.sampled_from([s.name for s in found]), max_size=3)
     pinned, in_use = data.draw(names), data.draw(names)
@@ -220,7 +219,7 @@ def test_what_never_goes(found: list[Place], asked: policy.Keep, data: st.DataOb
 
 @settings(max_examples=50, deadline=None)
 @given(histories(), rules)
-def test_what_stays_for_good_stays_whatever_follows(found: list[Place], asked: policy.Keep) -> None:
+def test_what_stays_for_good_stays_whatever_follows(found: list[Place], asked: Keep) -> None:
     """One that stays for its milestone is kept after every later commit and removal as well."""
     left: list[Place] = []
     milestones: set[str] = set()
@@ -242,7 +241,7 @@ def test_reasons() -> None:
         Place(11, created=3000.0),
         Place(12, created=5000.0, borrowed_from=frozenset({"000000000002-0001"}), parent="000000000010-0001"),
     ]
-    asked = policy.Keep(last=1, best=1, every="10 steps", within="1 h", best_mode="max")
+    asked = Keep(last=1, best=1, every="10 steps", within="1 h", best_mode="max")
     expected = {
         fifth.name: {"newest", "last", "within"},
         fourth.name: {"within", "pinned"},
@@ -258,14 +257,14 @@ def test_reasons() -> None:
 def test_within_is_measured_from_the_newest() -> None:
     """A job that rested for a week loses nothing by it; what falls out of the time goes."""
     found = [Place(step, created=step * 600.0) for step in range(1, 13)]
-    kept = policy.keep(found, policy.Keep(last=1, within="30 min"))
+    kept = policy.keep(found, Keep(last=1, within="30 min"))
     assert {s.name for s in found[-4:]} == kept
 
 
 def test_a_milestone_may_be_a_time() -> None:
     """One an hour: the first one committed in each."""
     found = [Place(step, created=step * 1200.0 + 600.0) for step in range(1, 10)]
-    kept = policy.keep(found, policy.Keep(last=1, every="1 h"))
+    kept = policy.keep(found, Keep(last=1, every="1 h"))
     assert {"3", "6", "9"} == {str(s.step) for s in found if s.name in kept}
 
 
@@ -301,6 +300,6 @@ def test_values_of_another_evaluation_are_no_better_or_worse() -> None:
         Place(6, metric=0.5, measured_by=newest),
         Place(7),
     ]
-    rules = policy.Keep(last=0, best=2, best_mode="max")
+    rules = Keep(last=0, best=2, best_mode="max")
     best = {name for name, why in policy.reasons(found, rules).items() if "best" in why}
     assert {found[0].name, found[3].name} == best

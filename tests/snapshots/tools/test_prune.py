@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow.snapshots.format.policy import Keep
+from elasticflow.protocol.snapshot_settings import Keep
 from elasticflow.snapshots.read import verify
 from elasticflow.snapshots.tools import prune
 from tests.snapshots.taking import Training, one_thread

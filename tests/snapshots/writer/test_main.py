@@ -248,7 +248,7 @@ def test_writer_that_cannot_start_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A configuration that makes the writer fail is an error at start, with its traceback on standard error."""
-    told = {"uri": str(tmp_path), "run_id": "r", "no_such_key": 1}
+    told = {"uri": str(tmp_path), "run_id": "r", "settings": {"no_such_key": 1}, "limits": {}}
     monkeypatch.setattr(WriterStart, "to_json", lambda _: told)
     with pytest.raises(SnapshotError, match=r"the snapshot writer did not start \(exit code 1\)"):
         start_writer(WriterStart(str(tmp_path), "r"))

@@ -36,9 +36,9 @@ GRADIENTS = elasticflow.Gradients(precision=PRECISION, on_nonfinite="stop")
 SNAPSHOTS = Policy(
     uri=None,
     every=("20 steps", "1 epoch"),
+    memory="1 step",
     keep=Keep(last=3, best=1, every="100 steps", within="2 h"),
     integrity="sha256",
-    memory="1 step",
     staging_limit="4 GiB",
 )
 

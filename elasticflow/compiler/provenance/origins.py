@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elasticflow.compiler.inputs import provenance
-from elasticflow.compiler.inputs.job_json import job_from_json
-from elasticflow.compiler.inputs.sources import JOB_FILE, SourceFile, own_sources
+from elasticflow.compiler.provenance import environment
+from elasticflow.compiler.provenance.job_json import job_from_json
+from elasticflow.compiler.provenance.sources import JOB_FILE, SourceFile, own_sources
 from elasticflow.errors import LaunchFolderError
 from elasticflow.system import records
 
@@ -97,14 +97,14 @@ def origins_now(
     sources = own_sources(job, project_root, job_files)
     earlier = {} if before is None else before.sources
     for name, file in earlier.items():
-        digest = provenance.digest_of(project_root / name)
+        digest = environment.digest_of(project_root / name)
         if name not in sources and digest is not None:
             sources[name] = SourceFile(digest, file.roles)
     return Origins(
         dict(sorted(sources.items())),
-        provenance.git_state(project_root),
-        provenance.versions(() if before is None else before.versions),
-        provenance.machine(),
+        environment.git_state(project_root),
+        environment.versions(() if before is None else before.versions),
+        environment.machine(),
         launch_id,
     )
 
@@ -157,12 +157,12 @@ def made_in(folder: Path) -> Made:
 
 def with_environment(made: Made, folder: Path) -> Made:
     """Return what a launch was made from with what its workers, whose launch folder is *folder*, reported."""
-    environment = environment_of(folder)
-    imported = {name: SourceFile(digest, ("imported",)) for name, digest in environment.files.items()}
+    reported = environment_of(folder)
+    imported = {name: SourceFile(digest, ("imported",)) for name, digest in reported.files.items()}
     origins = replace(
         made.origins,
         sources={**imported, **made.origins.sources},
-        versions={**made.origins.versions, **environment.versions},
+        versions={**made.origins.versions, **reported.versions},
     )
     return Made(made.job, origins)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.cli.main import call
-from elasticflow.compiler.inputs.missing_imports import require_importable
+from elasticflow.compiler.provenance.missing_imports import require_importable
 from elasticflow.errors import JobRefusedError
 from elasticflow.jobfile.load import require_job
 

@@ -4,7 +4,7 @@ from typing import Any, get_args
 
 import pytest
 
-from elasticflow.compiler.drift.compare import Difference, compare
+from elasticflow.compiler.provenance.drift import Difference, compare
 from elasticflow.jobfile.tables.job import Job
 from elasticflow.protocol.key_weights import _WEIGHTS, Weight
 from tests.compiler.jobs import make_job

@@ -10,7 +10,7 @@ from elasticflow.errors import JobRefusedError
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
 from elasticflow.jobfile.diagnostics.render_text import render
-from elasticflow.jobfile.entry_points.calls import entry_calls
+from elasticflow.jobfile.entry_points.calls import calls_of
 from elasticflow.python_source.bindings import parse_python
 from elasticflow.python_source.definitions import file_seen_from_here
 from elasticflow.python_source.modules import (
@@ -70,7 +70,7 @@ def missing_imports(job: Job, project_root: Path) -> list[Diagnostic] | None:
     finder = _finder(job, project_root)
     missing: dict[str, Diagnostic] = {}
     looked_for = {"torch", "elasticflow", ""}
-    waiting = [use.text.partition(":")[0] for use in entry_calls(job.model_dump())]
+    waiting = [use.text.partition(":")[0] for use in calls_of(job)]
     seen: set[str] = set()
     while waiting and len(seen) < _MOST_MODULES:
         name = waiting.pop(0)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from elasticflow.compiler.inputs.job_json import job_digest, job_from_json, job_to_json
+from elasticflow.compiler.provenance.job_json import job_digest, job_from_json, job_to_json
 from elasticflow.errors import JobRefusedError
 from elasticflow.jobfile.type_checks.annotations import DatasetValue
 from tests.compiler.jobs import make_job

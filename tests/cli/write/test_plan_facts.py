@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elasticflow.cli.write.plan_data import drawn_in_words
+from elasticflow.cli.write.plan_facts import drawn_in_words
 from elasticflow.compiler.plan.forecast import Knowledge, KnownSets, forecast
 from elasticflow.observe.terminal.formats import order_in_words
 from tests.compiler.jobs import make_job

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow.compiler.inputs.provenance import git_state, machine, versions, versions_of_modules
+from elasticflow.compiler.provenance.environment import git_state, machine, versions, versions_of_modules
 
 if TYPE_CHECKING:
     from pathlib import Path

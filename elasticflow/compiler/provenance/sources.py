@@ -8,8 +8,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.compiler.inputs.provenance import digest_of
-from elasticflow.jobfile.entry_points.calls import entry_calls
+from elasticflow.compiler.provenance.environment import digest_of
+from elasticflow.jobfile.entry_points.calls import calls_of
 from elasticflow.python_source.bindings import parse_python
 from elasticflow.python_source.modules import CannotTellError, Finder, NoModuleError, source_of
 from elasticflow.python_source.syntax import imported_modules
@@ -50,7 +50,7 @@ def own_sources(job: Job, project_root: Path, job_files: Sequence[str]) -> dict[
     """
     walk = _Walk(Finder.of_job(project_root, job.job.path))
     roles: dict[Path, set[str]] = defaultdict(set)
-    for use in entry_calls(job.model_dump()):
+    for use in calls_of(job):
         first, second, *_ = use.path
         role = _ROLES.get((str(first), str(second)), str(first))
         for file in walk.reached(use.text.partition(":")[0]):

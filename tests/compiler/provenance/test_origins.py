@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elasticflow.compiler.drift.origins import compare_made
-from elasticflow.compiler.drift.table import lines_of
-from elasticflow.compiler.inputs.job_json import job_to_json
-from elasticflow.compiler.inputs.origins import Made, Origins, made_from, made_in, origins_now
-from elasticflow.compiler.inputs.sources import SourceFile, own_sources
+from elasticflow.compiler.provenance.drift import compare_made, lines_of
+from elasticflow.compiler.provenance.job_json import job_to_json
+from elasticflow.compiler.provenance.origins import Made, Origins, made_from, made_in, origins_now
+from elasticflow.compiler.provenance.sources import SourceFile, own_sources
 from elasticflow.errors import LaunchFolderError
 from tests.compiler.jobs import make_job
 

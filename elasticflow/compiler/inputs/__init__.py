@@ -1,1 +1,0 @@
-"""What a launch is made from: job, sources, git, versions, machine."""

@@ -1,0 +1,230 @@
+"""The differences between what two launches were made from, how much each matters to a run, and their table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.compiler.provenance.job_json import public_tables, to_json
+from elasticflow.compiler.provenance.sources import JOB_FILE
+from elasticflow.jobfile.tables.evaluation import without_set
+from elasticflow.protocol.key_weights import EXACT_WEIGHTS, LISTS, Weight, weigh
+from elasticflow.redaction import mask_url
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from elasticflow.compiler.provenance.origins import Made, Origins
+    from elasticflow.jobfile.tables.job import Job
+
+# Batches of like length are cut where a batch ends.
+_CUTS = "dataset.sampler.bucket_by: the order of samples depends on it"
+_BUCKETED_WEIGHTS: dict[str, tuple[Weight, str]] = {
+    "dataset.global_batch_size": ("corrupting", _CUTS),
+    "dataset.tail": ("corrupting", _CUTS),
+}
+
+_BITS = 'train.consistency = "exact" promises bits that this may change'
+_ROUNDING = "equal up to rounding"
+_NO_WEIGHTS = frozenset({"evaluation", "hooks", "prepare"})  # roles that no weight depends on
+# Move no number that training computes: ours, and what torch imports for its compiler and its hub.
+_PLUMBING = frozenset({
+    "python", "annotated-types", "click", "fsspec", "pydantic", "pydantic-core", "safetensors", "structlog", "tomli",
+    "typing-extensions", "typing-inspection", "dill", "filelock", "jinja2", "markupsafe", "mpmath", "networkx",
+    "packaging", "psutil", "pyyaml", "rich", "setuptools", "sympy", "tqdm",
+})  # fmt: skip
+_DIGEST_SHOWN = 12
+WEIGHTS: dict[Weight, str] = {
+    "corrupting": "would corrupt the run",
+    "trajectory": "changes the trajectory",
+    "harmless": "harmless",
+}
+_WIDEST_KEY, _WIDEST_CHANGE, _LONGEST_VALUE = 44, 44, 60
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One key that differs.
+
+    Attributes:
+        key: Dotted, as in the job file: `optimizer.args.lr`.
+        old: Value of the run so far; None if the key was not there.
+        new: Value now; None if the key is gone.
+        weight: What it does to a run that goes on: nothing, another trajectory, or corruption.
+        reason: Why it has that weight.
+    """
+
+    key: str
+    old: Any
+    new: Any
+    weight: Weight
+    reason: str
+
+    @property
+    def is_of_the_job(self) -> bool:
+        """Whether it is a key of the job, not one of what else a launch is made from."""
+        return self.key.partition(".")[0] not in {"sources", "versions", "machine", "git"}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as job.json and events hold it."""
+        return dict(to_json(asdict(self)))
+
+
+def compare(old: Job, new: Job) -> list[Difference]:
+    """Return what differs, in the order of the job file, keys that came last."""
+    before, after = dict(_leaves(public_tables(old))), dict(_leaves(public_tables(new)))
+    is_script = new.script is not None
+    is_exact = not is_script and new.train.consistency == "exact"
+    own_weights = dict(EXACT_WEIGHTS) if is_exact else {}
+    if not is_script and new.dataset.sampler is not None and new.dataset.sampler.bucket_by is not None:
+        own_weights |= _BUCKETED_WEIGHTS
+    differences = []
+    for key in {**before, **after}:
+        was, now = before.get(key), after.get(key)
+        if was != now or type(was) is not type(now):
+            weight = own_weights.get("env" if key.startswith("env.") else key) or _weigh(key, was, now)
+            differences.append(Difference(key, was, now, *weight))
+    return differences
+
+
+def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):  # an empty one has no keys to differ in
+        for name, item in value.items():
+            yield from _leaves(item, f"{key}.{name}" if key else name)
+    elif key in LISTS:
+        for number, group in enumerate(value):
+            yield from _leaves(group, f"{key}.{number}")
+    else:
+        yield key, value
+
+
+def _weigh(key: str, was: Any, now: Any) -> tuple[Weight, str]:
+    parts = [str(part) for part in without_set(tuple(key.split(".")))]
+    if ".".join(parts[:2]) in LISTS and len(parts) > 2:
+        del parts[2]  # the number of the table
+    return weigh(".".join(parts), was, now)
+
+
+def compare_made(old: Made, new: Made, *, after_user_error: bool = False) -> list[Difference]:
+    """Return what differs: keys of the job first, then its own sources, versions, machine and checkout.
+
+    What only one side knows is no difference: an older launch recorded less, and workers have yet to report.
+
+    Args:
+        old: What the run was made from so far.
+        new: What it is to go on with.
+        after_user_error: The run ended with an error of the job's own code.
+    """
+    is_script = new.job.script is not None
+    is_exact = not is_script and new.job.train.consistency == "exact"
+    depends_on_cores = is_exact and new.job.train.threads is None
+    return [
+        *compare(old.job, new.job),
+        *_sources(old.origins, new.origins, is_exact=is_exact, after_user_error=after_user_error),
+        *_versions(old.origins, new.origins, is_exact=is_exact),
+        *_machine(old.origins, new.origins, is_exact=is_exact, depends_on_cores=depends_on_cores),
+        *_git(old.origins, new.origins),
+    ]
+
+
+def _sources(old: Origins, new: Origins, *, is_exact: bool, after_user_error: bool) -> Iterator[Difference]:
+    if not old.sources or not new.sources:
+        return
+    for name in sorted({**old.sources, **new.sources}):
+        was, now = old.sources.get(name), new.sources.get(name)
+        roles = {*(was.roles if was else ()), *(now.roles if now else ())}
+        if JOB_FILE in roles or (was and now and was.sha256 == now.sha256):
+            continue
+        weight: Weight = "harmless"
+        if roles == {"script"}:
+            reason = "a script goes on from what it has saved"
+        elif roles <= _NO_WEIGHTS:
+            reason = "the weights do not depend on it"
+        elif is_exact:
+            weight, reason = "trajectory", _BITS
+        elif after_user_error:
+            reason = "expected after an error in the job's own code; it counts from here on"
+        else:
+            reason = "counts as it is now, from here on"
+        old_digest, new_digest = (
+            None if file is None else file.sha256[:_DIGEST_SHOWN] for file in (was, now)
+        )
+        reason = f"{', '.join(sorted(roles))}: {reason}"
+        yield Difference(f"sources.{name}", old_digest, new_digest, weight, reason)
+
+
+def _versions(old: Origins, new: Origins, *, is_exact: bool) -> Iterator[Difference]:
+    for name, was in old.versions.items():
+        now = new.versions.get(name)
+        if was == now or (now is None and not new.versions):
+            continue
+        is_plumbing = name.lower().replace("_", "-") in _PLUMBING
+        matters = is_exact and not is_plumbing
+        weight: Weight = "trajectory" if matters else "harmless"
+        reason = "moves no number" if is_plumbing else _BITS if matters else _ROUNDING
+        yield Difference(f"versions.{name}", was, now, weight, reason)
+
+
+def _machine(old: Origins, new: Origins, *, is_exact: bool, depends_on_cores: bool) -> Iterator[Difference]:
+    if not old.machine or not new.machine:
+        return
+    for name in ("cpu", "gpus", "cores", "driver", "os", "libc", "kernel"):
+        was, now = old.machine.get(name), new.machine.get(name)
+        weight: Weight = "harmless"
+        reason = _ROUNDING if name in {"cpu", "gpus", "cores"} else "where it runs, not what it computes"
+        if is_exact and (name in {"cpu", "gpus"} or (name == "cores" and depends_on_cores)):
+            weight, reason = "trajectory", _BITS
+        if was != now:
+            yield Difference(f"machine.{name}", was, now, weight, reason)
+
+
+def _git(old: Origins, new: Origins) -> Iterator[Difference]:
+    was, now = ((each.git or {}).get("commit") for each in (old, new))
+    if was and now and was != now:
+        reason = "what of it takes part in the job is compared file by file"
+        yield Difference("git.commit", was[:_DIGEST_SHOWN], now[:_DIGEST_SHOWN], "harmless", reason)
+
+
+def _plain(text: str, _: Weight) -> str:
+    return text
+
+
+def lines_of(
+    differences: Sequence[Difference], paint: Callable[[str, Weight], str] = _plain, indent: str = "  "
+) -> Iterator[str]:
+    """Yield the table's lines, the weightiest group first: key, old -> new, reason.
+
+    Args:
+        differences: In the order that they are shown within a group.
+        paint: Returns a group's head in the colour of its weight.
+        indent: Before each line.
+    """
+    rows = [(each, each.key, change(each)) for each in differences]
+    keys = min(max((len(key) for _, key, _ in rows), default=0), _WIDEST_KEY)
+    changes = min(max((len(text) for *_, text in rows), default=0), _WIDEST_CHANGE)
+    for weight, title in WEIGHTS.items():
+        group = [row for row in rows if row[0].weight == weight]
+        if group:
+            yield f"{indent}{paint(title, weight)}"
+        for each, key, text in group:
+            yield f"{indent}  {key:<{keys}}  {text:<{changes}}  {each.reason}"
+
+
+def change(difference: Difference) -> str:
+    """Return `0.1 -> 0.2`; a value that is not there is `-`."""
+    return f"{value(difference.old)} -> {value(difference.new)}"
+
+
+def value(content: Any) -> str:
+    """Return a value as short as a table takes it."""
+    match content:
+        case None | []:
+            return "-"
+        case str():
+            text = mask_url(content)
+        case list():
+            text = ", ".join(map(str, content))
+        case _:
+            text = repr(content)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."

@@ -1,0 +1,98 @@
+"""The `[snapshots]` table as every process of a run has it: one record, from the job file to the writer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+from elasticflow.system.units import parse_size
+
+BestMode = Literal["max", "min"]
+Integrity = Literal["crc32", "sha256"]
+# Keys of the fields of `Keep` in JSON, as plan.json has had them from the first version on.
+_KEEP_KEYS = {
+    "last": "keep_last",
+    "best": "keep_best",
+    "every": "keep_every",
+    "within": "keep_within",
+    "best_mode": "best_mode",
+}
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Which committed snapshots stay, as the job file says; one reason is enough.
+
+    Attributes:
+        last: How many of the newest.
+        best: How many of the best by metric, among those measured like the newest; of equals, the newer.
+        every: The first snapshot at or after each multiple of this interval; a time counts from 1970 on.
+        within: Those that are at most this much older than the newest, like "2 h".
+        best_mode: Whether the largest or the smallest metric is the best; None: `best` keeps nothing.
+    """
+
+    last: int = 3
+    best: int | None = None
+    every: str | None = None
+    within: str | None = None
+    best_mode: BestMode | None = None
+
+
+@dataclass(frozen=True)
+class SnapshotSettings:
+    """When snapshots are taken, where they go, which stay; texts are as the job file has them.
+
+    Attributes:
+        uri: Any fsspec URL or path; None: the run folder. A relative path starts at the project root.
+        every: Intervals, any of which makes a snapshot due: "500 steps", "10 min", "1 epoch".
+        memory: Interval at which the state is also held in the node's memory; None: never.
+        keep: Which snapshots stay.
+        integrity: Digest of every file.
+        staging_limit: Most memory that each node takes for snapshots, like "4 GiB"; None: what the machine can give.
+        options: Arguments of the file system; secrets stay as `${env:NAME}`.
+        ignore: Paths of state that no snapshot holds: the job says that no step depends on it.
+    """
+
+    uri: str | None = None
+    every: tuple[str, ...] = ("10 min", "1 epoch")
+    memory: str | None = None
+    keep: Keep = field(default_factory=Keep)
+    integrity: Integrity = "crc32"
+    staging_limit: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    ignore: tuple[str, ...] = ()
+
+    @property
+    def staging_bytes(self) -> int | None:
+        """The staging limit in bytes."""
+        return None if self.staging_limit is None else parse_size(self.staging_limit)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as one flat object, as it stands in plan.json; `ignore` only where it is not empty."""
+        content: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if name == "keep":
+                content |= {_KEEP_KEYS[key]: kept for key, kept in vars(self.keep).items()}
+            elif name != "ignore" or value:
+                content[name] = list(value) if isinstance(value, tuple) else value
+        return content
+
+    @staticmethod
+    def arguments(flat: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of SnapshotSettings from what `to_json` gave; `keep` has those of Keep. Unchecked."""
+        own = {key: value for key, value in flat.items() if key not in _KEEP_KEYS.values()}
+        # Earlier plans count bytes.
+        if isinstance(limit := own.get("staging_limit"), int):
+            own["staging_limit"] = f"{limit} B"
+        own |= {key: tuple(own[key]) for key in ("every", "ignore") if key in own}
+        return {**own, "keep": {name: flat[key] for name, key in _KEEP_KEYS.items() if key in flat}}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Self:
+        """Return the record that `to_json` gave; absent keys have their defaults.
+
+        Raises:
+            TypeError: a key is unknown.
+        """
+        arguments = cls.arguments(content)
+        return cls(**{**arguments, "keep": Keep(**arguments["keep"])})
