@@ -10,28 +10,16 @@ from importlib import util
 from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
 
 from elasticflow.compiler.entry_point.factory_calls import call_forms
-from elasticflow.compiler.entry_point.render import render_factories
+from elasticflow.compiler.entry_point.functions import functions_of
+from elasticflow.compiler.entry_point.render import render_for_child
 from elasticflow.compiler.plan.launch_plan import entries
 from elasticflow.compiler.plan.torchrun import variables
 from elasticflow.deep_check import child_process
 from elasticflow.jobfile.checks.evaluation_data import is_to_be_apart
-from elasticflow.jobfile.tables.types import CollateTable, collate_entry
+from elasticflow.jobfile.diagnostics.toml_literals import dotted
+from elasticflow.jobfile.tables.evaluation import path_of_set
 from elasticflow.launcher.agent.stack_dumps import parse
-from elasticflow.protocol.deep_messages import (
-    MESSAGES,
-    DatasetTable,
-    DeepJob,
-    DeepRequest,
-    Doing,
-    Done,
-    EvaluationSet,
-    Facts,
-    ModelTable,
-    Note,
-    OptimizerTable,
-    Problem,
-    SchedulerTable,
-)
+from elasticflow.protocol.deep_messages import MESSAGES, DeepRequest, Doing, Done, Facts, Note, Problem
 from elasticflow.protocol.json_codec import to_json
 
 if TYPE_CHECKING:
@@ -39,7 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elasticflow.deep_check.child_process import ChildEnd
-    from elasticflow.jobfile.tables.job import DatasetTable as JobDatasetTable
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.protocol.deep_messages import DeepMessage
 
@@ -137,70 +124,16 @@ def request_of(job: Job, project_root: Path, *, takes_step: bool = False) -> Dee
     Raises:
         JobRefusedError: an argument of the job cannot be written down.
     """
+    forms = call_forms(job, project_root)
+    sets = {dotted(path_of_set(name)): table for name, table in job.evaluations.items()}
     return DeepRequest(
-        job=_job_of(job),
+        entry_point=render_for_child(job, project_root, forms),
+        keys={each.name: each.key for each in functions_of(job, forms, ()).values()},
         entries=entries(job),
-        entry_point=_entry_point(job, project_root),
         own=[str((project_root / part).resolve()) for part in job.job.path],
+        apart=tuple(key for key, table in sets.items() if is_to_be_apart(job.dataset, table)),
         takes_step=takes_step,
     )
-
-
-def _job_of(job: Job) -> DeepJob:
-    scheduler, dataset = job.lr_scheduler, job.dataset
-    return DeepJob(
-        seed=job.job.seed,
-        model=ModelTable(bool(job.model.args), job.model.step, job.model.loss, job.model.weights),
-        optimizer=OptimizerTable(bool(job.optimizer.args), job.optimizer.clip_grad_norm),
-        lr_scheduler=None if scheduler is None else SchedulerTable(bool(scheduler.args)),
-        dataset=DatasetTable(
-            entry=dataset.entry,
-            has_args=bool(dataset.args),
-            shards=dataset.shards,
-            prepare=dataset.prepare,
-            collate=None if dataset.collate is None else collate_entry(dataset.collate),
-            collate_is_made=isinstance(dataset.collate, CollateTable),
-            samples=dataset.samples,
-            global_batch_size=dataset.global_batch_size,
-            micro_batch_size=dataset.micro_batch_size,
-            tail=dataset.tail,
-            **_sampling_of(dataset),
-        ),
-        evaluations=tuple(
-            EvaluationSet(
-                name,
-                table.entry,
-                bool(table.args),
-                tuple(table.metrics),
-                is_to_be_apart(dataset, table),
-                own_collate=table.collate is not None,
-            )
-            for name, table in job.evaluations.items()
-        ),
-        precision=job.train.precision,
-        ema=job.train.ema,
-        consistency=job.train.consistency,
-        find_unused_parameters=job.ddp.find_unused_parameters,
-        include=dict(job.snapshots.include),
-        ignore=tuple(job.snapshots.ignore),
-        gradient_checkpointing=tuple(globs)
-        if isinstance(globs := job.train.gradient_checkpointing, list)
-        else globs,
-    )
-
-
-def _sampling_of(table: JobDatasetTable) -> dict[str, Any]:
-    """Return how samples are drawn, as the child is told."""
-    sampler, weights = table.sampler, tuple(each.weight for each in table.mix if each.weight is not None)
-    temperature = None if sampler is None else sampler.temperature
-    if temperature is not None:
-        return {"temperature": temperature}
-    return {"sampler": None if sampler is None else sampler.kind, "weights": weights or None}
-
-
-def _entry_point(job: Job, project_root: Path) -> str:
-    forms = call_forms(job, project_root)
-    return render_factories(job, root=str(project_root.resolve()), forms=forms)
 
 
 def report_of(ended: ChildEnd, own: Sequence[str], limit_s: float) -> DeepReport:
