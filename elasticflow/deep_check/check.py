@@ -37,27 +37,6 @@ _WARNINGS = frozenset({"device", "memory", "unknown", "left"})
 _MOST_FRAMES = 4
 
 
-class DeepProblem(NamedTuple):
-    """One thing that is wrong, or could not be found out.
-
-    Attributes:
-        kind: import, factory, result, sample, collate, length, overlap, other_data, state, step, loss, weights, hang, died,
-            left, restart, device, memory, unknown.
-        key: Key of the job file.
-        message: In one line.
-        frames: Where in the job's own code, outermost first.
-        remedy: What to do; may be empty.
-        is_warning: It need not be wrong.
-    """
-
-    kind: str
-    key: str
-    message: str
-    frames: tuple[str, ...] = ()
-    remedy: str = ""
-    is_warning: bool = False
-
-
 class DeepReport(NamedTuple):
     """What `--deep` found out.
 
@@ -67,12 +46,12 @@ class DeepReport(NamedTuple):
         notes: How, and what was not tried.
     """
 
-    problems: tuple[DeepProblem, ...]
+    problems: tuple[Problem, ...]
     facts: Facts
     notes: tuple[str, ...]
 
 
-_NO_TORCH = DeepProblem(
+_NO_TORCH = Problem(
     "unknown",
     "model.entry",
     "--deep cannot tell anything here: torch is not installed",
@@ -138,7 +117,7 @@ def request_of(job: Job, project_root: Path, *, takes_step: bool = False) -> Dee
 
 def report_of(ended: ChildEnd, own: Sequence[str], limit_s: float) -> DeepReport:
     """Return what a child reported; a child that did not come to its end is a problem itself."""
-    problems: list[DeepProblem] = []
+    problems: list[Problem] = []
     facts = Facts()
     notes: list[str] = []
     doing, key, is_whole = "starting Python and torch", "model.entry", False
@@ -146,10 +125,8 @@ def report_of(ended: ChildEnd, own: Sequence[str], limit_s: float) -> DeepReport
         match sent:
             case Doing():
                 doing, key = sent.what, sent.key
-            case Problem(kind=kind):
-                is_warning = sent.is_warning or kind in _WARNINGS
-                problem = DeepProblem(kind, sent.key, sent.message, sent.frames, sent.help, is_warning)
-                problems.append(problem)
+            case Problem():
+                problems.append(replace(sent, is_warning=sent.is_warning or sent.kind in _WARNINGS))
             case Facts():
                 facts = replace(facts, **sent.known())
             case Note():
@@ -165,7 +142,7 @@ def report_of(ended: ChildEnd, own: Sequence[str], limit_s: float) -> DeepReport
     if ended.left:
         message = f"the job's code leaves processes behind: {', '.join(ended.left)}"
         remedy = "they were ended; in a run they would outlive their worker"
-        problems.append(DeepProblem("left", "model.entry", message, remedy=remedy, is_warning=True))
+        problems.append(Problem("left", "model.entry", message, remedy=remedy, is_warning=True))
     return DeepReport(tuple(dict.fromkeys(problems)), facts, tuple(dict.fromkeys(notes)))
 
 
@@ -177,7 +154,7 @@ def _message(content: dict[str, Any]) -> DeepMessage | None:
         return None
 
 
-def _cut_short(ended: ChildEnd, doing: str, key: str, own: Sequence[str], limit_s: float) -> DeepProblem:
+def _cut_short(ended: ChildEnd, doing: str, key: str, own: Sequence[str], limit_s: float) -> Problem:
     frames = tuple(
         f"{_short(frame.file)}:{frame.line}, in {frame.function}"
         for frame in reversed(parse(ended.output))
@@ -186,7 +163,7 @@ def _cut_short(ended: ChildEnd, doing: str, key: str, own: Sequence[str], limit_
     if ended.code is None:
         message = f"trying the job out was not done after {limit_s:g} s in all; the last of it was {doing}"
         remedy = "if all of it takes that long here, give it more with --deep-timeout"
-        return DeepProblem("hang", key, message, frames, remedy)
+        return Problem("hang", key, message, remedy, frames)
     if ended.code < 0:
         name = signal.Signals(-ended.code).name
         message, remedy = f"{doing} ended the process with {name}", ""
@@ -198,7 +175,7 @@ def _cut_short(ended: ChildEnd, doing: str, key: str, own: Sequence[str], limit_
     last = next((line for line in reversed(ended.output.splitlines()) if line.strip()), "")
     if not frames and last and ended.code > 0:
         remedy = f"{remedy}; the last it printed: {last[:160]}"
-    return DeepProblem("died", key, message, frames, remedy)
+    return Problem("died", key, message, remedy, frames)
 
 
 def _short(file: str) -> str:

@@ -48,13 +48,14 @@ class Doing:
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is wrong, or need not be.
+    """Something that is wrong, or could not be found out.
 
     Attributes:
-        kind: One of those of `deep_check.DeepProblem`.
+        kind: import, factory, result, sample, collate, length, overlap, other_data, state, step, loss, weights, hang, died,
+            left, restart, device, memory, unknown.
         key: Key of the job file.
         message: In one line.
-        help: What to do; may be empty.
+        remedy: What to do; may be empty.
         frames: Where in the job's own code, outermost first.
         is_warning: It need not be wrong.
     """
@@ -62,7 +63,7 @@ class Problem:
     kind: str
     key: str
     message: str
-    help: str = ""
+    remedy: str = ""
     frames: tuple[str, ...] = ()
     is_warning: bool = False
 

@@ -70,16 +70,18 @@ class Function:
     begins: str | None = None
     first: str | None = None
 
-    def row(self) -> dict[str, Code | None]:
-        """Return its lines, by their keys in the template."""
+    def text(self) -> str:
+        """Return its lines."""
         imports = self.imports.lines()
-        return {
-            "def": f"def {self.name}({', '.join(self._all_parameters())}) -> {self.returns}:",
-            "head": f'"""{self.doc}."""' + ("" if imports is None else f"\n    {imports}\n"),
-            "begin": None if self.begins is None else f"random_streams.begin(SEED, {quoted(self.begins)})",
-            "first": self.first,
-            "value": self.value,
-        }
+        lines = [
+            f"def {self.name}({', '.join(self._all_parameters())}) -> {self.returns}:",
+            f'    """{self.doc}."""',
+            *([] if imports is None else [f"    {imports}", ""]),
+            *([] if self.begins is None else [f"    random_streams.begin(SEED, {quoted(self.begins)})"]),
+            *([] if self.first is None else [f"    {self.first}"]),
+            *([] if self.value is None else [layout(self.value, indent=4, before="return ")]),
+        ]
+        return "\n".join(lines)
 
     def call(self) -> Call:
         """Return the call of it, where variables have the names of its parameters."""

@@ -1,11 +1,9 @@
 """Job -> train.py: the template's marked lines filled in with this job's values.
 
 Markers of the template, which is itself valid Python with sample values:
-in `CODE  # = key`, what stands after `= ` or `return ` is replaced by values[key] (without these, all of it; None drops
-the line; a comment after the key stays);
-code that ends with `(` goes on to the line of the closing bracket;
-in `from module import a, b  # = import.key`, names that the text does not use are left out, and the line without any;
-`# each: list` opens a block that ends at `# end`, and stands once for each row of the list.
+in `CODE  # = key`, what stands after `= ` is replaced by values[key] (without it, all of it; None drops the line; a comment
+after the key stays);
+in `from module import a, b  # = import.key`, names that the text does not use are left out, and the line without any.
 """
 
 from __future__ import annotations
@@ -15,15 +13,14 @@ import re
 import shlex
 from functools import cache
 from importlib.resources import files
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from elasticflow.compiler.entry_point.factory_calls import CallForms
 from elasticflow.compiler.entry_point.source_code import layout
-from elasticflow.compiler.entry_point.values import Values, values_of
+from elasticflow.compiler.entry_point.values import values_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from elasticflow.compiler.entry_point.values import Line
@@ -31,8 +28,7 @@ if TYPE_CHECKING:
 
 _MARKED = re.compile(r"(?P<margin> *)(?P<code>.*?)  # = (?P<key>[a-z0-9_.]+)(?P<comment>  # .*)?")
 _IMPORT = re.compile(r"(?P<start>(?:from \S+ )?import )(?P<names>.*)  # = import\.\w+")
-_BEFORE = re.compile(r"(?:return |[^=(]+ = )?")  # stands before a value
-_EACH = re.compile(r"# each: (?P<key>[a-z0-9_.]+)")
+_BEFORE = re.compile(r"(?:[^=(]+ = )?")  # stands before a value
 
 
 def render(
@@ -63,7 +59,7 @@ def render(
     again = shlex.join(["elasticflow", "compile", job_file, *options])
     lines = template().splitlines()
     values = values_of(job, root=root, digest=digest, forms=forms or CallForms(), taken=_names())
-    values.code |= {
+    values |= {
         "header": _in_docstring(f"Made by elasticflow from {job_file} (job digest {digest[:16]})."),
         "again": _in_docstring(f"Make it again:          {again} -o DIR"),
     }
@@ -106,8 +102,8 @@ def _in_docstring(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
 
 
-def _text(lines: Sequence[str], values: Values) -> str:
-    filled = list(_filled(lines, values))
+def _text(lines: Iterable[str], values: Mapping[str, Line]) -> str:
+    filled = [line for marked in lines if (line := _filled(marked, values)) is not None]
     nodes = ast.walk(ast.parse("\n".join(filled)))
     used = {node.id for node in nodes if isinstance(node, ast.Name)}
     return "\n".join(_with_used_imports(filled, used)).rstrip("\n") + "\n"
@@ -122,30 +118,13 @@ def _with_used_imports(lines: Sequence[str], used: set[str]) -> Iterator[str]:
             yield f"{statement['start']}{', '.join(names)}"
 
 
-def _filled(lines: Sequence[str], values: Values) -> Iterator[str]:
-    rest = iter(lines)
-    for line in rest:
-        each = _EACH.fullmatch(line)
-        if each is None:
-            yield from _line(line, rest, values.code)
-            continue
-        block = list(takewhile("# end".__ne__, rest))
-        for row in values.lists[each["key"]]:
-            yield from _filled(block, Values(row))
-
-
-def _line(line: str, rest: Iterator[str], code: Mapping[str, Line]) -> Iterator[str]:
+def _filled(line: str, values: Mapping[str, Line]) -> str | None:
     marked = _MARKED.fullmatch(line)
     if marked is None or marked["key"].startswith("import."):
-        yield line
-        return
-    if marked["code"].endswith("("):
-        closing = marked["margin"] + ")"
-        while next(rest) != closing:
-            pass
-    value = code[marked["key"]]
+        return line
+    value = values[marked["key"]]
     if value is None:
-        return
+        return None
     before = _BEFORE.match(marked["code"])
     assert before is not None
-    yield layout(value, indent=len(marked["margin"]), before=before[0], after=marked["comment"] or "")
+    return layout(value, indent=len(marked["margin"]), before=before[0], after=marked["comment"] or "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.compiler.entry_point.evaluation_calls import evaluation, opened
@@ -35,15 +34,7 @@ Line = Code | None
 """What stands in a marked line, after what the template has up to `= ` or `return `; None: no line."""
 
 
-@dataclass
-class Values:
-    """Code by key, and the rows of the `each` blocks."""
-
-    code: dict[str, Line]
-    lists: dict[str, list[dict[str, Line]]] = field(default_factory=dict)
-
-
-def values_of(job: Job, *, root: str, digest: str, forms: CallForms, taken: Iterable[str]) -> Values:
+def values_of(job: Job, *, root: str, digest: str, forms: CallForms, taken: Iterable[str]) -> dict[str, Line]:
     """Return all values of train.py's template but those of its header.
 
     Args:
@@ -57,7 +48,8 @@ def values_of(job: Job, *, root: str, digest: str, forms: CallForms, taken: Iter
         JobRefusedError: an argument that has no Python literal.
     """
     functions = functions_of(job, forms, taken)
-    code: dict[str, Line] = {
+    return {
+        "functions": "\n\n\n".join(each.text() for each in functions.values()),
         **_constants(job, root, forms),
         "join": _join(job, digest),
         "gradients": _gradients(job, forms),
@@ -68,7 +60,6 @@ def values_of(job: Job, *, root: str, digest: str, forms: CallForms, taken: Iter
         "keep": _keep(job, functions, forms),
         **_train(job, forms),
     }
-    return Values(code, {"functions": [each.row() for each in functions.values()]})
 
 
 def _made_of_data(job: Job, functions: Mapping[str, Function]) -> dict[str, Line]:

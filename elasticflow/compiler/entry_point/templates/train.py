@@ -66,15 +66,9 @@ GRADIENTS = elasticflow.Gradients(precision=PRECISION, on_nonfinite="stop")  # =
 SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep=Keep(last=3))  # = snapshots
 
 
-# each: functions
-def training_step(model: nn.Module, batch: Any) -> Tensor:  # = def
-    """Return the loss of one micro-batch."""  # = head
-    random_streams.begin(SEED, "step")  # = begin
-    model.train()  # = first
-    return model(batch)  # = value
+"""The functions that make what the job trains."""  # = functions
 
 
-# end
 def train(run: Run, batches: Iterable[Batch], model: nn.Module, optimizer: Any) -> None:  # = train.def
     """Train from where the run stands to its end, or till all ranks leave."""
     for batch in batches:
@@ -91,16 +85,7 @@ def train(run: Run, batches: Iterable[Batch], model: nn.Module, optimizer: Any) 
 
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
-    run = join_job(  # = join
-        name="mnist",
-        digest="0000000000000000",
-        folder=HERE,
-        seed=SEED,
-        snapshots=SNAPSHOTS,
-        gradients=GRADIENTS,
-        compare_replicas="1000 steps",
-        measures=Measures(count_name="tokens"),
-    )
+    run = join_job(folder=HERE, seed=SEED, snapshots=SNAPSHOTS, gradients=GRADIENTS)  # = join
     worker = run.worker
     prepare_data(worker, prepare)  # = prepare  # by one worker of each node
     dataset = open_dataset(worker, build_dataset, "train")  # = dataset
