@@ -10,28 +10,16 @@ from importlib import util
 from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
 
 from elasticflow.compiler.entry_point.factory_calls import call_forms
-from elasticflow.compiler.entry_point.render import render_factories
+from elasticflow.compiler.entry_point.functions import functions_of
+from elasticflow.compiler.entry_point.render import render_for_child
 from elasticflow.compiler.plan.launch_plan import entries
 from elasticflow.compiler.plan.torchrun import variables
 from elasticflow.deep_check import child_process
 from elasticflow.jobfile.checks.evaluation_data import is_to_be_apart
-from elasticflow.jobfile.tables.types import CollateTable, collate_entry
+from elasticflow.jobfile.diagnostics.toml_literals import dotted
+from elasticflow.jobfile.tables.evaluation import path_of_set
 from elasticflow.launcher.agent.stack_dumps import parse
-from elasticflow.protocol.deep_messages import (
-    MESSAGES,
-    DatasetTable,
-    DeepJob,
-    DeepRequest,
-    Doing,
-    Done,
-    EvaluationSet,
-    Facts,
-    ModelTable,
-    Note,
-    OptimizerTable,
-    Problem,
-    SchedulerTable,
-)
+from elasticflow.protocol.deep_messages import MESSAGES, DeepRequest, Doing, Done, Facts, Note, Problem
 from elasticflow.protocol.json_codec import to_json
 
 if TYPE_CHECKING:
@@ -39,7 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elasticflow.deep_check.child_process import ChildEnd
-    from elasticflow.jobfile.tables.job import DatasetTable as JobDatasetTable
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.protocol.deep_messages import DeepMessage
 
@@ -48,27 +35,6 @@ LIMIT_S = 60.0
 _ALONE = {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
 _WARNINGS = frozenset({"device", "memory", "unknown", "left"})
 _MOST_FRAMES = 4
-
-
-class DeepProblem(NamedTuple):
-    """One thing that is wrong, or could not be found out.
-
-    Attributes:
-        kind: import, factory, result, sample, collate, length, overlap, other_data, state, step, loss, weights, hang, died,
-            left, restart, device, memory, unknown.
-        key: Key of the job file.
-        message: In one line.
-        frames: Where in the job's own code, outermost first.
-        remedy: What to do; may be empty.
-        is_warning: It need not be wrong.
-    """
-
-    kind: str
-    key: str
-    message: str
-    frames: tuple[str, ...] = ()
-    remedy: str = ""
-    is_warning: bool = False
 
 
 class DeepReport(NamedTuple):
@@ -80,12 +46,12 @@ class DeepReport(NamedTuple):
         notes: How, and what was not tried.
     """
 
-    problems: tuple[DeepProblem, ...]
+    problems: tuple[Problem, ...]
     facts: Facts
     notes: tuple[str, ...]
 
 
-_NO_TORCH = DeepProblem(
+_NO_TORCH = Problem(
     "unknown",
     "model.entry",
     "--deep cannot tell anything here: torch is not installed",
@@ -137,75 +103,21 @@ def request_of(job: Job, project_root: Path, *, takes_step: bool = False) -> Dee
     Raises:
         JobRefusedError: an argument of the job cannot be written down.
     """
+    forms = call_forms(job, project_root)
+    sets = {dotted(path_of_set(name)): table for name, table in job.evaluations.items()}
     return DeepRequest(
-        job=_job_of(job),
+        entry_point=render_for_child(job, project_root, forms),
+        keys={each.name: each.key for each in functions_of(job, forms, ()).values()},
         entries=entries(job),
-        entry_point=_entry_point(job, project_root),
         own=[str((project_root / part).resolve()) for part in job.job.path],
+        apart=tuple(key for key, table in sets.items() if is_to_be_apart(job.dataset, table)),
         takes_step=takes_step,
     )
 
 
-def _job_of(job: Job) -> DeepJob:
-    scheduler, dataset = job.lr_scheduler, job.dataset
-    return DeepJob(
-        seed=job.job.seed,
-        model=ModelTable(bool(job.model.args), job.model.step, job.model.loss, job.model.weights),
-        optimizer=OptimizerTable(bool(job.optimizer.args), job.optimizer.clip_grad_norm),
-        lr_scheduler=None if scheduler is None else SchedulerTable(bool(scheduler.args)),
-        dataset=DatasetTable(
-            entry=dataset.entry,
-            has_args=bool(dataset.args),
-            shards=dataset.shards,
-            prepare=dataset.prepare,
-            collate=None if dataset.collate is None else collate_entry(dataset.collate),
-            collate_is_made=isinstance(dataset.collate, CollateTable),
-            samples=dataset.samples,
-            global_batch_size=dataset.global_batch_size,
-            micro_batch_size=dataset.micro_batch_size,
-            tail=dataset.tail,
-            **_sampling_of(dataset),
-        ),
-        evaluations=tuple(
-            EvaluationSet(
-                name,
-                table.entry,
-                bool(table.args),
-                tuple(table.metrics),
-                is_to_be_apart(dataset, table),
-                own_collate=table.collate is not None,
-            )
-            for name, table in job.evaluations.items()
-        ),
-        precision=job.train.precision,
-        ema=job.train.ema,
-        consistency=job.train.consistency,
-        find_unused_parameters=job.ddp.find_unused_parameters,
-        include=dict(job.snapshots.include),
-        ignore=tuple(job.snapshots.ignore),
-        gradient_checkpointing=tuple(globs)
-        if isinstance(globs := job.train.gradient_checkpointing, list)
-        else globs,
-    )
-
-
-def _sampling_of(table: JobDatasetTable) -> dict[str, Any]:
-    """Return how samples are drawn, as the child is told."""
-    sampler, weights = table.sampler, tuple(each.weight for each in table.mix if each.weight is not None)
-    temperature = None if sampler is None else sampler.temperature
-    if temperature is not None:
-        return {"temperature": temperature}
-    return {"sampler": None if sampler is None else sampler.kind, "weights": weights or None}
-
-
-def _entry_point(job: Job, project_root: Path) -> str:
-    forms = call_forms(job, project_root)
-    return render_factories(job, root=str(project_root.resolve()), forms=forms)
-
-
 def report_of(ended: ChildEnd, own: Sequence[str], limit_s: float) -> DeepReport:
     """Return what a child reported; a child that did not come to its end is a problem itself."""
-    problems: list[DeepProblem] = []
+    problems: list[Problem] = []
     facts = Facts()
     notes: list[str] = []
     doing, key, is_whole = "starting Python and torch", "model.entry", False
@@ -213,10 +125,8 @@ def report_of(ended: ChildEnd, own: Sequence[str], limit_s: float) -> DeepReport
         match sent:
             case Doing():
                 doing, key = sent.what, sent.key
-            case Problem(kind=kind):
-                is_warning = sent.is_warning or kind in _WARNINGS
-                problem = DeepProblem(kind, sent.key, sent.message, sent.frames, sent.help, is_warning)
-                problems.append(problem)
+            case Problem():
+                problems.append(replace(sent, is_warning=sent.is_warning or sent.kind in _WARNINGS))
             case Facts():
                 facts = replace(facts, **sent.known())
             case Note():
@@ -232,7 +142,7 @@ def report_of(ended: ChildEnd, own: Sequence[str], limit_s: float) -> DeepReport
     if ended.left:
         message = f"the job's code leaves processes behind: {', '.join(ended.left)}"
         remedy = "they were ended; in a run they would outlive their worker"
-        problems.append(DeepProblem("left", "model.entry", message, remedy=remedy, is_warning=True))
+        problems.append(Problem("left", "model.entry", message, remedy=remedy, is_warning=True))
     return DeepReport(tuple(dict.fromkeys(problems)), facts, tuple(dict.fromkeys(notes)))
 
 
@@ -244,7 +154,7 @@ def _message(content: dict[str, Any]) -> DeepMessage | None:
         return None
 
 
-def _cut_short(ended: ChildEnd, doing: str, key: str, own: Sequence[str], limit_s: float) -> DeepProblem:
+def _cut_short(ended: ChildEnd, doing: str, key: str, own: Sequence[str], limit_s: float) -> Problem:
     frames = tuple(
         f"{_short(frame.file)}:{frame.line}, in {frame.function}"
         for frame in reversed(parse(ended.output))
@@ -253,7 +163,7 @@ def _cut_short(ended: ChildEnd, doing: str, key: str, own: Sequence[str], limit_
     if ended.code is None:
         message = f"trying the job out was not done after {limit_s:g} s in all; the last of it was {doing}"
         remedy = "if all of it takes that long here, give it more with --deep-timeout"
-        return DeepProblem("hang", key, message, frames, remedy)
+        return Problem("hang", key, message, remedy, frames)
     if ended.code < 0:
         name = signal.Signals(-ended.code).name
         message, remedy = f"{doing} ended the process with {name}", ""
@@ -265,7 +175,7 @@ def _cut_short(ended: ChildEnd, doing: str, key: str, own: Sequence[str], limit_
     last = next((line for line in reversed(ended.output.splitlines()) if line.strip()), "")
     if not frames and last and ended.code > 0:
         remedy = f"{remedy}; the last it printed: {last[:160]}"
-    return DeepProblem("died", key, message, frames, remedy)
+    return Problem("died", key, message, remedy, frames)
 
 
 def _short(file: str) -> str:

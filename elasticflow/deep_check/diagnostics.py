@@ -8,9 +8,10 @@ from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.diagnostic import in_order
 
 if TYPE_CHECKING:
-    from elasticflow.deep_check.check import DeepProblem, DeepReport
+    from elasticflow.deep_check.check import DeepReport
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.text.source import Source
+    from elasticflow.protocol.deep_messages import Problem
 
 _CODES = {
     "import": codes.DEEP_IMPORT,
@@ -44,7 +45,7 @@ def diagnostics_of(report: DeepReport, source: Source) -> list[Diagnostic]:
     return in_order(_diagnostic(problem, source) for problem in report.problems)
 
 
-def _diagnostic(problem: DeepProblem, source: Source) -> Diagnostic:
+def _diagnostic(problem: Problem, source: Source) -> Diagnostic:
     remedy = problem.remedy or _REMEDIES.get(problem.kind, "")
     lines = [f"at {frame}" for frame in problem.frames] + [remedy] * bool(remedy)
     return source.problem(

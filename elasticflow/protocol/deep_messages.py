@@ -13,124 +13,23 @@ from elasticflow.protocol.json_codec import MessageCodec
 
 
 @dataclass(frozen=True)
-class ModelTable:
-    """What the child has to know of `[model]`; `has_args`: the job gives the factory arguments."""
-
-    has_args: bool
-    step: str | None
-    loss: str | None
-    weights: str | None
-
-
-@dataclass(frozen=True)
-class OptimizerTable:
-    """What the child has to know of `[optimizer]`."""
-
-    has_args: bool
-    clip_grad_norm: float | None
-
-
-@dataclass(frozen=True)
-class SchedulerTable:
-    """What the child has to know of `[lr_scheduler]`."""
-
-    has_args: bool
-
-
-@dataclass(frozen=True)
-class DatasetTable:
-    """What the child has to know of `[dataset]`; of its sampler which key says how samples are drawn; of a mixture the shares.
-
-    Attributes:
-        collate: What makes batches, or what it is made by.
-        collate_is_made: It is made, with arguments.
-    """
-
-    entry: str | None
-    has_args: bool
-    shards: int | None
-    prepare: str | None
-    collate: str | None
-    samples: int | None
-    global_batch_size: int
-    micro_batch_size: int | None
-    tail: str
-    sampler: str | None = None
-    weights: tuple[float, ...] | None = None
-    temperature: float = 1.0
-    collate_is_made: bool = False
-
-
-@dataclass(frozen=True)
-class EvaluationSet:
-    """What the child has to know of one evaluation set.
-
-    Attributes:
-        name: Its name; empty where there is one without a name.
-        metrics: Their names.
-        is_to_be_apart: Its samples are to be looked up in the training data.
-        own_collate: Its batches are not made by `dataset.collate`.
-    """
-
-    name: str
-    entry: str
-    has_args: bool
-    metrics: tuple[str, ...]
-    is_to_be_apart: bool
-    own_collate: bool = False
-
-    @property
-    def key(self) -> str:
-        """The key of its table: `evaluation`, or `evaluation.val`."""
-        return f"evaluation.{self.name}" if self.name else "evaluation"
-
-
-@dataclass(frozen=True)
-class DeepJob:
-    """What the child has to know of the job besides its train.py.
-
-    Attributes:
-        seed: `job.seed`.
-        precision: `train.precision`.
-        ema: `train.ema`.
-        consistency: `train.consistency`.
-        find_unused_parameters: `ddp.find_unused_parameters`.
-        include: `snapshots.include`.
-        ignore: `snapshots.ignore`.
-        gradient_checkpointing: `train.gradient_checkpointing`.
-    """
-
-    seed: int
-    model: ModelTable
-    optimizer: OptimizerTable
-    lr_scheduler: SchedulerTable | None
-    dataset: DatasetTable
-    evaluations: tuple[EvaluationSet, ...]
-    precision: str
-    ema: float | None
-    consistency: str
-    find_unused_parameters: bool
-    include: dict[str, str]
-    ignore: tuple[str, ...]
-    gradient_checkpointing: bool | tuple[str, ...] = False
-
-
-@dataclass(frozen=True)
 class DeepRequest:
     """What the child is to try out.
 
     Attributes:
-        job: The resolved job, as far as the child has to know it.
-        entries: What the job names, by key of the job file.
-        entry_point: The text of its train.py.
+        entry_point: The text of the job's train.py.
+        keys: The key of the job file that each function of train.py is about, by the function's name.
+        entries: What the job names, by key.
         own: Folders of the job's own code.
+        apart: Keys of the evaluation sets whose samples are to be looked up in the training data.
         takes_step: A step is to be trained on the CPU.
     """
 
-    job: DeepJob
-    entries: dict[str, str]
     entry_point: str
+    keys: dict[str, str]
+    entries: dict[str, str]
     own: list[str]
+    apart: tuple[str, ...]
     takes_step: bool
 
 
@@ -149,13 +48,14 @@ class Doing:
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is wrong, or need not be.
+    """Something that is wrong, or could not be found out.
 
     Attributes:
-        kind: One of those of `deep_check.DeepProblem`.
+        kind: import, factory, result, sample, collate, length, overlap, other_data, state, step, loss, weights, hang, died,
+            left, restart, device, memory, unknown.
         key: Key of the job file.
         message: In one line.
-        help: What to do; may be empty.
+        remedy: What to do; may be empty.
         frames: Where in the job's own code, outermost first.
         is_warning: It need not be wrong.
     """
@@ -163,7 +63,7 @@ class Problem:
     kind: str
     key: str
     message: str
-    help: str = ""
+    remedy: str = ""
     frames: tuple[str, ...] = ()
     is_warning: bool = False
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.compiler.entry_point.factories import values_of_data
 from elasticflow.compiler.entry_point.factory_calls import call_forms
-from elasticflow.compiler.entry_point.render import render_factories
+from elasticflow.compiler.entry_point.render import render_for_child
 from elasticflow.compiler.plan.torchrun import variables
 from elasticflow.errors import ExportError
 from elasticflow.protocol.child_processes import SaveRequest
@@ -47,9 +47,8 @@ def save(job: Job, project_root: Path, weights: Path, folder: Path, tokenizer: s
             f"{of_model[0]} comes from the training data, which an export does not open",
             "export it with --format safetensors",
         )
-    root = str(project_root.resolve())
     request = SaveRequest(
-        entry_point=render_factories(job, root=root, forms=call_forms(job, project_root)),
+        entry_point=render_for_child(job, project_root, call_forms(job, project_root)),
         own=[str((project_root / part).resolve()) for part in job.job.path],
         weights=str(weights.resolve()),
         folder=str(folder.resolve()),
@@ -62,7 +61,7 @@ def save(job: Job, project_root: Path, weights: Path, folder: Path, tokenizer: s
         capture_output=True,
         text=True,
         check=False,
-        cwd=root,
+        cwd=project_root.resolve(),
         env={**os.environ, **env, **{each.name: each.value for each in variables(job)}},
     )
     if ended.returncode != 0:

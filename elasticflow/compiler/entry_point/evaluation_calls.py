@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Literal
 
-from elasticflow.compiler.entry_point.data_calls import collate_of_set, opened
-from elasticflow.compiler.entry_point.factories import metrics
+from elasticflow.compiler.entry_point.functions import of_set
 from elasticflow.compiler.entry_point.source_code import Call, Code, Display, Name, call, keywords, quoted
 from elasticflow.compiler.provenance.job_json import to_json
 from elasticflow.jobfile.checks.evaluation_data import is_to_be_apart
@@ -18,57 +17,73 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from elasticflow.compiler.entry_point.factory_calls import CallForms
-    from elasticflow.compiler.entry_point.imports import Imports
+    from elasticflow.compiler.entry_point.functions import Function
     from elasticflow.jobfile.tables.job import Job
 
 
-def evaluation(
-    job: Job, calls: Mapping[str, Call], imports: Imports, forms: CallForms
-) -> dict[str, Code | None]:
-    """Return what makes the evaluation: of one set, or of several."""
+def evaluation(job: Job, functions: Mapping[str, Function], forms: CallForms) -> dict[str, Code | None]:
+    """Return the lines of main that make the evaluation: of one set, or of several; none for a job without."""
+    if job.evaluation is None:
+        return {"test_set": None, "evaluation": None}
     step = "None" if forms.step_moves_optimizers else "training_step"
     stop_when = {} if job.train.stop_when is None else {"stop_when": _stop_when(job, job.train.stop_when)}
     if isinstance(job.evaluation, EvaluationTable):
         table = job.evaluation
-        options = {**_evaluation_options(job, "", table, imports, forms), **stop_when}
+        options = {**_options(job, "", table, functions, forms), **stop_when}
         return {
-            "test_set": opened(calls["evaluation"], "evaluation", _apart(job, table)),
+            "test_set": _test_set(job, "", table, functions),
             "evaluation": call("Evaluation", "worker", "model", step, "test_set", "run.schedule", **options),
         }
     made = []
     for name, table in job.evaluations.items():
-        key = dotted(path_of_set(name))
-        dataset = opened(calls[key], key, _apart(job, table))
-        options = _evaluation_options(job, name, table, imports, forms)
+        dataset, options = (
+            _test_set(job, name, table, functions),
+            _options(job, name, table, functions, forms),
+        )
         given = (("", "worker"), ("", "model"), ("", step), ("", dataset), ("", "run.schedule"))
-        made.append((f"{quoted(name)}: ", Call("Evaluation", (*given, *keywords(options, key)))))
+        options_of_set = keywords(options, dotted(path_of_set(name)))
+        made.append((f"{quoted(name)}: ", Call("Evaluation", (*given, *options_of_set))))
     sets = Display("{", tuple(made), "}")
     rule = keywords(stop_when, "train.stop_when")
-    return {"evaluations": Call("Evaluations", (("", "worker"), ("", "run.schedule"), ("", sets), *rule))}
+    several = Call("Evaluations", (("", "worker"), ("", "run.schedule"), ("", sets), *rule))
+    return {"test_set": None, "evaluation": several}
 
 
-def _apart(job: Job, table: EvaluationTable) -> dict[str, Name]:
-    return {"apart_from": Name("dataset")} if is_to_be_apart(job.dataset, table) else {}
+def opened(build: Function, name: str, options: Mapping[str, Any]) -> Call:
+    """Return the call that opens the data set called *name*, made by *build*."""
+    arguments = (("", "worker"), ("", build.reference()), ("", quoted(name)))
+    return Call("open_dataset", (*arguments, *keywords(options, name)))
 
 
-def _evaluation_options(
-    job: Job, name: str, table: EvaluationTable, imports: Imports, forms: CallForms
+def _test_set(job: Job, name: str, table: EvaluationTable, functions: Mapping[str, Function]) -> Call:
+    apart = {"apart_from": Name("dataset")} if is_to_be_apart(job.dataset, table) else {}
+    return opened(functions[of_set("build_evaluation_dataset", name)], dotted(path_of_set(name)), apart)
+
+
+def _options(
+    job: Job, name: str, table: EvaluationTable, functions: Mapping[str, Function], forms: CallForms
 ) -> dict[str, Any]:
     weights, best_of = measured_weights(job, table), _best_of(job, table)
     batch_size = table.batch_size or job.dataset.micro_batch_size
-    measured = metrics(table, dotted(path_of_set(name)), lambda _: imports)
+    metrics = functions.get(of_set("build_metrics", name))
     return {
         **({} if forms.step_moves_optimizers else {"precision": Name("PRECISION")}),
         "every": intervals(table.every),
-        **({"metrics": measured} if measured else {}),
+        **({} if metrics is None else {"metrics": metrics.call()}),
         **({} if best_of is None else {"best": table.best, "best_of": best_of}),
         **({} if batch_size is None else {"batch_size": batch_size}),
-        **collate_of_set(job, table, imports, dotted(path_of_set(name))),
+        **_collate(functions.get(of_set("build_evaluation_collate", name)), functions),
         **({} if job.model.loss else {"uses_loss": False}),
         **({} if weights == "raw" else {"average": Name("average")}),
         **({"also_raw": True} if weights == "both" else {}),
         **({} if table.samples is None else {"samples": table.samples}),
     }
+
+
+def _collate(own: Function | None, functions: Mapping[str, Function]) -> dict[str, Any]:
+    if own is not None:
+        return {"collate": own.call()}
+    return {"collate": Name("collate")} if "build_collate" in functions else {}
 
 
 def _stop_when(job: Job, text: str) -> Call:

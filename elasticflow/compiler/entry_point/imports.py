@@ -21,10 +21,14 @@ class Imports:
 
     Args:
         taken: Names that mean something else inside the function.
+
+    Attributes:
+        needs_data: The function's code also looks up attributes of the variable `dataset`.
     """
 
     def __init__(self, taken: Iterable[str]) -> None:
         self._taken = frozenset(taken)
+        self.needs_data = False
         self._names: dict[tuple[str, str], str] = {}  # module and what is imported from it -> its name here
 
     def name_of(self, entry: str) -> str:

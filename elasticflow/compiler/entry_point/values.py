@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.compiler.entry_point.data_calls import collate_of_set, data
-from elasticflow.compiler.entry_point.evaluation_calls import evaluation
-from elasticflow.compiler.entry_point.factories import (
-    collator,
-    factories,
-    factory,
-    metrics,
-    parameter_groups,
-    sampler_values,
-    training_data,
-    values_of_data,
-)
-from elasticflow.compiler.entry_point.hook_calls import hook_rows, hooks
-from elasticflow.compiler.entry_point.imports import Imports
-from elasticflow.compiler.entry_point.measured import clip_gradient, measures
+from elasticflow.compiler.entry_point.evaluation_calls import evaluation, opened
+from elasticflow.compiler.entry_point.factories import values_of_data
+from elasticflow.compiler.entry_point.functions import functions_of
 from elasticflow.compiler.entry_point.source_code import (
     Call,
     Code,
@@ -27,12 +14,10 @@ from elasticflow.compiler.entry_point.source_code import (
     call,
     flat,
     keywords,
+    layout,
     literal,
     quoted,
 )
-from elasticflow.jobfile.diagnostics.toml_literals import dotted
-from elasticflow.jobfile.tables.evaluation import EvaluationTable, path_of_set
-from elasticflow.jobfile.tables.types import CollateTable
 from elasticflow.protocol.snapshot_settings import SnapshotSettings
 from elasticflow.run_folder import path_from_root
 
@@ -40,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from elasticflow.compiler.entry_point.factory_calls import CallForms
+    from elasticflow.compiler.entry_point.functions import Function
     from elasticflow.jobfile.diagnostics.positions import KeyPath
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.jobfile.tables.types import TextWithSecrets
@@ -49,16 +35,7 @@ Line = Code | None
 """What stands in a marked line, after what the template has up to `= ` or `return `; None: no line."""
 
 
-@dataclass
-class Values:
-    """Code by key, flags of the `if` blocks, and the rows of the `each` blocks."""
-
-    code: dict[str, Line]
-    flags: dict[str, bool] = field(default_factory=dict)
-    lists: dict[str, list[dict[str, Line]]] = field(default_factory=dict)
-
-
-def values_of(job: Job, *, root: str, digest: str, forms: CallForms, taken: Iterable[str]) -> Values:
+def values_of(job: Job, *, root: str, digest: str, forms: CallForms, taken: Iterable[str]) -> dict[str, Line]:
     """Return all values of train.py's template but those of its header.
 
     Args:
@@ -71,146 +48,122 @@ def values_of(job: Job, *, root: str, digest: str, forms: CallForms, taken: Iter
     Raises:
         JobRefusedError: an argument that has no Python literal.
     """
-    if not isinstance(job.dataset.collate, CollateTable):
-        taken = {*taken} - {"collator"}  # which is no name of such a train.py
-    first = Imports(taken)  # before the data is prepared, nothing else is imported
-    prepare = None if job.dataset.prepare is None else first.name_of(job.dataset.prepare)
-    imports = Imports({*taken, *first.names()})
-    calls = factories(job, forms, lambda _: imports)
-    code: dict[str, Line] = {
-        **_constants(job, root, forms),
-        **calls,
-        **_step_definition(job, forms),
-        **data(job, calls["dataset"], imports),
-        **evaluation(job, calls, imports, forms),
-        **hooks(job, imports, moves_optimizers=forms.step_moves_optimizers),
-        "join": _join(job, digest),
-        "prepare.import": first.lines(),
-        "prepare": None if prepare is None else call("prepare_data", "worker", prepare),
-        "checkpointing": _checkpointing(job),
-        "weights": call("load_weights", "model", from_root(job.model.weights)) if job.model.weights else None,
-        "gradients": _gradients(job, forms),
-        "keep": _keep(job, forms, imports),
-    }
-    if job.optimizer.groups:
-        code["groups"] = parameter_groups(job.optimizer.groups, imports)
-    if isinstance(made := job.dataset.collate, CollateTable):
-        code["collator"] = collator(made, imports, "dataset.collate")
-    if forms.step_moves_optimizers and job.lr_scheduler is not None:
-        code["scheduler"] = call("Schedules", calls["scheduler"])
-    optimizer = "optimizers" if forms.step_moves_optimizers else "optimizer"
-    code |= {
-        "loss": _loss(forms),
-        "step_scheduler": f"worker.step_scheduler(scheduler, {optimizer})",
-        "step": "run.step(loss=loss)",
-        "clip_gradient": clip_gradient(job),
-        "log_groups": f"log_groups(worker, {optimizer}, groups)",
-        "imports": imports.lines(),  # what all the calls above need
-    }
-    return Values(code=code, flags=_flags(job, forms))
-
-
-def values_of_factories(job: Job, *, root: str, forms: CallForms, taken: Iterable[str]) -> Values:
-    """Return all values of the template that has a function for each of the job's factories; as `values_of`."""
-    scopes: dict[str, Imports] = {}
-
-    def scope(key: str) -> Imports:
-        return scopes.setdefault(key, Imports(taken))
-
-    args = job.dataset.args
-    if job.dataset.shards is not None:
-        args = {**args, "shard": Name("shard"), "shards": Name("shards")}
-    code: dict[str, Line] = {
-        **factories(job, forms, scope, "parameter_groups_of_job()"),
-        **_step_definition(job, forms),
-        "checkpointing": _checkpointing(job),
-        "dataset": training_data(job.dataset, scope("dataset"), args),
-        "dataset.def": "def build_dataset(shard: int, shards: int) -> Any:",
-        "root": call("Path", quoted(root)),
-        "path": _path(job),
-        "seed": literal(job.job.seed, "SEED"),
-        "values": literal(values_of_data(job), "VALUES"),
-        "scheduler.def": f"def build_scheduler({'optimizers' if forms.step_moves_optimizers else 'optimizer'}: Any) -> Any:",
-    }
-    if job.optimizer.groups:
-        code["groups"] = parameter_groups(job.optimizer.groups, scope("groups"))
-    if job.dataset.sampler is not None and _has_values(job):
-        code["sampler"] = sampler_values(job.dataset.sampler, scope("sampler"))
-    if isinstance(made := job.dataset.collate, CollateTable):
-        code["collator"] = collator(made, scope("collator"), "dataset.collate")
-    elif made is not None:
-        code["collate"] = factory(scope("collate"), made, "samples")
-    code |= {f"{key}.import": imports.lines() for key, imports in scopes.items()}
-    return Values(
-        code=code,
-        flags=_flags(job, forms),
-        lists={**_rows_of_sets(job, code, scopes, taken), "hooks": hook_rows(job, taken)},
-    )
-
-
-def _rows_of_sets(
-    job: Job, code: Mapping[str, Line], scopes: Mapping[str, Imports], taken: Iterable[str]
-) -> dict[str, list[dict[str, Line]]]:
-    """Return the functions that open each of several evaluation sets, make its batches, and return a metric."""
-    sets: list[dict[str, Line]] = []
-    collates: list[dict[str, Line]] = []
-    rows: list[dict[str, Line]] = []
-    for number, (name, table) in enumerate(job.evaluations.items()):
-        key = dotted(path_of_set(name))
-        if name:
-            imports = scopes[key].lines()
-            signature = f"def build_evaluation_dataset_{name}() -> Any:"
-            sets.append({"set.def": signature, "set.import": imports, "set": code[key]})
-        if table.collate is not None:
-            own_scope = Imports(taken)
-            made = collate_of_set(job, table, own_scope, key)["collate"]
-            made = made.text if isinstance(made, Name) else made
-            signature = f"def collate_of_set_{number}() -> Any:"
-            collates.append({"own.def": signature, "own": made, "own.import": own_scope.lines()})
-        own = {metric: Imports(taken) for metric in table.metrics}
-        for metric, measure in metrics(table, key, own.__getitem__).items():
-            signature = f"def metric_{number}_{metric}() -> Any:"
-            measured = measure.text if isinstance(measure, Name) else measure
-            rows.append({"metric.def": signature, "metric": measured, "metric.import": own[metric].lines()})
-    return {"sets": sets, "collates": collates, "metrics": rows}
-
-
-def _has_values(job: Job) -> bool:
-    """Return whether the job's sampler goes by a number or a class of each sample."""
-    return job.dataset.sampler is not None and job.dataset.sampler.temperature is None
-
-
-def _flags(job: Job, forms: CallForms) -> dict[str, bool]:
-    scheduler, moves = job.lr_scheduler, forms.step_moves_optimizers
+    functions = functions_of(job, forms, taken)
     return {
-        "sample": False,
-        "weights": job.model.weights is not None,
-        "compile": job.train.compile,
-        "checkpointing": job.train.gradient_checkpointing is not False,
-        "optimizer": not moves,
-        "manual": moves,
-        "groups": bool(job.optimizer.groups),
-        "values": bool(values_of_data(job)),
-        "clip_here": job.optimizer.clip_grad_norm is not None and not moves,
-        "norm_here": bool(job.logging.grad_norm) and job.optimizer.clip_grad_norm is None and not moves,
-        "step_here": job.train.precision != "fp16" and not moves,
-        "fp16": job.train.precision == "fp16",
-        "ema": job.train.ema is not None,
-        "shards": job.dataset.shards is not None,
-        "prepare": job.dataset.prepare is not None,
-        "sampler": _has_values(job),
-        "collate": isinstance(job.dataset.collate, str),
-        "collator": isinstance(job.dataset.collate, CollateTable),
-        "evaluation": job.evaluation is not None,
-        "hooks": job.hooks is not None and bool(job.hooks.named()),
-        "evaluation_of_one": isinstance(job.evaluation, EvaluationTable),
-        "evaluation_of_several": isinstance(job.evaluation, dict),
-        "scheduler": scheduler is not None,
-        "scheduler_of_one": scheduler is not None and not moves,
-        "scheduler_of_several": scheduler is not None and moves,
-        "scheduler_step": scheduler is not None and scheduler.interval == "step",
-        "scheduler_epoch": scheduler is not None and scheduler.interval == "epoch",
+        "functions": "\n\n\n".join(each.text() for each in functions.values()),
+        **_constants(job, root, forms),
+        "join": _join(job, digest),
+        "gradients": _gradients(job, forms),
+        **_made_of_data(job, functions),
+        **_made_of_model(job, functions, forms),
+        **evaluation(job, functions, forms),
+        "hooks": _hooks(job, functions, forms),
+        "keep": _keep(job, functions, forms),
+        **_train(job, forms),
     }
+
+
+def _made_of_data(job: Job, functions: Mapping[str, Function]) -> dict[str, Line]:
+    """Return the lines of main that open the training data, order its samples, and make the batches."""
+    table, order, collate = job.dataset, functions.get("build_order"), functions.get("build_collate")
+    options = {
+        "size": "GLOBAL_BATCH_SIZE",
+        **({"epochs": "EPOCHS"} if job.train.epochs is not None else {"steps": "STEPS"}),
+        "tail": "TAIL",
+        "num_workers": "NUM_WORKERS",
+        **({} if table.micro_batch_size is None else {"micro_batch_size": "MICRO_BATCH_SIZE"}),
+        **({} if order is None else {"order": "order"}),
+        **({} if table.shards is None else {"shards": "SHARDS"}),
+        **({} if collate is None else {"collate": "collate"}),
+    }
+    given: dict[str, Any] = {} if table.samples is None else {"samples": Name("SAMPLES")}
+    given |= {"values": Name("VALUES")} if values_of_data(job) else {}
+    of_shards = call("open_shards", "worker", "build_dataset", quoted("train"), "SHARDS")
+    return {
+        "prepare": None if table.prepare is None else call("prepare_data", "worker", "prepare"),
+        "dataset": opened(functions["build_dataset"], "train", given) if table.shards is None else of_shards,
+        "order": None if order is None else order.call(),
+        "collate": None if collate is None else collate.call(),
+        "batches": call("run.batches", "dataset", **{key: Name(name) for key, name in options.items()}),
+    }
+
+
+def _made_of_model(job: Job, functions: Mapping[str, Function], forms: CallForms) -> dict[str, Line]:
+    """Return the lines of main that make the model and what changes it."""
+    optimizer = functions["build_optimizer"].call()
+    groups, scheduler = functions.get("build_parameter_groups"), functions.get("build_scheduler")
+    average, moves = functions.get("build_average"), forms.step_moves_optimizers
+    name = _name_of_optimizer(forms)
+    return {
+        "model": functions["build_model"].call(),
+        "load_weights": None if job.model.weights is None else "load_weights(model, WEIGHTS)",
+        "compile": "model.compile()" if job.train.compile else None,
+        "optimizer": None if moves else optimizer,
+        "optimizers": optimizer if moves else None,
+        "log_groups": None if groups is None else call("log_groups", "worker", name, groups.call()),
+        "scheduler": None if scheduler is None else scheduler.call(),
+        "scaler": "GradScaler(worker.device.type)" if _is_fp16(job, forms) else None,
+        "average": None if average is None else average.call(),
+    }
+
+
+def _name_of_optimizer(forms: CallForms) -> str:
+    return "optimizers" if forms.step_moves_optimizers else "optimizer"
+
+
+def _is_fp16(job: Job, forms: CallForms) -> bool:
+    return job.train.precision == "fp16" and not forms.step_moves_optimizers
+
+
+def _hooks(job: Job, functions: Mapping[str, Function], forms: CallForms) -> Line:
+    if "build_hooks" not in functions:
+        return None
+    options: dict[str, Any] = {} if forms.step_moves_optimizers else {"precision": Name("PRECISION")}
+    options |= {"is_exact": True} if _is_exact(job) else {}
+    options |= {"average": Name("average")} if job.train.ema is not None else {}
+    made = call("Hooks", "worker", "model", **options)
+    made = Call("Hooks", (*made.arguments, ("**", functions["build_hooks"].call())))
+    return Call("run.call", (("", made),))
+
+
+def _train(job: Job, forms: CallForms) -> dict[str, Line]:
+    """Return what the loop over batches is given, and its lines."""
+    optimizer, moves, table = _name_of_optimizer(forms), forms.step_moves_optimizers, job.lr_scheduler
+    parameters = {
+        "run": "Run",
+        "batches": "Iterable[Batch]",
+        "model": "nn.Module",
+        optimizer: "Any" if moves else "Optimizer",
+        **({} if table is None else {"scheduler": "Any"}),
+        **({"scaler": "GradScaler"} if _is_fp16(job, forms) else {}),
+        **({} if job.train.ema is None else {"average": "AveragedModel"}),
+    }
+    definition = Call("def train", tuple((f"{name}: ", kind) for name, kind in parameters.items()))
+    step_scheduler = None if table is None else f"run.worker.step_scheduler(scheduler, {optimizer})"
+    if table is not None and table.interval == "epoch":
+        step_scheduler = f"if batch.end.is_epoch_end:\n            {step_scheduler}"
+    given = ("model", "part.data", *(["optimizers"] if moves else []))
+    is_scaled = _is_fp16(job, forms)
+    return {
+        "train.def": layout(definition, after=" -> None:"),
+        "train": Call("train", tuple(("", name) for name in parameters)),
+        "zero_grad": None if moves else "optimizer.zero_grad()",
+        "gradients_of_step": f"run.gradients(lambda part: training_step({', '.join(given)}), batch)",
+        "unscale": "scaler.unscale_(optimizer)" if is_scaled else None,
+        "gradient_norm": None if moves else _gradient_norm(job),
+        "move": None if moves else "scaler.step(optimizer)" if is_scaled else "optimizer.step()",
+        "update_scale": "scaler.update()" if is_scaled else None,
+        "average_step": None if job.train.ema is None else "average.update_parameters(model)",
+        "step_scheduler": step_scheduler,
+    }
+
+
+def _gradient_norm(job: Job) -> Line:
+    """Return the line that clips the gradient, or has its norm logged."""
+    if job.optimizer.clip_grad_norm is None:
+        return "run.worker.log_grad_norm_of(model)" if job.logging.grad_norm else None
+    clip = call("nn.utils.clip_grad_norm_", "model.parameters()", "CLIP_GRAD_NORM")
+    return clip if job.logging.grad_norm is False else call("run.worker.log_grad_norm", clip)
 
 
 def _constants(job: Job, root: str, forms: CallForms) -> dict[str, Line]:
@@ -230,12 +183,15 @@ def _constants(job: Job, root: str, forms: CallForms) -> dict[str, Line]:
         "shards": job.dataset.shards,
         "clip": job.optimizer.clip_grad_norm,
         "ema": job.train.ema,
+        "samples": job.dataset.samples,
+        "values": values_of_data(job) or None,
     }
     return {
         **{key: literal(value, key) for key, value in values.items()},
         **{key: None if value is None else literal(value, key) for key, value in optional.items()},
         "root": f"(HERE / {quoted(root)}).resolve()",
         "path": _path(job),
+        "weights": None if job.model.weights is None else flat(from_root(job.model.weights)),
         "snapshots": _policy(job),
     }
 
@@ -296,24 +252,6 @@ def _looked_up(text: TextWithSecrets) -> Name:
     return Name(" + ".join(pieces))
 
 
-def _step_definition(job: Job, forms: CallForms) -> dict[str, Line]:
-    """Return the first lines of `training_step`, whose last one is the factory `step.call`."""
-    kind, doc = "Any", "Return the loss of one micro-batch, as the job's own step states it"
-    if job.model.loss:
-        kind, doc = "Tensor", "Return the mean loss of one micro-batch of (inputs, targets)"
-    if job.model.loss_count is not None:
-        kind, doc = "dict[str, Any]", f"{doc}, and its items' count"
-    arguments = "model: nn.Module, batch: Any"
-    if forms.step_moves_optimizers:
-        doc = "Make a step with this worker's samples, which moves the optimizers; return its loss"
-        arguments += ", optimizers: Any"
-    return {
-        "step.def": f"def training_step({arguments}) -> {kind}:",
-        "step.doc": f'"""{doc}."""',
-        "step.unpack": "batch" if job.model.loss else None,
-    }
-
-
 def _join(job: Job, digest: str) -> Code:
     """Return the call that joins; defaults of `join_job` are left out."""
     options = {
@@ -328,20 +266,26 @@ def _join(job: Job, digest: str) -> Code:
         "log_level": _unless(job.logging.level, "info"),
         # The number of threads decides how a kernel sums.
         "threads": job.train.threads or (1 if _is_exact(job) else None),
-        "measures": measures(job),
+        "measures": _measures(job),
     }
     given = {key: value for key, value in options.items() if value is not None}
     return Call("join_job", keywords(given, "join"))
 
 
+def _measures(job: Job) -> Code | None:
+    """Return what the log says of a step beside its loss; None: what it says of any job's."""
+    options = {
+        "count_name": job.logging.count_name,
+        "flops_per_sample": job.model.flops_per_sample,
+        "peak_flops": job.logging.peak_flops,
+        "is_half": (job.model.flops_per_sample is not None and job.train.precision != "fp32") or None,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    return call("Measures", **given) if given else None
+
+
 def _unless(value: Any, usual: Any) -> Any:
     return None if value == usual else value
-
-
-def _checkpointing(job: Job) -> Code:
-    globs = job.train.gradient_checkpointing
-    chosen = (flat(literal(globs, "globs")),) if isinstance(globs, list) else ()
-    return call("checkpoint_activations", "model", *chosen)
 
 
 def _gradients(job: Job, forms: CallForms) -> Code:
@@ -366,25 +310,15 @@ def _gradients(job: Job, forms: CallForms) -> Code:
     )
 
 
-def _loss(forms: CallForms) -> Code:
-    """Return the call that leaves a step's gradients in the parameters."""
-    given = ("model", "part.data", *(["optimizers"] if forms.step_moves_optimizers else []))
-    return f"run.gradients(lambda part: training_step({', '.join(given)}), batch)"
-
-
-def _keep(job: Job, forms: CallForms, imports: Imports) -> Code:
-    optimizer = "optimizers" if forms.step_moves_optimizers else "optimizer"
+def _keep(job: Job, functions: Mapping[str, Function], forms: CallForms) -> Code:
+    optimizer, included = _name_of_optimizer(forms), functions.get("build_included")
     parts = {
         "model": "model",
         optimizer: optimizer,
         "scheduler": "scheduler" if job.lr_scheduler else None,
-        "scaler": "scaler" if job.train.precision == "fp16" else None,
+        "scaler": "scaler" if _is_fp16(job, forms) else None,
         "ema": "average" if job.train.ema is not None else None,
         "evaluation": "evaluation" if job.evaluation else None,
     }
-    include = {name: Name(imports.name_of(entry)) for name, entry in job.snapshots.include.items()}
-    return call(
-        "run.keep",
-        **{part: Name(name) for part, name in parts.items() if name is not None},
-        **({"include": include} if include else {}),
-    )
+    named: dict[str, Any] = {part: Name(name) for part, name in parts.items() if name is not None}
+    return call("run.keep", **named, **({} if included is None else {"include": included.call()}))

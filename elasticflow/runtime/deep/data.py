@@ -14,22 +14,20 @@ from elasticflow.protocol.deep_messages import Facts
 from elasticflow.runtime.data.content import notes, overlap
 from elasticflow.runtime.data.content.fingerprint import fingerprint_of, look_at
 from elasticflow.runtime.data.dataset import OpenedDataset, checked_length, varies
-from elasticflow.runtime.data.mixture import MixedDataset, in_words, shares_of
-from elasticflow.runtime.data.order.bucketed import BucketedOrder
-from elasticflow.runtime.data.order.weighted import WeightedOrder
+from elasticflow.runtime.data.mixture import in_words
+from elasticflow.runtime.data.order.mixed import MixedOrder
 from elasticflow.runtime.data.sample_reader import checked_collate
-from elasticflow.runtime.data.sample_values import class_weights_of, lengths_of, weights_of
 from elasticflow.runtime.data.shard_reader import require_iterable
 from elasticflow.runtime.data.values import values_of
 from elasticflow.runtime.deep.report import BrokenError
+from elasticflow.runtime.deep.run import Alone
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.snapshot.reachable import GENERATORS, leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
-    from elasticflow.protocol.deep_messages import DeepJob, EvaluationSet
+    from elasticflow.runtime.deep.entry_point import DataTable, EntryPoint
     from elasticflow.runtime.deep.report import Report
 
 # For looking up samples of the evaluation in the training data.
@@ -43,35 +41,20 @@ class Data:
 
     Args:
         report: Where problems go.
-        code: The job's train.py as a module.
-        job: The job.
-        table: Which of its tables: `dataset`, `evaluation` or, of several sets, `evaluation.val`.
+        code: The job's train.py.
+        table: The table.
         most: Samples of the batch, at least 2; of data in shards the first ones.
-        of_set: The evaluation set that it is of.
 
     Attributes:
         num_samples: Of the batch.
         dataset: The data, once it is open; None of data shards.
     """
 
-    def __init__(
-        self,
-        report: Report,
-        code: ModuleType,
-        job: DeepJob,
-        table: str,
-        *,
-        most: int = 2,
-        of_set: EvaluationSet | None = None,
-    ) -> None:
+    def __init__(self, report: Report, code: EntryPoint, table: DataTable, *, most: int = 2) -> None:
         self._most, self.num_samples = most, 0
-        self._report, self._code, self._job, self._table = report, code, job, table
-        self._is_training, self._set = of_set is None, of_set
-        self._entry = f"{table}.entry"
-        if self._is_training and job.dataset.entry is None:
-            self._entry = "dataset.mix"
-        of_table = of_set or job.dataset
-        self._args = f"{table}.args" if of_table.has_args else self._entry
+        self._report, self._code, self._table_of_data, self._table = report, code, table, table.key
+        self._args = code.key_of(table.build)
+        self._entry = self._args if self._args == "dataset.mix" else f"{table.key}.entry"
         self.dataset: Any = None
 
     def batch(self) -> Any:
@@ -80,35 +63,27 @@ class Data:
         Raises:
             BrokenError: there is none; why was reported.
         """
-        shards = self._job.dataset.shards if self._is_training else None
-        if shards is not None:
-            return self._collated(*self._of_shard(shards))
-        build = self._build()
+        code, is_training = self._code, self._table_of_data.is_training
+        if is_training and "SHARDS" in code:
+            return self._collated(*self._of_shard(code["SHARDS"]))
+        build = partial(code.call, self._table_of_data.build)
         began = time.monotonic()
         self.dataset = dataset = self._opened(build)
-        if self._is_training and hasattr(self._code, "VALUES"):
+        if is_training:
             doing = "looking up what the job's arguments name of the data"
-            look_up = partial(values_of, dataset, self._code.VALUES)
+            look_up = partial(values_of, dataset, code.get("VALUES") or {})
             values = self._report.call("result", self._entry, doing, look_up)
-            vars(self._code)["dataset"] = OpenedDataset(dataset, values=values)
+            code.dataset = OpenedDataset(dataset, values=values)
         is_quick = time.monotonic() < began + _QUICK_S
         length = self._length(dataset)
-        if self._is_training and self._job.dataset.sampler is not None:
-            self._look_at_order(dataset, self._job.dataset.sampler)
         indices = sorted({n * (length - 1) // (self._most - 1) for n in range(self._most)})
-        if isinstance(dataset, MixedDataset):
-            indices = self._of_every_set(dataset, indices)
+        if is_training and "build_order" in code:
+            indices = self._in_order(dataset, indices)
         batch = self._collated(dataset, indices, [self._sample(dataset, index) for index in indices])
         self._require_samples_that_stay(dataset)
         if is_quick:
             self._require_the_same_again(build)
         return batch
-
-    def _build(self) -> Callable[[], Any]:
-        if self._set is None:
-            return self._code.build_dataset  # type: ignore[no-any-return]  # of a module made just now
-        name = f"_{self._set.name}" if self._set.name else ""
-        return getattr(self._code, f"build_evaluation_dataset{name}")  # type: ignore[no-any-return]  # the same
 
     def require_apart_from(self, training: Data) -> None:
         """Report samples of this dataset that are in the training data; both have been looked at.
@@ -136,36 +111,23 @@ class Data:
             text = "whether evaluation samples are in the training data cannot be told for sure: "
             self._report.note(f"{text}{both.doubt}")
 
-    def _of_every_set(self, dataset: MixedDataset, indices: list[int]) -> list[int]:
-        """Return *indices* with some in place of others, so that all sets are seen; tell the sets' shares."""
-        table, sizes = self._job.dataset, dataset.sizes
-        shares = shares_of(sizes, table.weights, table.temperature)
+    def _in_order(self, dataset: Any, indices: list[int]) -> list[int]:
+        """Have the job's sampler order the samples, and tell what follows from that; return *indices*, of a mixture some of every set."""
+        code, report = self._code, self._report
+        key = code.key_of("build_order")
+        build = partial(code.call, "build_order", worker=Alone(report, code.seed))
+        made = report.call("result", key, f"reading {key} of every sample", build)
+        if not isinstance(made, MixedOrder):
+            report.note(made.in_words())
+            return indices
+        assert not isinstance(made.record, int)
+        sizes, shares = made.record["sets"], made.record["shares"]
         total = sum(shares)
-        self._report.facts(Facts(sets=tuple(sizes), shares=tuple(share / total for share in shares)))
-        self._report.note(in_words(sizes, shares))
+        report.facts(Facts(sets=tuple(sizes), shares=tuple(share / total for share in shares)))
+        report.note(in_words(sizes, shares))
         firsts = [sum(sizes[:number]) for number in range(len(sizes))]
         chosen = dict.fromkeys([*firsts, *indices])
         return sorted(list(chosen)[: max(len(sizes), len(indices))])
-
-    def _look_at_order(self, dataset: Any, kind: str) -> None:
-        """Have the job's sampler give each sample its number or class, and tell what follows from these."""
-        key, job, values = f"dataset.sampler.{kind}", self._job, self._code.sampler_values()
-        if kind == "bucket_by":
-
-            def order() -> BucketedOrder | WeightedOrder:
-                lengths = lengths_of(dataset, values)
-                return BucketedOrder(
-                    lengths, job.dataset.global_batch_size, tail=job.dataset.tail, seed=job.seed
-                )
-        else:
-
-            def order() -> BucketedOrder | WeightedOrder:
-                weights = (weights_of if kind == "weights" else class_weights_of)(dataset, values)
-                return WeightedOrder(weights, job.seed)
-
-        random_streams.begin(job.seed, "sampler")
-        made = self._report.call("result", key, f"reading {key} of every sample", order)
-        self._report.note(made.in_words())
 
     def _require_samples_that_stay(self, dataset: Any) -> None:
         look = self._report.call(
@@ -178,7 +140,7 @@ class Data:
             )
         if look.varying is None:
             return
-        if self._job.consistency == "exact":
+        if self._code.is_exact:
             error = varies(self._table, look.varying, "exact mode cannot repeat a step")
             self._report.problem("other_data", self._entry, error)
         else:
@@ -200,8 +162,7 @@ class Data:
 
     def _opened(self, build: Callable[[], Any]) -> Any:
         report, doing = self._report, f"opening {self._table}"
-        prepare = self._job.dataset.prepare
-        if prepare is None:
+        if "prepare" not in self._code:
             return report.call("factory", self._args, doing, build)
         report.doing(doing, self._args)
         try:
@@ -212,29 +173,29 @@ class Data:
             raise BrokenError from error
 
     def _unprepared(self, why: str) -> None:
-        remedy = f"{self._job.dataset.prepare} was not called, since it may download: run it by hand, and check again"
+        remedy = f"{self._code.entries['dataset.prepare']} was not called, since it may download: run it by hand, and check again"
         message = f"{why}, perhaps since dataset.prepare has not run"
         self._report.warn("unknown", self._args, message, remedy)
 
     def _length(self, dataset: Any) -> int:
-        report, table = self._report, self._job.dataset
-        name = "train" if self._is_training else self._table
+        report, code, is_training = self._report, self._code, self._table_of_data.is_training
+        name = "train" if is_training else self._table
         length = report.call(
             "result",
             self._entry,
             f"counting the samples of {self._table}",
             lambda: checked_length(dataset, name, None),
         )
-        if not self._is_training:
+        if not is_training:
             report.facts(Facts(evaluation_samples=length))
             return length
         report.facts(Facts(samples=length))
         try:
-            checked_length(dataset, name, table.samples)
+            checked_length(dataset, name, code.get("SAMPLES"))
         except DatasetError as error:
             report.problem("length", "dataset.samples", error)
-        size = table.global_batch_size
-        if table.tail == "drop" and length < size:
+        size = code["GLOBAL_BATCH_SIZE"]
+        if code["TAIL"] == "drop" and length < size:
             message = f"no step is ever made: an epoch has {length} samples, a batch {size}, and the tail is dropped"
             remedy = 'use a smaller batch, or tail = "spill" or "short"'
             report.problem("length", "dataset.global_batch_size", DatasetError(message, remedy))
@@ -254,7 +215,7 @@ class Data:
         return self._report.call("sample", self._entry, doing, read)
 
     def _of_shard(self, shards: int) -> tuple[Any, list[int], list[Any]]:
-        report, build = self._report, self._code.build_dataset
+        report, build = self._report, self._code["build_dataset"]
         opened = report.call(
             "factory", self._args, "opening data shard 0", lambda: build(shard=0, shards=shards)
         )
@@ -267,7 +228,7 @@ class Data:
 
         samples = report.call("sample", self._entry, "reading data shard 0", lambda: first(shard))
         if not samples:
-            if self._job.dataset.prepare is None:
+            if "prepare" not in self._code:
                 report.note("data shard 0 has no samples")
             else:
                 self._unprepared("data shard 0 has no samples")
@@ -294,17 +255,13 @@ class Data:
         Raises:
             BrokenError: it cannot be made, or cannot be called; reported.
         """
-        table, of_set = self._job.dataset, self._set
-        if of_set is not None and of_set.own_collate:
-            number, key = self._job.evaluations.index(of_set), f"{of_set.key}.collate"
-            make = getattr(self._code, f"collate_of_set_{number}")
-        elif table.collate is None:
+        code, name = self._code, self._table_of_data.collate
+        if name not in code:
+            name = "build_collate"
+        if name not in code:
             return default_collate, self._entry
-        elif table.collate_is_made:
-            make, key = self._code.build_collator, "dataset.collate"
-        else:
-            return self._code.collate, "dataset.collate"
-        made = self._report.call("factory", key, f"making {key}", make)
+        key = code.key_of(name)
+        made = self._report.call("factory", key, f"making {key}", lambda: code.call(name))
         return self._report.call("result", key, f"making {key}", lambda: checked_collate(made)), key
 
     def _look_for_generators(self, collate: Callable[[list[Any]], Any], key: str) -> None:
@@ -319,7 +276,7 @@ class Data:
 
     def _collated(self, dataset: Any, indices: list[int], samples: list[Any]) -> Any:
         self.num_samples = len(samples)
-        report, loss = self._report, self._job.model.loss
+        report = self._report
         collate, key = self._collate()
 
         def make() -> Any:
@@ -329,11 +286,11 @@ class Data:
                 notes.of_batch(error, dataset, indices, samples)
                 raise
 
-        if self._is_training:
+        if self._table_of_data.is_training:
             report.facts(Facts(sample=notes.form(samples[0])))
         batch = report.call("collate", key, f"making a batch of {self._table}", make)
         self._look_for_generators(collate, key)
-        if loss is not None and not (isinstance(batch, list | tuple) and len(batch) == 2):
+        if self._code.has_loss and not (isinstance(batch, list | tuple) and len(batch) == 2):
             message = f"model.loss is called on batches of (inputs, targets), and a batch of {self._table} is {notes.form(batch)}"
             remedy = "let samples be (input, target), or use model.step instead of model.loss"
             report.refuse("collate", key, DatasetError(message, remedy))

@@ -9,74 +9,68 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elasticflow.runtime.deep.report import BrokenError
-from elasticflow.runtime.deep.state import moves_optimizers
+from elasticflow.runtime.deep.run import CPU
 from elasticflow.runtime.evaluation.metric import OverSet, metric_of, number, of_loss
 from elasticflow.runtime.evaluation.packing import packed, unpacked
 from elasticflow.runtime.evaluation.recorder import Listener
 from elasticflow.runtime.training.precision import autocast
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from torch import nn
 
-    from elasticflow.protocol.deep_messages import DeepJob, EvaluationSet
+    from elasticflow.runtime.deep.entry_point import DataTable, EntryPoint
     from elasticflow.runtime.deep.report import Report
     from elasticflow.runtime.evaluation.metric import Metric
 
-_CPU = torch.device("cpu")
 # What is tried where a metric follows from the mean loss.
 _A_LOSS = 1.0
 _SAMPLES = 2
 
 
-def measure(
-    report: Report,
-    code: ModuleType,
-    job: DeepJob,
-    model: nn.Module,
-    numbered: tuple[int, EvaluationSet],
-    batch: Any,
-) -> None:
-    """Measure each metric of a set on one batch; what raises is reported.
+def measure(report: Report, code: EntryPoint, model: nn.Module, table: DataTable, batch: Any) -> list[str]:
+    """Measure each metric of a set on one batch, and return their names; what raises is reported.
 
     Args:
         report: Where problems go.
-        code: The job's train.py as a module.
-        job: The job.
+        code: The job's train.py.
         model: What is measured; in training mode afterwards.
-        numbered: The set, and its number.
+        table: The set.
         batch: Of its data.
+
+    Raises:
+        BrokenError: the metrics could not be made; reported.
     """
-    place, of_set = numbered
-    entries = {name: getattr(code, f"metric_{place}_{name}") for name in of_set.metrics}
+    if table.metrics not in code:
+        return []
+    key = f"{table.key}.metrics"
+    metrics = report.call("factory", key, f"making {key}", lambda: code.call(table.metrics))
     model.eval()
     forward: list[tuple[Any, Any]] = []
 
     def outputs() -> tuple[Any, Any]:
         if not forward:
-            forward.append(_outputs(code, job, model, batch))
+            forward.append(_outputs(code, model, batch))
         return forward[0]
 
-    for name, make in entries.items():
-        key = f"{of_set.key}.metrics.{name}"
+    for name, entry in metrics.items():
         with suppress(BrokenError), torch.no_grad():
-            metric = metric_of(report.call("factory", key, f"making {name}", make))
-            value = partial(_value, name, metric, outputs, None if job.model.loss else (model, batch))
-            report.call("step", key, f"measuring {name}", value)
+            given = None if code.has_loss else (model, batch)
+            value = partial(_value, name, metric_of(entry), outputs, given)
+            report.call("step", f"{key}.{name}", f"measuring {name}", value)
     model.train()
+    return list(metrics)
 
 
-def _outputs(code: ModuleType, job: DeepJob, model: nn.Module, batch: Any) -> tuple[Any, Any]:
+def _outputs(code: EntryPoint, model: nn.Module, batch: Any) -> tuple[Any, Any]:
     """Return what the model returns for a batch, and what holds its targets."""
-    with autocast(job.precision, _CPU):
-        if job.model.loss:
+    with autocast(code.precision, CPU):
+        if code.has_loss:
             return model(batch[0]), batch[1]
-        is_step = not moves_optimizers(code)
+        is_step = not code.moves_optimizers
         with Listener(model) if is_step else nullcontext() as listener:
             if listener is None:
                 return model, batch
-            code.training_step(model, batch)
+            code["training_step"](model, batch)
             return listener.outputs(), batch
 
 

@@ -16,7 +16,6 @@ import resource
 import sys
 from functools import partial
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,17 +23,22 @@ import torch
 from elasticflow.errors import StateError, StopTraining
 from elasticflow.protocol.deep_messages import DeepRequest
 from elasticflow.protocol.json_codec import from_json
+from elasticflow.runtime.deep import evaluation, hooks, restart
 from elasticflow.runtime.deep.data import Data
+from elasticflow.runtime.deep.entry_point import DataTable, EntryPoint
 from elasticflow.runtime.deep.report import BrokenError, Report
+from elasticflow.runtime.deep.run import CPU, DeepRun
 from elasticflow.runtime.deep.state import build, count, materialize, require_held, step_without_data
-from elasticflow.runtime.deep.step import train
 from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.training import loss_weights
+from elasticflow.runtime.training.precision import AUTOCAST, autocast
 from elasticflow.system.processes import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elasticflow.protocol.deep_messages import EvaluationSet
+    from torch import nn
+
     from elasticflow.runtime.deep.state import Trained
 
 # Samples: BatchNorm needs more than one.
@@ -51,57 +55,48 @@ class Probe:
     """
 
     def __init__(self, report: Report, request: DeepRequest) -> None:
-        self._report, self._request, self._job = report, request, request.job
+        self._report, self._request = report, request
+        # By the key of the table whose data they are of.
         self._batches: dict[str, Any] = {}
         # Of the batch of `dataset`.
         self._num_samples = 0
-        # The training data; None of data shards.
-        self._dataset: Any = None
 
     def run(self) -> None:
         """Look at everything; what depends on something broken is left out."""
         sys.path[:0] = self._request.own
         if not self._import_all():
             return
-        code = ModuleType("train")
-        code.__file__ = "train.py"
-        exec(compile(self._request.entry_point, "train.py", "exec"), code.__dict__)  # noqa: S102  # ours
-        random_streams.seed_all(self._job.seed)
+        code = EntryPoint(self._request)
+        random_streams.seed_all(code.seed)
         self._look_at_data(code)
-        if self._lacks_values(code):
+        if code.lacks_values:
             return
         with self._part():
             self._look_at_state(code)
 
-    def _lacks_values(self, code: ModuleType) -> bool:
-        """Return whether arguments of the job stand for values of the training data, which could not be opened."""
-        return hasattr(code, "VALUES") and code.dataset is None
-
-    def _look_at_data(self, code: ModuleType) -> None:
-        training = Data(self._report, code, self._job, "dataset", most=self._most_samples())
+    def _look_at_data(self, code: EntryPoint) -> None:
+        training = Data(self._report, code, DataTable("dataset"), most=self._most_samples(code))
         with self._part():
             self._batches["dataset"], self._num_samples = training.batch(), training.num_samples
-            self._dataset = training.dataset
-        if self._lacks_values(code):
+        if code.lacks_values:
             return
-        for each in self._job.evaluations:
-            if self._is_known_broken(each):
+        for table in code.evaluations:
+            if "dataset" not in self._batches and self._is_training_data(code, table):
                 continue
-            evaluation = Data(self._report, code, self._job, each.key, of_set=each)
+            evaluation = Data(self._report, code, table)
             with self._part():
-                self._batches[each.key] = evaluation.batch()
-            if each.is_to_be_apart and {"dataset", each.key} <= self._batches.keys():
+                self._batches[table.key] = evaluation.batch()
+            if table.is_to_be_apart and {"dataset", table.key} <= self._batches.keys():
                 with self._part():
                     evaluation.require_apart_from(training)
 
-    def _most_samples(self) -> int:
+    def _most_samples(self, code: EntryPoint) -> int:
         """Return of how many samples a batch is made: for a step, enough to tell the loss of a part from the whole's."""
-        table = self._job.dataset
-        at_once = table.micro_batch_size or table.global_batch_size
+        at_once = code.get("MICRO_BATCH_SIZE") or code["GLOBAL_BATCH_SIZE"]
         return max(_BATCH, min(at_once, _BATCH_OF_STEP)) if self._request.takes_step else _BATCH
 
-    def _is_known_broken(self, evaluation: EvaluationSet) -> bool:
-        return evaluation.entry == self._job.dataset.entry and "dataset" not in self._batches
+    def _is_training_data(self, code: EntryPoint, table: DataTable) -> bool:
+        return code.entries[f"{table.key}.entry"] == code.entries.get("dataset.entry")
 
     @contextlib.contextmanager
     def _part(self) -> Iterator[None]:
@@ -134,33 +129,65 @@ class Probe:
                 is_whole = False
         return is_whole and not broken
 
-    def _look_at_state(self, code: ModuleType) -> None:
-        report, job = self._report, self._job
+    def _look_at_state(self, code: EntryPoint) -> None:
+        report = self._report
         if self._request.takes_step:
-            trained = build(report, code, job)
+            trained = build(report, code)
             if "dataset" in self._batches:
-                train(report, code, job, trained, self._batches, self._num_samples, self._dataset)
+                self._take_step(code, trained)
             else:
                 step_without_data(report, trained)
             # What a snapshot would leave out, the steps have reported.
-            count(report, job, trained)
+            count(report, code, trained)
             return
         try:
             trained = self._on_meta(code)
         except (BrokenError, RuntimeError):  # either they are broken, or they cannot do without real tensors
-            trained = build(report, code, job)
+            trained = build(report, code)
             report.note("model and optimizer were built on the CPU: the meta device does not do for them")
             step_without_data(report, trained)
-        require_held(report, job, count(report, job, trained))
+        require_held(report, code, count(report, code, trained))
 
-    def _on_meta(self, code: ModuleType) -> Trained:
+    def _on_meta(self, code: EntryPoint) -> Trained:
         """Return what is trained, in memory that nobody touches, however large it is; problems are not reported."""
         quiet = self._report.quietly()
         with torch.device("meta"):
-            trained = build(quiet, code, self._job)
+            trained = build(quiet, code)
         step_without_data(quiet, trained)
         materialize(trained)
         return trained
+
+    def _take_step(self, code: EntryPoint, trained: Trained) -> None:
+        """Have train.py make a step, try a restart after it, and measure and call what a run does between steps."""
+        report, batch = self._report, self._batches["dataset"]
+        run = DeepRun(report, code, trained, looks=True)
+        report.call("step", code.key_of("training_step"), "a training step", partial(run.train, batch))
+        restart.check(report, code, trained, batch)
+        if not code.moves_optimizers:
+            self._look_at_weights(code, trained.model, batch)
+        measured: list[str] = []
+        for table in code.evaluations:
+            if table.key in self._batches:
+                with self._part():
+                    names = evaluation.measure(report, code, trained.model, table, self._batches[table.key])
+                    always = [] if code.moves_optimizers else ["loss"]
+                    measured += [f"{table.end[1:]}.{name}".lstrip(".") for name in [*always, *names]]
+        hooks.try_out(report, code, trained, run, measured)
+
+    def _look_at_weights(self, code: EntryPoint, model: nn.Module, batch: Any) -> None:
+        """Warn if the loss depends on how a batch is cut; after a step, since a last layer of zeros hides it."""
+        model.eval()
+        with torch.no_grad(), autocast(code.precision, CPU):
+            dtype, step = AUTOCAST.get(code.precision), code["training_step"]
+            difference = loss_weights.difference(None, model, step, batch, self._num_samples, dtype)
+        model.train()
+        if difference is not None and code.is_exact:
+            self._report.note(
+                f"{difference}: it depends on train.virtual_shards, and on no number of workers"
+            )
+        elif difference is not None:
+            message = f"{difference}: it depends on the number of workers"
+            self._report.warn("weights", code.key_of("training_step"), message, loss_weights.REMEDY)
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ class Report:
     def __init__(self, fd: int, own: Sequence[str], *, sends_problems: bool = True) -> None:
         self._sends_problems = sends_problems
         self._fd, self._own = fd, tuple(f"{Path(folder).resolve()}{os.sep}" for folder in own)
-        self._doing = ""
+        self._doing = self._key = ""
 
     def quietly(self) -> Report:
         """Return a report that sends no problems."""
@@ -52,7 +52,7 @@ class Report:
 
         Args:
             kind: Of the problem, if the call raises.
-            key: Key of the job file that the call is about.
+            key: Key of the job file that the call is about, until it says that it does something else.
             doing: What is being done, should the call never end.
             fn: The call.
 
@@ -63,15 +63,15 @@ class Report:
         self.doing(doing, key)
         try:
             return fn()
-        except StopTraining:
+        except (StopTraining, BrokenError):
             raise
         except BaseException as error:  # noqa: BLE001  # sys.exit() too: it would end a worker
-            self.problem(kind, key, error)
+            self.problem(kind, self._key, error)
             raise BrokenError from None
 
     def doing(self, what: str, key: str) -> None:
         """Report what comes next: it may hang, or end the process."""
-        self._doing = what
+        self._doing, self._key = what, key
         self._send(Doing(what, key))
 
     def problem(self, kind: str, key: str, error: BaseException) -> None:

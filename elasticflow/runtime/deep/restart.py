@@ -16,19 +16,19 @@ from torch import Tensor
 
 from elasticflow.errors import StateError, StopTraining
 from elasticflow.runtime.deep.report import BrokenError
-from elasticflow.runtime.deep.state import build, included, key_of
+from elasticflow.runtime.deep.run import DeepRun
+from elasticflow.runtime.deep.state import build, included, key_of, state_of
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.snapshot import reachable, unsaved
-from elasticflow.runtime.state.state import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import ModuleType
 
-    from elasticflow.protocol.deep_messages import DeepJob
+    from elasticflow.runtime.deep.entry_point import EntryPoint
     from elasticflow.runtime.deep.report import Report
     from elasticflow.runtime.deep.state import Trained
     from elasticflow.runtime.snapshot.unsaved import Mark
+    from elasticflow.runtime.state.state import State
 
 Saved = tuple[Any, dict[str, Tensor], dict[str, str]]
 """JSON, tensors by key, and how those that are not contiguous lie."""
@@ -39,23 +39,26 @@ _MODEL = "model."
 _INCLUDE = "include."
 
 
-def check(
-    report: Report, code: ModuleType, job: DeepJob, trained: Trained, step: Callable[[Trained], None]
-) -> None:
-    """Report what a restart would lose; *step* trains one step on the same batch each time."""
+def check(report: Report, code: EntryPoint, trained: Trained, batch: Any) -> None:
+    """Report what a restart would lose, by a step on the same batch each time."""
     report.doing("going on after a restart", "optimizer.entry")
-    include = included(report, job)
-    state = _state(trained, include)
+    include = included(code)
+    state = state_of(trained, include)
+    quiet = report.quietly()
+
+    def step(trained: Trained) -> None:
+        DeepRun(quiet, code, trained).train(copy.deepcopy(batch))
+
     try:
         saved = _saved(state)
     except StateError:
         return  # `state.count` reports it
     try:
-        expected = _around_a_step(state, job, trained, step)
-        restarted = _restarted(report, code, job, saved, include, step)
-        lost = _lost(expected, restarted, job.ignore)
+        expected = _around_a_step(state, code, trained, step)
+        restarted = _restarted(quiet, code, saved, include, step)
+        lost = _lost(expected, restarted, code.ignored)
         if any(not path.startswith(_INCLUDE) for path in lost):
-            again = _restarted(report, code, job, saved, include, step)
+            again = _restarted(quiet, code, saved, include, step)
             lost = [
                 path
                 for path in lost
@@ -78,16 +81,6 @@ def check(
         report.problem("restart", "model.entry", _other_weights(weights[0]))
 
 
-def _state(trained: Trained, include: dict[str, Any]) -> State:
-    return State(
-        model=trained.model,
-        optimizers=trained.optimizer,
-        scheduler=trained.scheduler,
-        ema=trained.average,
-        include=include,
-    )
-
-
 def _saved(state: State) -> Saved:
     captured = state.capture()
     tensors = {key: tensor.detach().clone() for key, tensor in captured.tensors.items()}
@@ -95,25 +88,26 @@ def _saved(state: State) -> Saved:
 
 
 def _restarted(
-    report: Report,
-    code: ModuleType,
-    job: DeepJob,
+    quiet: Report,
+    code: EntryPoint,
     saved: Saved,
     include: dict[str, Any],
     step: Callable[[Trained], None],
 ) -> Marks:
-    random_streams.seed_all(job.seed)
-    trained = build(report.quietly(), code, job)
+    random_streams.seed_all(code.seed)
+    trained = build(quiet, code)
     trained.model.train()
-    state = _state(trained, include)
+    state = state_of(trained, include)
     state.apply(copy.deepcopy(saved[0]), {key: t.clone() for key, t in saved[1].items()}, saved[2])
-    return _around_a_step(state, job, trained, step)
+    return _around_a_step(state, code, trained, step)
 
 
-def _around_a_step(state: State, job: DeepJob, trained: Trained, step: Callable[[Trained], None]) -> Marks:
+def _around_a_step(
+    state: State, code: EntryPoint, trained: Trained, step: Callable[[Trained], None]
+) -> Marks:
     """Train another step; return the marks before it, and after it."""
     before = _marks(state)
-    random_streams.seed_all(job.seed + 1)
+    random_streams.seed_all(code.seed + 1)
     step(trained)
     return before, _marks(state)
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-import operator
 import re
 from collections import Counter
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -14,13 +11,10 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.parameter import UninitializedParameter, is_lazy
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from elasticflow.errors import JobKeyError, StateError
 from elasticflow.protocol.deep_messages import Facts
-from elasticflow.run_folder import path_from_root
 from elasticflow.runtime.deep.report import BrokenError
-from elasticflow.runtime.model.gradient_checkpointing import checkpoint_activations
 from elasticflow.runtime.process.torch_private import storage_id
 from elasticflow.runtime.snapshot import reachable, unsaved
 from elasticflow.runtime.snapshot.rank_shard import nbytes_of
@@ -31,12 +25,12 @@ from elasticflow.runtime.training import several_optimizers
 from elasticflow.runtime.training.param_groups import require_options, taken_by
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from types import ModuleType
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch.optim import Optimizer
+    from torch.optim.swa_utils import AveragedModel
 
-    from elasticflow.protocol.deep_messages import DeepJob, ModelTable, OptimizerTable, SchedulerTable
+    from elasticflow.runtime.deep.entry_point import EntryPoint
     from elasticflow.runtime.deep.report import Report
     from elasticflow.runtime.training.param_groups import Group
 
@@ -47,70 +41,63 @@ class Trained(NamedTuple):
     Attributes:
         model: The model.
         optimizer: The optimizer, or several if the job's step moves them itself.
+        optimizers: The same, as train.py calls several.
         scheduler: The schedule, or several.
         average: The averaged weights, if the job keeps them.
+        scaler: Scales the loss of a job in fp16.
         frozen: `id` of the parameters that are not trained as the model is built; a step may freeze others for a while.
     """
 
     model: nn.Module
     optimizer: Any
+    optimizers: Any
     scheduler: Any
     average: AveragedModel | None
+    scaler: GradScaler | None
     frozen: frozenset[int]
 
-    @property
-    def optimizers(self) -> list[Optimizer]:
-        """The optimizer, or each of several."""
+    def each_optimizer(self) -> list[Optimizer]:
+        """Return the optimizer, or each of several."""
         return list(several_optimizers.optimizers(self.optimizer).values())
 
 
-def moves_optimizers(code: ModuleType) -> bool:
-    """True if the job's step moves the optimizers itself."""
-    return "optimizers" in inspect.signature(code.training_step).parameters
-
-
-def build(report: Report, code: ModuleType, job: DeepJob) -> Trained:
+def build(report: Report, code: EntryPoint) -> Trained:
     """Return model, optimizer and schedule as train.py makes them, on torch's default device.
 
     Raises:
         BrokenError: something raised, or returned what cannot be trained; reported.
     """
-    model = _build_model(report, code, job)
-    optimizer_key = _key_of_factory("optimizer", job.optimizer)
-    optimizer = report.call(
-        "factory", optimizer_key, "building the optimizer", lambda: code.build_optimizer(model)
-    )
-    try:
-        (several_optimizers.optimizers if moves_optimizers(code) else several_optimizers.require_one)(
-            optimizer
+
+    def made(function: str, what: str, **known: Any) -> Any:
+        return report.call(
+            "factory", code.key_of(function), f"building {what}", lambda: code.call(function, **known)
         )
-    except StateError as error:
-        report.refuse("result", "optimizer.entry", error)
-    if hasattr(code, "parameter_groups_of_job"):
-        _look_at_groups(report, optimizer, code.parameter_groups_of_job())
+
+    model = _build_model(report, code)
+    optimizer = made("build_optimizer", "the optimizer", model=model)
+    require = several_optimizers.optimizers if code.moves_optimizers else several_optimizers.require_one
+    _require(report, "optimizer.entry", lambda: require(optimizer))
+    if "build_parameter_groups" in code:
+        _look_at_groups(report, optimizer, code.call("build_parameter_groups"))
     scheduler = None
-    if job.lr_scheduler is not None:
-        scheduler = report.call(
-            "factory",
-            _key_of_factory("lr_scheduler", job.lr_scheduler),
-            "building the schedule",
-            lambda: code.build_scheduler(optimizer),
-        )
-        try:
-            if moves_optimizers(code):
-                scheduler = several_optimizers.Schedules(scheduler)
-            else:
-                several_optimizers.require_callable(scheduler)
-        except StateError as error:
-            report.refuse("result", "lr_scheduler.entry", error)
-    average = None
-    if job.ema is not None:
-        decay = get_ema_multi_avg_fn(job.ema)  # type: ignore[no-untyped-call]
-        average = report.call(
-            "factory", "train.ema", "copying the model", lambda: AveragedModel(model, multi_avg_fn=decay)
-        )
+    if "build_scheduler" in code:
+        scheduler = made("build_scheduler", "the schedule", optimizer=optimizer, optimizers=optimizer)
+        if not code.moves_optimizers:
+            _require(report, "lr_scheduler.entry", lambda: several_optimizers.require_callable(scheduler))
+    average = (
+        made("build_average", "the average of the weights", model=model) if "build_average" in code else None
+    )
+    # One that does not scale: a first step that overflows would leave the optimizer without a state.
+    scaler = GradScaler("cpu", init_scale=1.0) if code.precision == "fp16" else None
     frozen = frozenset(id(p) for p in model.parameters() if not p.requires_grad)
-    return Trained(model, optimizer, scheduler, average, frozen)
+    return Trained(model, optimizer, optimizer, scheduler, average, scaler, frozen)
+
+
+def _require(report: Report, key: str, require: Callable[[], object]) -> None:
+    try:
+        require()
+    except StateError as error:
+        report.refuse("result", key, error)
 
 
 def _look_at_groups(report: Report, optimizer: Any, groups: Sequence[Group]) -> None:
@@ -122,31 +109,27 @@ def _look_at_groups(report: Report, optimizer: Any, groups: Sequence[Group]) -> 
     report.facts(Facts(groups=tuple(taken_by(optimizer, groups))))
 
 
-def _build_model(report: Report, code: ModuleType, job: DeepJob) -> nn.Module:
+def _build_model(report: Report, code: EntryPoint) -> nn.Module:
     """Return the model; of its initial weights, names, shapes and dtypes are checked."""
-    model_key = _key_of_factory("model", job.model)
-    model = report.call("factory", model_key, "building the model", code.build_model)
+
+    def build() -> Any:
+        try:
+            return code.call("build_model")
+        except JobKeyError as error:  # of train.gradient_checkpointing
+            report.refuse("result", error.key, error)
+
+    model = report.call("factory", code.key_of("build_model"), "building the model", build)
     if not isinstance(model, nn.Module):
         what = f"model.entry returned a {type(model).__name__}, which is no torch.nn.Module"
         report.refuse("result", "model.entry", StateError(what, "return the model itself"))
     if not any(p.requires_grad for p in model.parameters()):
         what = f"model.entry returned a {type(model).__name__} without parameters to train"
         report.refuse("result", "model.entry", StateError(what))
-    weights = job.model.weights
-    if weights is not None:
-        path = str(code.ROOT / (path_from_root(weights) or weights))
-        report.call("result", "model.weights", f"reading {weights}", lambda: check_weights(model, path))
-    globs = job.gradient_checkpointing
-    if globs is not False:
-        try:
-            checkpoint_activations(model, None if globs is True else globs)
-        except JobKeyError as error:
-            report.refuse("result", error.key, error)
+    path = code.get("WEIGHTS")
+    if path is not None:
+        name = path.removeprefix(f"{code['ROOT']}/")
+        report.call("result", "model.weights", f"reading {name}", lambda: check_weights(model, path))
     return model
-
-
-def _key_of_factory(table: str, content: ModelTable | OptimizerTable | SchedulerTable) -> str:
-    return f"{table}.args" if content.has_args else f"{table}.entry"
 
 
 def check_weights(model: nn.Module, path: str) -> None:
@@ -180,10 +163,10 @@ def step_without_data(report: Report, trained: Trained) -> None:
     Raises:
         BrokenError: it raised; reported.
     """
-    for parameter in several_optimizers.parameters_of(trained.optimizers):
+    for parameter in several_optimizers.parameters_of(trained.each_optimizer()):
         if parameter.requires_grad and not is_lazy(parameter):
             parameter.grad = torch.zeros_like(parameter)
-    for optimizer in trained.optimizers:
+    for optimizer in trained.each_optimizer():
         step: Any = optimizer.step
         report.call("step", "optimizer.entry", "a step of the optimizer without data", step)
 
@@ -218,7 +201,7 @@ def _tensors(trained: Trained) -> Iterable[Tensor]:
     yield from (leaf.value for leaf in held if isinstance(leaf.value, Tensor))
 
 
-def count(report: Report, job: DeepJob, trained: Trained) -> State:
+def count(report: Report, code: EntryPoint, trained: Trained) -> State:
     """Report how large a snapshot is, counted as it would be staged, and return the state that it is of.
 
     Raises:
@@ -231,17 +214,9 @@ def count(report: Report, job: DeepJob, trained: Trained) -> State:
             trainable=sum(p.numel() for p in parameters if id(p) not in trained.frozen),
         )
     )
-    include = included(report, job)
     report.doing("reading the state", "model.entry")
     try:
-        state = State(
-            model=trained.model,
-            optimizers=trained.optimizer,
-            scheduler=trained.scheduler,
-            scaler=GradScaler("cpu") if job.precision == "fp16" else None,
-            ema=trained.average,
-            include=include,
-        )
+        state = state_of(trained, included(code))
         tensors = state.capture().tensors
     except Exception as error:
         report.problem("state", key_of(str(error)), error)
@@ -259,7 +234,7 @@ def count(report: Report, job: DeepJob, trained: Trained) -> State:
     return state
 
 
-def require_held(report: Report, job: DeepJob, state: State) -> None:
+def require_held(report: Report, code: EntryPoint, state: State) -> None:
     """Report what an optimizer keeps for each parameter and no snapshot would hold, after a step without data.
 
     An optimizer that holds others without a `state_dict` for them loses theirs. Whatever else moves is found by a
@@ -282,7 +257,7 @@ def require_held(report: Report, job: DeepJob, state: State) -> None:
             continue
         if copies[tensor.shape, tensor.dtype]:
             copies[tensor.shape, tensor.dtype] -= 1
-        elif not unsaved.is_ignored(path, job.ignore):
+        elif not unsaved.is_ignored(path, code.ignored):
             lost.append(path)
     if lost:
         report.problem("restart", key_of(lost[0]), unsaved.refusal(lost))
@@ -292,21 +267,21 @@ def _has_shape(value: Any) -> bool:
     return isinstance(value, Tensor) and value.layout == torch.strided and value.dim() > 0
 
 
-def included(report: Report, job: DeepJob) -> dict[str, Any]:
-    """Return the job's own objects that snapshots include, by name.
+def state_of(trained: Trained, include: dict[str, Any]) -> State:
+    """Return what a snapshot would hold."""
+    return State(
+        model=trained.model,
+        optimizers=trained.optimizer,
+        scheduler=trained.scheduler,
+        scaler=trained.scaler,
+        ema=trained.average,
+        include=include,
+    )
 
-    Raises:
-        BrokenError: one is not there; reported.
-    """
-    return {
-        name: report.call("import", f"snapshots.include.{name}", f"importing {entry}", _at(entry))
-        for name, entry in job.include.items()
-    }
 
-
-def _at(entry: str) -> Any:
-    module, _, attribute = entry.partition(":")
-    return lambda: operator.attrgetter(attribute)(import_module(module))
+def included(code: EntryPoint) -> dict[str, Any]:
+    """Return the job's own objects that snapshots include, by name."""
+    return dict(code.call("build_included")) if "build_included" in code else {}
 
 
 def key_of(message: str) -> str:

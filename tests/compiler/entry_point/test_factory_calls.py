@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from elasticflow.compiler.entry_point.factory_calls import CallForms, call_forms, is_method, parameters
-from elasticflow.compiler.entry_point.render import render_factories
+from elasticflow.compiler.entry_point.render import render_for_child
 from elasticflow.python_source.modules import Finder
 from elasticflow.python_source.resolve import Resolver
 from tests.compiler.jobs import make_job
@@ -125,7 +125,7 @@ def test_an_optimizer_that_is_not_the_first_argument_is_given_by_name(project: P
         made = make_job(job__path=["src"], lr_scheduler__entry=entry, lr_scheduler__args={"name": "linear"})
         forms = call_forms(made, project)
         assert forms.schedule_by_name
-        text = render_factories(made, root="/project", forms=forms)
+        text = render_for_child(made, project, forms)
         assert f'    return {entry.partition(":")[2]}(optimizer=optimizer, name="linear")\n' in text
     made = make_job(job__path=["src"], lr_scheduler__entry="torch.optim.lr_scheduler:StepLR")
     assert not call_forms(made, project).schedule_by_name

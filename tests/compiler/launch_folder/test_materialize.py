@@ -216,6 +216,6 @@ def test_compile_job_from_file_to_folder(tmp_path: Path) -> None:
     compiled.write(tmp_path / "out")
     text = (tmp_path / "out" / "train.py").read_text()
     assert "EPOCHS = 7" in text
-    assert "optimizer = sgd_of(model, lr=0.1)" in text
+    assert "return sgd_of(model, lr=0.1)" in text
     assert "--set=train.epochs=7" in text
     assert read_plan(tmp_path / "out") == compiled.plan

@@ -9,31 +9,115 @@ It may be edited: `elasticflow run` and `resume` notice, say so, and never overw
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import elasticflow
 from elasticflow.runtime.data.index_loader import open_dataset, prepare_data
+from elasticflow.runtime.own_loop.batch import Batch
 from elasticflow.runtime.own_loop.join import join_job
+from elasticflow.runtime.own_loop.run import Run
+from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy, load_weights
 from elasticflow.runtime.training.evaluation import Evaluation
 from elasticflow.runtime.worker import program
 from torch import nn
+from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 HERE = Path(__file__).resolve().parent
 ROOT = (HERE / "../../../..").resolve()  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
 
-SEED = 0
+SEED = 0  # the order of samples and all that is drawn at random follow from it
 EPOCHS = 3  # passes over the dataset
 GLOBAL_BATCH_SIZE = 250  # samples per step, the same at any world size
 TAIL = "spill"  # samples at an epoch's end that fill no batch
 NUM_WORKERS = 0  # loader processes of each worker
+WEIGHTS = str(ROOT / "weights/base.safetensors")  # what the model begins with
 PRECISION = "fp32"
 EMA = 0.999  # what the averaged weights keep of themselves at each step
 GRADIENTS = elasticflow.Gradients(precision=PRECISION, on_nonfinite="skip")
 SNAPSHOTS = Policy(uri=str(ROOT / "shared/snapshots"), every=("10 min", "1 epoch"), keep=Keep(last=3))
+
+
+def prepare() -> None:
+    """Get the data in place."""
+    from tests.compiler.golden.pieces import download
+
+    random_streams.begin(SEED, "data")
+    download()
+
+
+def build_dataset() -> Any:
+    """Return the training data."""
+    from examples.mnist import digits
+
+    random_streams.begin(SEED, "data")
+    return digits(split="train")
+
+
+def build_collate() -> Any:
+    """Return what makes a batch of a list of samples."""
+    from tests.compiler.golden.pieces import collate as job_collate
+
+    return job_collate
+
+
+def build_model() -> nn.Module:
+    """Return the model with its initial weights."""
+    from examples.mnist import Net
+
+    random_streams.begin(SEED, "model")
+    return Net()
+
+
+def training_step(model: nn.Module, batch: Any) -> Any:
+    """Return the loss of one micro-batch, as the job's own step states it."""
+    from tests.compiler.golden.pieces import training_step as job_training_step
+
+    return job_training_step(model, batch)
+
+
+def build_optimizer(model: nn.Module) -> Optimizer:
+    """Return the optimizer."""
+    from tests.compiler.golden.pieces import optimizer_of
+
+    random_streams.begin(SEED, "optimizer")
+    return optimizer_of(model, lr=0.05, no_decay=["features.1.weight", "features.1.bias", "head.2.bias"])
+
+
+def build_average(model: nn.Module) -> AveragedModel:
+    """Return what averages the weights."""
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(EMA))  # type: ignore[no-untyped-call]
+
+
+def build_evaluation_dataset() -> Any:
+    """Return the evaluation data."""
+    from examples.mnist import digits
+
+    random_streams.begin(SEED, "data")
+    return digits(split="test")
+
+
+def build_metrics() -> dict[str, Any]:
+    """Return what is measured, by name."""
+    from tests.compiler.golden.pieces import top_1
+
+    return {"top_1": top_1}
+
+
+def train(
+    run: Run, batches: Iterable[Batch], model: nn.Module, optimizer: Optimizer, average: AveragedModel
+) -> None:
+    """Train from where the run stands to its end, or till all ranks leave."""
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = run.gradients(lambda part: training_step(model, part.data), batch)
+        optimizer.step()
+        average.update_parameters(model)
+        run.step(loss=loss)  # its line in the log; evaluation and snapshot where they are due
 
 
 def main() -> None:
@@ -48,32 +132,18 @@ def main() -> None:
         compare_replicas="1000 steps",
     )
     worker = run.worker
-
-    from tests.compiler.golden.pieces import download
-
-    prepare_data(worker, download)  # by one worker of each node
-
-    from examples.mnist import Net, digits
-    from tests.compiler.golden.pieces import collate, optimizer_of, top_1
-    from tests.compiler.golden.pieces import training_step as job_training_step
-
-    def training_step(model: nn.Module, batch: Any) -> Any:
-        """Return the loss of one micro-batch, as the job's own step states it."""
-        return job_training_step(model, batch)
-
-    dataset = open_dataset(worker, lambda: digits(split="train"), "train")
+    prepare_data(worker, prepare)  # by one worker of each node
+    dataset = open_dataset(worker, build_dataset, "train")
+    collate = build_collate()
     batches = run.batches(
         dataset, size=GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, num_workers=NUM_WORKERS, collate=collate
     )
-    worker.seed_for("model")  # what is drawn at random follows from the seed and this name alone
-    model = Net()
+    model = build_model()
     model.to(run.device)
-    load_weights(model, str(ROOT / "weights/base.safetensors"))
-    worker.seed_for("optimizer")
-    optimizer = optimizer_of(model, lr=0.05, no_decay=["features.1.weight", "features.1.bias", "head.2.bias"])
-    decay = get_ema_multi_avg_fn(EMA)  # type: ignore[no-untyped-call]
-    average = AveragedModel(model, multi_avg_fn=decay)
-    test_set = open_dataset(worker, lambda: digits(split="test"), "evaluation", apart_from=dataset)
+    load_weights(model, WEIGHTS)
+    optimizer = build_optimizer(model)
+    average = build_average(model)
+    test_set = open_dataset(worker, build_evaluation_dataset, "evaluation", apart_from=dataset)
     evaluation = Evaluation(
         worker,
         model,
@@ -82,7 +152,7 @@ def main() -> None:
         run.schedule,
         precision=PRECISION,
         every=("1 epoch", "500 steps"),
-        metrics={"top_1": top_1},
+        metrics=build_metrics(),
         best="min loss",
         best_of="tests.compiler.golden.pieces:training_step",
         collate=collate,
@@ -90,13 +160,7 @@ def main() -> None:
         average=average,
     )
     run.keep(model=model, optimizer=optimizer, ema=average, evaluation=evaluation)  # restored here
-
-    for batch in batches:  # from where the run stands to its end, or till all ranks leave
-        optimizer.zero_grad()
-        loss = run.gradients(lambda part: training_step(model, part.data), batch)
-        optimizer.step()
-        average.update_parameters(model)
-        run.step(loss=loss)  # its line in the log; evaluation and snapshot where they are due
+    train(run, batches, model, optimizer, average)
     run.finish()
 
 

@@ -9,25 +9,31 @@ It may be edited: `elasticflow run` and `resume` notice, say so, and never overw
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import elasticflow
 from elasticflow.runtime.data.index_loader import open_dataset
+from elasticflow.runtime.own_loop.batch import Batch
 from elasticflow.runtime.own_loop.join import join_job
+from elasticflow.runtime.own_loop.run import Run
+from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy
 from elasticflow.runtime.training.evaluation import Evaluation
 from elasticflow.runtime.worker import program
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 HERE = Path(__file__).resolve().parent
 ROOT = (HERE / "../../../..").resolve()  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
 
-SEED = 7
+SEED = 7  # the order of samples and all that is drawn at random follow from it
 EPOCHS = 10  # passes over the dataset
 GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size
 MICRO_BATCH_SIZE = 8  # most samples of one forward
+SAMPLES = 1438  # of the dataset, as the job file states
 TAIL = "short"  # samples at an epoch's end that fill no batch
 NUM_WORKERS = 1  # loader processes of each worker
 PRECISION = "fp32"
@@ -43,6 +49,73 @@ SNAPSHOTS = Policy(
 )
 
 
+def build_dataset() -> Any:
+    """Return the training data."""
+    from examples.mnist import digits
+
+    random_streams.begin(SEED, "data")
+    return digits(split="train")
+
+
+def build_model() -> nn.Module:
+    """Return the model with its initial weights."""
+    from examples.mnist import Net
+
+    random_streams.begin(SEED, "model")
+    return Net(width=16)
+
+
+def training_step(model: nn.Module, batch: Any) -> Tensor:
+    """Return the mean loss of one micro-batch of (inputs, targets)."""
+    from torch.nn.functional import cross_entropy
+
+    inputs, targets = batch
+    return cross_entropy(model(inputs), targets)
+
+
+def build_optimizer(model: nn.Module) -> Optimizer:
+    """Return the optimizer."""
+    from torch.optim import AdamW
+
+    random_streams.begin(SEED, "optimizer")
+    return AdamW(model.parameters(), lr=0.003, weight_decay=0.01)
+
+
+def build_scheduler(optimizer: Optimizer) -> Any:
+    """Return the learning-rate schedule."""
+    from torch.optim.lr_scheduler import CosineAnnealingLR
+
+    random_streams.begin(SEED, "scheduler")
+    return CosineAnnealingLR(optimizer, T_max=10)
+
+
+def build_evaluation_dataset() -> Any:
+    """Return the evaluation data."""
+    from examples.mnist import digits
+
+    random_streams.begin(SEED, "data")
+    return digits(split="test")
+
+
+def build_metrics() -> dict[str, Any]:
+    """Return what is measured, by name."""
+    from examples.mnist import accuracy
+
+    return {"accuracy": accuracy}
+
+
+def train(run: Run, batches: Iterable[Batch], model: nn.Module, optimizer: Optimizer, scheduler: Any) -> None:
+    """Train from where the run stands to its end, or till all ranks leave."""
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = run.gradients(lambda part: training_step(model, part.data), batch)
+        run.worker.log_grad_norm(nn.utils.clip_grad_norm_(model.parameters(), CLIP_GRAD_NORM))
+        optimizer.step()
+        if batch.end.is_epoch_end:
+            run.worker.step_scheduler(scheduler, optimizer)
+        run.step(loss=loss)  # its line in the log; evaluation and snapshot where they are due
+
+
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
     run = join_job(
@@ -56,18 +129,7 @@ def main() -> None:
         threads=1,
     )
     worker = run.worker
-
-    from examples.mnist import Net, accuracy, digits
-    from torch.nn.functional import cross_entropy
-    from torch.optim import AdamW
-    from torch.optim.lr_scheduler import CosineAnnealingLR
-
-    def training_step(model: nn.Module, batch: Any) -> Tensor:
-        """Return the mean loss of one micro-batch of (inputs, targets)."""
-        inputs, targets = batch
-        return cross_entropy(model(inputs), targets)
-
-    dataset = open_dataset(worker, lambda: digits(split="train"), "train", samples=1438)
+    dataset = open_dataset(worker, build_dataset, "train", samples=SAMPLES)
     batches = run.batches(
         dataset,
         size=GLOBAL_BATCH_SIZE,
@@ -76,14 +138,11 @@ def main() -> None:
         num_workers=NUM_WORKERS,
         micro_batch_size=MICRO_BATCH_SIZE,
     )
-    worker.seed_for("model")  # what is drawn at random follows from the seed and this name alone
-    model = Net(width=16)
+    model = build_model()
     model.to(run.device)
-    worker.seed_for("optimizer")
-    optimizer = AdamW(model.parameters(), lr=0.003, weight_decay=0.01)
-    worker.seed_for("scheduler")
-    scheduler = CosineAnnealingLR(optimizer, T_max=10)
-    test_set = open_dataset(worker, lambda: digits(split="test"), "evaluation", apart_from=dataset)
+    optimizer = build_optimizer(model)
+    scheduler = build_scheduler(optimizer)
+    test_set = open_dataset(worker, build_evaluation_dataset, "evaluation", apart_from=dataset)
     evaluation = Evaluation(
         worker,
         model,
@@ -92,21 +151,13 @@ def main() -> None:
         run.schedule,
         precision=PRECISION,
         every=("1 epoch",),
-        metrics={"accuracy": accuracy},
+        metrics=build_metrics(),
         best="max accuracy",
         best_of="examples.mnist:accuracy",
         batch_size=8,
     )
     run.keep(model=model, optimizer=optimizer, scheduler=scheduler, evaluation=evaluation)  # restored here
-
-    for batch in batches:  # from where the run stands to its end, or till all ranks leave
-        optimizer.zero_grad()
-        loss = run.gradients(lambda part: training_step(model, part.data), batch)
-        worker.log_grad_norm(nn.utils.clip_grad_norm_(model.parameters(), CLIP_GRAD_NORM))
-        optimizer.step()
-        if batch.end.is_epoch_end:
-            worker.step_scheduler(scheduler, optimizer)
-        run.step(loss=loss)  # its line in the log; evaluation and snapshot where they are due
+    train(run, batches, model, optimizer, scheduler)
     run.finish()
 
 

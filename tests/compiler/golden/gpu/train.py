@@ -9,22 +9,27 @@ It may be edited: `elasticflow run` and `resume` notice, say so, and never overw
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import elasticflow
 from elasticflow.runtime.data.index_loader import open_dataset
+from elasticflow.runtime.own_loop.batch import Batch
 from elasticflow.runtime.own_loop.join import join_job
+from elasticflow.runtime.own_loop.run import Run
+from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy
 from elasticflow.runtime.worker import program
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.optim import Optimizer
 
 HERE = Path(__file__).resolve().parent
 ROOT = (HERE / "../../../..").resolve()  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
 
-SEED = 20261120
+SEED = 20261120  # the order of samples and all that is drawn at random follow from it
 STEPS = 2000  # optimizer steps
 GLOBAL_BATCH_SIZE = 4096  # samples per step, the same at any world size
 MICRO_BATCH_SIZE = 512  # most samples of one forward
@@ -44,6 +49,72 @@ SNAPSHOTS = Policy(
 )
 
 
+def build_dataset() -> Any:
+    """Return the training data."""
+    from examples.mnist import digits
+
+    random_streams.begin(SEED, "data")
+    return digits(split="train", root="s3://datasets/mnist")
+
+
+def build_model() -> nn.Module:
+    """Return the model with its initial weights."""
+    from examples.mnist import Net
+
+    random_streams.begin(SEED, "model")
+    return Net(width=64)
+
+
+def training_step(model: nn.Module, batch: Any) -> Tensor:
+    """Return the mean loss of one micro-batch of (inputs, targets)."""
+    from torch.nn.functional import cross_entropy
+
+    inputs, targets = batch
+    return cross_entropy(model(inputs), targets)
+
+
+def build_optimizer(model: nn.Module) -> Optimizer:
+    """Return the optimizer."""
+    from torch.optim import AdamW
+
+    random_streams.begin(SEED, "optimizer")
+    return AdamW(model.parameters(), lr=0.001, fused=True)
+
+
+def build_scheduler(optimizer: Optimizer) -> Any:
+    """Return the learning-rate schedule."""
+    from torch.optim.lr_scheduler import OneCycleLR
+
+    random_streams.begin(SEED, "scheduler")
+    return OneCycleLR(optimizer, max_lr=0.01, total_steps=2000)
+
+
+def build_included() -> dict[str, Any]:
+    """Return what snapshots hold besides."""
+    from tests.compiler.golden.pieces import curriculum
+
+    return {"curriculum": curriculum}
+
+
+def train(
+    run: Run,
+    batches: Iterable[Batch],
+    model: nn.Module,
+    optimizer: Optimizer,
+    scheduler: Any,
+    scaler: GradScaler,
+) -> None:
+    """Train from where the run stands to its end, or till all ranks leave."""
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = run.gradients(lambda part: training_step(model, part.data), batch)
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        run.worker.step_scheduler(scheduler, optimizer)
+        run.step(loss=loss)  # its line in the log; evaluation and snapshot where they are due
+
+
 def main() -> None:
     """Train to the end, or to the step at which all ranks agree to leave; every rank."""
     run = join_job(
@@ -57,19 +128,7 @@ def main() -> None:
         log_every=10,
     )
     worker = run.worker
-
-    from examples.mnist import Net, digits
-    from tests.compiler.golden.pieces import curriculum
-    from torch.nn.functional import cross_entropy
-    from torch.optim import AdamW
-    from torch.optim.lr_scheduler import OneCycleLR
-
-    def training_step(model: nn.Module, batch: Any) -> Tensor:
-        """Return the mean loss of one micro-batch of (inputs, targets)."""
-        inputs, targets = batch
-        return cross_entropy(model(inputs), targets)
-
-    dataset = open_dataset(worker, lambda: digits(split="train", root="s3://datasets/mnist"), "train")
+    dataset = open_dataset(worker, build_dataset, "train")
     batches = run.batches(
         dataset,
         size=GLOBAL_BATCH_SIZE,
@@ -78,31 +137,16 @@ def main() -> None:
         num_workers=NUM_WORKERS,
         micro_batch_size=MICRO_BATCH_SIZE,
     )
-    worker.seed_for("model")  # what is drawn at random follows from the seed and this name alone
-    model = Net(width=64)
+    model = build_model()
     model.to(run.device)
     model.compile()
-    worker.seed_for("optimizer")
-    optimizer = AdamW(model.parameters(), lr=0.001, fused=True)
-    worker.seed_for("scheduler")
-    scheduler = OneCycleLR(optimizer, max_lr=0.01, total_steps=2000)
+    optimizer = build_optimizer(model)
+    scheduler = build_scheduler(optimizer)
     scaler = GradScaler(worker.device.type)
     run.keep(
-        model=model,
-        optimizer=optimizer,
-        scheduler=scheduler,
-        scaler=scaler,
-        include={"curriculum": curriculum},
+        model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, include=build_included()
     )  # restored here
-
-    for batch in batches:  # from where the run stands to its end, or till all ranks leave
-        optimizer.zero_grad()
-        loss = run.gradients(lambda part: training_step(model, part.data), batch)
-        scaler.unscale_(optimizer)
-        scaler.step(optimizer)
-        scaler.update()
-        worker.step_scheduler(scheduler, optimizer)
-        run.step(loss=loss)  # its line in the log; evaluation and snapshot where they are due
+    train(run, batches, model, optimizer, scheduler, scaler)
     run.finish()
 
 

@@ -9,23 +9,28 @@ It may be edited: `elasticflow run` and `resume` notice, say so, and never overw
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import elasticflow
 from elasticflow.runtime.data.index_loader import open_dataset
+from elasticflow.runtime.own_loop.batch import Batch
 from elasticflow.runtime.own_loop.join import join_job
+from elasticflow.runtime.own_loop.run import Run
+from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy
 from elasticflow.runtime.training.loss import with_count
 from elasticflow.runtime.training.unwrap import unwrap_model
 from elasticflow.runtime.worker import program
 from torch import nn
+from torch.optim import Optimizer
 
 HERE = Path(__file__).resolve().parent
 ROOT = (HERE / "../../../..").resolve()  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
 
-SEED = 0
+SEED = 0  # the order of samples and all that is drawn at random follow from it
 STEPS = 1000  # optimizer steps
 GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size
 TAIL = "spill"  # samples at an epoch's end that fill no batch
@@ -33,6 +38,51 @@ NUM_WORKERS = 0  # loader processes of each worker
 PRECISION = "fp32"
 GRADIENTS = elasticflow.Gradients(precision=PRECISION, on_nonfinite="stop")
 SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep=Keep(last=3))
+
+
+def build_dataset() -> Any:
+    """Return the training data."""
+    from tests.compiler.golden.pieces import sentences
+
+    random_streams.begin(SEED, "data")
+    return sentences(block_size=32)
+
+
+def build_model() -> nn.Module:
+    """Return the model with its initial weights."""
+    from functools import partial
+
+    from tests.compiler.golden.pieces import GPT, GPTConfig
+    from torch.nn.functional import gelu
+
+    random_streams.begin(SEED, "model")
+    return GPT(config=GPTConfig(n_layer=4, n_embd=64, activation=partial(gelu, approximate="tanh")))
+
+
+def training_step(model: nn.Module, batch: Any) -> dict[str, Any]:
+    """Return the loss of one micro-batch, as the job's own step states it, and its items' count."""
+    from tests.compiler.golden.pieces import GPT, num_targets
+
+    return with_count(unwrap_model(model, GPT).training_step(batch), num_targets(batch))
+
+
+def build_optimizer(model: nn.Module) -> Optimizer:
+    """Return the optimizer."""
+    from tests.compiler.golden.pieces import GPT
+
+    random_streams.begin(SEED, "optimizer")
+    return unwrap_model(model, GPT).configure_optimizers(
+        weight_decay=0.1, learning_rate=0.0006, betas=[0.9, 0.95]
+    )
+
+
+def train(run: Run, batches: Iterable[Batch], model: nn.Module, optimizer: Optimizer) -> None:
+    """Train from where the run stands to its end, or till all ranks leave."""
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = run.gradients(lambda part: training_step(model, part.data), batch)
+        optimizer.step()
+        run.step(loss=loss)  # its line in the log; evaluation and snapshot where they are due
 
 
 def main() -> None:
@@ -47,32 +97,13 @@ def main() -> None:
         compare_replicas="1000 steps",
     )
     worker = run.worker
-
-    from functools import partial
-
-    from tests.compiler.golden.pieces import GPT, GPTConfig, num_targets, sentences
-    from torch.nn.functional import gelu
-
-    def training_step(model: nn.Module, batch: Any) -> dict[str, Any]:
-        """Return the loss of one micro-batch, as the job's own step states it, and its items' count."""
-        return with_count(unwrap_model(model, GPT).training_step(batch), num_targets(batch))
-
-    dataset = open_dataset(worker, lambda: sentences(block_size=32), "train")
+    dataset = open_dataset(worker, build_dataset, "train")
     batches = run.batches(dataset, size=GLOBAL_BATCH_SIZE, steps=STEPS, tail=TAIL, num_workers=NUM_WORKERS)
-    worker.seed_for("model")  # what is drawn at random follows from the seed and this name alone
-    model = GPT(config=GPTConfig(n_layer=4, n_embd=64, activation=partial(gelu, approximate="tanh")))
+    model = build_model()
     model.to(run.device)
-    worker.seed_for("optimizer")
-    optimizer = unwrap_model(model, GPT).configure_optimizers(
-        weight_decay=0.1, learning_rate=0.0006, betas=[0.9, 0.95]
-    )
+    optimizer = build_optimizer(model)
     run.keep(model=model, optimizer=optimizer)  # restored here
-
-    for batch in batches:  # from where the run stands to its end, or till all ranks leave
-        optimizer.zero_grad()
-        loss = run.gradients(lambda part: training_step(model, part.data), batch)
-        optimizer.step()
-        run.step(loss=loss)  # its line in the log; evaluation and snapshot where they are due
+    train(run, batches, model, optimizer)
     run.finish()
 
 

@@ -9,21 +9,26 @@ It may be edited: `elasticflow run` and `resume` notice, say so, and never overw
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import elasticflow
 from elasticflow.runtime.data.index_loader import open_dataset
+from elasticflow.runtime.own_loop.batch import Batch
 from elasticflow.runtime.own_loop.join import join_job
+from elasticflow.runtime.own_loop.run import Run
+from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy
 from elasticflow.runtime.worker import program
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 HERE = Path(__file__).resolve().parent
 ROOT = (HERE / "../../../..").resolve()  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
 
-SEED = 0
+SEED = 0  # the order of samples and all that is drawn at random follow from it
 STEPS = 200  # optimizer steps
 GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size
 TAIL = "spill"  # samples at an epoch's end that fill no batch
@@ -31,6 +36,47 @@ NUM_WORKERS = 0  # loader processes of each worker
 PRECISION = "fp32"
 GRADIENTS = elasticflow.Gradients(precision=PRECISION, on_nonfinite="stop")
 SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep=Keep(last=3))
+
+
+def build_dataset() -> Any:
+    """Return the training data."""
+    from examples.mnist import digits
+
+    random_streams.begin(SEED, "data")
+    return digits(split="train")
+
+
+def build_model() -> nn.Module:
+    """Return the model with its initial weights."""
+    from examples.mnist import Net
+
+    random_streams.begin(SEED, "model")
+    return Net()
+
+
+def training_step(model: nn.Module, batch: Any) -> Tensor:
+    """Return the mean loss of one micro-batch of (inputs, targets)."""
+    from torch.nn.functional import cross_entropy
+
+    inputs, targets = batch
+    return cross_entropy(model(inputs), targets)
+
+
+def build_optimizer(model: nn.Module) -> Optimizer:
+    """Return the optimizer."""
+    from torch.optim import SGD
+
+    random_streams.begin(SEED, "optimizer")
+    return SGD(model.parameters(), lr=0.1)
+
+
+def train(run: Run, batches: Iterable[Batch], model: nn.Module, optimizer: Optimizer) -> None:
+    """Train from where the run stands to its end, or till all ranks leave."""
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = run.gradients(lambda part: training_step(model, part.data), batch)
+        optimizer.step()
+        run.step(loss=loss)  # its line in the log; evaluation and snapshot where they are due
 
 
 def main() -> None:
@@ -45,30 +91,13 @@ def main() -> None:
         compare_replicas="1000 steps",
     )
     worker = run.worker
-
-    from examples.mnist import Net, digits
-    from torch.nn.functional import cross_entropy
-    from torch.optim import SGD
-
-    def training_step(model: nn.Module, batch: Any) -> Tensor:
-        """Return the mean loss of one micro-batch of (inputs, targets)."""
-        inputs, targets = batch
-        return cross_entropy(model(inputs), targets)
-
-    dataset = open_dataset(worker, lambda: digits(split="train"), "train")
+    dataset = open_dataset(worker, build_dataset, "train")
     batches = run.batches(dataset, size=GLOBAL_BATCH_SIZE, steps=STEPS, tail=TAIL, num_workers=NUM_WORKERS)
-    worker.seed_for("model")  # what is drawn at random follows from the seed and this name alone
-    model = Net()
+    model = build_model()
     model.to(run.device)
-    worker.seed_for("optimizer")
-    optimizer = SGD(model.parameters(), lr=0.1)
+    optimizer = build_optimizer(model)
     run.keep(model=model, optimizer=optimizer)  # restored here
-
-    for batch in batches:  # from where the run stands to its end, or till all ranks leave
-        optimizer.zero_grad()
-        loss = run.gradients(lambda part: training_step(model, part.data), batch)
-        optimizer.step()
-        run.step(loss=loss)  # its line in the log; evaluation and snapshot where they are due
+    train(run, batches, model, optimizer)
     run.finish()
 
 

@@ -9,12 +9,16 @@ It may be edited: `elasticflow run` and `resume` notice, say so, and never overw
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import elasticflow
 from elasticflow.runtime.data.index_loader import open_dataset
+from elasticflow.runtime.own_loop.batch import Batch
 from elasticflow.runtime.own_loop.join import join_job
+from elasticflow.runtime.own_loop.run import Run
+from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy
 from elasticflow.runtime.training.evaluation import Evaluation
 from elasticflow.runtime.training.several_optimizers import Schedules
@@ -26,7 +30,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = (HERE / "../../../..").resolve()  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
 
-SEED = 0
+SEED = 0  # the order of samples and all that is drawn at random follow from it
 EPOCHS = 2  # passes over the dataset
 GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size
 TAIL = "spill"  # samples at an epoch's end that fill no batch
@@ -35,6 +39,82 @@ CLIP_GRAD_NORM = 1.0
 EMA = 0.99  # what the averaged weights keep of themselves at each step
 GRADIENTS = elasticflow.Gradients(moves_optimizers=True, clip_grad_norm=CLIP_GRAD_NORM)
 SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep=Keep(last=3))
+
+
+def build_dataset() -> Any:
+    """Return the training data."""
+    from examples.mnist import digits
+
+    random_streams.begin(SEED, "data")
+    return digits(split="train")
+
+
+def build_model() -> nn.Module:
+    """Return the model with its initial weights."""
+    from examples.mnist import Net
+
+    random_streams.begin(SEED, "model")
+    return Net()
+
+
+def training_step(model: nn.Module, batch: Any, optimizers: Any) -> Any:
+    """Make a step with this worker's samples, which moves the optimizers; return its loss."""
+    from tests.compiler.golden.pieces import own_step
+
+    return own_step(model, batch, optimizers)
+
+
+def build_optimizer(model: nn.Module) -> Any:
+    """Return the optimizers."""
+    from tests.compiler.golden.pieces import two_optimizers
+
+    random_streams.begin(SEED, "optimizer")
+    return two_optimizers(model, lr=0.01)
+
+
+def build_scheduler(optimizers: Any) -> Any:
+    """Return the learning-rate schedule."""
+    from tests.compiler.golden.pieces import rates
+
+    random_streams.begin(SEED, "scheduler")
+    return Schedules(rates(optimizers, gamma=0.9))
+
+
+def build_average(model: nn.Module) -> AveragedModel:
+    """Return what averages the weights."""
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(EMA))  # type: ignore[no-untyped-call]
+
+
+def build_evaluation_dataset() -> Any:
+    """Return the evaluation data."""
+    from examples.mnist import digits
+
+    random_streams.begin(SEED, "data")
+    return digits(split="test")
+
+
+def build_metrics() -> dict[str, Any]:
+    """Return what is measured, by name."""
+    from tests.compiler.golden.pieces import top_1
+
+    return {"top_1": top_1}
+
+
+def train(
+    run: Run,
+    batches: Iterable[Batch],
+    model: nn.Module,
+    optimizers: Any,
+    scheduler: Any,
+    average: AveragedModel,
+) -> None:
+    """Train from where the run stands to its end, or till all ranks leave."""
+    for batch in batches:
+        loss = run.gradients(lambda part: training_step(model, part.data, optimizers), batch)
+        average.update_parameters(model)
+        if batch.end.is_epoch_end:
+            run.worker.step_scheduler(scheduler, optimizers)
+        run.step(loss=loss)  # its line in the log; evaluation and snapshot where they are due
 
 
 def main() -> None:
@@ -49,26 +129,14 @@ def main() -> None:
         compare_replicas="1000 steps",
     )
     worker = run.worker
-
-    from examples.mnist import Net, digits
-    from tests.compiler.golden.pieces import own_step, rates, top_1, two_optimizers
-
-    def training_step(model: nn.Module, batch: Any, optimizers: Any) -> Any:
-        """Make a step with this worker's samples, which moves the optimizers; return its loss."""
-        return own_step(model, batch, optimizers)
-
-    dataset = open_dataset(worker, lambda: digits(split="train"), "train")
+    dataset = open_dataset(worker, build_dataset, "train")
     batches = run.batches(dataset, size=GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL, num_workers=NUM_WORKERS)
-    worker.seed_for("model")  # what is drawn at random follows from the seed and this name alone
-    model = Net()
+    model = build_model()
     model.to(run.device)
-    worker.seed_for("optimizer")
-    optimizers = two_optimizers(model, lr=0.01)
-    worker.seed_for("scheduler")
-    scheduler = Schedules(rates(optimizers, gamma=0.9))
-    decay = get_ema_multi_avg_fn(EMA)  # type: ignore[no-untyped-call]
-    average = AveragedModel(model, multi_avg_fn=decay)
-    test_set = open_dataset(worker, lambda: digits(split="test"), "evaluation", apart_from=dataset)
+    optimizers = build_optimizer(model)
+    scheduler = build_scheduler(optimizers)
+    average = build_average(model)
+    test_set = open_dataset(worker, build_evaluation_dataset, "evaluation", apart_from=dataset)
     evaluation = Evaluation(
         worker,
         model,
@@ -76,7 +144,7 @@ def main() -> None:
         test_set,
         run.schedule,
         every=("1 epoch",),
-        metrics={"top_1": top_1},
+        metrics=build_metrics(),
         best="max top_1",
         best_of="tests.compiler.golden.pieces:top_1",
         uses_loss=False,
@@ -85,13 +153,7 @@ def main() -> None:
     run.keep(
         model=model, optimizers=optimizers, scheduler=scheduler, ema=average, evaluation=evaluation
     )  # restored here
-
-    for batch in batches:  # from where the run stands to its end, or till all ranks leave
-        loss = run.gradients(lambda part: training_step(model, part.data, optimizers), batch)
-        average.update_parameters(model)
-        if batch.end.is_epoch_end:
-            worker.step_scheduler(scheduler, optimizers)
-        run.step(loss=loss)  # its line in the log; evaluation and snapshot where they are due
+    train(run, batches, model, optimizers, scheduler, average)
     run.finish()
 
 

@@ -1,0 +1,326 @@
+"""The functions of train.py that make what the job trains: each imports and calls what one table of the job file names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.compiler.entry_point.factories import (
+    argument,
+    collator,
+    factory,
+    metric,
+    on_model,
+    parameter_groups,
+    partial_of,
+    training_data,
+)
+from elasticflow.compiler.entry_point.imports import Imports
+from elasticflow.compiler.entry_point.source_code import (
+    Call,
+    Code,
+    Name,
+    call,
+    flat,
+    keywords,
+    layout,
+    literal,
+    quoted,
+)
+from elasticflow.jobfile.diagnostics.toml_literals import dotted
+from elasticflow.jobfile.tables.evaluation import path_of_set
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from elasticflow.compiler.entry_point.factory_calls import CallForms
+    from elasticflow.jobfile.tables.evaluation import EvaluationTable
+    from elasticflow.jobfile.tables.hooks import HookTable
+    from elasticflow.jobfile.tables.job import Args, Job
+    from elasticflow.jobfile.tables.types import CollateTable
+
+_OF_DATA = "dataset: OpenedDataset"
+# Of the functions themselves.
+_VARIABLES = ("inputs", "targets", "shard", "shards")
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of train.py.
+
+    Attributes:
+        key: Of the job file, that it is about.
+        name: Starts its `def` line.
+        parameters: With their annotations; the caller has variables of these names.
+        returns: Annotation of what it returns.
+        doc: The docstring, without its full stop.
+        value: The code of what it returns; None: it returns nothing.
+        imports: What its code imports.
+        begins: The random state in which it calls the job's code; None: the caller's.
+        first: Lines before its last one.
+    """
+
+    key: str
+    name: str
+    parameters: tuple[str, ...]
+    returns: str
+    doc: str
+    value: Code | None
+    imports: Imports
+    begins: str | None = None
+    first: str | None = None
+
+    def text(self) -> str:
+        """Return its lines."""
+        imports = self.imports.lines()
+        lines = [
+            f"def {self.name}({', '.join(self._all_parameters())}) -> {self.returns}:",
+            f'    """{self.doc}."""',
+            *([] if imports is None else [f"    {imports}", ""]),
+            *([] if self.begins is None else [f"    random_streams.begin(SEED, {quoted(self.begins)})"]),
+            *([] if self.first is None else [f"    {self.first}"]),
+            *([] if self.value is None else [layout(self.value, indent=4, before="return ")]),
+        ]
+        return "\n".join(lines)
+
+    def call(self) -> Call:
+        """Return the call of it, where variables have the names of its parameters."""
+        return Call(self.name, tuple(("", each.partition(":")[0]) for each in self._all_parameters()))
+
+    def reference(self) -> str:
+        """Return the code of what calls it without arguments."""
+        return f"lambda: {flat(self.call())}" if self.imports.needs_data else self.name
+
+    def _all_parameters(self) -> tuple[str, ...]:
+        needs_data = self.imports.needs_data and _OF_DATA not in self.parameters
+        return (*self.parameters, _OF_DATA) if needs_data else self.parameters
+
+
+def functions_of(job: Job, forms: CallForms, taken: Iterable[str]) -> dict[str, Function]:
+    """Return the functions that the job's train.py has, by name, in their order.
+
+    Args:
+        job: The job.
+        forms: How its factories are called.
+        taken: Names that mean something in train.py.
+
+    Raises:
+        JobRefusedError: an argument has no Python literal.
+    """
+    return {each.name: each for each in _functions(job, forms, frozenset({*taken, *_VARIABLES}))}
+
+
+def _functions(job: Job, forms: CallForms, taken: frozenset[str]) -> Iterator[Function]:
+    yield from _of_data(job, taken)
+    yield _model(job, Imports(taken))
+    yield _training_step(job, forms, Imports(taken))
+    yield from _optimizers(job, forms, taken)
+    if job.train.ema is not None:
+        made = "AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(EMA))  # type: ignore[no-untyped-call]"
+        doc = "Return what averages the weights"
+        yield Function(
+            "train.ema", "build_average", ("model: nn.Module",), "AveragedModel", doc, made, Imports(taken)
+        )
+    for name, table in job.evaluations.items():
+        yield from _of_evaluation(name, table, taken)
+    if job.hooks is not None and job.hooks.named():
+        imports = Imports(taken)
+        hooks = {name: _hook(table, imports, name) for name, table in job.hooks.named().items()}
+        doc = "Return the hooks, by when they are called"
+        yield Function("hooks", "build_hooks", (), "dict[str, Any]", doc, literal(hooks, "hooks"), imports)
+    if job.snapshots.include:
+        imports = Imports(taken)
+        included = {name: Name(imports.name_of(entry)) for name, entry in job.snapshots.include.items()}
+        doc = "Return what snapshots hold besides"
+        value = literal(included, "snapshots.include")
+        yield Function("snapshots.include", "build_included", (), "dict[str, Any]", doc, value, imports)
+
+
+def _of_data(job: Job, taken: frozenset[str]) -> Iterator[Function]:
+    table, imports = job.dataset, Imports(taken)
+    key = "dataset.mix" if table.entry is None else _key("dataset", table.args)
+    if table.prepare is not None:
+        doc, own = "Get the data in place", Imports(taken)
+        first = flat(factory(own, table.prepare))
+        yield Function("dataset.prepare", "prepare", (), "None", doc, None, own, "data", first)
+    if table.shards is not None:
+        args = {**table.args, "shard": Name("shard"), "shards": Name("shards")}
+        parameters, doc = (
+            ("shard: int", "shards: int"),
+            "Return what yields the samples of one data shard in order",
+        )
+        yield Function(
+            key, "build_dataset", parameters, "Any", doc, training_data(table, imports, args), imports
+        )
+    else:
+        made = training_data(table, imports, table.args)
+        yield Function(key, "build_dataset", (), "Any", "Return the training data", made, imports, "data")
+        order = _order(job, own := Imports(taken))
+        if order is not None:
+            doc = "Return the order in which samples are drawn"
+            key = (
+                "dataset.mix"
+                if table.sampler is None or table.mix
+                else f"dataset.sampler.{table.sampler.kind}"
+            )
+            yield Function(key, "build_order", ("worker: Worker", _OF_DATA), "Order", doc, order, own)
+    if table.collate is not None:
+        yield _collate("build_collate", table.collate, "dataset.collate", Imports(taken))
+
+
+def _key(table: str, args: Args) -> str:
+    """Return the key of the job file that a factory's call is about: its arguments, if it has some."""
+    return f"{table}.args" if args else f"{table}.entry"
+
+
+def _order(job: Job, imports: Imports) -> Call | None:
+    """Return what makes the order of samples; None for that of every job that does not say otherwise."""
+    sampler, sets = job.dataset.sampler, job.dataset.mix
+    if sets:
+        weights = [each.weight for each in sets if each.weight is not None]
+        shares: dict[str, Any] = {"weights": weights} if weights else {}
+        if sampler is not None:
+            shares = {"temperature": sampler.temperature}
+        return call("samplers.mix", "worker", "dataset", **shares)
+    if sampler is None:
+        return None
+    values = imports.name_of(sampler.values) if ":" in sampler.values else quoted(sampler.values)
+    if sampler.kind == "bucket_by":
+        return call(
+            "samplers.bucket_by_length", "worker", "dataset", values, "GLOBAL_BATCH_SIZE", tail=Name("TAIL")
+        )
+    make = {"weights": "samplers.draw_by_weight", "balance_by": "samplers.draw_by_class"}[sampler.kind]
+    draws = {} if sampler.draws is None else {"draws": sampler.draws}
+    return call(make, "worker", "dataset", values, **draws)
+
+
+def _collate(name: str, table: str | CollateTable, where: str, imports: Imports) -> Function:
+    doc = "Return what makes a batch of a list of samples"
+    if isinstance(table, str):
+        return Function(where, name, (), "Any", doc, imports.name_of(table), imports)
+    begins = None if name != "build_collate" else "collate"
+    return Function(where, name, (), "Any", doc, collator(table, imports, where), imports, begins)
+
+
+def _model(job: Job, imports: Imports) -> Function:
+    made = factory(imports, job.model.entry, args=job.model.args, where="model.args")
+    doc, globs = "Return the model with its initial weights", job.train.gradient_checkpointing
+    key = _key("model", job.model.args)
+    if globs is False:
+        return Function(key, "build_model", (), "nn.Module", doc, made, imports, "model")
+    chosen = [literal(globs, "globs")] if isinstance(globs, list) else []
+    again = layout(call("checkpoint_activations", "model", *chosen), indent=4)
+    first = f"{layout(made, indent=4, before='model = ')}\n{again}".removeprefix("    ")
+    return Function(key, "build_model", (), "nn.Module", doc, "model", imports, "model", first)
+
+
+def _training_step(job: Job, forms: CallForms, imports: Imports) -> Function:
+    """Return what computes the loss of a micro-batch and, where the job counts them, over how many items it is."""
+    kind, doc = "Any", "Return the loss of one micro-batch, as the job's own step states it"
+    if job.model.loss:
+        kind, doc = "Tensor", "Return the mean loss of one micro-batch of (inputs, targets)"
+    if job.model.loss_count is not None:
+        kind, doc = "dict[str, Any]", f"{doc}, and its items' count"
+    parameters: tuple[str, ...] = ("model: nn.Module", "batch: Any")
+    if forms.step_moves_optimizers:
+        doc = "Make a step with this worker's samples, which moves the optimizers; return its loss"
+        parameters += ("optimizers: Any",)
+    entry = job.model.loss or job.model.step
+    assert entry is not None
+    name = imports.name_of(entry)
+    given: tuple[str, ...] = ("model", "batch")
+    if job.model.loss:
+        given = ("model(inputs)", "targets")
+    elif forms.step_is_method:
+        name, given = on_model(name), ("batch",)
+    if forms.step_moves_optimizers:
+        given += ("optimizers",)
+    value = Call(name, tuple(("", text) for text in given))
+    if job.model.loss_count is not None:
+        count = Call(imports.name_of(job.model.loss_count), (("", "batch"),))
+        value = Call("with_count", (("", value), ("", count)))
+    first = "inputs, targets = batch" if job.model.loss else None
+    key = "model.loss" if job.model.loss else "model.step"
+    return Function(key, "training_step", parameters, kind, doc, value, imports, first=first)
+
+
+def _optimizers(job: Job, forms: CallForms, taken: frozenset[str]) -> Iterator[Function]:
+    table, imports, moves = job.optimizer, Imports(taken), forms.step_moves_optimizers
+    given = ["model" if forms.optimizer_takes_model else "model.parameters()"]
+    if table.groups:
+        own = Imports(taken)
+        made = parameter_groups(table.groups, own)
+        doc = "Return which parameters have options of their own"
+        groups = Function("optimizer.groups", "build_parameter_groups", (), "list[Group]", doc, made, own)
+        yield groups
+        imports.needs_data |= own.needs_data
+        given = [f"parameter_groups(model, {flat(groups.call())})"]
+    if forms.optimizer_is_method:
+        made_optimizer = factory(
+            imports, table.entry, args=table.args, where="optimizer.args", is_method=True
+        )
+    else:
+        made_optimizer = factory(imports, table.entry, *given, args=table.args, where="optimizer.args")
+    kind, doc = ("Any", "Return the optimizers") if moves else ("Optimizer", "Return the optimizer")
+    parameters = ("model: nn.Module",)
+    key = _key("optimizer", table.args)
+    yield Function(key, "build_optimizer", parameters, kind, doc, made_optimizer, imports, "optimizer")
+    if job.lr_scheduler is None:
+        return
+    entry, args, imports = job.lr_scheduler.entry, job.lr_scheduler.args, Imports(taken)
+    name = "optimizers" if moves else "optimizer"
+    first = f"optimizer={name}" if forms.schedule_by_name else name
+    schedule = factory(imports, entry, first, args=args, where="scheduler.args")
+    if forms.schedule_is_timms:
+        schedule = Call("CountedSchedule", (("", schedule),))
+    if moves:
+        schedule = Call("Schedules", (("", schedule),))
+    parameters = (f"{name}: {kind}",)
+    doc = "Return the learning-rate schedule"
+    key = _key("lr_scheduler", job.lr_scheduler.args)
+    yield Function(key, "build_scheduler", parameters, "Any", doc, schedule, imports, "scheduler")
+
+
+def of_set(name: str, of: str) -> str:
+    """Return the name of the function of an evaluation set, which is empty where there is one set."""
+    return f"{name}_{of}" if of else name
+
+
+def _of_evaluation(name: str, table: EvaluationTable, taken: frozenset[str]) -> Iterator[Function]:
+    key, imports = dotted(path_of_set(name)), Imports(taken)
+    made = factory(imports, table.entry, args=table.args, where=f"{key}.args")
+    doc = f"Return the data of the evaluation set {name}" if name else "Return the evaluation data"
+    of_factory = _key(key, table.args)
+    yield Function(
+        of_factory, of_set("build_evaluation_dataset", name), (), "Any", doc, made, imports, "data"
+    )
+    if table.collate is not None:
+        yield _collate(
+            of_set("build_evaluation_collate", name), table.collate, f"{key}.collate", Imports(taken)
+        )
+    if table.metrics:
+        own = Imports(taken)
+        where = f"{key}.metrics"
+        metrics = {key: metric(each, f"{where}.{key}", own) for key, each in table.metrics.items()}
+        doc = "Return what is measured, by name"
+        yield Function(
+            where, of_set("build_metrics", name), (), "dict[str, Any]", doc, literal(metrics, where), own
+        )
+
+
+def _hook(table: HookTable, imports: Imports, name: str) -> Call:
+    """Return the record of a hook.
+
+    Raises:
+        JobRefusedError: an argument has no Python literal.
+    """
+    where = f"hooks.{name}.args"
+    args = {key: argument(value, imports, f"{where}.{key}") for key, value in table.args.items()}
+    function = imports.name_of(table.entry)
+    called: Code = partial_of(imports, Call(function, keywords(args, where))) if args else function
+    options: dict[str, Any] = {}
+    if table.every is not None and (steps := int(table.every.split()[0])) != 1:
+        options["every"] = steps
+    if table.all_ranks:
+        options["all_ranks"] = True
+    return Call("Hook", (("", called), ("", quoted(table.entry)), *keywords(options, f"hooks.{name}")))
