@@ -1,4 +1,4 @@
-"""What ranks tell each other of the steps of a loop of the script's own: losses, scalars, and requests.
+"""The exchange by which ranks learn each other's losses, scalars and requests in a loop of the script's own.
 
 An all-reduce takes as long as a hundredth of a short step, so several steps share one: as many as fit into a tenth of a second.
 Nothing is read from the device before, either. Whoever depends on the answer, a snapshot above all, has the steps told first.
@@ -21,7 +21,7 @@ from elasticflow.errors import StateError, StepResultError
 from elasticflow.protocol import run_files
 from elasticflow.runtime.measuring.scalars import LOSS_KEYS, require_name, require_room, scalars_in
 from elasticflow.runtime.process.step_log import LateNumber
-from elasticflow.runtime.process.votes import NUM_REQUESTS
+from elasticflow.runtime.training.step_row import NO_REQUESTS, StepRow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,16 +30,10 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.position import Position
 
 _SHARED_S, _MOST_STEPS = 0.1, 8
-# Of a ballot: requests, then how many steps the next one is of, as rank 0 says, and whether the pass is pending.
-_STEPS, _PENDING = NUM_REQUESTS, NUM_REQUESTS + 1
-_HEAD = _PENDING + 1
-# Of a step: its loss times samples, those samples, all samples; then of each scalar the weighted value, and its weight.
-_FIXED = 3
-_NOTHING = (0.0,) * NUM_REQUESTS
 
 
 def is_fixed(end: Position, *, is_end: bool) -> bool:
-    """Whether all ranks meet after the step that ends at *end*, at every pace and number of ranks."""
+    """Return True if all ranks meet after the step that ends at *end*, at every pace and number of ranks."""
     return is_end or end.is_epoch_end or end.step % _MOST_STEPS == 0
 
 
@@ -68,7 +62,7 @@ def steps_to_fixed(position: Position) -> int:
 
 
 class _Step(NamedTuple):
-    """A step that the others do not know of yet: what its line says once they do, and what this rank had."""
+    """A step that the other ranks do not know of yet: the values of its line, which come later, and this rank's own."""
 
     mean: LateNumber
     means: dict[str, float]
@@ -119,7 +113,7 @@ class Ballot:
             samples: Of this rank.
         """
         if self._has_met:
-            self._worker.vote.resolve(_NOTHING)
+            self._worker.vote.resolve(NO_REQUESTS)
             self._has_met = False
         step = _Step(LateNumber(), {}, loss, samples, self._scalars)
         self._scalars = {}
@@ -128,12 +122,12 @@ class Ballot:
 
     @property
     def is_full(self) -> bool:
-        """Whether as many steps wait as share a meeting; the same on every rank."""
+        """True if as many steps wait as share a meeting; the same on every rank."""
         return len(self._waiting) >= self._share
 
     @property
     def room(self) -> int:
-        """How many steps can be added before one of them has to meet; the same on every rank."""
+        """Number of steps that can be added before one of them has to meet; the same on every rank."""
         return self._share - len(self._waiting) - 1
 
     def meet(self, *, is_pending: bool = False) -> int:
@@ -153,64 +147,62 @@ class Ballot:
         now = time.monotonic()
         seconds, self._since = (now - self._since) / len(waiting), now
         share = max(1, min(_MOST_STEPS, int(_SHARED_S / max(seconds, 1e-6)))) if worker.rank == 0 else 0
-        worker.vote.names_wanted = any(not self._names_of(step) <= {*self._names} for step in waiting)
-        totals = self._added((*worker.vote.requests(), share, is_pending))
-        worker.vote.resolve(totals[:NUM_REQUESTS])
+        worker.vote.names_wanted = any(not step.scalars.keys() <= {*self._names} for step in waiting)
+        rows = self._sums(worker.vote.requests(), share, is_pending=is_pending)
+        worker.vote.resolve(rows[-1].requests)
         self._has_met = True
         worker.generators.are_used |= worker.vote.random
         if worker.vote.names:
             self._learn()
-            totals = self._added((*_NOTHING, share, is_pending))
-        if 0 < totals[_PENDING] < worker.world_size:
+            rows = self._sums(NO_REQUESTS, share, is_pending=is_pending)
+        _, share, pending = map(int, rows[-1].extra)
+        if 0 < pending < worker.world_size:
             raise StateError(
                 "the optimizers moved on some ranks and not on others in one pass through the loop",
                 "call optimizer.step() in the same passes on every rank: by batch.end.step, say, not by what a rank measures",
             )
-        self._share, self._waiting = int(totals[_STEPS]), []
-        size = _FIXED + 2 * len(self._names)
-        samples = 0
-        for number, step in enumerate(waiting):
-            low = _HEAD + number * size
-            samples += self._settle(step, totals[low : low + size])
-        return samples
+        self._share, self._waiting = share, []
+        return sum(map(self._settle, waiting, rows))
 
-    def _added(self, head: Sequence[float]) -> list[float]:
-        """Return the sums over all ranks of *head* and the numbers of each step. Collective: every rank."""
-        numbers = [*map(float, head)]
+    def _sums(self, requests: Sequence[float], share: int, *, is_pending: bool) -> list[StepRow]:
+        """Return the sum over all ranks of each waiting step's row. Collective: every rank."""
+        places = 2 * len(self._names)
+        numbers: list[float] = []
         for step in self._waiting:
-            numbers += map(float, self._row(step))
-        if self._worker.world_size == 1:
-            return numbers
-        tensor = torch.tensor(numbers, dtype=torch.float64)
-        dist.all_reduce(tensor)
-        return tensor.tolist()
+            weight = 0 if step.loss is None else step.samples
+            loss = float(step.loss.detach() if hasattr(step.loss, "detach") else step.loss) if weight else 0.0
+            # Behind the row: all samples; for how many steps the next meeting is, as rank 0 says.
+            extra = step.samples, share, is_pending
+            row = StepRow(loss * weight, weight, requests, self._scalars_of(step), extra)
+            numbers += row.to_numbers(places)
+        if self._worker.world_size > 1:
+            tensor = torch.tensor(numbers, dtype=torch.float64)
+            dist.all_reduce(tensor)
+            numbers = tensor.tolist()
+        size = len(numbers) // len(self._waiting)
+        return [StepRow.from_sums(numbers[low : low + size], places) for low in range(0, len(numbers), size)]
 
-    def _row(self, step: _Step) -> list[Any]:
-        weight = 0 if step.loss is None else step.samples
-        loss = 0.0 if not weight else float(step.loss.detach() if hasattr(step.loss, "detach") else step.loss)
-        row = [loss * weight, weight, step.samples]
+    def _scalars_of(self, step: _Step) -> list[float]:
+        scalars: list[float] = []
         for name in self._names:
             value = step.scalars.get(name)
-            counts = 0 if value is None else step.samples
-            row += [float(value) * counts if counts else 0.0, counts]  # type: ignore[arg-type]
-        return row
+            weight = 0 if value is None else step.samples
+            scalars += [float(value) * weight if weight else 0.0, weight]  # type: ignore[arg-type]
+        return scalars
 
-    def _settle(self, step: _Step, totals: Sequence[float]) -> int:
-        total, weight, samples, *scalars = totals
-        step.mean.value = total / weight if weight else math.nan
-        pairs = zip(self._names, scalars[::2], scalars[1::2], strict=True)
-        step.means.update({name: value / items for name, value, items in pairs if items})
-        return int(samples)
+    def _settle(self, step: _Step, row: StepRow) -> int:
+        """Give *step* its means over all ranks; return its samples."""
+        step.mean.value = row.loss / row.num_items if row.num_items else math.nan
+        pairs = zip(self._names, row.scalars[::2], row.scalars[1::2], strict=True)
+        step.means.update({name: value / weight for name, value, weight in pairs if weight})
+        return int(row.extra[0])
 
     def _learn(self) -> None:
         """Give names that some rank has met the same places on all of them. Collective: every rank."""
-        mine = sorted({name for step in self._waiting for name in self._names_of(step)} - {*self._names})
+        mine = sorted({name for step in self._waiting for name in step.scalars} - {*self._names})
         theirs = [json.loads(text) for text in self._worker.gather_text(json.dumps(mine))]
         self._names += sorted({name for names in theirs for name in names})
         require_room(len(self._names))
-
-    def _names_of(self, step: _Step) -> set[str]:
-        return set(step.scalars)
 
 
 def _form_of(value: Any) -> str:

@@ -10,46 +10,30 @@ buckets and its algorithm.
 from __future__ import annotations
 
 import itertools
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from elasticflow.errors import StateError, StopTraining
+from elasticflow.errors import StateError
 from elasticflow.runtime.measuring.marks import mark
-from elasticflow.runtime.measuring.scalars import NUM_PLACES, Scalars
-from elasticflow.runtime.model import model_buffers, replicable
-from elasticflow.runtime.process import environment, stopping
+from elasticflow.runtime.model import model_buffers
+from elasticflow.runtime.process import environment
 from elasticflow.runtime.process.position import even_split
-from elasticflow.runtime.process.torch_private import foreach_div_
-from elasticflow.runtime.process.votes import NUM_REQUESTS
-from elasticflow.runtime.training import determinism, stoppable_batches
+from elasticflow.runtime.training import determinism
 from elasticflow.runtime.training.fixed_order_sum import BucketLayout, FixedOrderAllReduce
-from elasticflow.runtime.training.loss import NonFinite, parse_loss
-from elasticflow.runtime.training.loss_weights import first_look
-from elasticflow.runtime.training.precision import autocast
+from elasticflow.runtime.training.replicated_step import ReplicatedStep
+from elasticflow.runtime.training.step_row import NO_REQUESTS, ROW_SIZE, StepRow
 from elasticflow.runtime.training.virtual_shards import EarlyBuckets, ShardBuffers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch.amp import GradScaler
-
     from elasticflow.runtime.data.index_loader import Batch
     from elasticflow.runtime.process.context import Worker
-    from elasticflow.runtime.training.loss_weights import FirstLook
-
-# Numbers that travel with the gradients: weighted loss, items counted by the user's step, shards that had samples,
-# the requests of `vote`, the places of scalars; then for each parameter by how many shards it was used.
-_LOSS, _COUNT, _SHARDS, _REQUESTS = 0, 1, 2, slice(3, 3 + NUM_REQUESTS)
-_PLACES = slice(_REQUESTS.stop, _REQUESTS.stop + NUM_PLACES)
-_USED = _PLACES.stop
-
-_EMPTY = (None, 0), 0  # a virtual shard without samples
 
 
-class ExactStep:
+class ExactStep(ReplicatedStep):
     """A model with one replica per rank whose steps have the same bits at every world size.
 
     Float statistics of BatchNorm become the mean of the shards'; every other buffer is what the first shard made it.
@@ -57,15 +41,8 @@ class ExactStep:
     Args:
         worker: This worker.
         model: On its device; every rank has rank 0's weights afterwards.
-        training_step: Called with the bare model and a shard's samples; returns what `parse_loss` takes.
-        precision: fp32, bf16 or fp16 (autocast).
-        on_nonfinite: What a loss that is not finite does: "stop", or "skip" the step.
+        training_step: As for `ReplicatedStep`, and so are the *options*.
         virtual_shards: At least the world size; part of the trajectory.
-        scaler: For fp16.
-
-    Attributes:
-        is_exact: Its steps have the same bits at every world size.
-        was_skipped: The last step's loss was not finite, and the step was left out.
 
     Raises:
         StateError: there are more workers than shards, workers of different kinds, or SyncBatchNorm.
@@ -79,34 +56,25 @@ class ExactStep:
         model: nn.Module,
         training_step: Callable[[nn.Module, Any], Any],
         *,
-        precision: str,
-        on_nonfinite: str,
         virtual_shards: int,
-        scaler: GradScaler | None = None,
+        **options: Any,
     ) -> None:
-        replicable.require_whole(model)
+        super().__init__(worker, model, training_step, parts=virtual_shards, **options)
         _refuse(worker, model, virtual_shards)
         determinism.be_deterministic()
         if worker.device.type == "cpu":
             determinism.keep_freed_memory()
-        self._step = training_step
-        self._worker, self._model, self._scaler = worker, model, scaler
-        self._precision, self.was_skipped = precision, False
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._low, self._high = even_split(virtual_shards, worker.world_size, worker.rank)
-        self._nonfinite = NonFinite(worker, on_nonfinite, self._parameters, scaler)
-        if worker.world_size > 1:
-            model_buffers.send(worker, [t.detach() for t in (*model.parameters(), *model.buffers())])
-        self._watch = model_buffers.BufferWatch(worker, model)
+        model_buffers.send(worker, [t.detach() for t in (*model.parameters(), *model.buffers())])
         self._buffers = ShardBuffers(model)
-        numbers = torch.zeros(_USED + len(self._parameters), device=worker.device)
+        # The row of a step; behind the requests and scalars in how many shards there were samples, and in how many each
+        # parameter was used.
+        numbers = torch.zeros(ROW_SIZE + 1 + len(self._parameters), device=worker.device)
         leaf = [numbers, *self._buffers.carried(is_first=False), *self._parameters]
         self._leaf_size, self._gradients_from = len(leaf), len(leaf) - len(self._parameters)
         layout = BucketLayout(leaf, worker.world_size)
         self._exchange = FixedOrderAllReduce(layout, virtual_shards, worker.world_size, worker.rank)
         self._early = self._early_of(layout)
-        self._first_look: FirstLook | None = None
-        self._scalars = Scalars(worker, virtual_shards)
 
     def _early_of(self, layout: BucketLayout) -> EarlyBuckets:
         first = self._gradients_from
@@ -118,29 +86,13 @@ class ExactStep:
 
         return EarlyBuckets(self._parameters, buckets if self._worker.world_size > 1 else [], hand_on)
 
-    def forward_backward(self, batch: Batch) -> float:
-        """Leave the global batch's gradients in the parameters; return its mean loss. Collective: every rank.
-
-        Where `worker.stopped` is set afterwards, they are not the batch's, and the step is not to be applied.
-
-        Raises:
-            NonFiniteLossError: on every rank, if the loss is not finite and on_nonfinite is "stop".
-            StateError: an operation has no deterministic form here; named.
-        """
-        worker = self._worker
-        self._watch.before_step()
-        if batch.end.step <= 2:
-            self._first_look = first_look(worker, batch)
-        worker.generators.look()
+    def _sum_of(self, batch: Batch) -> StepRow:
         self._buffers.begin()
-        self._scalars.begin()
         self._exchange.begin()
-        pieces = zip(stoppable_batches.micro_batches(batch, worker.vote), batch.model_keys, strict=True)
-        for shard in range(self._low, self._high):
-            (data, count), key = next(pieces, _EMPTY)  # a last, small batch has none for the last shards
+        shards = range(self._low, self._high)  # a last, small batch has no samples for the last ones
+        for shard, (data, count) in zip(shards, self._pieces(batch, len(shards)), strict=True):
             given = None
             if count:
-                worker.generators.seed_model(key)
                 given = self._run(shard, data, count, batch.samples)
             elif shard == 0:
                 self._buffers.carry_nothing()
@@ -148,7 +100,16 @@ class ExactStep:
                 self._exchange.push(shard, self._leaf(shard, given))
         with mark("exchange"):
             totals = self._exchange.total()
-        return self._outcome(batch.end.step, totals)
+        row = StepRow.from_sums(totals[0].tolist())  # waits for the device
+        with_samples, *used = row.extra
+        gradients = totals[self._gradients_from :]
+        for parameter, gradient, uses in zip(self._parameters, gradients, used, strict=True):
+            parameter.grad = gradient if uses else None  # as where one process trains: no decay moves it
+        self._buffers.end(totals[1 : self._gradients_from], with_samples)
+        return row
+
+    def _restore_buffers(self) -> None:
+        self._buffers.restore()
 
     def _run(
         self, shard: int, data: Any, num_samples: int, total: int
@@ -163,27 +124,18 @@ class ExactStep:
         for parameter in self._parameters:
             parameter.grad = None
         determinism.require_deterministic()
-        loss: Tensor | None = None
         try:
-            with mark("forward"), autocast(self._precision, self._worker.device):
-                result = self._step(self._model, data)
-            if self._first_look is not None:
-                self._first_look(result, data, num_samples)
-            loss, count = parse_loss(result)
-            self._scalars.add(shard, result, num_samples if count is None else count)
+            given = self._forward(shard, data, num_samples)
+            if given is None:
+                return None
+            loss, count = given
+            self._early.begin(is_last=loss is not None and shard == self._high - 1)
             if loss is None:
-                self._early.begin(is_last=False)
                 return 0.0, 0.0
             if count is None and num_samples != total:
                 loss = loss * (num_samples / total)
-            self._early.begin(is_last=shard == self._high - 1)
             with mark("backward"):
                 torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
-        except StopTraining as stop:
-            if loss is not None:
-                raise  # within the backward, of which others may have a part already
-            stopping.request_stop(self._worker.vote, stop)
-            return None
         except RuntimeError as error:
             raise determinism.named(error) from error
         determinism.require_deterministic()
@@ -194,7 +146,7 @@ class ExactStep:
         is_last = shard == self._high - 1
         if given is None and not is_last:
             return [None] * self._leaf_size
-        requests = self._worker.vote.requests() if is_last else (0.0,) * NUM_REQUESTS
+        requests = self._worker.vote.requests() if is_last else NO_REQUESTS
         gradients: list[Tensor | None] = [None] * len(self._parameters)
         carried: Sequence[Tensor | None] = [None] * (self._gradients_from - 1)
         used = [0.0] * len(self._parameters)
@@ -204,39 +156,10 @@ class ExactStep:
             gradients = [_dense(parameter.grad) for parameter in self._parameters]
             used = [float(g is not None or index in gone) for index, g in enumerate(gradients)]
             carried = self._buffers.carried(is_first=shard == 0)
-        numbers = torch.tensor(
-            [0.0, count, float(given is not None), *requests, *[0.0] * NUM_PLACES, *used],
-            device=self._worker.device,
-        )
-        numbers[_LOSS] = loss
-        for place, number in enumerate(self._scalars.numbers(shard), _PLACES.start):
-            numbers[place] = number
-        return [numbers, *carried, *gradients]
-
-    def _outcome(self, number: int, totals: list[Tensor]) -> float:
-        worker = self._worker
-        numbers = totals[0].tolist()  # waits for the device
-        worker.vote.resolve(numbers[_REQUESTS])
-        if worker.vote.stop:
-            self._buffers.restore()
-            worker.agree_to_stop()
-            return math.nan
-        worker.generators.are_used |= worker.vote.random
-        used = zip(self._parameters, totals[self._gradients_from :], numbers[_USED:], strict=True)
-        for parameter, gradient, shards in used:
-            parameter.grad = gradient if shards else None  # as where one process trains: no decay moves it
-        loss, scalars = float(numbers[_LOSS]), self._scalars.means(numbers[_PLACES])
-        worker.progress.note_step(numbers[_COUNT], scalars)
-        if numbers[_COUNT] > 0:
-            loss /= numbers[_COUNT]
-            foreach_div_(totals[self._gradients_from :], numbers[_COUNT])
-        self.was_skipped = not math.isfinite(loss)
-        if self.was_skipped:
-            self._buffers.restore()
-            self._nonfinite.refuse(number, loss)
-        else:
-            self._buffers.end(totals[1 : self._gradients_from], numbers[_SHARDS])
-        return loss
+        extra = (float(given is not None), *used)
+        row = StepRow(loss, count, requests, self._scalars.numbers(shard), extra)
+        numbers = torch.tensor(row.to_numbers(), device=self._worker.device)
+        return [row.fill_in(numbers), *carried, *gradients]
 
 
 def _refuse(worker: Worker, model: nn.Module, virtual_shards: int) -> None:

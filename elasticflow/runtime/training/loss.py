@@ -1,21 +1,15 @@
-"""What a training step may return, and what becomes of a loss that is not finite."""
+"""The forms in which a training step may return its loss."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from elasticflow import events
-from elasticflow.errors import NonFiniteLossError, StepResultError
+from elasticflow.errors import StepResultError
 from elasticflow.runtime.data.content import notes
-
-if TYPE_CHECKING:
-    from torch.amp import GradScaler
-
-    from elasticflow.runtime.process.context import Worker
 
 FORMS = (
     "a step returns the loss, a mean over the samples; (loss_sum, count); or a dict with `loss`, where it is a mean over "
@@ -25,7 +19,7 @@ HALVES = frozenset({torch.float16, torch.bfloat16})
 
 
 class StepLoss(NamedTuple):
-    """What a training step's loss is.
+    """The loss of a training step.
 
     Attributes:
         value: A sum over `num_items`; without them, a mean over the samples. None if it is a mean over no items,
@@ -126,38 +120,3 @@ def _refused(what: str, hint: str | None = None) -> StepResultError:
     return StepResultError(
         f"the training step returned {what}", FORMS if hint is None else f"{hint}; {FORMS}"
     )
-
-
-class NonFinite:
-    """What becomes of a step whose loss is not finite.
-
-    Args:
-        worker: This worker.
-        action: "stop" or "skip".
-        parameters: Those that are trained.
-        scaler: Of fp16.
-    """
-
-    def __init__(
-        self, worker: Worker, action: str, parameters: list[nn.Parameter], scaler: GradScaler | None
-    ) -> None:
-        self._worker, self._action, self._parameters, self._scaler = worker, action, parameters, scaler
-
-    def refuse(self, number: int, loss: float) -> None:
-        """Have step *number* change nothing.
-
-        Raises:
-            NonFiniteLossError: the action is "stop".
-        """
-        if self._action == "stop":
-            raise NonFiniteLossError(
-                f"the loss of step {number} is {loss}",
-                'look at the data and the learning rate; train.on_nonfinite = "skip" leaves such steps out',
-            )
-        if self._worker.rank == 0:
-            self._worker.event(events.LOSS_SKIPPED, step=number, loss=str(loss))
-        for parameter in self._parameters:
-            if self._scaler is None:
-                parameter.grad = None
-            elif parameter.grad is not None:
-                parameter.grad.fill_(math.nan)  # what makes the scaler leave the step out

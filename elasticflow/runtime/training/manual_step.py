@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from elasticflow.errors import NonFiniteLossError, StateError, StopTraining
 from elasticflow.runtime.measuring.marks import mark
-from elasticflow.runtime.measuring.scalars import NUM_PLACES, Scalars
+from elasticflow.runtime.measuring.scalars import Scalars
 from elasticflow.runtime.model import model_buffers, replicable
 from elasticflow.runtime.process import stopping
-from elasticflow.runtime.process.votes import NUM_REQUESTS
-from elasticflow.runtime.training import several_optimizers, stoppable_batches
+from elasticflow.runtime.training import several_optimizers
+from elasticflow.runtime.training.replicated_step import micro_batches
+from elasticflow.runtime.training.step_row import StepRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,22 +32,16 @@ if TYPE_CHECKING:
     from elasticflow.runtime.data.index_loader import Batch
     from elasticflow.runtime.process.context import Worker
 
-# Numbers that travel when ranks meet, added up over all: the step is over, weighted loss, then the requests of `vote`,
-# the places of scalars, then for each optimizer the ranks that are about to move it.
-_OVER, _LOSS, _REQUESTS = 0, 1, slice(2, 2 + NUM_REQUESTS)
-_PLACES = slice(_REQUESTS.stop, _REQUESTS.stop + NUM_PLACES)
-
 
 class _Abandoned(BaseException):  # passes through the job's step, which may catch what is an Exception
     """All ranks leave the step, which has changed nothing."""
 
 
 class _Met(NamedTuple):
-    """What a meeting came to: which optimizer moves now, None at the step's end; the global batch's mean loss; scalars."""
+    """The result of a meeting: which optimizer moves now, None at the step's end; and the row of the global batch."""
 
     optimizer: int | None
-    loss: float
-    places: list[float]
+    row: StepRow
 
 
 class ManualStep:
@@ -126,7 +121,7 @@ class ManualStep:
         self._number, self._moved, self._weight = batch.end.step, 0, 0.0
         self._scalars.begin()
         self._norms.clear()
-        data, count = next(stoppable_batches.micro_batches(batch, worker.vote), (None, 0))
+        data, count = next(micro_batches(batch, worker.vote), (None, 0))
         try:
             if data is None:
                 return self._follow()
@@ -185,29 +180,28 @@ class ManualStep:
     def _meet(self, number: int | None, loss: float, *, is_following: bool = False) -> _Met:
         """Say what this rank does next, and learn what all ranks do. Collective: every rank."""
         worker, vote = self._worker, self._worker.vote
-        votes = [0.0] * len(self._optimizers)
-        if number is not None:
-            votes[number] = 1.0
+        # Behind the row: the step is over, and for each optimizer the ranks that are about to move it.
         is_over = number is None and not is_following
-        scalars = [float(number) for number in self._scalars.numbers(worker.rank)] if is_over else []
-        places = scalars + [0.0] * (NUM_PLACES - len(scalars))
-        numbers = [float(is_over), loss, *vote.requests(), *places, *votes]
+        moves = [float(number == optimizer) for optimizer in range(len(self._optimizers))]
+        scalars = [float(scalar) for scalar in self._scalars.numbers(worker.rank)] if is_over else ()
+        row = StepRow(loss, 0.0, vote.requests(), scalars, (float(is_over), *moves))
         if worker.world_size > 1:
-            sums = torch.tensor(numbers, dtype=torch.float64, device=worker.device)
+            sums = torch.tensor(row.to_numbers(), dtype=torch.float64, device=worker.device)
             dist.all_reduce(sums)
-            numbers = sums.tolist()
-        moving = [optimizer for optimizer, ranks in enumerate(numbers[_PLACES.stop :]) if ranks]
-        vote.resolve(numbers[_REQUESTS])
+            row = StepRow.from_sums(sums.tolist())
+        over, *moves = row.extra
+        moving = [optimizer for optimizer, ranks in enumerate(moves) if ranks]
+        vote.resolve(row.requests)
         if vote.stop:
             self._abandon()
-        if len(moving) + (numbers[_OVER] > 0) > 1:
+        if len(moving) + (over > 0) > 1:
             names = ", ".join(self._names[optimizer] for optimizer in moving)
             raise StateError(
-                f"in step {self._number} the ranks move different optimizers: {names}{' or none' if numbers[_OVER] else ''}",
+                f"in step {self._number} the ranks move different optimizers: {names}{' or none' if over else ''}",
                 "a step must move the same optimizers in the same order on every rank, whatever its samples are",
             )
         self._moved += bool(moving)
-        return _Met(moving[0] if moving else None, numbers[_LOSS], numbers[_PLACES])
+        return _Met(moving[0] if moving else None, row)
 
     def _abandon(self) -> None:
         if self._moved:
@@ -241,16 +235,17 @@ class ManualStep:
 
     def _end(self, met: _Met) -> float:
         progress = self._worker.progress
-        progress.note_step(0, self._scalars.means(met.places))
+        progress.note_step(0, self._scalars.means(met.row.scalars))
         if self._logs_norm:
             norms = dict(self._norms)
             progress.note_grad_norm(norms if len(self._optimizers) > 1 else next(iter(norms.values()), None))
         self._worker.generators.are_used |= self._worker.vote.random
-        if not math.isfinite(met.loss):
+        loss = float(met.row.loss)
+        if not math.isfinite(loss):
             raise NonFiniteLossError(
-                f"the loss of step {self._number} is {met.loss}", "look at the data and the learning rates"
+                f"the loss of step {self._number} is {loss}", "look at the data and the learning rates"
             )
-        return met.loss
+        return loss
 
 
 def _add_up(parameters: list[nn.Parameter], weight: float) -> None:

@@ -1,0 +1,170 @@
+"""A training step with one replica of the model per rank, as far as DDP and virtual shards have it in common."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from itertools import chain, islice, repeat
+from typing import TYPE_CHECKING, Any
+
+from elasticflow import events
+from elasticflow.errors import NonFiniteLossError, StopTraining
+from elasticflow.runtime.measuring.marks import mark
+from elasticflow.runtime.measuring.scalars import Scalars
+from elasticflow.runtime.model import model_buffers, replicable
+from elasticflow.runtime.process.stopping import Leaving, request_stop
+from elasticflow.runtime.process.torch_private import foreach_div_
+from elasticflow.runtime.process.votes import LEAVE
+from elasticflow.runtime.training.loss import parse_loss
+from elasticflow.runtime.training.loss_weights import first_look
+from elasticflow.runtime.training.precision import autocast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import nn
+    from torch.amp import GradScaler
+
+    from elasticflow.runtime.data.index_loader import Batch
+    from elasticflow.runtime.process.context import Worker
+    from elasticflow.runtime.process.votes import Vote
+    from elasticflow.runtime.training.loss import StepLoss
+    from elasticflow.runtime.training.loss_weights import FirstLook
+    from elasticflow.runtime.training.step_row import StepRow
+
+_EMPTY = (None, 0), 0
+
+
+class ReplicatedStep(ABC):
+    """A model with one replica per rank.
+
+    Args:
+        worker: This worker.
+        model: On its device; every rank has rank 0's weights afterwards.
+        training_step: Called with the bare model and a part of the batch; returns what `parse_loss` takes.
+        parts: Number of parts, over all ranks, in whose order scalars are added up.
+        precision: fp32, bf16 or fp16 (autocast).
+        on_nonfinite: "stop" at a loss that is not finite, or "skip" the step.
+        scaler: For fp16.
+
+    Attributes:
+        is_exact: Steps have the same bits at every world size.
+        was_skipped: The last step's loss was not finite, and the step was left out.
+    """
+
+    is_exact: bool
+    # The forwards of all ranks wait for each other: none may be left out.
+    _is_synced = False
+
+    def __init__(
+        self,
+        worker: Worker,
+        model: nn.Module,
+        training_step: Callable[[nn.Module, Any], Any],
+        *,
+        parts: int,
+        precision: str,
+        on_nonfinite: str,
+        scaler: GradScaler | None = None,
+    ) -> None:
+        replicable.require_whole(model)
+        self._worker, self._model, self._training_step = worker, model, training_step
+        self._precision, self._on_nonfinite, self._scaler = precision, on_nonfinite, scaler
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._scalars = Scalars(worker, parts)
+        self._watch = model_buffers.BufferWatch(worker, model)
+        self._first_look: FirstLook | None = None
+        self.was_skipped = False
+
+    def forward_backward(self, batch: Batch) -> float:
+        """Leave the global batch's gradients in the parameters; return its mean loss. Collective: every rank.
+
+        Where `worker.stopped` is set afterwards, they are not the batch's, and the step is not to be applied.
+
+        Raises:
+            NonFiniteLossError: on every rank, if the loss is not finite and on_nonfinite is "stop".
+            StateError: an operation has no deterministic form, and the step is an exact one; named.
+        """
+        worker = self._worker
+        self._watch.before_step()
+        worker.generators.look()  # what the optimizer drew
+        self._scalars.begin()
+        if batch.end.step <= 2:
+            self._first_look = first_look(worker, batch)
+        row = self._sum_of(batch)
+        worker.vote.resolve(row.requests)
+        if worker.vote.stop:
+            self._restore_buffers()
+            worker.agree_to_stop()
+            return math.nan
+        worker.generators.are_used |= worker.vote.random
+        scalars, loss = self._scalars.means(row.scalars), row.loss
+        if row.num_items > 0:  # the step returned sums: only now is the count of all ranks known
+            loss /= row.num_items
+            foreach_div_([p.grad for p in self._parameters if p.grad is not None], row.num_items)
+        worker.progress.note_step(row.num_items, scalars)
+        self.was_skipped = not math.isfinite(loss)
+        if self.was_skipped:
+            self._restore_buffers()
+            self._skip(batch.end.step, loss)
+        return float(loss)
+
+    @abstractmethod
+    def _sum_of(self, batch: Batch) -> StepRow:
+        """Return the sum of all ranks' rows, their gradients' in the parameters. Collective: every rank."""
+
+    def _restore_buffers(self) -> None:  # noqa: B027  # plain replicas keep what it was
+        """Put the model's buffers back, where a step that does not count has changed them."""
+
+    def _pieces(self, batch: Batch, number: int) -> Iterator[tuple[Any, int]]:
+        """Yield *number* parts of this rank, each under its own seed; those that it does not have are (None, 0)."""
+        pieces = batch.micro_batches if self._is_synced else micro_batches(batch, self._worker.vote)
+        keyed = zip(pieces, batch.model_keys, strict=True)
+        for (data, count), key in islice(chain(keyed, repeat(_EMPTY)), number):
+            if count:
+                self._worker.generators.seed_model(key)
+            yield data, count
+
+    def _forward(self, part: int, data: Any, num_samples: int) -> StepLoss | None:
+        """Return the loss that the job's step gives for a part; None if it wants training to end."""
+        try:
+            with mark("forward"), autocast(self._precision, self._worker.device):
+                result = self._training_step(self._model, data)
+        except StopTraining as stop:
+            if self._is_synced:
+                raise
+            request_stop(self._worker.vote, stop)
+            return None
+        if self._first_look is not None:
+            self._first_look(result, data, num_samples)
+        loss = parse_loss(result)
+        self._scalars.add(part, result, num_samples if loss.num_items is None else loss.num_items)
+        return loss
+
+    def _skip(self, number: int, loss: float) -> None:
+        if self._on_nonfinite == "stop":
+            raise NonFiniteLossError(
+                f"the loss of step {number} is {loss}",
+                'look at the data and the learning rate; train.on_nonfinite = "skip" leaves such steps out',
+            )
+        if self._worker.rank == 0:
+            self._worker.event(events.LOSS_SKIPPED, step=number, loss=str(loss))
+        for parameter in self._parameters:
+            if self._scaler is None:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.fill_(math.nan)  # which makes the scaler leave the step out
+
+
+def micro_batches(batch: Batch, vote: Vote) -> Iterator[tuple[Any, int]]:
+    """Yield the micro-batches of this rank; (None, 0) for each from where its code, or a request to leave, ends training."""
+    for _ in batch.model_keys:
+        piece: tuple[Any, int] = None, 0
+        if vote.stop_wanted is None:
+            try:
+                piece = next(batch.micro_batches)
+            except StopTraining as stop:
+                request_stop(vote, stop)
+            except Leaving:
+                vote.stop_wanted = LEAVE
+        yield piece

@@ -1,0 +1,57 @@
+"""The numbers of one step that all ranks add up: in one exchange they learn its loss, its scalars and all requests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from elasticflow.runtime.measuring.scalars import NUM_PLACES
+from elasticflow.runtime.process.votes import NUM_REQUESTS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NO_REQUESTS = (0.0,) * NUM_REQUESTS
+_SCALARS = 2 + NUM_REQUESTS
+ROW_SIZE = _SCALARS + NUM_PLACES
+
+
+class StepRow(NamedTuple):
+    """A rank's or a virtual shard's part of a step; sums over several have the same form.
+
+    Attributes:
+        loss: Sum of the losses times their weights.
+        num_items: Number of items that the loss is a sum over; 0 if the step does not count them.
+        requests: The numbers of `Vote.requests`.
+        scalars: Weighted sum and weight of each scalar, by place; in a part there may be fewer than there are places.
+        extra: Numbers of one kind of step only.
+    """
+
+    loss: Any
+    num_items: float
+    requests: Sequence[float] = NO_REQUESTS
+    scalars: Sequence[Any] = ()
+    extra: Sequence[float] = ()
+
+    def to_numbers(self, places: int = NUM_PLACES) -> list[float]:
+        """Return the row as numbers; a tensor counts as 0 until `fill_in` writes it."""
+        loss = 0.0 if isinstance(self.loss, Tensor) else self.loss
+        scalars = [0.0 if isinstance(number, Tensor) else number for number in self.scalars]
+        padding = [0.0] * (places - len(scalars))
+        return [loss, self.num_items, *self.requests, *scalars, *padding, *self.extra]
+
+    def fill_in(self, numbers: Tensor) -> Tensor:
+        """Write the tensors of this row into its *numbers*, without waiting for the device."""
+        if isinstance(self.loss, Tensor):
+            numbers[0] = self.loss
+        for place, number in enumerate(self.scalars, _SCALARS):
+            if isinstance(number, Tensor):
+                numbers[place] = number
+        return numbers
+
+    @classmethod
+    def from_sums(cls, sums: Sequence[float], places: int = NUM_PLACES) -> StepRow:
+        """Return the row whose numbers are *sums*."""
+        end = _SCALARS + places
+        return cls(sums[0], sums[1], sums[2:_SCALARS], sums[_SCALARS:end], sums[end:])
