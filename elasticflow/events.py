@@ -6,10 +6,12 @@ Every line has `timestamp, level, event, job, run_id, generation`; lines written
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 Level = Literal["debug", "info", "warning", "error"]
 Emitter = Literal["supervisor", "worker"]
+Symbol = Literal["start", "done", "wrong", "again", "stop", "note", "warning"]
+Tone = Literal["begin", "good", "bad", "notice", "plain", "quiet"]
 EventRecord = dict[str, Any]
 """One line of a log or of events.jsonl, as JSON has it: the fields of every line and those of its event."""
 
@@ -17,6 +19,27 @@ OURS = "elasticflow"
 """`origin` of the workers' lines that programs follow; a job's own lines may be called as they are."""
 COMMON_FIELDS = ("timestamp", "level", "event", "job", "run_id", "generation")
 WORKER_FIELDS = ("node", "rank", "world_size", "step")
+
+
+class Template(NamedTuple):
+    """An event as a line for a person, where its fields are all that the line needs.
+
+    A field stands in braces: `{node}`. A word behind it says how it is shown: `{seconds:span}`, `{loss:number}`,
+    `{attempt:count}`, `{keys:list}`; any other word is counted: `{steps:step}` is `1 step` or `1,437 steps`.
+
+    Attributes:
+        label: One or two words.
+        text: The rest of the line.
+        more: Lines that follow it, under the text.
+        symbol: The kind of thing that happened.
+        tone: The colour of the line.
+    """
+
+    label: str
+    text: str
+    more: tuple[str, ...] = ()
+    symbol: Symbol = "warning"
+    tone: Tone = "notice"
 
 
 class Event(str):
@@ -30,9 +53,10 @@ class Event(str):
         emitter: Who writes it. What workers write the supervisor reads in their logs.
         is_kept: It stands in events.jsonl; of several workers one writes it, by convention.
         may_be_supervisors: The supervisor writes it too, of what it or a snapshot writer did: without a worker's fields.
+        line: The line that a person gets; None: none, or one that takes more than the fields.
     """
 
-    __slots__ = ("emitter", "fields", "is_kept", "level", "may_be_supervisors", "meaning", "optional")
+    __slots__ = ("emitter", "fields", "is_kept", "level", "line", "may_be_supervisors", "meaning", "optional")
     meaning: str
     fields: tuple[str, ...]
     optional: frozenset[str]
@@ -40,6 +64,7 @@ class Event(str):
     emitter: Emitter
     is_kept: bool
     may_be_supervisors: bool
+    line: Template | None
 
     def __new__(
         cls,
@@ -51,13 +76,14 @@ class Event(str):
         emitter: Emitter = "supervisor",
         is_kept: bool = True,
         may_be_supervisors: bool = False,
+        line: Template | None = None,
     ) -> Self:
         """Return the event called *name*."""
         event = super().__new__(cls, name)
         event.meaning, event.level, event.emitter = meaning, level, emitter
         event.fields = tuple(name.removesuffix("?") for name in fields)
         event.optional = frozenset(name[:-1] for name in fields if name.endswith("?"))
-        event.is_kept, event.may_be_supervisors = is_kept, may_be_supervisors
+        event.is_kept, event.may_be_supervisors, event.line = is_kept, may_be_supervisors, line
         return event
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
@@ -126,7 +152,11 @@ STANDBYS_READY = Event(
     ("node", "pids", "seconds", "memory"),
 )
 STANDBYS_OFF = Event(
-    "standbys.off", "a node keeps no standby workers any more", ("node", "reason"), level="warning"
+    "standbys.off",
+    "a node keeps no standby workers any more",
+    ("node", "reason"),
+    level="warning",
+    line=Template("no standby", "{node}: {reason}"),
 )
 COMPILER_CACHE = Event(
     "compiler.cache",
@@ -140,16 +170,37 @@ COMPILER_CACHE_FAILED = Event(
     level="warning",
 )
 NODE_JOINED = Event("node.joined", "a node's agent is ready", ("node", "host", "nproc"))
-NODE_LEFT = Event("node.left", "a node asked to leave and was let go", ("node",))
-NODE_LOST = Event("node.lost", "a node's agent is gone", ("node", "reason"), level="warning")
+NODE_LEFT = Event(
+    "node.left",
+    "a node asked to leave and was let go",
+    ("node",),
+    line=Template("node left", "{node} asked to leave and was let go", symbol="note", tone="plain"),
+)
+NODE_LOST = Event(
+    "node.lost",
+    "a node's agent is gone",
+    ("node", "reason"),
+    level="warning",
+    line=Template("node lost", "{node}: {reason}", symbol="wrong", tone="bad"),
+)
 NODE_EXCLUDED = Event(
     "node.excluded",
     "a node failed twice in a row while others did not: it takes no part",
     ("node", "reason"),
     level="warning",
+    line=Template(
+        "node excluded",
+        "{node} failed twice in a row while others did not, and takes no part: {reason}",
+        symbol="wrong",
+        tone="bad",
+    ),
 )
 NODE_AWAITED = Event(
-    "node.awaited", "fewer nodes are ready than the job needs", ("present", "least"), level="warning"
+    "node.awaited",
+    "fewer nodes are ready than the job needs",
+    ("present", "least"),
+    level="warning",
+    line=Template("waiting", "{present:count} of at least {least:node} ready"),
 )
 SCRIPT_STARTED = Event(
     "script.started", "all workers of a group run the job's own script", ("script", "seconds_since_failure")
@@ -160,6 +211,13 @@ SCRIPT_BEGAN_ANEW = Event(
     "loads a checkpoint of its own",
     ("script",),
     level="warning",
+    line=Template(
+        "began anew",
+        "{script} was started again, and has told no step: it began anew unless it loads a checkpoint of its own",
+        (
+            "help: have it load its newest checkpoint when it begins, or call elasticflow.join: elasticflow guide own-loop",
+        ),
+    ),
 )
 TRAINING_STARTED = Event(
     "training.started",
@@ -200,6 +258,7 @@ STAGING_SINGLE = Event(
     ("reason",),
     level="warning",
     emitter="worker",
+    line=Template("short of memory", "each snapshot waits until the one before is written: {reason}"),
 )
 SNAPSHOT_COMMITTED = Event(
     "snapshot.committed",
@@ -235,11 +294,13 @@ SNAPSHOT_REJECTED = Event(
     level="warning",
     emitter="worker",
     may_be_supervisors=True,
+    line=Template("set aside", "snapshot {name}: {reason}"),
 )
 SNAPSHOT_CLEARED = Event(
     "snapshot.cleared",
     "a snapshot set aside was not to blame for failed starts and is good again",
     ("name", "reason"),
+    line=Template("good again", "snapshot {name}: {reason}", symbol="note", tone="quiet"),
 )
 SNAPSHOT_FAILED = Event(
     "snapshot.failed",
@@ -248,6 +309,12 @@ SNAPSHOT_FAILED = Event(
     level="warning",
     emitter="worker",
     may_be_supervisors=True,
+    line=Template(
+        "no snapshot",
+        "of step {step}: {reason}",
+        ("older snapshots are untouched; training goes on",),
+        tone="bad",
+    ),
 )
 SNAPSHOT_REMOVED = Event(
     "snapshot.removed", "retention removed a snapshot", ("name",), emitter="worker", may_be_supervisors=True
@@ -259,12 +326,33 @@ STORE_TROUBLE = Event(
     level="warning",
     emitter="worker",
     may_be_supervisors=True,
+    line=Template(
+        "store",
+        "{operation}: {error}",
+        ("try {attempt:count}; the next in {pause_s:span}; training goes on",),
+    ),
 )
 DRAIN_REQUESTED = Event("drain.requested", "workers are asked to leave after a step", ("reason", "grace_s"))
-DRAIN_COMPLETED = Event("drain.completed", "all workers left after the same step", ("step", "seconds"))
+DRAIN_COMPLETED = Event(
+    "drain.completed",
+    "all workers left after the same step",
+    ("step", "seconds"),
+    line=Template("drained", "all workers left after {seconds:span}", symbol="done", tone="plain"),
+)
 BUDGET_CHARGED = Event("budget.charged", "a failure was counted", ("class", "left"))
-BUDGET_SPENT = Event("budget.spent", "no restart is left", ("class", "budget"), level="error")
-BUDGET_REFILLED = Event("budget.refilled", "the budget is full again", ("budget",))
+BUDGET_SPENT = Event(
+    "budget.spent",
+    "no restart is left",
+    ("class", "budget"),
+    level="error",
+    line=Template("no restart", "restarts.budget = {budget} is spent", symbol="wrong", tone="bad"),
+)
+BUDGET_REFILLED = Event(
+    "budget.refilled",
+    "the budget is full again",
+    ("budget",),
+    line=Template("budget", "full again: {budget:restart}", symbol="note", tone="quiet"),
+)
 DATASET_OPENED = Event(
     "dataset.opened",
     "which data is trained or evaluated on",
@@ -288,6 +376,7 @@ DATASET_PASSED = Event(
     "a data shard without `skip` is read again up to where the run goes on; said every ten seconds",
     ("shard", "samples"),
     emitter="worker",
+    line=Template("data", "shard {shard}: {samples:sample} read again", symbol="note", tone="quiet"),
 )
 DATASET_SMALLER_THAN_BATCH = Event(
     "dataset.smaller_than_batch",
@@ -312,7 +401,10 @@ DATASET_UNSEEN = Event(
     emitter="worker",
 )
 SCALE_NOT_REACHED = Event(
-    "scale.not_reached", "training ended before nodes were to come or go on cue", ("changes", "seconds")
+    "scale.not_reached",
+    "training ended before nodes were to come or go on cue",
+    ("changes", "seconds"),
+    line=Template("scale", "{changes:list}: not reached, training ended after {seconds:span}", symbol="note"),
 )
 KIND_CHANGED = Event(
     "kind.changed",
@@ -326,6 +418,7 @@ REPLICAS_NOT_COMPARED = Event(
     "replica comparison is off: workers may round differently",
     ("reason",),
     emitter="worker",
+    line=Template("not compared", "replica comparison is off: {reason}", symbol="note", tone="quiet"),
 )
 STATE_LEFT_OUT = Event(
     "state.left_out",
@@ -339,9 +432,14 @@ PRELOAD_REFUSED = Event(
     "a module is imported in each worker instead of once per node",
     ("module", "reason"),
     level="warning",
+    line=Template("preload", "{module} is imported in each worker: {reason}", symbol="note", tone="quiet"),
 )
 ENTRY_POINT_EDITED = Event(
-    "entry_point.edited", "train.py was edited by hand and runs as edited", ("path",), level="warning"
+    "entry_point.edited",
+    "train.py was edited by hand and runs as edited",
+    ("path",),
+    level="warning",
+    line=Template("edited", "{path} was edited by hand and runs as edited"),
 )
 AGENT_RESTARTED = Event("agent.restarted", "a dead agent was started again", ("node", "exit_code", "error"))
 HANG_DETECTED = Event(
@@ -356,12 +454,14 @@ LOSS_SKIPPED = Event(
     ("loss",),
     level="warning",
     emitter="worker",
+    line=Template("skipped", "step {step}: loss {loss:number}; the weights are left alone"),
 )
 RECORD_DAMAGED = Event(
     "record.damaged",
     "a file of the run is damaged, and the run goes on without what was in it",
     ("path", "reason"),
     level="warning",
+    line=Template("damaged", "{path} {reason}"),
 )
 LOSS_UNWEIGHED = Event(
     "loss.unweighed",
@@ -369,6 +469,11 @@ LOSS_UNWEIGHED = Event(
     ("reason", "help"),
     level="warning",
     emitter="worker",
+    line=Template(
+        "loss",
+        "the loss depends on how a batch is cut, so on the number of workers",
+        ("{reason}", "help: {help}"),
+    ),
 )
 DATA_OWN = Event(
     "data.own",
@@ -401,6 +506,9 @@ LOSS_UNUSED = Event(
     "the dict that the training step returns holds keys that nobody reads",
     ("keys",),
     emitter="worker",
+    line=Template(
+        "loss", "the step's dict also holds {keys:list}, which nobody reads", symbol="note", tone="quiet"
+    ),
 )
 MFU_UNKNOWN = Event(
     "mfu.unknown",
@@ -408,6 +516,12 @@ MFU_UNKNOWN = Event(
     ("device",),
     level="warning",
     emitter="worker",
+    line=Template(
+        "speed",
+        "no MFU: the peak of {device} is not known",
+        ("help: give it in logging.peak_flops, in FLOP/s of one device",),
+        symbol="note",
+    ),
 )
 DRIFT_FOUND = Event(
     "drift.found",
@@ -419,9 +533,17 @@ SINK_FAILED = Event(
     "nothing gets through to a sink, which is tried again and again; training and other sinks go on",
     ("sink", "error"),
     level="warning",
+    line=Template(
+        "sink", "{sink}: {error}", ("training goes on; it is tried again and goes on where it was",)
+    ),
 )
 SINK_RECOVERED = Event(
-    "sink.recovered", "a sink takes what is sent again, from where it had failed", ("sink", "seconds")
+    "sink.recovered",
+    "a sink takes what is sent again, from where it had failed",
+    ("sink", "seconds"),
+    line=Template(
+        "sink", "{sink} takes what is sent again, after {seconds:span}", symbol="done", tone="plain"
+    ),
 )
 SINK_SENDING = Event(
     "sink.sending",
@@ -439,11 +561,15 @@ FOLLOWER_LOST = Event(
     "the process that sends metrics and events to sinks has ended; another one goes on where it was after a pause",
     ("reason", "log", "pause_s"),
     level="warning",
+    line=Template("sinks", "the process that serves sinks {reason}; see {log}"),
 )
 PROFILE_REQUESTED = Event(
     "profile.requested",
     "`elasticflow profile` has asked for traces of the next steps",
     ("profile", "steps", "ranks"),
+    line=Template(
+        "profile", "a trace of {steps:step} of rank {ranks:list} was asked for", symbol="note", tone="plain"
+    ),
 )
 PROFILE_STARTED = Event(
     "profile.started",
@@ -456,6 +582,13 @@ PROFILE_FINISHED = Event(
     "a rank has written the trace of some steps",
     ("profile", "path", "first_step", "last_step", "bytes", "seconds"),
     emitter="worker",
+    line=Template(
+        "profile",
+        "rank {rank} has traced steps {first_step:count} to {last_step:count}",
+        ("{path}",),
+        symbol="done",
+        tone="plain",
+    ),
 )
 PROFILE_FAILED = Event(
     "profile.failed",
@@ -464,6 +597,7 @@ PROFILE_FAILED = Event(
     level="warning",
     emitter="worker",
     may_be_supervisors=True,
+    line=Template("profile", "no trace of rank {rank}: {reason}"),
 )
 # Long, and for a program: hence its level.
 ENVIRONMENT_FOUND = Event(

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 from elasticflow.observe.history import Failure, History, lost_supervisor
 from elasticflow.observe.status import is_locked, lost_of, read_status
 from elasticflow.observe.terminal.event_lines import (
-    CONTEXT_FREE,
-    evaluation_overlaps,
+    line_of,
     said_on_stderr,
-    script_began_anew,
 )
 
 if TYPE_CHECKING:
     from elasticflow.observe.history import Stop
+    from elasticflow.observe.records import Record
     from elasticflow.run_folder import RunFolder
 
 
@@ -93,13 +92,12 @@ def incidents(folder: RunFolder, history: History | None = None) -> list[Inciden
 
 def overlap_of(history: History) -> str | None:
     """Return what the run said of evaluation samples that are in its training data; None if it said nothing."""
-    return None if history.overlap is None else evaluation_overlaps(history.overlap).text
+    return None if history.overlap is None else _text_of(history.overlap)
 
 
 def data_warnings_of(history: History) -> list[str]:
     """Return what the run said of samples that vary, or that were not looked into."""
-    lines = [CONTEXT_FREE[str(record["event"])](record) for record in history.data_warnings.values()]
-    return [line.text for line in lines]
+    return [_text_of(record) for record in history.data_warnings.values()]
 
 
 def restart_anew_of(history: History) -> str | None:
@@ -107,7 +105,12 @@ def restart_anew_of(history: History) -> str | None:
     record = history.began_anew
     if record is None:
         return None
-    return f"{script_began_anew(record).text} (generation {record.get('generation')})"
+    return f"{_text_of(record)} (generation {record.get('generation')})"
+
+
+def _text_of(record: Record) -> str:
+    line = line_of(record)
+    return "" if line is None else line.text
 
 
 def headline(incident: Incident) -> str:

@@ -20,7 +20,8 @@ from elasticflow.system.records import printable_in
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.observe.terminal.event_lines import Line, Symbol, Tone
+    from elasticflow.events import Symbol, Tone
+    from elasticflow.observe.terminal.event_lines import Line
     from elasticflow.observe.terminal.screen import Row
 
 DRAW_EVERY_S = 0.1

@@ -11,9 +11,9 @@ from elasticflow import events
 from elasticflow.observe.records import Record, float_of, int_of, unix_time
 from elasticflow.observe.terminal.durations import parts_of, took
 from elasticflow.observe.terminal.event_lines import (
-    CONTEXT_FREE,
     Line,
     epoch_of,
+    line_of,
     of_weights,
     said_on_stderr,
     user_frames,
@@ -65,7 +65,6 @@ class RunNarrator:
         self._best: float | None = None
         self._snapshot_line_at: float | None = None
         self._line_of: dict[str, Callable[[Record], Line | None]] = {
-            **CONTEXT_FREE,
             events.RUN_STARTED: self._run_started,
             events.RUN_FINISHED: self._run_finished,
             events.RUN_FAILED: self._run_failed,
@@ -81,7 +80,6 @@ class RunNarrator:
             events.SNAPSHOT_COMMITTED: self._snapshot_committed,
             events.BUDGET_CHARGED: self._budget_charged,
             events.DATASET_OPENED: self._dataset_opened,
-            events.DATASET_PASSED: self._dataset_passed,
             events.PARAMETERS_GROUPED: self._parameters_grouped,
             events.ORDER_DECLARED: self._order_declared,
             events.BEST_RESET: self._best_reset,
@@ -105,7 +103,7 @@ class RunNarrator:
         if name == events.RUN_STARTED:
             self._started = None
         seconds = self.seconds(record)
-        line = self._line_of[name](record) if name in self._line_of else None
+        line = self._line_of[name](record) if name in self._line_of else line_of(record)
         return None if line is None else replace(line, seconds=seconds)
 
     def metrics(self, record: Record) -> Line | None:
@@ -123,7 +121,7 @@ class RunNarrator:
         text = f"{at}: {self._measured}{' (best)' if is_best else ''}"
         if isinstance(raw := record.get("eval_raw"), Mapping):
             text += f"; raw: {values(raw)}"
-        return Line("done", "plain", "evaluation", text, seconds=self.seconds(record))
+        return Line("evaluation", text, seconds=self.seconds(record), symbol="done", tone="plain")
 
     def _run_started(self, record: Record) -> Line:
         self._launch = max(1, int_of(record, "launch"))
@@ -138,7 +136,9 @@ class RunNarrator:
             parts.append(f"snapshots in {uri}")
         if record.get("endpoint"):
             parts.append(f"others join at {record['endpoint']}")
-        return Line("start", "begin", "resume" if record.get("resumed") else "run", ", ".join(parts))
+        return Line(
+            "resume" if record.get("resumed") else "run", ", ".join(parts), symbol="start", tone="begin"
+        )
 
     def _run_finished(self, record: Record) -> Line:
         parts = [self._measured] if self._evaluation else []
@@ -147,7 +147,9 @@ class RunNarrator:
         if self._script is None or int_of(record, "step"):
             parts.append(plural(int_of(record, "step"), "step"))
         parts.append(plural(int_of(record, "restarts"), "restart"))
-        return Line("done", "good", "finished", ", ".join(parts), (*self._took(record), *self._place()))
+        return Line(
+            "finished", ", ".join(parts), (*self._took(record), *self._place()), symbol="done", tone="good"
+        )
 
     def _took(self, record: Record) -> tuple[str, ...]:
         """Return where the launch's time went, and all launches', if there were others."""
@@ -171,7 +173,9 @@ class RunNarrator:
         run = record.get("run_id")
         # Another launch has the run: there is nothing to mend here.
         again = "" if record.get("class") == "taken_over" else f"; once mended: {self._again(record)}"
-        return Line("wrong", "bad", "failed", text, (f"elasticflow why {run}{again}", *self._place()))
+        return Line(
+            "failed", text, (f"elasticflow why {run}{again}", *self._place()), symbol="wrong", tone="bad"
+        )
 
     def _again(self, record: Record) -> str:
         return resume_command(str(record.get("run_id")), self._resume_command)
@@ -186,7 +190,7 @@ class RunNarrator:
         if record.get("reason"):
             text += f" ({record['reason']})"
         more = (f"go on with: {self._again(record)}", *self._place())
-        return Line("stop", "notice", "interrupted", text, more)
+        return Line("interrupted", text, more, symbol="stop")
 
     def _generation_started(self, record: Record) -> Line:
         nodes = record.get("nodes")
@@ -195,12 +199,12 @@ class RunNarrator:
         before, self._world = self._world, world
         text = f"{plural(world[0], 'worker')} on {plural(num_nodes, 'node')}"
         if before is None:
-            return Line("start", "plain", "workers", text)
+            return Line("workers", text, symbol="start", tone="plain")
         text += f", generation {record.get('generation')}"
         if not self._is_after_failure:
-            return Line("again", "notice", "new group", text)
+            return Line("new group", text, symbol="again")
         left = "" if self._left is None else f"; {plural(self._left, 'restart')} left"
-        return Line("again", "notice", "restart", text + left)
+        return Line("restart", text + left, symbol="again")
 
     def _generation_ended(self, record: Record) -> None:
         self.step = max(self.step, int_of(record, "step"))
@@ -225,18 +229,18 @@ class RunNarrator:
             quote += said_on_stderr(record)
         how = f" {error.removeprefix('killed ')}" if words == "killed" else f": {error}"
         text = f"rank {record.get('rank')}{pid}{how}{after}"
-        return Line("wrong", "bad", f"worker {words}", text, more, quote)
+        return Line(f"worker {words}", text, more, quote=quote, symbol="wrong", tone="bad")
 
     def _script_started(self, record: Record) -> Line:
         self._script = str(record.get("script"))
         after = float_of(record, "seconds_since_failure")
         if after is None or not self._is_after_failure:
-            return Line("start", "plain", "script", self._script)
+            return Line("script", self._script, symbol="start", tone="plain")
         # Whether training goes on, only a step of it tells.
-        return Line("again", "notice", "started again", f"{self._script}, {span(after)} after the failure")
+        return Line("started again", f"{self._script}, {span(after)} after the failure", symbol="again")
 
     def _drain_requested(self, record: Record) -> Line | None:
-        line = CONTEXT_FREE[events.DRAIN_REQUESTED](record)
+        line = line_of(record)
         if self._script is None or line is None:
             return line
         within = span(float_of(record, "grace_s") or 0)
@@ -245,7 +249,7 @@ class RunNarrator:
         )
 
     def _state_left_out(self, record: Record) -> Line | None:
-        line = CONTEXT_FREE[events.STATE_LEFT_OUT](record)
+        line = line_of(record)
         if self._script is None or line is None:
             return line
         name, kind = str(record.get("name")), str(record.get("type"))
@@ -264,7 +268,7 @@ class RunNarrator:
             start = f"from memory at step {step}"
         if self._has_trained:
             lost = f"{plural(again, 'step')} to do again" if again > 0 else "no step is lost"
-            return Line("again", "notice", "restored", f"{start}, {lost}")
+            return Line("restored", f"{start}, {lost}", symbol="again")
         self._has_trained = True
         self.step = max(self.step, step)
         device = f" on {record['device']}" if record.get("device") else ""
@@ -272,7 +276,7 @@ class RunNarrator:
         parts = [start, f"{total}{' in all' if step and self.steps else ''}{device}"]
         if int_of(record, "parameters"):
             parts.append(plural(int_of(record, "parameters"), "parameter"))
-        return Line("start", "plain", "training", ", ".join(parts))
+        return Line("training", ", ".join(parts), symbol="start", tone="plain")
 
     def _first_step(self, record: Record) -> Line | None:
         after, was_failure = float_of(record, "seconds_since_failure"), self._is_after_failure
@@ -280,7 +284,7 @@ class RunNarrator:
         if after is None or not was_failure:
             return None
         text = f"step {record.get('step')} done {span(after)} after the failure"
-        return Line("done", "good", "going on", text)
+        return Line("going on", text, symbol="done", tone="good")
 
     def _snapshot_committed(self, record: Record) -> Line | None:
         self.snapshot = int_of(record, "step")
@@ -294,7 +298,7 @@ class RunNarrator:
             text += f", {size(num_bytes)}"
         if (seconds := float_of(record, "seconds")) is not None:
             text += f" in {span(seconds)}"
-        return Line("done", "quiet" if is_routine else "plain", "snapshot", text)
+        return Line("snapshot", text, symbol="done", tone="quiet" if is_routine else "plain")
 
     def _budget_charged(self, record: Record) -> None:
         self._left = int_of(record, "left")
@@ -311,50 +315,46 @@ class RunNarrator:
         values = record.get("values")
         for key, value in values.items() if isinstance(values, dict) else ():
             text += f", {key} {value}"
-        return Line("note", "plain", "data", text)
+        return Line("data", text, symbol="note", tone="plain")
 
     def _order_declared(self, record: Record) -> Line | None:
         text = order_in_words(record)
         if text == self._order:
             return None
         self._order = text
-        return Line("note", "plain", "order", text)
+        return Line("order", text, symbol="note", tone="plain")
 
     def _parameters_grouped(self, record: Record) -> Line | None:
         text = groups_in_words(record.get("groups"))
         if text == self._groups:
             return None
         self._groups = text
-        return Line("note", "plain", "parameters", text)
-
-    def _dataset_passed(self, record: Record) -> Line:
-        samples = plural(int_of(record, "samples"), "sample")
-        return Line("note", "quiet", "data", f"shard {record.get('shard')}: {samples} read again")
+        return Line("parameters", text, symbol="note", tone="plain")
 
     def _best_reset(self, record: Record) -> Line:
         self._best = None
         before = float_of(record, "best")
         was = "" if before is None else f" (it was {number(before)})"
         text = f"looked for anew{was}: another evaluation measured it"
-        return Line("note", "notice", "best", text)
+        return Line("best", text, symbol="note")
 
     def _node_joined(self, record: Record) -> Line | None:
         if self._world is None:
             return None
         where = f" on {record['host']}" if record.get("host") else ""
         text = f"{record.get('node')}{where}, {plural(int_of(record, 'nproc'), 'worker')}"
-        return Line("start", "begin", "node joined", text)
+        return Line("node joined", text, symbol="start", tone="begin")
 
     def _node_lost(self, record: Record) -> Line:
         self._is_after_failure = True
-        return Line("wrong", "bad", "node lost", f"{record.get('node')}: {record.get('reason')}")
+        return Line("node lost", f"{record.get('node')}: {record.get('reason')}", symbol="wrong", tone="bad")
 
     def _agent_restarted(self, record: Record) -> Line:
         self._is_after_failure = True
         where = f"{record['node']} " if record.get("node") else ""
         how = record.get("error") or f"ended with code {record.get('exit_code')}"
         text = f"{where}{how}; it is started again"
-        return Line("again", "notice", "agent", text)
+        return Line("agent", text, symbol="again")
 
     def _place(self) -> tuple[str, ...]:
         return (self._folder,) if self._folder else ()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,10 +11,10 @@ from hypothesis import strategies as st
 from elasticflow import events
 from elasticflow.observe.terminal.durations import took
 from elasticflow.observe.terminal.event_lines import (
-    CONTEXT_FREE,
     LONGEST_QUOTE,
     Line,
     epoch_of,
+    line_of,
     rates_of,
     user_frames,
 )
@@ -318,12 +319,37 @@ def test_data_shards_are_told_by_their_number() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", sorted(CONTEXT_FREE))
+@pytest.mark.parametrize("name", [name for name in events.EVENTS if line_of({"event": name}) is not None])
 def test_every_warning_and_note_has_a_line(name: str) -> None:
     """Events that need no context give a line even when fields are missing."""
     (line,) = told([event(1, name)])
     assert line.label
     assert line.text
+
+
+def test_the_fields_of_a_template_are_those_of_its_event() -> None:
+    """Else the line would say `None`."""
+    templates = [(kind, kind.line) for kind in events.EVENTS.values() if kind.line is not None]
+    for kind, template in templates:
+        of_line = {*kind.fields, *events.COMMON_FIELDS, *events.WORKER_FIELDS}
+        parsed = [part for text in (template.text, *template.more) for part in Formatter().parse(text)]
+        assert {name for _, name, _, _ in parsed if name is not None} <= of_line, event
+
+
+def test_a_template_says_how_its_fields_are_shown() -> None:
+    """As a span of time, a number, a count, a list, so many of something; braces in a field are a field's own."""
+    lines = [
+        line_of({"event": "store.trouble", "operation": "{x}", "error": "e", "attempt": 2, "pause_s": 0.5}),
+        line_of({"event": "loss.unused", "keys": ["a", "b"]}),
+        line_of({"event": "node.awaited", "present": 1, "least": 2}),
+        line_of({"event": "loss.skipped", "step": 3, "loss": "nan"}),
+    ]
+    assert [(line.text, line.more) for line in lines if line is not None] == [
+        ("{x}: e", ("try 2; the next in 0.50 s; training goes on",)),
+        ("the step's dict also holds a, b, which nobody reads", ()),
+        ("1 of at least 2 nodes ready", ()),
+        ("step 3: loss nan; the weights are left alone", ()),
+    ]
 
 
 def test_a_long_traceback_keeps_its_end() -> None:
