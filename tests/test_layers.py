@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PACKAGE = Path(elasticflow.__file__).parent
 # Lowest first; rooms of one floor do not know each other.
 FLOORS = (
-    {"errors", "events", "logs", "run_folder", "resume_command", "redaction", "guide", "fault_injection", "torch_versions", "schedules", "metrics", "hugging_face", "system", "protocol", "storage", "telemetry"},
+    {"errors", "events", "logs", "run_folder", "resume_command", "guide", "fault_injection", "torch_versions", "schedules", "metrics", "hugging_face", "system", "protocol", "storage"},
     {"jobfile", "snapshots"},
     {"compiler", "scaffold", "lint"},
     {"launcher", "runtime"},

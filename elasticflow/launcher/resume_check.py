@@ -24,9 +24,9 @@ from elasticflow.compiler.launch_folder.stale_imports import stale_import
 from elasticflow.errors import DriftRefusedError, RecordError
 from elasticflow.launcher.restarts.failure_classes import FAILURES
 from elasticflow.launcher.restarts.restart_ledger import RestartLedger
-from elasticflow.redaction import public_overrides
 from elasticflow.system import records
 from elasticflow.system.records import Damage
+from elasticflow.system.redaction import public_overrides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.sinks.sink import SinkError
+from elasticflow.system.masking import mask_of
 from elasticflow.system.processes import signal_or_code
-from elasticflow.telemetry.masking import mask_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

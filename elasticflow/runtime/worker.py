@@ -27,8 +27,8 @@ from elasticflow.runtime.process.context import Worker
 from elasticflow.runtime.process.identity import Identity
 from elasticflow.runtime.replica_checks.trajectory import TrajectoryRecorder
 from elasticflow.system import forked_children
+from elasticflow.system.exceptions import describe
 from elasticflow.system.process_record import ProcessRecord
-from elasticflow.telemetry.exceptions import describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable

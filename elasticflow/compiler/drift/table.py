@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.redaction import mask_url
+from elasticflow.system.redaction import mask_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

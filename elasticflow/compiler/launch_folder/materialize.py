@@ -18,9 +18,9 @@ from elasticflow.compiler.plan import torchrun
 from elasticflow.compiler.plan.launch_plan import LaunchPlan
 from elasticflow.compiler.plan.script import torchrun_command
 from elasticflow.errors import LaunchFolderError
-from elasticflow.redaction import public_overrides
 from elasticflow.system import records
 from elasticflow.system.records import Damage
+from elasticflow.system.redaction import public_overrides
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -15,9 +15,9 @@ from elasticflow.compiler.plan.script import ScriptPlan, script_plan, torchrun_c
 from elasticflow.jobfile.entry_points.calls import entry_calls
 from elasticflow.jobfile.tables.evaluation import ranking_set
 from elasticflow.protocol.warm_restarts import Warm  # noqa: TC001  # pydantic reads the fields' types
-from elasticflow.redaction import without_secrets
 from elasticflow.snapshots.format.policy import Keep
 from elasticflow.snapshots.format.writer_config import WriterConfig
+from elasticflow.system.redaction import without_secrets
 from elasticflow.system.units import intervals, parse_duration, parse_interval, parse_size
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from elasticflow.jobfile.tables.types import (
     or_reference,
 )
 from elasticflow.protocol.warm_restarts import Warm  # noqa: TC001  # pydantic reads the fields' types
-from elasticflow.redaction import is_secret
+from elasticflow.system.redaction import is_secret
 
 
 def is_address(interface: str) -> bool:

@@ -19,8 +19,8 @@ from elasticflow.protocol.program import Program  # noqa: TC001  # the codec rea
 from elasticflow.protocol.store_address import StoreAddress
 from elasticflow.protocol.warm_restarts import Warm  # noqa: TC001  # the codec reads the fields' types
 from elasticflow.snapshots.format.writer_config import WriterStart  # noqa: TC001  # the codec reads the fields' types
+from elasticflow.system.masking import SECRET_NAMES
 from elasticflow.system.processes import is_killed_from_outside, signal_or_code
-from elasticflow.telemetry.masking import SECRET_NAMES
 
 if TYPE_CHECKING:
     import signal
