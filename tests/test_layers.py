@@ -179,3 +179,16 @@ def test_the_top_level_holds_what_was_asked_for() -> None:
         "pyproject.toml",
         "tests",
     ]
+
+
+def test_terminal_words_know_no_run(imports: list[Import]) -> None:
+    """`observe/` shows runs by `observe/terminal/`, which is below: nothing in there comes back to its loose modules."""
+    inner = "elasticflow.observe.terminal"
+    back = [
+        str(each)
+        for each in imports
+        if "terminal" in each.path.parts
+        and each.name.startswith("elasticflow.observe")
+        and not each.name.startswith(inner)
+    ]
+    assert back == []

@@ -6,8 +6,8 @@ import socket
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, assert_never
 
-from elasticflow.observe.records import unix_time
 from elasticflow.observe.terminal.formats import number, plural
+from elasticflow.system.records import unix_time
 
 if TYPE_CHECKING:
     from elasticflow.jobfile.tables.notify import Format

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from elasticflow import errors, events
 from elasticflow.observe.history import SUPERVISOR_LOST, History
 from elasticflow.observe.incidents import headline, incident_of
-from elasticflow.observe.records import float_of, int_of, last_of, read, tail, text_of
+from elasticflow.observe.records import last_of, read, tail
 from elasticflow.observe.terminal.durations import parts_of, took
 from elasticflow.observe.terminal.formats import plural, span
+from elasticflow.system.records import float_of, int_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from elasticflow.events import EventRecord
     from elasticflow.jobfile.tables.notify import MomentName
     from elasticflow.observe.history import Stop
-    from elasticflow.observe.records import Record
     from elasticflow.run_folder import RunFolder
+    from elasticflow.system.records import Record
 
 BUDGET = "restarts.budget"
 _NEXT: dict[MomentName, str] = {

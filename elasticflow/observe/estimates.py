@@ -9,8 +9,9 @@ from elasticflow.compiler.inputs.origins import Made, made_in, origins_now
 from elasticflow.compiler.plan.forecast import Known
 from elasticflow.errors import LaunchFolderError
 from elasticflow.observe.history import History, state_of
-from elasticflow.observe.records import int_of, tail, unix_time
+from elasticflow.observe.records import tail
 from elasticflow.observe.runs import is_finished
+from elasticflow.system.records import int_of, unix_time
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from elasticflow.compiler.drift.compare import Difference
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.jobfile.tables.job import Job
-    from elasticflow.observe.records import Record
     from elasticflow.run_folder import RunFolder
+    from elasticflow.system.records import Record
 
 # What a run measured of data, of state, of speed no longer holds once one of these keys has changed.
 _OF_DATA = ("dataset.entry", "dataset.args", "dataset.mix", "dataset.shards")

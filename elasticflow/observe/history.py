@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Literal
 from elasticflow import events
 from elasticflow.launcher.restarts.failure_classes import OUTCOMES
 from elasticflow.observe.compilation import Compilation
-from elasticflow.observe.records import float_of, int_of, read, tail, text_of, unix_time
+from elasticflow.observe.records import read, tail
 from elasticflow.observe.run_state import RunState
 from elasticflow.observe.standbys import NodeStandbys
 from elasticflow.system import records
-from elasticflow.system.records import printable_in
+from elasticflow.system.records import float_of, int_of, printable_in, text_of, unix_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from elasticflow.observe.records import Record
     from elasticflow.observe.run_state import Status
     from elasticflow.run_folder import RunFolder
+    from elasticflow.system.records import Record
 
 SUPERVISOR_LOST = "supervisor_lost"
 """Class of a stop that the supervisor could not write down itself."""

@@ -14,8 +14,8 @@ from elasticflow.observe.terminal.event_lines import (
 
 if TYPE_CHECKING:
     from elasticflow.observe.history import Stop
-    from elasticflow.observe.records import Record
     from elasticflow.run_folder import RunFolder
+    from elasticflow.system.records import Record
 
 
 @dataclass

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from elasticflow.observe.records import float_of, int_of, text_of, unix_time
 from elasticflow.observe.terminal.durations import parts_of
 from elasticflow.system.process_record import ProcessRecord
+from elasticflow.system.records import float_of, int_of, text_of, unix_time
 
 if TYPE_CHECKING:
-    from elasticflow.observe.records import Record
+    from elasticflow.system.records import Record
 
 Status = Literal["running", "finished", "interrupted", "failed"]
 _STATUSES: dict[object, Status] = {

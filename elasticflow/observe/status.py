@@ -7,21 +7,22 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from elasticflow.observe.history import History, began, state_of
-from elasticflow.observe.records import float_of, int_of, last_of, tail
+from elasticflow.observe.records import last_of, tail
 from elasticflow.observe.terminal.activities import awaited_of
 from elasticflow.observe.terminal.durations import goodput
 from elasticflow.observe.terminal.formats import number, rfc3339
 from elasticflow.observe.terminal.pace import Pace
 from elasticflow.protocol import metrics_fields
+from elasticflow.system.records import float_of, int_of
 
 if TYPE_CHECKING:
     from elasticflow.launcher.journal.post_mortem import Ending
     from elasticflow.observe.compilation import Compilation
-    from elasticflow.observe.records import Record
     from elasticflow.observe.run_state import RunningWorker, RunState, Status
     from elasticflow.observe.standbys import NodeStandbys
     from elasticflow.observe.terminal.activities import Doing
     from elasticflow.run_folder import RunFolder
+    from elasticflow.system.records import Record
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from elasticflow import events
 from elasticflow.observe.curves import read_curves
 from elasticflow.observe.history import History
 from elasticflow.observe.incidents import data_warnings_of, incidents, overlap_of, restart_anew_of
-from elasticflow.observe.records import damages_of, read, text_of
+from elasticflow.observe.records import damages_of, read
 from elasticflow.observe.status import read_status
 from elasticflow.observe.terminal.durations import parts_of
 from elasticflow.protocol.points import read_points
@@ -19,15 +19,16 @@ from elasticflow.report.job_keys import JobKey, keys_of
 from elasticflow.report.logged import Logged, logged_in, scalars_of
 from elasticflow.report.timeline import Timeline
 from elasticflow.system import records
+from elasticflow.system.records import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from elasticflow.observe.curves import Curve
     from elasticflow.observe.incidents import Incident
-    from elasticflow.observe.records import Record
     from elasticflow.observe.status import RunStatus
     from elasticflow.run_folder import RunFolder
+    from elasticflow.system.records import Record
 
 
 @dataclass(frozen=True)

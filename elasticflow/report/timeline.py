@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from elasticflow import events
-from elasticflow.observe.records import float_of, int_of, text_of, unix_time
 from elasticflow.observe.terminal.formats import size, span
+from elasticflow.system.records import float_of, int_of, text_of, unix_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from elasticflow.observe.records import Record
+    from elasticflow.system.records import Record
 
 MOST_LANES = 32
 """Lanes on a page: of a thousand nodes nobody reads a thousand."""

@@ -4,7 +4,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
-from elasticflow.observe.terminal.narrator import RunNarrator
+from elasticflow.observe.narrator import RunNarrator
 from elasticflow.sinks import main
 from elasticflow.sinks.delivery import Delivery
 from tests.sinks.runs import Collecting, Remote, Written, event_line

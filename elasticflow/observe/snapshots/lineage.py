@@ -6,11 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.observe.history import Generation, History
-from elasticflow.observe.records import int_of, text_of
 from elasticflow.observe.status import is_locked
 from elasticflow.observe.terminal.formats import plural
 from elasticflow.run_folder import SNAPSHOT_NAME
-from elasticflow.system.records import printable_in
+from elasticflow.system.records import int_of, printable_in, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

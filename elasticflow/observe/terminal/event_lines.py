@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
-from elasticflow.observe.records import Record, float_of, int_of
 from elasticflow.observe.terminal.formats import number, plural, span
+from elasticflow.system.records import Record, float_of, int_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elasticflow import events
-from elasticflow.observe.records import Record, float_of, int_of, unix_time
 from elasticflow.observe.terminal.durations import parts_of, took
 from elasticflow.observe.terminal.event_lines import (
     Line,
@@ -22,6 +21,7 @@ from elasticflow.observe.terminal.event_lines import (
 from elasticflow.observe.terminal.formats import groups_in_words, number, order_in_words, plural, size, span
 from elasticflow.resume_command import resume_command
 from elasticflow.system.processes import is_killed_from_outside
+from elasticflow.system.records import Record, float_of, int_of, unix_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable

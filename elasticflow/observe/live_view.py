@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, TextIO
 
 from elasticflow import events
-from elasticflow.observe.records import Record, int_of, text_of
+from elasticflow.observe.narrator import RunNarrator
+from elasticflow.observe.run_board import LABEL_WIDTH, TEXT_COLUMN, TIME_WIDTH, RunBoard
 from elasticflow.observe.terminal.colours import wants_colour
 from elasticflow.observe.terminal.formats import elapsed, plural
-from elasticflow.observe.terminal.narrator import RunNarrator
-from elasticflow.observe.terminal.run_board import LABEL_WIDTH, TEXT_COLUMN, TIME_WIDTH, RunBoard
 from elasticflow.observe.terminal.screen import Screen
 from elasticflow.protocol import display
-from elasticflow.system.records import printable_in
+from elasticflow.system.records import Record, int_of, printable_in, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from elasticflow.observe.terminal.run_board import RunBoard
+from elasticflow.observe.run_board import RunBoard
 from elasticflow.protocol.display import KNOWN, known_record
 from tests.observe.hand_made import START, event, step
 

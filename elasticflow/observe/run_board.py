@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from elasticflow import events
-from elasticflow.observe.records import Record, float_of, int_of, unix_time
 from elasticflow.observe.terminal.activities import Doing, awaited_of, doing_of, whole_seconds
 from elasticflow.observe.terminal.event_lines import epoch_of, rates_of
 from elasticflow.observe.terminal.formats import elapsed, number, plural, size
 from elasticflow.observe.terminal.measures import parts_of_speed, parts_of_step
 from elasticflow.observe.terminal.pace import Pace
 from elasticflow.observe.terminal.screen import Part
+from elasticflow.system.records import Record, float_of, int_of, unix_time
 
 if TYPE_CHECKING:
     from os import terminal_size

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticflow import events
+from elasticflow.observe.narrator import RunNarrator
 from elasticflow.observe.terminal.durations import took
 from elasticflow.observe.terminal.event_lines import (
     LONGEST_QUOTE,
@@ -18,7 +19,6 @@ from elasticflow.observe.terminal.event_lines import (
     rates_of,
     user_frames,
 )
-from elasticflow.observe.terminal.narrator import RunNarrator
 from tests.observe.hand_made import DURATIONS, RUN_ID, evaluation, event, step, story_of_a_kill
 
 if TYPE_CHECKING:
