@@ -22,8 +22,8 @@ FLOORS = (
     {"jobfile", "snapshots"},
     {"compiler", "scaffold", "lint"},
     {"launcher", "runtime"},
-    {"deep_check", "observe", "sinks", "clusters"},
-    {"doctor", "notify", "trials", "report"},
+    {"deep_check", "observe", "clusters"},
+    {"doctor", "trials", "report", "sinks"},
     {"cli"},
     {"__main__", ""},  # the package itself offers scripts what lies in rooms below, and no room asks it
 )  # fmt: skip

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, TextIO
 
 from elasticflow import events
+from elasticflow.observe.history import RunHistory
 from elasticflow.observe.narrator import RunNarrator
 from elasticflow.observe.run_board import LABEL_WIDTH, TEXT_COLUMN, TIME_WIDTH, RunBoard
 from elasticflow.observe.terminal.colours import wants_colour
@@ -89,7 +90,8 @@ class LiveView:
     ) -> None:
         self._screen = Screen(stream, tty=tty, colour=colour)
         self._clock, self._wall = clock, wall
-        self._narrator, self._board = RunNarrator(folder), RunBoard()
+        self._history = RunHistory()
+        self._narrator, self._board = RunNarrator(self._history, folder), RunBoard(self._history)
         self._symbols = _PRETTY if self._screen.pretty else _ASCII
         self._drawn_at = clock() - DRAW_EVERY_S
         # Of a stream that is no terminal: when it last got a line of progress, or any, and how long it may be silent.
@@ -124,6 +126,8 @@ class LiveView:
         record = printable_in(dict(record))
         self._run_id = text_of(record, "run_id") or self._run_id
         line = self._narrator.event(record)
+        self._history.take(record)
+        self._history.forget()
         self._board.event(record)
         if line is not None:
             self._show(line)
@@ -217,8 +221,8 @@ class LiveView:
 
     def _progress(self) -> list[str]:
         parts = self._board.progress(share=True)
-        if parts and self._narrator.snapshot:
-            parts.append(f"snapshot at {self._narrator.snapshot}")
+        if parts and (snapshot := self._history.snapshot) is not None and snapshot.step:
+            parts.append(f"snapshot at {snapshot.step}")
         return parts
 
     def _now(self) -> str:

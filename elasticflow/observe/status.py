@@ -6,7 +6,7 @@ import fcntl
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from elasticflow.observe.history import History, began, state_of
+from elasticflow.observe.history import RunHistory, began, state_of
 from elasticflow.observe.records import last_of, tail
 from elasticflow.observe.terminal.activities import awaited_of
 from elasticflow.observe.terminal.durations import goodput
@@ -166,8 +166,8 @@ def read_status(folder: RunFolder) -> RunStatus:
     pace = Pace()
     for record in metrics:
         pace.add(record)
-    history = History.newest(folder)
-    committed = [snapshot.name for snapshot in history.snapshots if snapshot.state == "committed"]
+    history = RunHistory.newest(folder)
+    committed = history.snapshot
     launched = state.started or history.began
     measured, raw = evaluation.get("eval"), evaluation.get("eval_raw")
     return RunStatus(
@@ -194,7 +194,7 @@ def read_status(folder: RunFolder) -> RunStatus:
         best=float_of(evaluation, "best"),
         samples_per_s=pace.samples_per_s,
         seconds_left=pace.seconds_left(step, state.steps) if is_running and state.steps else None,
-        snapshot=state.snapshot or (committed[-1] if committed else None),
+        snapshot=state.snapshot or (None if committed is None else committed.name),
         script=state.script,
         resume_command=state.resume_command,
         standbys=tuple(history.standbys.values()) if is_running else (),
@@ -206,7 +206,7 @@ def read_status(folder: RunFolder) -> RunStatus:
         launch_durations=state.launch_durations,
         updated=state.updated or history.updated,
         pid=state.pid if is_running else None,
-        failure=history.failures[-1].event if history.failures and status == "failed" else None,
+        failure=history.failures[-1] if history.failures and status == "failed" else None,
         verdict=state.verdict,
         lost=lost_of(folder) if status == "interrupted" else None,
     )

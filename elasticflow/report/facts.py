@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import events
 from elasticflow.observe.curves import read_curves
-from elasticflow.observe.history import History
+from elasticflow.observe.history import RunHistory
 from elasticflow.observe.incidents import data_warnings_of, incidents, overlap_of, restart_anew_of
 from elasticflow.observe.records import damages_of, read
 from elasticflow.observe.status import read_status
-from elasticflow.observe.terminal.durations import parts_of
 from elasticflow.protocol.points import read_points
 from elasticflow.report.job_keys import JobKey, keys_of
 from elasticflow.report.logged import Logged, logged_in, scalars_of
@@ -25,10 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from elasticflow.observe.curves import Curve
-    from elasticflow.observe.incidents import Incident
+    from elasticflow.observe.history import SnapshotEvent, Stop
     from elasticflow.observe.status import RunStatus
     from elasticflow.run_folder import RunFolder
-    from elasticflow.system.records import Record
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ class RunFacts:
         timeline: When what happened.
         incidents: What went wrong, oldest first.
         generations: Oldest first.
-        snapshots: Those that were committed: the events' records.
+        snapshots: Those that were committed.
         ledger: Lines of the restart budget.
         keys: Of the job.
         environment: Facts of machine and libraries, by name.
@@ -77,9 +74,9 @@ class RunFacts:
     status: RunStatus
     curves: Sequence[Curve]
     timeline: Timeline
-    incidents: Sequence[Incident]
+    incidents: Sequence[Stop]
     generations: Sequence[GenerationFacts]
-    snapshots: Sequence[Record]
+    snapshots: Sequence[SnapshotEvent]
     ledger: Sequence[Mapping[str, Any]]
     keys: Sequence[JobKey]
     environment: Mapping[str, str]
@@ -102,8 +99,7 @@ class RunFacts:
 
 def facts_of(folder: RunFolder, target: Path) -> RunFacts:
     """Return what the report at *target* says of the run in *folder*."""
-    happened = list(read(folder.events))
-    history = History.of(happened)
+    history = RunHistory.read(folder)
     notes = [note for note in (overlap_of(history), restart_anew_of(history)) if note]
     notes += data_warnings_of(history)
     notes += map(str, damages_of(folder))
@@ -112,10 +108,10 @@ def facts_of(folder: RunFolder, target: Path) -> RunFacts:
     return RunFacts(
         status=read_status(folder),
         curves=[*read_curves(folder.metrics, folder.metrics_redone), *scalars_of(points)],
-        timeline=Timeline.of(happened),
+        timeline=Timeline.of(history),
         incidents=incidents(folder, history),
-        generations=_generations(history, happened),
-        snapshots=[event for event in happened if event.get("event") == events.SNAPSHOT_COMMITTED],
+        generations=_generations(history),
+        snapshots=[each for each in history.snapshots if each.state == "committed"],
         ledger=list(read(folder.ledger)),
         keys=keys_of(folder),
         environment=environment,
@@ -134,12 +130,7 @@ def case_of(folder: RunFolder) -> str | None:
     return text_of(job, "case") if isinstance(job, dict) else None
 
 
-def _generations(history: History, happened: Sequence[Record]) -> list[GenerationFacts]:
-    durations = {
-        event.get("generation"): parts_of(event.get("durations"))
-        for event in happened
-        if event.get("event") == events.GENERATION_ENDED
-    }
+def _generations(history: RunHistory) -> list[GenerationFacts]:
     return [
         GenerationFacts(
             number=number,
@@ -148,7 +139,7 @@ def _generations(history: History, happened: Sequence[Record]) -> list[Generatio
             parent=generation.parent,
             outcome="" if generation.stop is None else f"{generation.stop.kind}: {generation.stop.reason}",
             step=None if generation.stop is None else generation.stop.step,
-            durations=durations.get(number, {}),
+            durations=generation.durations,
         )
         for number, generation in sorted(history.generations.items())
     ]

@@ -11,7 +11,7 @@ from elasticflow.system.records import unix_time
 
 if TYPE_CHECKING:
     from elasticflow.jobfile.tables.notify import Format
-    from elasticflow.notify.moments import Moment
+    from elasticflow.sinks.notify.moments import Moment
     from elasticflow.sinks.sink import RunFacts
 
 _FORMAT = 1
