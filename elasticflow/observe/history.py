@@ -60,8 +60,14 @@ class Stop:
         reason: Why, in words.
         step: Last finished step.
         rank: The worker that failed first; None if it was a node, or no worker.
-        failure: The `worker.failed` or `node.lost` record of what failed first; empty if nothing did.
-        hang: The `hang.detected` record; empty if there is none.
+        error: The root cause in one line.
+        node: The node of that worker, or the node that was lost.
+        pid: The process of that worker.
+        phase: What a rank that hung was doing.
+        traceback: The traceback of that worker.
+        others: The other ranks' failures in one line.
+        stderr: The last lines of its standard error, if it died without an exception of its own.
+        stacks: The file with the stacks of a rank that hung.
         likely: What probably happened, where nothing is certain.
         left: Restarts left after the budget was charged for this end; None: it was free.
         back_s: Seconds from the failure to the next finished step.
@@ -76,8 +82,14 @@ class Stop:
     reason: str
     step: int
     rank: int | None = None
-    failure: Record = field(default_factory=dict)
-    hang: Record = field(default_factory=dict)
+    error: str = ""
+    node: str | None = None
+    pid: int | None = None
+    phase: str | None = None
+    traceback: str | None = None
+    others: str | None = None
+    stderr: tuple[str, ...] = ()
+    stacks: str | None = None
     likely: str | None = None
     left: int | None = None
     back_s: float | None = None
@@ -87,17 +99,38 @@ class Stop:
 
     @classmethod
     def of(cls, event: Record, at: float | None, reason: str, failure: Record, hang: Record) -> Stop:
-        """Return the stop that a `generation.ended` or `run.failed` record tells."""
-        kind, rank = str(event.get("class")), (failure or event).get("rank")
-        return cls(int_of(event, "generation"), at, kind, reason, int_of(event, "step"), rank, failure, hang)
+        """Return the stop that a `generation.ended` or `run.failed` record tells.
+
+        Args:
+            event: The record.
+            at: Unix time.
+            reason: Why, in words.
+            failure: The `worker.failed` or `node.lost` record of what failed first; empty if nothing did.
+            hang: The `hang.detected` record; empty if there is none.
+        """
+        return cls(
+            generation=int_of(event, "generation"),
+            at=at,
+            kind=str(event.get("class")),
+            reason=reason,
+            step=int_of(event, "step"),
+            rank=(failure or event).get("rank"),
+            error=text_of(failure, "error") or reason,
+            node=failure.get("node"),
+            pid=failure.get("pid"),
+            phase=hang.get("phase"),
+            traceback=text_of(failure, "traceback"),
+            others=text_of(failure, "others"),
+            stderr=said_on_stderr(failure),
+            stacks=hang.get("stacks"),
+        )
 
     @classmethod
     def of_supervisor(cls, known: Record, at: float | None) -> Stop:
         """Return the end of a launch whose supervisor could not write down how it ended."""
-        step = int_of(known, "step")
+        number, step, likely = int_of(known, "generation"), int_of(known, "step"), text_of(known, "likely")
         reason = f"the supervisor ended without a word after step {step}: {known.get('known')}"
-        likely = text_of(known, "likely")
-        return cls(int_of(known, "generation"), at, SUPERVISOR_LOST, reason, step, likely=likely)
+        return cls(number, at, SUPERVISOR_LOST, reason, step, error=reason, likely=likely)
 
     @property
     def is_failure(self) -> bool:
@@ -109,41 +142,6 @@ class Stop:
         """Whether this stop is why the run failed in the end: nothing was trained after it."""
         is_last = self.back_s is None and self.script_again_s is None
         return self.is_failure and self.kind != SUPERVISOR_LOST and is_last
-
-    @property
-    def error(self) -> str:
-        """The root cause in one line."""
-        return text_of(self.failure, "error") or self.reason
-
-    @property
-    def node(self) -> Any:
-        """The node that was lost, or that of the worker that failed first."""
-        return self.failure.get("node")
-
-    @property
-    def pid(self) -> Any:
-        """The process of the worker that failed first."""
-        return self.failure.get("pid")
-
-    @property
-    def phase(self) -> Any:
-        """What a rank that hung was doing."""
-        return self.hang.get("phase")
-
-    @property
-    def traceback(self) -> str | None:
-        """The traceback of the worker that failed first."""
-        return text_of(self.failure, "traceback")
-
-    @property
-    def others(self) -> str | None:
-        """The other ranks' failures in one line."""
-        return text_of(self.failure, "others")
-
-    @property
-    def stderr(self) -> tuple[str, ...]:
-        """The last lines of its standard error, if it died without an exception of its own."""
-        return said_on_stderr(self.failure)
 
     @property
     def charged(self) -> bool:
@@ -414,7 +412,7 @@ class RunHistory:
         return replace(
             state,
             launch=launch.number,
-            started=launch.started,
+            launched=launch.started,
             pid=launch.pid,
             status=_STATUS_OF_END.get(name, "running"),
             verdict={"event": name, **fields} if end else None,

@@ -52,9 +52,8 @@ def incidents(folder: RunFolder, history: RunHistory | None = None) -> list[Stop
 
 def log_of(stop: Stop, folder: RunFolder) -> str | None:
     """Return the file with the stacks of a worker that hung, or with what a worker that failed printed."""
-    stacks = stop.hang.get("stacks")
-    if stacks is not None or stop.rank is None:
-        return stacks
+    if stop.stacks is not None or stop.rank is None:
+        return stop.stacks
     stderr = folder.rank_log(stop.generation, stop.rank, "stderr")
     return str(stderr) if stderr.exists() else None
 

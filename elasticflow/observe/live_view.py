@@ -29,40 +29,14 @@ DRAW_EVERY_S = 0.1
 PLAIN_EVERY_S = 10.0
 PLAIN_MOST_S = 60.0
 
-_PRETTY: dict[Symbol, str] = {
-    "start": "→",
-    "done": "✓",
-    "wrong": "✗",
-    "again": "↻",
-    "stop": "■",
-    "note": "·",
-    "warning": "!",
-}
-_ASCII: dict[Symbol, str] = {
-    "start": ">",
-    "done": "+",
-    "wrong": "x",
-    "again": "@",
-    "stop": "#",
-    "note": "-",
-    "warning": "!",
-}
-_COLOURS: dict[Tone, str] = {
-    "begin": "36",
-    "good": "32",
-    "bad": "31",
-    "notice": "33",
-    "plain": "",
-    "quiet": "2",
-}
-_TEXT_COLOURS: dict[Tone, str] = {
-    "begin": "1",
-    "good": "1",
-    "bad": "1",
-    "notice": "",
-    "plain": "",
-    "quiet": "2",
-}
+# With and without signs beyond ASCII.
+_SYMBOLS: dict[Symbol, str] = {
+    "start": "→>", "done": "✓+", "wrong": "✗x", "again": "↻@", "stop": "■#", "note": "·-", "warning": "!!",
+}  # fmt: skip
+# Of the label and of the text.
+_COLOURS: dict[Tone, tuple[str, str]] = {
+    "begin": ("36", "1"), "good": ("32", "1"), "bad": ("31", "1"), "notice": ("33", ""), "plain": ("", ""), "quiet": ("2", "2"),
+}  # fmt: skip
 _DIM = "2"
 
 
@@ -92,7 +66,7 @@ class LiveView:
         self._clock, self._wall = clock, wall
         self._history = RunHistory()
         self._narrator, self._board = RunNarrator(self._history, folder), RunBoard(self._history)
-        self._symbols = _PRETTY if self._screen.pretty else _ASCII
+        self._symbols = {name: signs[not self._screen.pretty] for name, signs in _SYMBOLS.items()}
         self._drawn_at = clock() - DRAW_EVERY_S
         # Of a stream that is no terminal: when it last got a line of progress, or any, and how long it may be silent.
         self._told_at = self._wrote_at = clock()
@@ -167,15 +141,15 @@ class LiveView:
         self._screen.close()
 
     def _show(self, line: Line) -> None:
-        paint = self._screen.paint
+        paint, (label_colour, text_colour) = self._screen.paint, _COLOURS[line.tone]
         seconds = "" if line.seconds is None else elapsed(line.seconds)
         clock = paint(f"{seconds:>{TIME_WIDTH}}", _DIM)
-        label = paint(f"{self._symbols[line.symbol]} {line.label:<{LABEL_WIDTH}}", _COLOURS[line.tone])
+        label = paint(f"{self._symbols[line.symbol]} {line.label:<{LABEL_WIDTH}}", label_colour)
         indent = " " * TEXT_COLUMN
-        rows = [indent + paint(row, _TEXT_COLOURS[line.tone]) for row in self._wrap(line.text)]
+        rows = [indent + paint(row, text_colour) for row in self._wrap(line.text)]
         rows[0] = f"{clock}  {label}  {rows[0].removeprefix(indent)}"
         rows += [indent + paint(row, _DIM) for more in line.more for row in self._wrap(more)]
-        edge = paint("│" if self._screen.pretty else "|", _COLOURS["bad"])
+        edge = paint("│" if self._screen.pretty else "|", _COLOURS["bad"][0])
         rows += [f"{' ' * (TIME_WIDTH + 2)}{edge} {_clean(row)}".rstrip() for row in line.quote]
         self._scroll(rows)
 

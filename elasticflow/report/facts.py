@@ -23,22 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from elasticflow.observe.curves import Curve
-    from elasticflow.observe.history import SnapshotEvent, Stop
+    from elasticflow.observe.history import Generation, SnapshotEvent, Stop
     from elasticflow.observe.status import RunStatus
     from elasticflow.run_folder import RunFolder
-
-
-@dataclass(frozen=True)
-class GenerationFacts:
-    """One generation: how it began and ended, and where the time went since the one before had ended."""
-
-    number: int
-    reason: str
-    workers: int | None
-    parent: str | None
-    outcome: str
-    step: int | None
-    durations: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -75,7 +62,7 @@ class RunFacts:
     curves: Sequence[Curve]
     timeline: Timeline
     incidents: Sequence[Stop]
-    generations: Sequence[GenerationFacts]
+    generations: Sequence[Generation]
     snapshots: Sequence[SnapshotEvent]
     ledger: Sequence[Mapping[str, Any]]
     keys: Sequence[JobKey]
@@ -110,7 +97,7 @@ def facts_of(folder: RunFolder, target: Path) -> RunFacts:
         curves=[*read_curves(folder.metrics, folder.metrics_redone), *scalars_of(points)],
         timeline=Timeline.of(history),
         incidents=incidents(folder, history),
-        generations=_generations(history),
+        generations=[each for _, each in sorted(history.generations.items())],
         snapshots=[each for each in history.snapshots if each.state == "committed"],
         ledger=list(read(folder.ledger)),
         keys=keys_of(folder),
@@ -128,21 +115,6 @@ def case_of(folder: RunFolder) -> str | None:
     numbers = folder.launch_numbers()
     job = records.read(folder.launch(numbers[-1]) / "job.json") if numbers else None
     return text_of(job, "case") if isinstance(job, dict) else None
-
-
-def _generations(history: RunHistory) -> list[GenerationFacts]:
-    return [
-        GenerationFacts(
-            number=number,
-            reason=generation.reason or "",
-            workers=generation.world_size,
-            parent=generation.parent,
-            outcome="" if generation.stop is None else f"{generation.stop.kind}: {generation.stop.reason}",
-            step=None if generation.stop is None else generation.stop.step,
-            durations=generation.durations,
-        )
-        for number, generation in sorted(history.generations.items())
-    ]
 
 
 def _environment(folder: RunFolder) -> tuple[dict[str, str], dict[str, Mapping[str, Any]]]:

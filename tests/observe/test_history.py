@@ -37,7 +37,7 @@ def test_a_killed_worker_is_a_stop_with_what_followed() -> None:
         *(stop.left, stop.back_s, stop.redone, stop.verdict),
     )
     (failure,) = history.failures
-    assert (failure, 1, 4711, SIGKILLED) == (stop.failure, stop.rank, stop.pid, stop.error)
+    assert (4711, 1, 4711, SIGKILLED) == (failure["pid"], stop.rank, stop.pid, stop.error)
     snapshot = history.snapshots[0]
     assert ("s", 1, "committed", START + 3.6, 3.6, 291_234) == (
         *(snapshot.name, snapshot.generation, snapshot.state, snapshot.at),
@@ -149,7 +149,7 @@ def test_state_where_state_json_is_damaged(run: Path) -> None:
     state = state_of(RunFolder(run))
     assert ("finished", 1, 2, 60, 60, START, START + 6.6) == tuple(
         getattr(state, name)
-        for name in ("status", "launch", "generation", "step", "steps", "started", "updated")
+        for name in ("status", "launch", "generation", "step", "steps", "launched", "updated")
     )
     assert state.verdict is not None
     assert ("run.finished", 1) == (state.verdict["event"], state.verdict["restarts"])
