@@ -6,10 +6,12 @@ Every line has `timestamp, level, event, job, run_id, generation`; lines written
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 Level = Literal["debug", "info", "warning", "error"]
 Emitter = Literal["supervisor", "worker"]
+Symbol = Literal["start", "done", "wrong", "again", "stop", "note", "warning"]
+Tone = Literal["begin", "good", "bad", "notice", "plain", "quiet"]
 EventRecord = dict[str, Any]
 """One line of a log or of events.jsonl, as JSON has it: the fields of every line and those of its event."""
 
@@ -19,20 +21,42 @@ COMMON_FIELDS = ("timestamp", "level", "event", "job", "run_id", "generation")
 WORKER_FIELDS = ("node", "rank", "world_size", "step")
 
 
+class Template(NamedTuple):
+    """An event as a line for a person, where its fields are all that the line needs.
+
+    A field stands in braces: `{node}`. A word behind it says how it is shown: `{seconds:span}`, `{loss:number}`,
+    `{attempt:count}`, `{keys:list}`; any other word is counted: `{steps:step}` is `1 step` or `1,437 steps`.
+
+    Attributes:
+        label: One or two words.
+        text: The rest of the line.
+        more: Lines that follow it, under the text.
+        symbol: The kind of thing that happened.
+        tone: The colour of the line.
+    """
+
+    label: str
+    text: str
+    more: tuple[str, ...] = ()
+    symbol: Symbol = "warning"
+    tone: Tone = "notice"
+
+
 class Event(str):
     """An event's name, with all that is known of it: the one record of an event, used wherever its name is.
 
     Attributes:
         meaning: What it says, as a sentence.
-        fields: Its own fields, beside those of every line; what they hold says `telemetry/fields.py`.
+        fields: Its own fields, beside those of every line; `FIELDS` says what they hold.
         optional: Those of them that a line may lack; written with a `?` in the table below.
         level: The level of its lines.
         emitter: Who writes it. What workers write the supervisor reads in their logs.
         is_kept: It stands in events.jsonl; of several workers one writes it, by convention.
         may_be_supervisors: The supervisor writes it too, of what it or a snapshot writer did: without a worker's fields.
+        line: The line that a person gets; None: none, or one that takes more than the fields.
     """
 
-    __slots__ = ("emitter", "fields", "is_kept", "level", "may_be_supervisors", "meaning", "optional")
+    __slots__ = ("emitter", "fields", "is_kept", "level", "line", "may_be_supervisors", "meaning", "optional")
     meaning: str
     fields: tuple[str, ...]
     optional: frozenset[str]
@@ -40,6 +64,7 @@ class Event(str):
     emitter: Emitter
     is_kept: bool
     may_be_supervisors: bool
+    line: Template | None
 
     def __new__(
         cls,
@@ -51,13 +76,14 @@ class Event(str):
         emitter: Emitter = "supervisor",
         is_kept: bool = True,
         may_be_supervisors: bool = False,
+        line: Template | None = None,
     ) -> Self:
         """Return the event called *name*."""
         event = super().__new__(cls, name)
         event.meaning, event.level, event.emitter = meaning, level, emitter
         event.fields = tuple(name.removesuffix("?") for name in fields)
         event.optional = frozenset(name[:-1] for name in fields if name.endswith("?"))
-        event.is_kept, event.may_be_supervisors = is_kept, may_be_supervisors
+        event.is_kept, event.may_be_supervisors, event.line = is_kept, may_be_supervisors, line
         return event
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
@@ -126,7 +152,11 @@ STANDBYS_READY = Event(
     ("node", "pids", "seconds", "memory"),
 )
 STANDBYS_OFF = Event(
-    "standbys.off", "a node keeps no standby workers any more", ("node", "reason"), level="warning"
+    "standbys.off",
+    "a node keeps no standby workers any more",
+    ("node", "reason"),
+    level="warning",
+    line=Template("no standby", "{node}: {reason}"),
 )
 COMPILER_CACHE = Event(
     "compiler.cache",
@@ -140,16 +170,37 @@ COMPILER_CACHE_FAILED = Event(
     level="warning",
 )
 NODE_JOINED = Event("node.joined", "a node's agent is ready", ("node", "host", "nproc"))
-NODE_LEFT = Event("node.left", "a node asked to leave and was let go", ("node",))
-NODE_LOST = Event("node.lost", "a node's agent is gone", ("node", "reason"), level="warning")
+NODE_LEFT = Event(
+    "node.left",
+    "a node asked to leave and was let go",
+    ("node",),
+    line=Template("node left", "{node} asked to leave and was let go", symbol="note", tone="plain"),
+)
+NODE_LOST = Event(
+    "node.lost",
+    "a node's agent is gone",
+    ("node", "reason"),
+    level="warning",
+    line=Template("node lost", "{node}: {reason}", symbol="wrong", tone="bad"),
+)
 NODE_EXCLUDED = Event(
     "node.excluded",
     "a node failed twice in a row while others did not: it takes no part",
     ("node", "reason"),
     level="warning",
+    line=Template(
+        "node excluded",
+        "{node} failed twice in a row while others did not, and takes no part: {reason}",
+        symbol="wrong",
+        tone="bad",
+    ),
 )
 NODE_AWAITED = Event(
-    "node.awaited", "fewer nodes are ready than the job needs", ("present", "least"), level="warning"
+    "node.awaited",
+    "fewer nodes are ready than the job needs",
+    ("present", "least"),
+    level="warning",
+    line=Template("waiting", "{present:count} of at least {least:node} ready"),
 )
 SCRIPT_STARTED = Event(
     "script.started", "all workers of a group run the job's own script", ("script", "seconds_since_failure")
@@ -160,6 +211,13 @@ SCRIPT_BEGAN_ANEW = Event(
     "loads a checkpoint of its own",
     ("script",),
     level="warning",
+    line=Template(
+        "began anew",
+        "{script} was started again, and has told no step: it began anew unless it loads a checkpoint of its own",
+        (
+            "help: have it load its newest checkpoint when it begins, or call elasticflow.join: elasticflow guide own-loop",
+        ),
+    ),
 )
 TRAINING_STARTED = Event(
     "training.started",
@@ -200,6 +258,7 @@ STAGING_SINGLE = Event(
     ("reason",),
     level="warning",
     emitter="worker",
+    line=Template("short of memory", "each snapshot waits until the one before is written: {reason}"),
 )
 SNAPSHOT_COMMITTED = Event(
     "snapshot.committed",
@@ -235,11 +294,13 @@ SNAPSHOT_REJECTED = Event(
     level="warning",
     emitter="worker",
     may_be_supervisors=True,
+    line=Template("set aside", "snapshot {name}: {reason}"),
 )
 SNAPSHOT_CLEARED = Event(
     "snapshot.cleared",
     "a snapshot set aside was not to blame for failed starts and is good again",
     ("name", "reason"),
+    line=Template("good again", "snapshot {name}: {reason}", symbol="note", tone="quiet"),
 )
 SNAPSHOT_FAILED = Event(
     "snapshot.failed",
@@ -248,6 +309,12 @@ SNAPSHOT_FAILED = Event(
     level="warning",
     emitter="worker",
     may_be_supervisors=True,
+    line=Template(
+        "no snapshot",
+        "of step {step}: {reason}",
+        ("older snapshots are untouched; training goes on",),
+        tone="bad",
+    ),
 )
 SNAPSHOT_REMOVED = Event(
     "snapshot.removed", "retention removed a snapshot", ("name",), emitter="worker", may_be_supervisors=True
@@ -259,12 +326,33 @@ STORE_TROUBLE = Event(
     level="warning",
     emitter="worker",
     may_be_supervisors=True,
+    line=Template(
+        "store",
+        "{operation}: {error}",
+        ("try {attempt:count}; the next in {pause_s:span}; training goes on",),
+    ),
 )
 DRAIN_REQUESTED = Event("drain.requested", "workers are asked to leave after a step", ("reason", "grace_s"))
-DRAIN_COMPLETED = Event("drain.completed", "all workers left after the same step", ("step", "seconds"))
+DRAIN_COMPLETED = Event(
+    "drain.completed",
+    "all workers left after the same step",
+    ("step", "seconds"),
+    line=Template("drained", "all workers left after {seconds:span}", symbol="done", tone="plain"),
+)
 BUDGET_CHARGED = Event("budget.charged", "a failure was counted", ("class", "left"))
-BUDGET_SPENT = Event("budget.spent", "no restart is left", ("class", "budget"), level="error")
-BUDGET_REFILLED = Event("budget.refilled", "the budget is full again", ("budget",))
+BUDGET_SPENT = Event(
+    "budget.spent",
+    "no restart is left",
+    ("class", "budget"),
+    level="error",
+    line=Template("no restart", "restarts.budget = {budget} is spent", symbol="wrong", tone="bad"),
+)
+BUDGET_REFILLED = Event(
+    "budget.refilled",
+    "the budget is full again",
+    ("budget",),
+    line=Template("budget", "full again: {budget:restart}", symbol="note", tone="quiet"),
+)
 DATASET_OPENED = Event(
     "dataset.opened",
     "which data is trained or evaluated on",
@@ -288,6 +376,7 @@ DATASET_PASSED = Event(
     "a data shard without `skip` is read again up to where the run goes on; said every ten seconds",
     ("shard", "samples"),
     emitter="worker",
+    line=Template("data", "shard {shard}: {samples:sample} read again", symbol="note", tone="quiet"),
 )
 DATASET_SMALLER_THAN_BATCH = Event(
     "dataset.smaller_than_batch",
@@ -312,7 +401,10 @@ DATASET_UNSEEN = Event(
     emitter="worker",
 )
 SCALE_NOT_REACHED = Event(
-    "scale.not_reached", "training ended before nodes were to come or go on cue", ("changes", "seconds")
+    "scale.not_reached",
+    "training ended before nodes were to come or go on cue",
+    ("changes", "seconds"),
+    line=Template("scale", "{changes:list}: not reached, training ended after {seconds:span}", symbol="note"),
 )
 KIND_CHANGED = Event(
     "kind.changed",
@@ -326,6 +418,7 @@ REPLICAS_NOT_COMPARED = Event(
     "replica comparison is off: workers may round differently",
     ("reason",),
     emitter="worker",
+    line=Template("not compared", "replica comparison is off: {reason}", symbol="note", tone="quiet"),
 )
 STATE_LEFT_OUT = Event(
     "state.left_out",
@@ -339,9 +432,14 @@ PRELOAD_REFUSED = Event(
     "a module is imported in each worker instead of once per node",
     ("module", "reason"),
     level="warning",
+    line=Template("preload", "{module} is imported in each worker: {reason}", symbol="note", tone="quiet"),
 )
 ENTRY_POINT_EDITED = Event(
-    "entry_point.edited", "train.py was edited by hand and runs as edited", ("path",), level="warning"
+    "entry_point.edited",
+    "train.py was edited by hand and runs as edited",
+    ("path",),
+    level="warning",
+    line=Template("edited", "{path} was edited by hand and runs as edited"),
 )
 AGENT_RESTARTED = Event("agent.restarted", "a dead agent was started again", ("node", "exit_code", "error"))
 HANG_DETECTED = Event(
@@ -356,12 +454,14 @@ LOSS_SKIPPED = Event(
     ("loss",),
     level="warning",
     emitter="worker",
+    line=Template("skipped", "step {step}: loss {loss:number}; the weights are left alone"),
 )
 RECORD_DAMAGED = Event(
     "record.damaged",
     "a file of the run is damaged, and the run goes on without what was in it",
     ("path", "reason"),
     level="warning",
+    line=Template("damaged", "{path} {reason}"),
 )
 LOSS_UNWEIGHED = Event(
     "loss.unweighed",
@@ -369,6 +469,11 @@ LOSS_UNWEIGHED = Event(
     ("reason", "help"),
     level="warning",
     emitter="worker",
+    line=Template(
+        "loss",
+        "the loss depends on how a batch is cut, so on the number of workers",
+        ("{reason}", "help: {help}"),
+    ),
 )
 DATA_OWN = Event(
     "data.own",
@@ -401,6 +506,9 @@ LOSS_UNUSED = Event(
     "the dict that the training step returns holds keys that nobody reads",
     ("keys",),
     emitter="worker",
+    line=Template(
+        "loss", "the step's dict also holds {keys:list}, which nobody reads", symbol="note", tone="quiet"
+    ),
 )
 MFU_UNKNOWN = Event(
     "mfu.unknown",
@@ -408,6 +516,12 @@ MFU_UNKNOWN = Event(
     ("device",),
     level="warning",
     emitter="worker",
+    line=Template(
+        "speed",
+        "no MFU: the peak of {device} is not known",
+        ("help: give it in logging.peak_flops, in FLOP/s of one device",),
+        symbol="note",
+    ),
 )
 DRIFT_FOUND = Event(
     "drift.found",
@@ -419,9 +533,17 @@ SINK_FAILED = Event(
     "nothing gets through to a sink, which is tried again and again; training and other sinks go on",
     ("sink", "error"),
     level="warning",
+    line=Template(
+        "sink", "{sink}: {error}", ("training goes on; it is tried again and goes on where it was",)
+    ),
 )
 SINK_RECOVERED = Event(
-    "sink.recovered", "a sink takes what is sent again, from where it had failed", ("sink", "seconds")
+    "sink.recovered",
+    "a sink takes what is sent again, from where it had failed",
+    ("sink", "seconds"),
+    line=Template(
+        "sink", "{sink} takes what is sent again, after {seconds:span}", symbol="done", tone="plain"
+    ),
 )
 SINK_SENDING = Event(
     "sink.sending",
@@ -439,11 +561,15 @@ FOLLOWER_LOST = Event(
     "the process that sends metrics and events to sinks has ended; another one goes on where it was after a pause",
     ("reason", "log", "pause_s"),
     level="warning",
+    line=Template("sinks", "the process that serves sinks {reason}; see {log}"),
 )
 PROFILE_REQUESTED = Event(
     "profile.requested",
     "`elasticflow profile` has asked for traces of the next steps",
     ("profile", "steps", "ranks"),
+    line=Template(
+        "profile", "a trace of {steps:step} of rank {ranks:list} was asked for", symbol="note", tone="plain"
+    ),
 )
 PROFILE_STARTED = Event(
     "profile.started",
@@ -456,6 +582,13 @@ PROFILE_FINISHED = Event(
     "a rank has written the trace of some steps",
     ("profile", "path", "first_step", "last_step", "bytes", "seconds"),
     emitter="worker",
+    line=Template(
+        "profile",
+        "rank {rank} has traced steps {first_step:count} to {last_step:count}",
+        ("{path}",),
+        symbol="done",
+        tone="plain",
+    ),
 )
 PROFILE_FAILED = Event(
     "profile.failed",
@@ -464,6 +597,7 @@ PROFILE_FAILED = Event(
     level="warning",
     emitter="worker",
     may_be_supervisors=True,
+    line=Template("profile", "no trace of rank {rank}: {reason}"),
 )
 # Long, and for a program: hence its level.
 ENVIRONMENT_FOUND = Event(
@@ -520,3 +654,175 @@ EVALUATION = Event(
 
 EVENTS: dict[str, Event] = {event: event for event in list(globals().values()) if isinstance(event, Event)}
 """All of them, by name."""
+
+SCHEMA_VERSION = 2
+"""Of events and lines; `run.started` tells it. It grows when a field or an event is renamed or removed, or changes its type.
+
+New events and new fields are no new version: readers leave alone what they do not know.
+"""
+
+
+class Field(NamedTuple):
+    """What is known of a field.
+
+    Attributes:
+        type: A name in `TYPES` of the events' JSON Schema; with `?` at its end, null where there is nothing to say.
+        meaning: In a few words.
+        otel: Attribute of OpenTelemetry's semantic conventions; None: `elasticflow.<name>`.
+    """
+
+    type: str
+    meaning: str
+    otel: str | None = None
+
+
+FIELDS: dict[str, Field] = {
+    # Of every line. The first three are no attributes of a log record of OpenTelemetry but parts of it.
+    "timestamp": Field("time", "when it was written: UTC, RFC 3339", "Timestamp"),
+    "level": Field("level", "how much it matters", "SeverityText"),
+    "event": Field("text", "its name; of a log line, the message", "EventName"),
+    "job": Field("text", "the job's name", "elasticflow.job.name"),
+    "run_id": Field("text", "the run's id", "elasticflow.run.id"),
+    "generation": Field("whole", "the worker group, numbered over the run; 0 before the first"),
+    # Of the lines of workers.
+    "node": Field("text?", "the node's name in its launch"),
+    "rank": Field("whole?", "the worker's global rank"),
+    "world_size": Field("whole", "workers of the group"),
+    "step": Field("whole", "finished optimizer steps"),
+    "origin": Field("text", "whose logger wrote the line: `elasticflow` for events"),
+    "logger": Field("text", "name of the standard library's logger", "logger.name"),
+    "process": Field("text", "which process beside the worker wrote it, as `loader 1`"),
+    "exception": Field("exception?", "what was raised, and where; without values of variables"),
+    "stream": Field("text", "which output of a worker: `jsonl`, `stdout`, `stderr`", "log.iostream"),
+    "lines": Field("whole", "how many lines"),
+    "sink": Field("text", "where measures and events are sent to"),
+    "points": Field("whole", "steps, evaluations and events that are still to be sent"),
+    "log": Field("text", "file with what a process printed last", "log.file.path"),
+    "script": Field("text", "the file or module that [script] names"),
+    # Who and where.
+    "pid": Field("whole", "a process", "process.pid"),
+    "pids": Field("wholes", "processes, by local rank"),
+    "host": Field("text", "the machine's name", "host.name"),
+    "nproc": Field("whole", "workers of a node"),
+    "nodes": Field("whole", "how many nodes"),
+    "members": Field("texts", "the nodes' names, in rank order"),
+    "present": Field("whole", "nodes that are ready"),
+    "least": Field("whole", "nodes that the job needs"),
+    "device": Field("text or facts", "what is computed on"),
+    "connections": Field("whole", "how many, since this was told last"),
+    "address": Field("text", "where the last one came from", "client.address"),
+    "command": Field("text", "a process's command line, cut short", "process.command_line"),
+    "endpoint": Field("text?", "where other machines reach the launch", "server.address"),
+    "resume_command": Field("text?", "what goes on with the run; none: `elasticflow resume`"),
+    "torch": Field("text", "torch's version"),
+    "schema": Field("whole", "version of the schema of these lines"),
+    "launch": Field("whole", "start of the run, numbered from 1"),
+    "resumed": Field("flag", "it goes on with what an earlier launch left"),
+    # What went wrong, and why.
+    "class": Field("text", "class of a failure, or how a group ended", "error.type"),
+    "error": Field("text", "what went wrong, in a line or two", "exception.message"),
+    "traceback": Field("text?", "traceback as text, shortened", "exception.stacktrace"),
+    "exit_code": Field("integer?", "how a process ended; negative: by that signal", "process.exit.code"),
+    "stderr": Field("texts", "last lines of its standard error"),
+    "others": Field("text?", "what became of the other workers"),
+    "final": Field("flag", "another try would end in the same way"),
+    "reason": Field("text", "why"),
+    "why": Field("text?", "why it is not tried again"),
+    "help": Field("text", "what to do"),
+    "known": Field("text", "what is certain"),
+    "likely": Field("text?", "what probably happened"),
+    "was_killed": Field("flag", "it did not end when it was asked to"),
+    "attempt": Field("whole", "which try failed"),
+    "operation": Field("text", "what a store was asked to do"),
+    "phase": Field("text", "what a worker is doing"),
+    "frames": Field("texts", "where it is, the user's own frames first"),
+    "stacks": Field("text?", "file with the stacks of all its threads"),
+    # Time.
+    "seconds": Field("number", "how long it took"),
+    "seconds_since_failure": Field("number?", "from the failure until here"),
+    "durations": Field("durations", "seconds by what they went to, in this launch or group"),
+    "run_durations": Field("durations?", "the same of all launches of the run"),
+    "limit_s": Field("number", "how long it may take"),
+    "grace_s": Field("number?", "how long there is for it"),
+    "pause_s": Field("number?", "until the next try"),
+    "stall_s": Field("number", "how long training stood still"),
+    "restore_s": Field("number?", "how long restoring took"),
+    "time": Field("number", "when it was over, Unix time"),
+    # Snapshots and files.
+    "name": Field("text", "of what the event is about"),
+    "bytes": Field("whole", "size"),
+    "trigger": Field("text", "why the snapshot was taken"),
+    "uri": Field("text", "where snapshots lie, passwords masked", "url.full"),
+    "path": Field("text", "a file", "file.path"),
+    "files": Field("count or facts", "how many files, or their digests by path"),
+    "action": Field("text", "what was done, or tried"),
+    "goes_on_from": Field("whole", "step of the snapshot that the next launch begins at"),
+    "restored_from": Field("text?", "the snapshot that was loaded"),
+    "from_memory": Field("flag", "from the memory of the node"),
+    # The restart budget.
+    "left": Field("whole?", "restarts that are left"),
+    "budget": Field("whole", "restarts in a window"),
+    "restarts": Field("whole", "restarts of the run"),
+    # Training.
+    "epoch": Field("whole", "passes over the data that are finished"),
+    "in_epoch": Field("whole", "step of its epoch, from 1"),
+    "samples": Field("whole?", "how many samples"),
+    "steps": Field("whole?", "how many steps"),
+    "profile": Field("whole", "number of a request for traces, counted over the run"),
+    "ranks": Field("wholes", "workers"),
+    "first_step": Field("whole", "the first of several steps"),
+    "last_step": Field("whole", "the last of several steps"),
+    "batch": Field("whole", "samples of a step"),
+    "parameters": Field("whole", "numbers that are trained or frozen"),
+    "loss": Field("number or text?", "mean over the global batch"),
+    "lr": Field("number or numbers", "learning rate, or rates by parameter group"),
+    "count": Field("number", "items that the loss is a mean over"),
+    "grad_norm": Field("number or numbers?", "norm of the gradient"),
+    "mfu": Field("number?", "share of the devices' peak that was used"),
+    "eval": Field("measured?", "metrics by name"),
+    "eval_raw": Field("measured", "metrics of the weights that are no average"),
+    "weights": Field("any", "which weights were measured: `raw`, `ema`"),
+    "best": Field("number or text?", "the best value so far"),
+    "measured_by": Field("any", "the evaluation that measured it"),
+    "now": Field("any", "what holds from here on"),
+    "was": Field("text", "what held before"),
+    "snapshot": Field("text", "a snapshot's name"),
+    "names": Field("texts", "names of what a snapshot holds"),
+    "stage": Field("whole", "number of a stage of a script's loop, from 0"),
+    "stopped": Field("text?", "why the job's own code ended training"),
+    "by_rank": Field("whole?", "the rank that asked for it"),
+    "from_cache": Field("whole", "graphs that were there"),
+    "compiled": Field("whole", "graphs that were compiled"),
+    "kept": Field("texts", "names of objects with a state, which snapshots hold beside model and optimizer"),
+    "keys": Field("texts", "names of values"),
+    "groups": Field("list", "groups of parameters: name, tensors, numbers in them, options"),
+    "options": Field("list", "options that have changed: from, to"),
+    # Data.
+    "shards": Field("whole", "files of the data"),
+    "shard": Field("text", "one of them"),
+    "values": Field("facts", "values of the data that the job's arguments name"),
+    "fingerprint": Field("text", "digest of what the data is"),
+    "source": Field("text", "where the data comes from"),
+    "kind": Field("text", "which kind of it"),
+    "facts": Field("facts", "what else tells it from others"),
+    "found": Field("whole", "samples of the evaluation that are trained on"),
+    "looked_up": Field("whole", "samples of the evaluation that were looked up"),
+    "compared": Field("whole", "training samples that were compared"),
+    "pair": Field("list?", "a sample of the training data, and its equal in the evaluation"),
+    # What changed, what stays behind.
+    "changed": Field("any", "what is other than before"),
+    "changes": Field("texts", "nodes that were to come or go"),
+    "differences": Field("list", "key, old and new value, weight, reason"),
+    "type": Field("text", "of an object"),
+    "types": Field("texts", "classes of objects"),
+    "sample": Field("whole", "number of a sample"),
+    "parts": Field("texts", "parts of a sample"),
+    "generators": Field("texts", "random generators that a dataset holds"),
+    "module": Field("text", "a Python module"),
+    "modules": Field("texts", "Python modules"),
+    "memory": Field("whole", "bytes that processes hold for themselves"),
+}  # fmt: skip
+"""Every field of an event, of metrics.jsonl and of a log line, by name: one type and one meaning wherever it stands.
+
+The JSON Schema, the page about events and what is sent to OpenTelemetry are made from this table.
+"""

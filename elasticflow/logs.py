@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 import structlog
 
 from elasticflow import events
-from elasticflow.telemetry.exceptions import describe, of_exc_info
-from elasticflow.telemetry.masking import mask_of
+from elasticflow.system.exceptions import describe, of_exc_info
+from elasticflow.system.masking import mask_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, MutableMapping
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger, Processor
 
-    from elasticflow.telemetry.masking import Mask
+    from elasticflow.system.masking import Mask
 
 LEVELS = ("debug", "info", "warning", "error")
 MOST_BYTES = 64 << 20

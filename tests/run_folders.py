@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from jsonschema import Draft202012Validator
 
 from elasticflow import events
+from elasticflow.cli.more.events_schema import events_schema
+from elasticflow.events import SCHEMA_VERSION
 from elasticflow.system.json_lines import lines_of
-from elasticflow.telemetry.fields import SCHEMA_VERSION
-from elasticflow.telemetry.schema import events_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 PACKAGE = Path(elasticflow.__file__).parent
 # Lowest first; rooms of one floor do not know each other.
 FLOORS = (
-    {"errors", "events", "logs", "run_folder", "resume_command", "redaction", "guide", "fault_injection", "torch_versions", "schedules", "metrics", "hugging_face", "system", "protocol", "storage", "telemetry"},
+    {"errors", "events", "logs", "run_folder", "resume_command", "guide", "fault_injection", "torch_versions", "schedules", "metrics", "hugging_face", "system", "protocol", "storage"},
     {"python_source"},
     {"jobfile", "snapshots"},
     {"compiler", "scaffold", "lint"},
     {"launcher", "runtime"},
-    {"deep_check", "observe", "sinks", "clusters"},
-    {"doctor", "notify", "trials", "report"},
+    {"deep_check", "observe", "clusters"},
+    {"doctor", "trials", "report", "sinks"},
     {"cli"},
     {"__main__", ""},  # the package itself offers scripts what lies in rooms below, and no room asks it
 )  # fmt: skip
@@ -180,3 +180,16 @@ def test_the_top_level_holds_what_was_asked_for() -> None:
         "pyproject.toml",
         "tests",
     ]
+
+
+def test_terminal_words_know_no_run(imports: list[Import]) -> None:
+    """`observe/` shows runs by `observe/terminal/`, which is below: nothing in there comes back to its loose modules."""
+    inner = "elasticflow.observe.terminal"
+    back = [
+        str(each)
+        for each in imports
+        if "terminal" in each.path.parts
+        and each.name.startswith("elasticflow.observe")
+        and not each.name.startswith(inner)
+    ]
+    assert back == []

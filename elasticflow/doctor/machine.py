@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from elasticflow.doctor.check import CheckResult, Needs, ok
-from elasticflow.observe.history import History
+from elasticflow.observe.history import RunHistory
 from elasticflow.observe.runs import list_runs
 from elasticflow.observe.standbys import cost_in_words
 from elasticflow.observe.terminal.formats import plural, size
@@ -99,7 +99,7 @@ def _standbys(needs: Needs, free: int) -> Iterator[CheckResult]:
     if needs.job is None or needs.job.restarts.warm not in MAY_STAND_BY:
         return
     run = next(iter(list_runs(needs.root, needs.job.job.name)), None)
-    standbys = None if run is None else History.read(run).standbys_seen
+    standbys = None if run is None else RunHistory.read(run).standbys_seen
     if run is None or standbys is None:
         return
     name, needed = "standby workers", needs.workers * standbys.memory_of_one

@@ -16,9 +16,9 @@ from elasticflow.compiler.provenance.origins import JOB_JSON, Made
 from elasticflow.errors import DriftRefusedError, RecordError
 from elasticflow.launcher.restarts.failure_classes import FAILURES
 from elasticflow.launcher.restarts.restart_ledger import RestartLedger
-from elasticflow.redaction import public_overrides
 from elasticflow.system import records
 from elasticflow.system.records import Damage
+from elasticflow.system.redaction import public_overrides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
 from elasticflow import events
-from elasticflow.observe.records import int_of, read
+from elasticflow.observe.records import read
 from elasticflow.observe.worker_logs import generations
 from elasticflow.run_folder import RunFolder
 from elasticflow.system import atomic_files
+from elasticflow.system.records import int_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from elasticflow.observe.records import Record
+    from elasticflow.system.records import Record
 
 _MEASURED = frozenset({events.STEP, events.EVALUATION})
 # As a supervisor leaves them out of metrics.jsonl.

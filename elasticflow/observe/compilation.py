@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from elasticflow import events
-from elasticflow.observe.records import float_of, int_of
 from elasticflow.observe.terminal.formats import plural, size
+from elasticflow.system.records import float_of, int_of
 
 if TYPE_CHECKING:
-    from elasticflow.observe.records import Record
+    from elasticflow.system.records import Record
 
 
 @dataclass(frozen=True)

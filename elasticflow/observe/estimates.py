@@ -8,9 +8,10 @@ from elasticflow.compiler.plan.forecast import Known
 from elasticflow.compiler.provenance.drift import compare_made
 from elasticflow.compiler.provenance.origins import Made, made_in, origins_now
 from elasticflow.errors import LaunchFolderError
-from elasticflow.observe.history import History, state_of
-from elasticflow.observe.records import int_of, tail, unix_time
+from elasticflow.observe.history import RunHistory, state_of
+from elasticflow.observe.records import tail
 from elasticflow.observe.runs import is_finished
+from elasticflow.system.records import int_of, unix_time
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.compiler.provenance.drift import Difference
     from elasticflow.jobfile.tables.job import Job
-    from elasticflow.observe.records import Record
     from elasticflow.run_folder import RunFolder
+    from elasticflow.system.records import Record
 
 # What a run measured of data, of state, of speed no longer holds once one of these keys has changed.
 _OF_DATA = ("dataset.entry", "dataset.args", "dataset.mix", "dataset.shards")
@@ -88,12 +89,8 @@ def _is_under(key: str, tables: tuple[str, ...]) -> bool:
 
 
 def _facts(run: RunFolder) -> dict[str, Known]:
-    history = History.read(run)
-    sizes = [
-        snapshot.num_bytes
-        for snapshot in history.snapshots
-        if snapshot.state == "committed" and snapshot.num_bytes
-    ]
+    history = RunHistory.read(run)
+    sizes = [each.num_bytes for each in history.snapshots if each.state == "committed" and each.num_bytes]
     facts = {
         "samples": history.samples,
         "parameters": history.parameters,
@@ -107,7 +104,7 @@ def _facts(run: RunFolder) -> dict[str, Known]:
     return {name: Known(value, source) for name, value in facts.items() if value is not None}
 
 
-def standby_facts(history: History) -> dict[str, float]:
+def standby_facts(history: RunHistory) -> dict[str, float]:
     """Return what one standby worker of the run took, as `Knowledge` names it; nothing if it had none."""
     standbys = history.standbys_seen
     return (

@@ -1,24 +1,25 @@
-"""What happened to a run, its events read once: launches, generations, stops, failures and snapshots."""
+"""What happened to a run: the one fold of its events, taken one after the other."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from elasticflow import events
 from elasticflow.launcher.restarts.failure_classes import OUTCOMES
 from elasticflow.observe.compilation import Compilation
-from elasticflow.observe.records import float_of, int_of, read, tail, text_of, unix_time
+from elasticflow.observe.records import read, tail
 from elasticflow.observe.run_state import RunState
 from elasticflow.observe.standbys import NodeStandbys
+from elasticflow.observe.terminal.durations import parts_of
+from elasticflow.observe.terminal.event_lines import said_on_stderr
 from elasticflow.system import records
-from elasticflow.system.records import printable_in
+from elasticflow.system.records import Record, float_of, int_of, printable_in, text_of, unix_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-    from elasticflow.observe.records import Record
     from elasticflow.observe.run_state import Status
     from elasticflow.run_folder import RunFolder
 
@@ -30,36 +31,22 @@ _STATUS_OF_END: dict[str, Status] = {
     events.RUN_INTERRUPTED: "interrupted",
 }
 _COMMON = frozenset(events.COMMON_FIELDS)
+# Classes of ends after which, as a rule, no other group is formed.
+_LAST_ENDS = frozenset({"finished", "drained"})
 
 
-@dataclass(frozen=True)
-class Failure:
-    """The first worker of a generation that failed, or a node that was lost.
-
-    Attributes:
-        event: The whole record.
-        rank: The worker; None if it was a node.
-        node: Where.
-        pid: The worker's process.
-        error: The worker's root cause in one line.
-        traceback: The worker's own.
-        others: The other ranks' failures in one line.
-    """
-
-    event: Record
-    rank: int | None
-    node: str | None
-    pid: int | None
-    error: str | None
-    traceback: str | None
-    others: str | None
-
-    @classmethod
-    def of(cls, event: Record) -> Failure:
-        """Return what a `worker.failed` or `node.lost` record says."""
-        rank, node, pid = event.get("rank"), event.get("node"), event.get("pid")
-        texts = (text_of(event, name) for name in ("error", "traceback", "others"))
-        return cls(event, rank, node, pid, *texts)
+PHASES = frozenset(
+    {
+        events.RUN_STARTED,
+        events.NODE_JOINED,
+        events.GENERATION_STARTED,
+        events.SCRIPT_STARTED,
+        events.TRAINING_STARTED,
+        events.DRAIN_REQUESTED,
+        events.TRAINING_FINISHED,
+    }
+)
+"""Events after which a run is at something else; after a group's end the next is formed, as `generation.ended` says."""
 
 
 @dataclass
@@ -72,9 +59,15 @@ class Stop:
         kind: Class of the end, as the restart budget counts it; SUPERVISOR_LOST.
         reason: Why, in words.
         step: Last finished step.
-        rank: The worker that the record of the end names.
-        failure: What failed first.
-        hang: The `hang.detected` record.
+        rank: The worker that failed first; None if it was a node, or no worker.
+        error: The root cause in one line.
+        node: The node of that worker, or the node that was lost.
+        pid: The process of that worker.
+        phase: What a rank that hung was doing.
+        traceback: The traceback of that worker.
+        others: The other ranks' failures in one line.
+        stderr: The last lines of its standard error, if it died without an exception of its own.
+        stacks: The file with the stacks of a rank that hung.
         likely: What probably happened, where nothing is certain.
         left: Restarts left after the budget was charged for this end; None: it was free.
         back_s: Seconds from the failure to the next finished step.
@@ -89,8 +82,14 @@ class Stop:
     reason: str
     step: int
     rank: int | None = None
-    failure: Failure | None = None
-    hang: Record | None = None
+    error: str = ""
+    node: str | None = None
+    pid: int | None = None
+    phase: str | None = None
+    traceback: str | None = None
+    others: str | None = None
+    stderr: tuple[str, ...] = ()
+    stacks: str | None = None
     likely: str | None = None
     left: int | None = None
     back_s: float | None = None
@@ -98,10 +97,70 @@ class Stop:
     redone: int | None = None
     verdict: str | None = None
 
+    @classmethod
+    def of(cls, event: Record, at: float | None, reason: str, failure: Record, hang: Record) -> Stop:
+        """Return the stop that a `generation.ended` or `run.failed` record tells.
+
+        Args:
+            event: The record.
+            at: Unix time.
+            reason: Why, in words.
+            failure: The `worker.failed` or `node.lost` record of what failed first; empty if nothing did.
+            hang: The `hang.detected` record; empty if there is none.
+        """
+        return cls(
+            generation=int_of(event, "generation"),
+            at=at,
+            kind=str(event.get("class")),
+            reason=reason,
+            step=int_of(event, "step"),
+            rank=(failure or event).get("rank"),
+            error=text_of(failure, "error") or reason,
+            node=failure.get("node"),
+            pid=failure.get("pid"),
+            phase=hang.get("phase"),
+            traceback=text_of(failure, "traceback"),
+            others=text_of(failure, "others"),
+            stderr=said_on_stderr(failure),
+            stacks=hang.get("stacks"),
+        )
+
+    @classmethod
+    def of_supervisor(cls, known: Record, at: float | None) -> Stop:
+        """Return the end of a launch whose supervisor could not write down how it ended."""
+        number, step, likely = int_of(known, "generation"), int_of(known, "step"), text_of(known, "likely")
+        reason = f"the supervisor ended without a word after step {step}: {known.get('known')}"
+        return cls(number, at, SUPERVISOR_LOST, reason, step, error=reason, likely=likely)
+
     @property
     def is_failure(self) -> bool:
         """Whether something went wrong: neither the end of training nor a wanted restart."""
         return self.kind not in OUTCOMES
+
+    @property
+    def explains_the_end(self) -> bool:
+        """Whether this stop is why the run failed in the end: nothing was trained after it."""
+        is_last = self.back_s is None and self.script_again_s is None
+        return self.is_failure and self.kind != SUPERVISOR_LOST and is_last
+
+    @property
+    def charged(self) -> bool:
+        """Whether it counted against the restart budget."""
+        return self.left is not None
+
+    @property
+    def again(self) -> tuple[str, float] | None:
+        """What came after it, `training` or the start of the `script`, and the seconds until then; None: nothing did."""
+        if self.back_s is not None:
+            return "training", self.back_s
+        return None if self.script_again_s is None else ("script started", self.script_again_s)
+
+    @property
+    def headline(self) -> str:
+        """Rank or node, and the root cause in one line: `rank 1: killed by SIGKILL`."""
+        if self.rank is not None:
+            return f"rank {self.rank}: {self.error}"
+        return self.error if self.node is None else f"node {self.node}: {self.error}"
 
 
 @dataclass
@@ -112,6 +171,7 @@ class Generation:
         number: Its number over the whole run.
         reason: Why it was formed: start, crash, resume ...
         world_size: Workers.
+        members: Its nodes, in rank order.
         parent: Name of the snapshot it went on from; None: the beginning, or nothing tells.
         first_step_at: Unix time at which its first step was done.
         drain_at: Unix time at which its workers were asked to leave.
@@ -119,11 +179,16 @@ class Generation:
         failed_rank: The worker of its last `worker.failed` event.
         stop: How it ended; None while it runs, or if its supervisor could not say so.
         run_end: The record that ended the run's launch with it.
+        durations: Seconds since the generation before had ended, by what they went to.
+        began_s: Seconds of the run (`RunHistory.seconds`) at which it was formed; None: no event tells.
+        first_step_s: Seconds of the run at which its first step was done.
+        ended_s: Seconds of the run at which it ended.
     """
 
     number: int
     reason: str | None = None
     world_size: int | None = None
+    members: tuple[str, ...] = ()
     parent: str | None = None
     first_step_at: float | None = None
     drain_at: float | None = None
@@ -131,6 +196,10 @@ class Generation:
     failed_rank: int | None = None
     stop: Stop | None = None
     run_end: Record | None = None
+    durations: dict[str, float] = field(default_factory=dict)
+    began_s: float | None = None
+    first_step_s: float | None = None
+    ended_s: float | None = None
 
 
 @dataclass
@@ -141,16 +210,45 @@ class Launch:
         number: Its number; 0 if nothing tells.
         started: Unix time.
         pid: The supervisor's process.
+        resume_command: What goes on with the run; None: `elasticflow resume`.
         end: The record that says how it ended.
     """
 
     number: int = 0
     started: float | None = None
     pid: int | None = None
+    resume_command: object = None
     end: Record | None = None
 
 
 @dataclass(frozen=True)
+class Node:
+    """A node of the newest launch.
+
+    Attributes:
+        nproc: Its workers.
+        host: The machine; empty if nothing tells.
+        first_rank: The first of its ranks in the newest group; None: it takes no part.
+        gone: `lost`, `left` or `excluded`; empty: it is there.
+        gone_at: Unix time at which it went.
+    """
+
+    nproc: int = 0
+    host: str = ""
+    first_rank: int | None = None
+    gone: str = ""
+    gone_at: float = 0.0
+
+
+GONE: dict[str, str] = {
+    events.NODE_LOST: "lost",
+    events.NODE_LEFT: "left",
+    events.NODE_EXCLUDED: "excluded",
+}
+"""How a node went, by the event that tells it."""
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotEvent:
     """What became of a snapshot.
 
@@ -159,14 +257,24 @@ class SnapshotEvent:
         generation: The generation that reported it.
         state: `committed`; `rejected`: set aside; `failed`: it could not be written.
         at: Unix time.
-        num_bytes: Its size; 0 where it is not known.
+        at_s: Seconds of the run.
+        step: Its step.
+        num_bytes: Its size; None if it is not known.
+        seconds: How long it took to write.
+        trigger: Why it was taken.
+        reason: Why it was rejected, or failed.
     """
 
     name: str
     generation: int
     state: Literal["committed", "rejected", "failed"]
     at: float | None
-    num_bytes: int
+    at_s: float
+    step: int
+    num_bytes: float | None
+    seconds: float | None
+    trigger: str | None
+    reason: str | None
 
 
 _SNAPSHOT_STATES: dict[str, Literal["committed", "rejected", "failed"]] = {
@@ -176,25 +284,51 @@ _SNAPSHOT_STATES: dict[str, Literal["committed", "rejected", "failed"]] = {
 }
 
 
+@dataclass(frozen=True)
+class Pause:
+    """The time between two launches: at how many seconds of the run it lies, and how many seconds it lasted."""
+
+    at: float
+    seconds: float
+
+
 @dataclass
-class History:
+class RunHistory:
     """What happened to a run, the oldest first.
 
     Attributes:
         launches: Launches.
         generations: Generations by number.
         stops: Ends of generations, and of launches that could not go on.
-        failures: Workers that failed, each the first of its generation.
+        failures: `worker.failed` records, each of the first worker that failed in its generation.
         snapshots: What became of snapshots.
+        node_events: What happened to nodes and on them: seconds of the run, and the record.
+        pauses: Between launches.
+        nodes: Nodes of the newest launch, by name.
+        group: The generation that was formed last.
+        phase: The event since which the run has been at the same thing (`PHASES`), and its Unix time; None: it trains.
+        is_training: The newest group has finished a step.
+        has_trained: Training began at least once.
+        is_recovering: Something failed, and no step was finished since.
         began: Unix time of the first event.
         updated: Unix time of the last event.
+        seconds: Of the run, without the pauses between launches.
         generation: Number of the newest generation that an event names.
         step: Finished steps, as far as events of training tell.
         steps: Steps of the whole training, once known.
         samples: Of the training data, once known.
         parameters: Of the model, once known.
         workers: Of the newest generation.
-        overlap: The newest `overlap.found` record.
+        script: The script that the run is, once it was started.
+        snapshot: The newest committed snapshot.
+        failed: How many generations failed.
+        restarts: After how many failures training went on.
+        survived: After how many failures a step was finished.
+        budget_left: Restarts left; None: no failure was counted yet.
+        is_budget_spent: The newest launch ended with no restart left.
+        has_stopped: A generation of the newest launch ended.
+        last: The newest record of each event.
+        datasets: The newest `dataset.opened` record of each dataset.
         data_warnings: The newest record of each kind about each dataset whose samples vary, or were not looked into.
         began_anew: The newest `script.began_anew` record, unless a step was told since.
         standbys: By node, its standby workers beside the newest generation, or why it has none any more.
@@ -205,38 +339,63 @@ class History:
     launches: list[Launch] = field(default_factory=list)
     generations: dict[int, Generation] = field(default_factory=dict)
     stops: list[Stop] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[Record] = field(default_factory=list)
     snapshots: list[SnapshotEvent] = field(default_factory=list)
+    node_events: list[tuple[float, Record]] = field(default_factory=list)
+    pauses: list[Pause] = field(default_factory=list)
+    nodes: dict[str, Node] = field(default_factory=dict)
+    group: Generation | None = None
+    phase: tuple[str, float] | None = None
+    is_training: bool = False
+    has_trained: bool = False
+    is_recovering: bool = False
     began: float | None = None
     updated: float | None = None
+    seconds: float = 0.0
     generation: int | None = None
     step: int | None = None
     steps: int | None = None
     samples: int | None = None
     parameters: int | None = None
     workers: int | None = None
-    overlap: Record | None = None
+    script: str | None = None
+    snapshot: SnapshotEvent | None = None
+    failed: int = 0
+    restarts: int = 0
+    survived: int = 0
+    budget_left: int | None = None
+    is_budget_spent: bool = False
+    has_stopped: bool = False
+    last: dict[str, Record] = field(default_factory=dict)
+    datasets: dict[str, Record] = field(default_factory=dict)
     data_warnings: dict[tuple[str, str], Record] = field(default_factory=dict)
     began_anew: Record | None = None
     standbys: dict[str, NodeStandbys] = field(default_factory=dict)
     standbys_seen: NodeStandbys | None = None
     compilation: Compilation = field(default_factory=Compilation)
+    # The newest time that was seen: a clock may have been set back.
+    _newest: float = 0.0
+    _paused_s: float = 0.0
+    # What failed or hung in the generation that has not ended yet.
+    _worker: Record = field(default_factory=dict)
+    _node: Record = field(default_factory=dict)
+    _hang: Record = field(default_factory=dict)
 
     @classmethod
-    def of(cls, happened: Iterable[Record]) -> History:
+    def of(cls, happened: Iterable[Record]) -> RunHistory:
         """Return what these records of events.jsonl say; any of their fields may be missing or odd."""
-        reader = _Reader()
+        history = cls()
         for event in happened:
-            reader.take(event)
-        return reader.history
+            history.take(event)
+        return history
 
     @classmethod
-    def read(cls, folder: RunFolder) -> History:
+    def read(cls, folder: RunFolder) -> RunHistory:
         """Return the history of all events of the run."""
         return cls.of(read(folder.events))
 
     @classmethod
-    def newest(cls, folder: RunFolder) -> History:
+    def newest(cls, folder: RunFolder) -> RunHistory:
         """Return the history of the last events only: enough for the state of a run, however long its file is."""
         return cls.of(tail(folder.events))
 
@@ -253,146 +412,258 @@ class History:
         return replace(
             state,
             launch=launch.number,
-            started=launch.started,
+            launched=launch.started,
             pid=launch.pid,
             status=_STATUS_OF_END.get(name, "running"),
             verdict={"event": name, **fields} if end else None,
         )
 
-
-class _Reader:
-    """Builds a history from events, taken one after the other."""
-
-    def __init__(self) -> None:
-        self.history = History()
-        # What failed or hung in the generation that has not ended yet.
-        self._worker: Failure | None = None
-        self._node: Failure | None = None
-        self._hang: Record | None = None
-
     def take(self, event: Record) -> None:
-        """Take one event in."""
-        history, at = self.history, unix_time(event.get("timestamp"))
-        history.began = at if history.began is None else history.began
-        history.updated = at if at is not None else history.updated
+        """Take the next event in."""
+        name, at = str(event.get("event")), unix_time(event.get("timestamp"))
+        if name == events.RUN_STARTED:
+            self._end_group()  # at the time of the last event of the launch before
+        if at is not None:
+            self._advance(at, begins_launch=name == events.RUN_STARTED)
+        self.last[name] = event
         number = event.get("generation")
-        history.generation = number if isinstance(number, int) else history.generation
-        name = str(event.get("event"))
-        self._of_launch(name, event, at)
-        if name in {events.SCRIPT_BEGAN_ANEW, events.TRAINING_FIRST_STEP}:
-            history.began_anew = event if name == events.SCRIPT_BEGAN_ANEW else None
-        self._of_failure(name, event)
-        self._of_stop(name, event, at)
-        if isinstance(number, int) and number > 0:
-            self._of_generation(history.generations.setdefault(number, Generation(number)), name, event, at)
-        if (state := _SNAPSHOT_STATES.get(name)) is not None:
-            size = int_of(event, "bytes")
-            snapshot = SnapshotEvent(str(event.get("name")), int_of(event, "generation"), state, at, size)
-            history.snapshots.append(snapshot)
+        if isinstance(number, int):
+            self.generation = number
+            if number > 0:
+                self.generations.setdefault(number, Generation(number))
+        if name in PHASES and not (self.is_training and name == events.NODE_JOINED):
+            self.phase = name, at or 0.0
+        if (take := self._TAKE.get(name)) is not None:
+            take(self, event, at)
 
-    def _of_launch(self, name: str, event: Record, at: float | None) -> None:
-        history = self.history
-        match name:
-            case events.RUN_STARTED:
-                history.launches.append(Launch(int_of(event, "launch"), at, int_of(event, "pid") or None))
-                history.standbys.clear()
-            case events.RUN_FINISHED | events.RUN_FAILED | events.RUN_INTERRUPTED:
-                if not history.launches:
-                    history.launches.append(Launch())
-                history.launches[-1].end = event
-                history.step = int_of(event, "step") if event.get("step") is not None else history.step
-            case events.TRAINING_STARTED | events.STAGE_STARTED:
-                history.step, history.steps = int_of(event, "step"), int_of(event, "steps") or None
-                history.parameters = int_of(event, "parameters") or history.parameters
-            case events.GENERATION_STARTED:
-                history.workers = int_of(event, "world_size") or None
-                # Its workers were the standbys.
-                history.standbys = {node: s for node, s in history.standbys.items() if not s.pids}
-            case events.STANDBYS_READY | events.STANDBYS_OFF:
-                standbys = NodeStandbys.of(event)
-                history.standbys[standbys.node] = standbys
-                history.standbys_seen = standbys if standbys.pids else history.standbys_seen
-            case events.TRAINING_COMPILED | events.COMPILER_CACHE:
-                history.compilation = history.compilation.after(event)
-            case _:
-                self._of_data(name, event)
+    def forget(self) -> None:
+        """Keep only the newest of each kind: a view of a run that goes on, perhaps for weeks, asks for no more."""
+        kept: list[list[Any]] = [
+            self.launches,
+            self.stops,
+            self.failures,
+            self.snapshots,
+            self.node_events,
+            self.pauses,
+        ]
+        for each in kept:
+            del each[:-1]
+        for number in list(self.generations)[:-1]:
+            del self.generations[number]
 
-    def _of_data(self, name: str, event: Record) -> None:
-        history = self.history
-        match name:
-            case events.DATASET_OPENED if event.get("name") == "train":
-                history.samples = int_of(event, "samples") or None
-            case events.OVERLAP_FOUND:
-                history.overlap = event
-            case events.DATASET_VARIES | events.DATASET_UNSEEN:
-                history.data_warnings[name, str(event.get("name"))] = event
-            case _:
-                pass
+    def _advance(self, at: float, *, begins_launch: bool) -> None:
+        if self.began is None:
+            self.began = self._newest = at
+        if begins_launch and (pause := at - self._newest) > 0 and self.seconds > 0:
+            self.pauses.append(Pause(self.seconds, pause))
+            self._paused_s += pause
+        self._newest, self.updated = max(self._newest, at), at
+        self.seconds = self._newest - self.began - self._paused_s
 
-    def _of_failure(self, name: str, event: Record) -> None:
-        match name:
-            case events.WORKER_FAILED:
-                self._worker = Failure.of(event)
-                self.history.failures.append(self._worker)
-            case events.NODE_LOST:
-                self._node = Failure.of(event)
-            case events.HANG_DETECTED:
-                self._hang = event
-            case _:
-                pass
+    def _named(self, event: Record) -> Generation:
+        """Return the generation that an event names; one that nothing keeps if it names none."""
+        number = event.get("generation")
+        return self.generations.get(number, Generation(0)) if isinstance(number, int) else Generation(0)
 
-    def _of_stop(self, name: str, event: Record, at: float | None) -> None:
-        stops = self.history.stops
-        match name:
-            case events.GENERATION_ENDED:
-                stop = _stop(event, at, str(event.get("reason")))
-                stop.failure, stop.hang = self._worker or self._node, self._hang
-                self._worker = self._node = self._hang = None
-                stops.append(stop)
-            case events.SUPERVISOR_LOST:
-                stops.append(lost_supervisor(event, at))
-            case events.RUN_FAILED:
-                if not stops or not _explains_the_end(stops[-1]):
-                    stops.append(_stop(event, at, str(event.get("error"))))
-                stops[-1].verdict = str(event.get("why") or "the run failed")
-            case events.BUDGET_CHARGED if stops:
-                stops[-1].left = int_of(event, "left")
-            case events.TRAINING_STARTED if stops:
-                stops[-1].redone = max(0, stops[-1].step - int_of(event, "step"))
-            case events.TRAINING_FIRST_STEP if stops and stops[-1].back_s is None:
-                stops[-1].back_s = float_of(event, "seconds_since_failure")
-            case events.SCRIPT_STARTED if stops and stops[-1].script_again_s is None:
-                stops[-1].script_again_s = float_of(event, "seconds_since_failure")
-            case _:
-                pass
+    def _run_started(self, event: Record, at: float | None) -> None:
+        pid = int_of(event, "pid") or None
+        self.launches.append(Launch(int_of(event, "launch"), at, pid, event.get("resume_command")))
+        self.standbys.clear()
+        self.nodes.clear()
+        self.is_training = self.has_stopped = self.is_budget_spent = False
 
-    def _of_generation(self, generation: Generation, name: str, event: Record, at: float | None) -> None:
-        match name:
-            case events.GENERATION_STARTED:
-                generation.reason = text_of(event, "reason")
-                generation.world_size = int_of(event, "world_size") or None
-            case events.TRAINING_STARTED:
-                generation.parent = text_of(event, "restored_from")
-            case events.TRAINING_FIRST_STEP if generation.first_step_at is None:
-                generation.first_step_at = at
-            case events.WORKER_FAILED if event.get("rank") is not None:
-                generation.failed_rank = int_of(event, "rank")
-            case events.DRAIN_REQUESTED:
-                generation.drain_at, generation.drain_reason = at, text_of(event, "reason")
-            case events.GENERATION_ENDED:
-                generation.stop = self.history.stops[-1]
-            case events.RUN_FINISHED | events.RUN_FAILED | events.RUN_INTERRUPTED:
-                generation.run_end = event
-            case _:
-                pass
+    def _run_ended(self, event: Record, at: float | None) -> None:
+        if not self.launches:
+            self.launches.append(Launch())
+        self.launches[-1].end = self._named(event).run_end = event
+        self.step = int_of(event, "step") if event.get("step") is not None else self.step
+        self._end_group()
+        if event["event"] != events.RUN_FAILED:
+            return
+        if not self.stops or not self.stops[-1].explains_the_end:
+            self.stops.append(Stop.of(event, at, str(event.get("error")), {}, {}))
+        self.stops[-1].verdict = str(event.get("why") or "the run failed")
 
+    def _supervisor_lost(self, event: Record, at: float | None) -> None:
+        self.stops.append(Stop.of_supervisor(event, at))
 
-def lost_supervisor(event: Record, at: float | None) -> Stop:
-    """Return the end of a launch whose supervisor could not say how it ended; *event* holds what is known of it."""
-    step = int_of(event, "step")
-    reason = f"the supervisor ended without a word after step {step}: {event.get('known')}"
-    likely = text_of(event, "likely")
-    return Stop(int_of(event, "generation"), at, SUPERVISOR_LOST, reason, step, likely=likely)
+    def _generation_started(self, event: Record, at: float | None) -> None:
+        self._end_group()
+        self.workers = int_of(event, "world_size") or None
+        # Its workers were the standbys.
+        self.standbys = {node: s for node, s in self.standbys.items() if not s.pids}
+        members = event.get("members")
+        present = (name for name, node in self.nodes.items() if not node.gone)
+        group = self.group = self._named(event)
+        group.reason, group.world_size = text_of(event, "reason"), self.workers
+        group.members = tuple(map(str, members)) if isinstance(members, list | tuple) else tuple(present)
+        group.began_s, group.first_step_s, group.ended_s = self.seconds, None, None
+        first, ranks = 0, {}
+        for name in group.members:
+            ranks[name] = first
+            first += self.nodes[name].nproc if name in self.nodes else 0
+        self.nodes = {name: replace(node, first_rank=ranks.get(name)) for name, node in self.nodes.items()}
+
+    def _generation_ended(self, event: Record, at: float | None) -> None:
+        stop = Stop.of(event, at, str(event.get("reason")), self._worker or self._node, self._hang)
+        self._worker, self._node, self._hang = {}, {}, {}
+        self.stops.append(stop)
+        generation = self._named(event)
+        generation.stop, generation.durations = stop, parts_of(event.get("durations"))
+        self.has_stopped = True
+        self.failed += stop.is_failure
+        self._end_group()
+        self._end_training(event, at)
+
+    def _end_group(self) -> None:
+        if self.group is not None and self.group.ended_s is None:
+            self.group.ended_s = self.seconds
+
+    def _end_training(self, event: Record, at: float | None) -> None:
+        self.is_training = False
+        if str(event.get("class")) not in _LAST_ENDS:
+            self.phase = events.GENERATION_ENDED, at or 0.0
+
+    def _worker_failed(self, event: Record, at: float | None) -> None:
+        self._worker = event
+        self.failures.append(event)
+        self.node_events.append((self.seconds, event))
+        self.is_recovering = True
+        if event.get("rank") is not None:
+            self._named(event).failed_rank = int_of(event, "rank")
+        self._end_training(event, at)
+
+    def _node_joined(self, event: Record, at: float | None) -> None:
+        self.nodes[str(event.get("node"))] = Node(int_of(event, "nproc"), str(event.get("host") or ""))
+        self.node_events.append((self.seconds, event))
+
+    def _node_gone(self, event: Record, at: float | None) -> None:
+        node = str(event.get("node"))
+        self.nodes[node] = replace(self.nodes.get(node, Node()), gone=GONE[event["event"]], gone_at=at or 0.0)
+        self.node_events.append((self.seconds, event))
+        if event["event"] == events.NODE_LOST:
+            self._node, self.is_recovering = event, True
+            if self.nodes[node].first_rank is not None:
+                self._end_training(event, at)
+
+    def _agent_restarted(self, event: Record, at: float | None) -> None:
+        self.is_recovering = True
+
+    def _hang_detected(self, event: Record, at: float | None) -> None:
+        self._hang = event
+
+    def _script_started(self, event: Record, at: float | None) -> None:
+        self.script = str(event.get("script"))
+        if self.stops and self.stops[-1].script_again_s is None:
+            self.stops[-1].script_again_s = float_of(event, "seconds_since_failure")
+
+    def _began_anew(self, event: Record, at: float | None) -> None:
+        self.began_anew = event
+
+    def _training_started(self, event: Record, at: float | None) -> None:
+        self.step, self.steps = int_of(event, "step"), int_of(event, "steps") or None
+        self.parameters = int_of(event, "parameters") or self.parameters
+        if event["event"] == events.STAGE_STARTED:
+            return
+        self.has_trained, self.restarts = True, self.failed
+        self._named(event).parent = text_of(event, "restored_from")
+        if self.stops:
+            self.stops[-1].redone = max(0, self.stops[-1].step - self.step)
+
+    def _first_step(self, event: Record, at: float | None) -> None:
+        self.is_training, self.is_recovering = True, False
+        self.began_anew = self.phase = None
+        generation, stop = self._named(event), self.stops[-1] if self.stops else None
+        if generation.first_step_at is None:
+            generation.first_step_at = at
+        if self.group is not None and self.group.ended_s is None and self.group.first_step_s is None:
+            self.group.first_step_s = self.seconds
+        if stop is not None and stop.back_s is None:
+            stop.back_s = float_of(event, "seconds_since_failure")
+            self.survived += stop.back_s is not None and stop.is_failure and stop.kind != SUPERVISOR_LOST
+
+    def _training_compiled(self, event: Record, at: float | None) -> None:
+        self.compilation = self.compilation.after(event)
+
+    def _drain_requested(self, event: Record, at: float | None) -> None:
+        generation = self._named(event)
+        generation.drain_at, generation.drain_reason = at, text_of(event, "reason")
+
+    def _budget_charged(self, event: Record, at: float | None) -> None:
+        self.budget_left = int_of(event, "left")
+        if self.stops:
+            self.stops[-1].left = self.budget_left
+
+    def _budget_refilled(self, event: Record, at: float | None) -> None:
+        self.budget_left = int_of(event, "budget")
+
+    def _budget_spent(self, event: Record, at: float | None) -> None:
+        self.is_budget_spent = True
+
+    def _standbys(self, event: Record, at: float | None) -> None:
+        standbys = NodeStandbys.of(event)
+        self.standbys[standbys.node] = standbys
+        self.standbys_seen = standbys if standbys.pids else self.standbys_seen
+
+    def _snapshot(self, event: Record, at: float | None) -> None:
+        snapshot = SnapshotEvent(
+            name=str(event.get("name")),
+            generation=int_of(event, "generation"),
+            state=_SNAPSHOT_STATES[event["event"]],
+            at=at,
+            at_s=self.seconds,
+            step=int_of(event, "step"),
+            num_bytes=float_of(event, "bytes"),
+            seconds=float_of(event, "seconds"),
+            trigger=text_of(event, "trigger"),
+            reason=text_of(event, "reason"),
+        )
+        self.snapshots.append(snapshot)
+        self.snapshot = snapshot if snapshot.state == "committed" else self.snapshot
+
+    def _dataset_opened(self, event: Record, at: float | None) -> None:
+        self.datasets[str(event.get("name"))] = event
+        if event.get("name") == "train":
+            self.samples = int_of(event, "samples") or None
+
+    def _data_warning(self, event: Record, at: float | None) -> None:
+        self.data_warnings[event["event"], str(event.get("name"))] = event
+
+    _TAKE: ClassVar[dict[str, Callable[[RunHistory, Record, float | None], None]]] = {
+        events.RUN_STARTED: _run_started,
+        events.RUN_FINISHED: _run_ended,
+        events.RUN_FAILED: _run_ended,
+        events.RUN_INTERRUPTED: _run_ended,
+        events.SUPERVISOR_LOST: _supervisor_lost,
+        events.GENERATION_STARTED: _generation_started,
+        events.GENERATION_ENDED: _generation_ended,
+        events.WORKER_FAILED: _worker_failed,
+        events.NODE_JOINED: _node_joined,
+        events.NODE_LOST: _node_gone,
+        events.NODE_LEFT: _node_gone,
+        events.NODE_EXCLUDED: _node_gone,
+        events.AGENT_RESTARTED: _agent_restarted,
+        events.HANG_DETECTED: _hang_detected,
+        events.SCRIPT_STARTED: _script_started,
+        events.SCRIPT_BEGAN_ANEW: _began_anew,
+        events.TRAINING_STARTED: _training_started,
+        events.STAGE_STARTED: _training_started,
+        events.TRAINING_FIRST_STEP: _first_step,
+        events.TRAINING_COMPILED: _training_compiled,
+        events.COMPILER_CACHE: _training_compiled,
+        events.DRAIN_REQUESTED: _drain_requested,
+        events.BUDGET_CHARGED: _budget_charged,
+        events.BUDGET_REFILLED: _budget_refilled,
+        events.BUDGET_SPENT: _budget_spent,
+        events.STANDBYS_READY: _standbys,
+        events.STANDBYS_OFF: _standbys,
+        events.SNAPSHOT_COMMITTED: _snapshot,
+        events.SNAPSHOT_REJECTED: _snapshot,
+        events.SNAPSHOT_FAILED: _snapshot,
+        events.DATASET_OPENED: _dataset_opened,
+        events.DATASET_VARIES: _data_warning,
+        events.DATASET_UNSEEN: _data_warning,
+    }
 
 
 def state_of(folder: RunFolder) -> RunState:
@@ -400,20 +671,9 @@ def state_of(folder: RunFolder) -> RunState:
     state = records.read(folder.state)
     if isinstance(state, dict):
         return RunState.from_json(printable_in(state))
-    return RunState() if state is None else History.newest(folder).state()
+    return RunState() if state is None else RunHistory.newest(folder).state()
 
 
 def began(folder: RunFolder) -> float | None:
     """Return the Unix time of the run's first event; None if there is none."""
-    return History.of(islice(read(folder.events), 1)).began
-
-
-def _stop(event: Record, at: float | None, reason: str) -> Stop:
-    rank = event.get("rank")
-    return Stop(int_of(event, "generation"), at, str(event.get("class")), reason, int_of(event, "step"), rank)
-
-
-def _explains_the_end(stop: Stop) -> bool:
-    """Return whether this stop is why the run failed in the end: nothing was trained after it."""
-    is_last = stop.back_s is None and stop.script_again_s is None
-    return stop.is_failure and stop.kind != SUPERVISOR_LOST and is_last
+    return RunHistory.of(islice(read(folder.events), 1)).began

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.system import records
@@ -17,43 +14,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elasticflow.run_folder import RunFolder
+    from elasticflow.system.records import Record
 
 TAIL_BYTES = 1 << 18
-Record = Mapping[str, Any]
-"""One parsed line of events.jsonl or metrics.jsonl. Any value may be missing or odd: a view never fails."""
-
-
-def int_of(record: Record, key: str) -> int:
-    """Return that field as a whole number; 0 when it is missing or no number."""
-    return int(float_of(record, key) or 0)
-
-
-def float_of(record: Record, key: str) -> float | None:
-    """Return that field as a finite number of seconds, bytes or the like, or None."""
-    value = record.get(key)
-    number = None if isinstance(value, str) else unix_time(value)
-    return number if number is not None and math.isfinite(number) else None
-
-
-def text_of(record: Record, key: str) -> str | None:
-    """Return that field if it is a text, or None."""
-    value = record.get(key)
-    return value if isinstance(value, str) else None
-
-
-def unix_time(value: object) -> float | None:
-    """Return the Unix time of an RFC 3339 text or a number; None for anything else."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int | float):
-        return float(value)
-    if not isinstance(value, str):
-        return None
-    try:
-        time = datetime.fromisoformat(value)
-    except ValueError:
-        return None
-    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
 def parse(line: bytes | str) -> dict[str, Any] | None:

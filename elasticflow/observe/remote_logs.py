@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from elasticflow import events
 from elasticflow.launcher.remote_files.requests import Request, copies_in, put_request
-from elasticflow.observe.records import int_of, read, text_of
+from elasticflow.observe.records import read
 from elasticflow.observe.status import read_status
 from elasticflow.observe.worker_logs import generations
+from elasticflow.system.records import int_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

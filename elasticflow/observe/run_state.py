@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from elasticflow.observe.records import float_of, int_of, text_of, unix_time
 from elasticflow.observe.terminal.durations import parts_of
 from elasticflow.system.process_record import ProcessRecord
+from elasticflow.system.records import float_of, int_of, text_of, unix_time
 
 if TYPE_CHECKING:
-    from elasticflow.observe.records import Record
+    from elasticflow.system.records import Record
 
 Status = Literal["running", "finished", "interrupted", "failed"]
 _STATUSES: dict[object, Status] = {
@@ -39,16 +39,28 @@ class RunningWorker:
 class RunState:
     """The state of a run as its supervisor last wrote it; what the file lacks, or holds in an odd form, has its default.
 
-    Its fields are those of `RunStatus` with the same names, as far as the file says them, but for these:
-
     Attributes:
-        status: None if it is not known. A supervisor that was killed leaves `running`.
+        status: How it stands; None if that is not known. A supervisor that was killed leaves `running`.
+        launch: Number of the newest launch; 0 when none was written.
+        generation: Number of the newest worker group; 0 when there was none.
+        step: Last finished step.
+        steps: Steps of the whole training, once known.
+        loss: Of the last step.
+        restarts: In the newest launch.
         workers: Of the newest group, whether it runs or not.
+        snapshot: Name of the newest committed snapshot.
+        script: The user's script, for `[script]` jobs; else None.
+        resume_command: What goes on with the run, where that is not `elasticflow resume`.
+        held: Newest step that all workers hold in their node's memory; it lives no longer than the launch.
+        launched: Unix time at which the newest launch began.
+        updated: Unix time of the last sign of life.
+        pid: The supervisor's process id.
+        verdict: How the newest launch ended.
         epochs: Passes over the data in all, if the job says them.
-        budget_left: Restarts left in the budget.
-        activities: What each node has been at for longer than a moment (`protocol/run_files.py`).
-        held: 0 if nothing was held.
-        started: Unix time at which the newest launch began.
+        budget_left: Restarts left in the budget; None where the run does not say.
+        activities: What each node has been at for longer than a moment (`protocol/display.py`).
+        durations: Seconds of all launches by what went on; they add up to the run's time; empty if not known.
+        launch_durations: The newest launch's.
     """
 
     status: Status | None = None
@@ -63,8 +75,8 @@ class RunState:
     snapshot: str | None = None
     script: str | None = None
     resume_command: str | None = None
-    held: int = 0
-    started: float | None = None
+    held: int | None = None
+    launched: float | None = None
     updated: float | None = None
     pid: int | None = None
     verdict: Record | None = None
@@ -103,8 +115,8 @@ class RunState:
             snapshot=text_of(state, "snapshot"),
             script=text_of(state, "script"),
             resume_command=text_of(state, "resume_command"),
-            held=int_of(state, "held"),
-            started=unix_time(state.get("started")),
+            held=int_of(state, "held") or None,
+            launched=unix_time(state.get("started")),
             updated=unix_time(state.get("updated")),
             pid=int_of(state, "pid") or None,
             verdict=verdict if isinstance(verdict, dict) else None,

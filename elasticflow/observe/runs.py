@@ -120,7 +120,7 @@ def _no_supervisor(text: str) -> RunNotFoundError:
 
 
 def _started(folder: RunFolder) -> float:
-    return state_of(folder).started or folder.path.stat().st_mtime
+    return state_of(folder).launched or folder.path.stat().st_mtime
 
 
 def _remedy(text: str, runs: list[RunFolder]) -> str:

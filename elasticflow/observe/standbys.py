@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elasticflow.observe.records import float_of, int_of, text_of
 from elasticflow.observe.terminal.formats import size
+from elasticflow.system.records import float_of, int_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elasticflow.observe.records import Record
+    from elasticflow.system.records import Record
 
 
 @dataclass(frozen=True)

@@ -3,47 +3,43 @@
 from __future__ import annotations
 
 import fcntl
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from elasticflow.observe.history import History, began, state_of
-from elasticflow.observe.records import float_of, int_of, last_of, tail
+from elasticflow.observe.history import RunHistory, began, state_of
+from elasticflow.observe.records import last_of, tail
+from elasticflow.observe.run_state import RunState
 from elasticflow.observe.terminal.activities import awaited_of
 from elasticflow.observe.terminal.durations import goodput
 from elasticflow.observe.terminal.formats import number, rfc3339
 from elasticflow.observe.terminal.pace import Pace
 from elasticflow.protocol import run_files
+from elasticflow.system.records import float_of, int_of
 
 if TYPE_CHECKING:
     from elasticflow.launcher.journal.post_mortem import Ending
     from elasticflow.observe.compilation import Compilation
-    from elasticflow.observe.records import Record
-    from elasticflow.observe.run_state import RunningWorker, RunState, Status
+    from elasticflow.observe.run_state import Status
     from elasticflow.observe.standbys import NodeStandbys
     from elasticflow.observe.terminal.activities import Doing
     from elasticflow.run_folder import RunFolder
+    from elasticflow.system.records import Record
 
 
-@dataclass(frozen=True)
-class RunStatus:
-    """A run's state now.
+@dataclass(frozen=True, kw_only=True)
+class RunStatus(RunState):
+    """A run's state now: what of its supervisor's record holds, and what its other files say.
+
+    While it is not running it has no workers, nothing is held in memory, and no supervisor has a process id.
 
     Attributes:
-        folder: The run folder.
         status: Whether it runs, or how it ended; one whose supervisor vanished is interrupted.
-        launch: Number of the newest launch; 0 when none was written.
-        generation: Number of the newest worker group; 0 when there was none.
-        step: Last finished step.
-        steps: Steps of the whole training, once known.
-        loss: Of the last step.
+        folder: The run folder.
         scalars: What the job's own step returned beside the loss in the last step, by name; None: not finite.
         grad_norm: Norm of the last step's gradient, or by the name of each of several optimizers; None: not logged.
         counted_per_s: Items per second in the last step, by what they are: `{"tokens": 51200.0}`.
         mfu: Share of the devices' peak that the last step made use of; None: not measured.
-        restarts: In the newest launch.
-        budget_left: Restarts left in the budget; None where the run does not say.
         doing: What it has been at for longer than a moment, while it runs.
-        workers: Of the group that runs; empty when none does.
         evaluation: The newest metrics over the evaluation set.
         evaluated_step: The step of these metrics.
         weights: The weights that they are of: "ema", the averaged, or "raw", or by evaluation set where that differs; None
@@ -52,39 +48,20 @@ class RunStatus:
         best: The best value of the metric that `evaluation.best` names.
         samples_per_s: Speed over the last steps.
         seconds_left: To the end of training at that speed, while the run is running.
-        snapshot: Name of the newest committed snapshot.
-        script: The user's script, for `[script]` jobs; else None.
-        resume_command: What goes on with the run, where that is not `elasticflow resume`.
         standbys: Of each node, while the run is running.
         compilation: What torch.compile takes; None: the run compiles nothing.
-        held: Newest step that all workers hold in their node's memory; it lives no longer than the launch.
         started: Unix time at which the run's first launch began.
-        launched: Unix time at which the newest launch began.
-        durations: Seconds of all launches by what went on; they add up to the run's time; empty if not known.
-        launch_durations: The newest launch's.
-        updated: Unix time of the last sign of life.
-        pid: The supervisor's process id while it runs.
         failure: The newest `worker.failed` event of a run that failed.
-        verdict: How the newest launch ended.
         lost: How its supervisor ended, if it could not say so.
     """
 
-    folder: RunFolder
     status: Status
-    launch: int
-    generation: int
-    step: int
-    steps: int | None
-    epoch: int | None
-    loss: float | str | None
+    folder: RunFolder
     scalars: dict[str, float | None]
     grad_norm: float | dict[str, float] | None
     counted_per_s: dict[str, float]
     mfu: float | None
-    restarts: int
-    budget_left: int | None
     doing: Doing | None
-    workers: tuple[RunningWorker, ...]
     evaluation: Record
     evaluated_step: int | None
     weights: str | dict[str, str] | None
@@ -92,27 +69,18 @@ class RunStatus:
     best: float | None
     samples_per_s: float | None
     seconds_left: float | None
-    snapshot: str | None
-    script: str | None
-    resume_command: str | None
     standbys: tuple[NodeStandbys, ...]
     compilation: Compilation | None
-    held: int | None
     started: float | None
-    launched: float | None
-    durations: dict[str, float]
-    launch_durations: dict[str, float]
-    updated: float | None
-    pid: int | None
     failure: Record | None
-    verdict: Record | None
-    lost: Ending | None = None
+    lost: Ending | None
 
     def to_json(self) -> dict[str, object]:
         """Return what `--format json` prints; times are RFC 3339 in UTC."""
         facts = {"job": self.folder.job, "run_id": self.folder.run_id, **asdict(self)}
         facts["folder"] = str(self.folder.path)
         facts["goodput"] = goodput(self.durations)
+        del facts["epochs"], facts["activities"]  # said by `epoch` and `doing`
         if self.doing is not None:
             facts["doing"] = {**self.doing._asdict(), "since": rfc3339(self.doing.since)}
         for name in ("started", "launched", "updated"):
@@ -165,27 +133,31 @@ def read_status(folder: RunFolder) -> RunStatus:
     pace = Pace()
     for record in metrics:
         pace.add(record)
-    history = History.newest(folder)
-    committed = [snapshot.name for snapshot in history.snapshots if snapshot.state == "committed"]
-    launched = state.started or history.began
+    history = RunHistory.newest(folder)
+    committed = history.snapshot
+    launched = state.launched or history.began
     measured, raw = evaluation.get("eval"), evaluation.get("eval_raw")
-    return RunStatus(
-        folder=folder,
-        status=status,
+    now = replace(
+        state,
         launch=state.launch or (folder.launch_numbers() or [0])[-1],
-        generation=state.generation,
         step=step,
-        steps=state.steps,
         epoch=state.epoch if state.epoch is not None else last_step.get("epoch"),
         loss=state.loss if state.loss is not None else last_step.get("loss"),
+        workers=state.workers if is_running else (),
+        snapshot=state.snapshot or (None if committed is None else committed.name),
+        held=state.held if is_running else None,
+        launched=launched,
+        updated=state.updated or history.updated,
+        pid=state.pid if is_running else None,
+    )
+    return RunStatus(
+        **(vars(now) | {"status": status}),
+        folder=folder,
         scalars=run_files.scalars_of(last_step),
         grad_norm=last_step.get(run_files.GRAD_NORM),
         counted_per_s=run_files.rates_of(last_step),
         mfu=float_of(last_step, run_files.MFU),
-        restarts=state.restarts,
-        budget_left=state.budget_left,
         doing=awaited_of(state.activities, has_stepped=state.step > 0) if is_running else None,
-        workers=state.workers if is_running else (),
         evaluation=measured if isinstance(measured, dict) else {},
         evaluated_step=evaluation.get("step"),
         weights=evaluation.get("weights"),
@@ -193,20 +165,10 @@ def read_status(folder: RunFolder) -> RunStatus:
         best=float_of(evaluation, "best"),
         samples_per_s=pace.samples_per_s,
         seconds_left=pace.seconds_left(step, state.steps) if is_running and state.steps else None,
-        snapshot=state.snapshot or (committed[-1] if committed else None),
-        script=state.script,
-        resume_command=state.resume_command,
         standbys=tuple(history.standbys.values()) if is_running else (),
         compilation=None if history.compilation.newest is None else history.compilation,
-        held=state.held or None if is_running else None,
         started=began(folder) or launched,
-        launched=launched,
-        durations=state.durations,
-        launch_durations=state.launch_durations,
-        updated=state.updated or history.updated,
-        pid=state.pid if is_running else None,
-        failure=history.failures[-1].event if history.failures and status == "failed" else None,
-        verdict=state.verdict,
+        failure=history.failures[-1] if history.failures and status == "failed" else None,
         lost=lost_of(folder) if status == "interrupted" else None,
     )
 

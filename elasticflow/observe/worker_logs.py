@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Literal
 
 from elasticflow import events
 from elasticflow.errors import LogsNotFoundError
-from elasticflow.observe.records import parse, unix_time
+from elasticflow.observe.records import parse
 from elasticflow.system.json_lines import FollowedLines
-from elasticflow.system.records import damage_of, printable
+from elasticflow.system.records import damage_of, printable, unix_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from elasticflow.observe.records import Record
     from elasticflow.run_folder import RunFolder
+    from elasticflow.system.records import Record
 
 Stream = Literal["jsonl", "stdout", "stderr"]
 LEVELS = ("debug", "info", "warning", "error", "critical")

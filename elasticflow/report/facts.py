@@ -7,40 +7,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import events
 from elasticflow.observe.curves import read_curves
-from elasticflow.observe.history import History
+from elasticflow.observe.history import RunHistory
 from elasticflow.observe.incidents import data_warnings_of, incidents, overlap_of, restart_anew_of
-from elasticflow.observe.records import damages_of, read, text_of
+from elasticflow.observe.records import damages_of, read
 from elasticflow.observe.status import read_status
-from elasticflow.observe.terminal.durations import parts_of
 from elasticflow.protocol.points import read_points
 from elasticflow.report.job_keys import JobKey, keys_of
 from elasticflow.report.logged import Logged, logged_in, scalars_of
 from elasticflow.report.timeline import Timeline
 from elasticflow.system import records
+from elasticflow.system.records import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from elasticflow.observe.curves import Curve
-    from elasticflow.observe.incidents import Incident
-    from elasticflow.observe.records import Record
+    from elasticflow.observe.history import Generation, SnapshotEvent, Stop
     from elasticflow.observe.status import RunStatus
     from elasticflow.run_folder import RunFolder
-
-
-@dataclass(frozen=True)
-class GenerationFacts:
-    """One generation: how it began and ended, and where the time went since the one before had ended."""
-
-    number: int
-    reason: str
-    workers: int | None
-    parent: str | None
-    outcome: str
-    step: int | None
-    durations: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -62,7 +47,7 @@ class RunFacts:
         timeline: When what happened.
         incidents: What went wrong, oldest first.
         generations: Oldest first.
-        snapshots: Those that were committed: the events' records.
+        snapshots: Those that were committed.
         ledger: Lines of the restart budget.
         keys: Of the job.
         environment: Facts of machine and libraries, by name.
@@ -76,9 +61,9 @@ class RunFacts:
     status: RunStatus
     curves: Sequence[Curve]
     timeline: Timeline
-    incidents: Sequence[Incident]
-    generations: Sequence[GenerationFacts]
-    snapshots: Sequence[Record]
+    incidents: Sequence[Stop]
+    generations: Sequence[Generation]
+    snapshots: Sequence[SnapshotEvent]
     ledger: Sequence[Mapping[str, Any]]
     keys: Sequence[JobKey]
     environment: Mapping[str, str]
@@ -101,8 +86,7 @@ class RunFacts:
 
 def facts_of(folder: RunFolder, target: Path) -> RunFacts:
     """Return what the report at *target* says of the run in *folder*."""
-    happened = list(read(folder.events))
-    history = History.of(happened)
+    history = RunHistory.read(folder)
     notes = [note for note in (overlap_of(history), restart_anew_of(history)) if note]
     notes += data_warnings_of(history)
     notes += map(str, damages_of(folder))
@@ -111,10 +95,10 @@ def facts_of(folder: RunFolder, target: Path) -> RunFacts:
     return RunFacts(
         status=read_status(folder),
         curves=[*read_curves(folder.metrics, folder.metrics_redone), *scalars_of(points)],
-        timeline=Timeline.of(happened),
+        timeline=Timeline.of(history),
         incidents=incidents(folder, history),
-        generations=_generations(history, happened),
-        snapshots=[event for event in happened if event.get("event") == events.SNAPSHOT_COMMITTED],
+        generations=[each for _, each in sorted(history.generations.items())],
+        snapshots=[each for each in history.snapshots if each.state == "committed"],
         ledger=list(read(folder.ledger)),
         keys=keys_of(folder),
         environment=environment,
@@ -131,26 +115,6 @@ def case_of(folder: RunFolder) -> str | None:
     numbers = folder.launch_numbers()
     job = records.read(folder.launch(numbers[-1]) / "job.json") if numbers else None
     return text_of(job, "case") if isinstance(job, dict) else None
-
-
-def _generations(history: History, happened: Sequence[Record]) -> list[GenerationFacts]:
-    durations = {
-        event.get("generation"): parts_of(event.get("durations"))
-        for event in happened
-        if event.get("event") == events.GENERATION_ENDED
-    }
-    return [
-        GenerationFacts(
-            number=number,
-            reason=generation.reason or "",
-            workers=generation.world_size,
-            parent=generation.parent,
-            outcome="" if generation.stop is None else f"{generation.stop.kind}: {generation.stop.reason}",
-            step=None if generation.stop is None else generation.stop.step,
-            durations=durations.get(number, {}),
-        )
-        for number, generation in sorted(history.generations.items())
-    ]
 
 
 def _environment(folder: RunFolder) -> tuple[dict[str, str], dict[str, Mapping[str, Any]]]:

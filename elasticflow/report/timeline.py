@@ -7,23 +7,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from elasticflow import events
-from elasticflow.observe.records import float_of, int_of, text_of, unix_time
+from elasticflow.observe.history import GONE
 from elasticflow.observe.terminal.formats import size, span
+from elasticflow.system.records import text_of, unix_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from elasticflow.observe.records import Record
+    from elasticflow.observe.history import Generation, Pause, RunHistory, SnapshotEvent
+    from elasticflow.system.records import Record
 
 MOST_LANES = 32
 """Lanes on a page: of a thousand nodes nobody reads a thousand."""
 Tone = Literal["good", "note", "bad"]
-_ENDS = frozenset({events.RUN_FINISHED, events.RUN_FAILED, events.RUN_INTERRUPTED})
-_NODE_ENDS: dict[str, tuple[str, Tone]] = {
-    events.NODE_LOST: ("lost", "bad"),
-    events.NODE_LEFT: ("left", "note"),
-    events.NODE_EXCLUDED: ("excluded", "bad"),
-}
 
 
 @dataclass(frozen=True)
@@ -73,14 +67,6 @@ class Lane:
         return tuple(span.generation for span in self.spans)
 
 
-@dataclass(frozen=True)
-class Pause:
-    """Between two launches, left out of the timeline: where that is, and for how many seconds."""
-
-    at: float
-    seconds: float
-
-
 @dataclass
 class Timeline:
     """A run's time.
@@ -109,111 +95,57 @@ class Timeline:
         return [lane for lane in self.lanes if id(lane) in chosen]
 
     @classmethod
-    def of(cls, happened: Iterable[Record]) -> Timeline:
-        """Return the timeline of these events; those without a time are left out."""
-        reader = _Reader()
-        for event in happened:
-            if (at := unix_time(event.get("timestamp"))) is not None:
-                reader.take(event, at)
-        return reader.finish()
+    def of(cls, history: RunHistory) -> Timeline:
+        """Return the timeline of a run; what has no time is left out, and a generation that runs ends now."""
+        timeline = cls(history.began or 0.0, history.seconds, pauses=history.pauses)
+        lanes: dict[str, Lane] = {}
+
+        def lane(node: str) -> Lane:
+            return lanes.setdefault(node, Lane(node))
+
+        for at, event in history.node_events:
+            if unix_time(event.get("timestamp")) is not None:
+                default = "n0" if event["event"] == events.WORKER_FAILED else "None"
+                lane(str(event.get("node") or default)).marks.append(_node_mark(at, event))
+        for generation in history.generations.values():
+            for node in generation.members:
+                lane(node).spans += _spans(generation, history.seconds)
+        timeline.lanes = list(lanes.values())
+        timeline.snapshots = [_snapshot_mark(each) for each in history.snapshots if each.at is not None]
+        return timeline
 
 
-class _Reader:
-    def __init__(self) -> None:
-        self._timeline = Timeline()
-        self._lanes: dict[str, Lane] = {}
-        self._present: dict[str, None] = {}
-        self._left_out = 0.0
-        self._newest: float | None = None
-        self._generation: tuple[int, float, tuple[str, ...], str] | None = None
-        self._first_step: float | None = None
+def _node_mark(at: float, event: Record) -> Mark:
+    name = event["event"]
+    if name == events.NODE_JOINED:
+        return Mark(at, "good", f"joined ({event.get('host')})")
+    if name == events.WORKER_FAILED:
+        return Mark(at, "bad", f"rank {event.get('rank')}: {event.get('error')}")
+    word, reason = GONE[name], text_of(event, "reason")
+    tone: Tone = "note" if name == events.NODE_LEFT else "bad"
+    return Mark(at, tone, f"{word}: {reason}" if reason else word)
 
-    def take(self, event: Record, at: float) -> None:
-        """Take one event in, at a Unix time."""
-        timeline, name = self._timeline, str(event.get("event"))
-        if self._newest is None:
-            self._newest = timeline.began = at
-        if name == events.RUN_STARTED:
-            self._launch_began(at)
-        self._newest = max(self._newest, at)  # a clock may have been set back
-        now = self._newest - timeline.began - self._left_out
-        timeline.seconds = now
-        match name:
-            case events.NODE_JOINED:
-                node = str(event.get("node"))
-                self._lane(node).marks.append(Mark(now, "good", f"joined ({event.get('host')})"))
-                self._present[node] = None
-            case events.NODE_LOST | events.NODE_LEFT | events.NODE_EXCLUDED:
-                self._node_ended(event, name, now)
-            case events.GENERATION_STARTED:
-                self._end_generation(now)
-                nodes = event.get("members")
-                members = tuple(map(str, nodes)) if isinstance(nodes, list) else tuple(self._present)
-                reason = str(event.get("reason"))
-                self._generation = (int_of(event, "generation"), now, members, reason)
-            case events.TRAINING_FIRST_STEP if self._first_step is None:
-                self._first_step = now
-            case events.WORKER_FAILED:
-                words = f"rank {event.get('rank')}: {event.get('error')}"
-                self._lane(str(event.get("node") or "n0")).marks.append(Mark(now, "bad", words))
-            case events.GENERATION_ENDED:
-                self._end_generation(now, f"{event.get('class')}: {event.get('reason')}")
-            case _ if name in _ENDS:
-                self._end_generation(now)
-                self._present.clear()
-            case _:
-                self._snapshot(name, event, now)
 
-    def finish(self) -> Timeline:
-        """Return the timeline, a generation that runs still taken as far as it is."""
-        self._end_generation(self._timeline.seconds, "it runs")
-        self._timeline.lanes = list(self._lanes.values())
-        return self._timeline
+def _spans(generation: Generation, now: float) -> list[Span]:
+    if generation.began_s is None:
+        return []
+    number, begin, first = generation.number, generation.began_s, generation.first_step_s
+    end, stop = generation.ended_s, generation.stop
+    why = "it runs" if end is None else "" if stop is None else f"{stop.kind}: {stop.reason}"
+    end = now if end is None else end
+    head = f"generation {number}, {generation.reason}"
+    starting = Span(
+        begin, end if first is None else first, number, is_training=False, text=f"{head}: starting"
+    )
+    if first is None:
+        return [starting]
+    took = f"{head}: training for {span(end - first)}"
+    return [starting, Span(first, end, number, is_training=True, text=f"{took}; {why}" if why else took)]
 
-    def _launch_began(self, at: float) -> None:
-        assert self._newest is not None
-        timeline = self._timeline
-        now = self._newest - timeline.began - self._left_out
-        self._end_generation(now)
-        self._present.clear()
-        if (pause := at - self._newest) > 0 and now > 0:
-            timeline.pauses.append(Pause(now, pause))
-            self._left_out += pause
 
-    def _lane(self, node: str) -> Lane:
-        return self._lanes.setdefault(node, Lane(node))
-
-    def _node_ended(self, event: Record, name: str, now: float) -> None:
-        word, tone = _NODE_ENDS[name]
-        reason = text_of(event, "reason")
-        node = str(event.get("node"))
-        self._lane(node).marks.append(Mark(now, tone, f"{word}: {reason}" if reason else word))
-        self._present.pop(node, None)
-
-    def _end_generation(self, now: float, why: str = "") -> None:
-        if self._generation is None:
-            return
-        (number, begin, members, reason), self._generation = self._generation, None
-        first, self._first_step = self._first_step, None
-        for node in members:
-            spans = self._lane(node).spans
-            head = f"generation {number}, {reason}"
-            middle = now if first is None else first
-            spans.append(Span(begin, middle, number, is_training=False, text=f"{head}: starting"))
-            if first is not None:
-                took = f"{head}: training for {span(now - first)}"
-                spans.append(
-                    Span(first, now, number, is_training=True, text=f"{took}; {why}" if why else took)
-                )
-
-    def _snapshot(self, name: str, event: Record, now: float) -> None:
-        marks, step = self._timeline.snapshots, event.get("step")
-        match name:
-            case events.SNAPSHOT_COMMITTED:
-                facts = [f"step {step}", size(float_of(event, "bytes") or 0), str(event.get("trigger"))]
-                marks.append(Mark(now, "good", ", ".join(facts)))
-            case events.SNAPSHOT_REJECTED | events.SNAPSHOT_FAILED:
-                word = "set aside" if name == events.SNAPSHOT_REJECTED else "not written"
-                marks.append(Mark(now, "bad", f"{event.get('name')} {word}: {event.get('reason')}"))
-            case _:
-                pass
+def _snapshot_mark(snapshot: SnapshotEvent) -> Mark:
+    if snapshot.state == "committed":
+        facts = [f"step {snapshot.step}", size(snapshot.num_bytes or 0), str(snapshot.trigger)]
+        return Mark(snapshot.at_s, "good", ", ".join(facts))
+    word = "set aside" if snapshot.state == "rejected" else "not written"
+    return Mark(snapshot.at_s, "bad", f"{snapshot.name} {word}: {snapshot.reason}")

@@ -28,8 +28,8 @@ from elasticflow.runtime.process.identity import Identity
 from elasticflow.runtime.replica_checks.trajectory import TrajectoryRecorder
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.system import forked_children
+from elasticflow.system.exceptions import describe
 from elasticflow.system.process_record import ProcessRecord
-from elasticflow.telemetry.exceptions import describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable

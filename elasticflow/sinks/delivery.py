@@ -58,7 +58,7 @@ class Delivery:
         run: RunFacts,
         folder: RunFolder,
         report: Report,
-        is_wanted: Callable[[EventRecord], bool] | None = None,
+        is_wanted: Callable[[EventRecord], object] | None = None,
     ) -> None:
         self.name = name
         self.unit = "point" if is_wanted is None else "message"

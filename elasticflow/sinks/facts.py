@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from elasticflow.compiler.launch_folder.launch_record import LaunchRecord, newest_record
 from elasticflow.compiler.provenance.job_json import job_to_json
 from elasticflow.errors import RecordError
-from elasticflow.redaction import is_secret, mask_url
 from elasticflow.sinks.sink import RunFacts
+from elasticflow.system.redaction import is_secret, mask_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

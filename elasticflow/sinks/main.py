@@ -69,7 +69,9 @@ def deliveries_of(folder: RunFolder, report: Report) -> list[Delivery]:
     """
     from elasticflow.sinks.delivery import Delivery
     from elasticflow.sinks.facts import read_facts
-    from elasticflow.sinks.registry import add_to_path, is_message, make_notifier, make_sink
+    from elasticflow.sinks.notify.moments import Moments
+    from elasticflow.sinks.notify.notifier import Notifier, wanted_of
+    from elasticflow.sinks.registry import add_to_path, make_sink
 
     job, run = read_facts(folder)
     add_to_path(job, run.project_root)
@@ -78,17 +80,17 @@ def deliveries_of(folder: RunFolder, report: Report) -> list[Delivery]:
         for name, options in job.logging.chosen_sinks().items()
     ]
     ways = {} if job.notify is None else job.notify.ways()
-    budget = job.restarts.budget
+    moments = Moments(folder, job.restarts.budget)
     # Who was told is not told again by other means: how far that has got does not depend on the options.
     return sinks + [
         Delivery(
             name,
-            partial(make_notifier, options),
+            partial(Notifier, options, moments),
             {},
             run,
             folder,
             report,
-            partial(is_message, folder=folder, options=options, budget=budget),
+            partial(wanted_of, options=options, moments=moments),
         )
         for name, options in ways.items()
     ]

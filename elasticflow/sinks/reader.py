@@ -5,14 +5,14 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
-from elasticflow.launcher.restarts.failure_classes import OUTCOMES
+from elasticflow.observe.history import RunHistory
 from elasticflow.protocol import points as logged
 from elasticflow.sinks.ordered_lines import Bookmark, OrderedLines
 from elasticflow.sinks.sink import Point
+from elasticflow.system.records import unix_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -144,7 +144,7 @@ class Reader:
             position = batch.end
         return total
 
-    def count_events(self, position: Position, is_counted: Callable[[EventRecord], bool]) -> int:
+    def count_events(self, position: Position, is_counted: Callable[[EventRecord], object]) -> int:
         """Return how many events of a kind stand behind *position*.
 
         Raises:
@@ -152,7 +152,7 @@ class Reader:
         """
         total = 0
         while (batch := self.events_after(position, _AT_ONCE)).end != position:
-            total += sum(map(is_counted, batch.events))
+            total += sum(bool(is_counted(event)) for event in batch.events)
             position = batch.end
         return total
 
@@ -274,23 +274,18 @@ def _numbers(name: str, value: object) -> Iterator[tuple[str, float]]:
 def _figures(happened: list[EventRecord], position: Position) -> tuple[list[Point], int, int]:
     """Return what these events say in numbers, and how many failures and restarts there were by then."""
     found = []
-    failures, restarts = position.failures, position.restarts
+    history = RunHistory(failed=position.failures, restarts=position.restarts)
     for record in happened:
-        match record.get("event"):
-            case events.GENERATION_ENDED if record.get("class") not in OUTCOMES:
-                failures += 1
-            case events.TRAINING_STARTED if type(record.get("step")) is int:
-                restarts = failures
-                values = {
-                    f"{OWN}restarts": float(restarts),
-                    f"{OWN}generation": float(_count(record.get("generation"))),
-                    f"{OWN}world_size": float(_count(record.get("world_size"))),
-                }
-                at = _moment(record.get("timestamp"))
-                found.append(Point(record["step"], at, _count(record.get("generation")), values))
-            case _:
-                pass
-    return found, failures, restarts
+        history.take(record)
+        if record.get("event") == events.TRAINING_STARTED and type(record.get("step")) is int:
+            values = {
+                f"{OWN}restarts": float(history.restarts),
+                f"{OWN}generation": float(_count(record.get("generation"))),
+                f"{OWN}world_size": float(_count(record.get("world_size"))),
+            }
+            at = unix_time(record.get("timestamp")) or 0.0
+            found.append(Point(record["step"], at, _count(record.get("generation")), values))
+    return found, history.failed, history.restarts
 
 
 def _key_of_metrics(record: Record) -> Key | None:
@@ -313,10 +308,3 @@ def _count(value: object) -> int:
 
 def _seconds(value: object) -> float:
     return float(value) if _is_number(value) else 0.0  # type: ignore[arg-type]
-
-
-def _moment(value: object) -> float:
-    try:
-        return datetime.fromisoformat(str(value)).timestamp()
-    except ValueError:
-        return 0.0

@@ -13,10 +13,8 @@ from elasticflow.sinks.sink import Sink
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from elasticflow.events import EventRecord
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.jobfile.tables.logging import LoggingTable
-    from elasticflow.run_folder import RunFolder
     from elasticflow.sinks.sink import Options
 
 
@@ -42,10 +40,6 @@ KINDS: dict[str, SinkKind] = {
     "otlp": SinkKind("elasticflow.sinks.otlp:Otlp", "otlp", ("opentelemetry.proto",)),
     "prometheus": SinkKind("elasticflow.sinks.prometheus:Prometheus"),
 }
-
-
-NOTIFIER = "elasticflow.notify.notifier"
-"""The module of the sink of [notify]."""
 
 
 def missing_of(name: str) -> str | None:
@@ -109,17 +103,6 @@ def make_sink(logging: LoggingTable, name: str, options: Options) -> Sink:
     if not isinstance(sink, Sink):
         raise TypeError(f"{entry} makes a {type(sink).__name__}, which is no elasticflow.sinks.sink.Sink")
     return sink
-
-
-def make_notifier(options: Options) -> Sink:
-    """Return the sink that tells somebody of the run's moments, which is not open yet."""
-    # The room is above this one: it reads runs as a person does.
-    return import_module(NOTIFIER).Notifier(options)  # type: ignore[no-any-return]
-
-
-def is_message(record: EventRecord, folder: RunFolder, options: Options, budget: int) -> bool:
-    """Return whether somebody is to be told of an event."""
-    return import_module(NOTIFIER).wanted_of(folder, record, options, budget) is not None
 
 
 def add_to_path(job: Job, project_root: Path) -> None:

@@ -7,10 +7,13 @@ nothing: damage is a value, which says what is wrong and where.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import RecordError
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+Record = Mapping[str, Any]
+"""One parsed line of events.jsonl or metrics.jsonl. Any value may be missing or odd: a view never fails."""
 LARGEST = 256 << 20  # bytes of a record that is read at all
 _REMEDIES = {
     "is a directory": "move it away",
@@ -179,6 +184,39 @@ def _printable_in(value: Any) -> Any:
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def int_of(record: Record, key: str) -> int:
+    """Return that field as a whole number; 0 when it is missing or no number."""
+    return int(float_of(record, key) or 0)
+
+
+def float_of(record: Record, key: str) -> float | None:
+    """Return that field as a finite number of seconds, bytes or the like, or None."""
+    value = record.get(key)
+    number = None if isinstance(value, str) else unix_time(value)
+    return number if number is not None and math.isfinite(number) else None
+
+
+def text_of(record: Record, key: str) -> str | None:
+    """Return that field if it is a text, or None."""
+    value = record.get(key)
+    return value if isinstance(value, str) else None
+
+
+def unix_time(value: object) -> float | None:
+    """Return the Unix time of an RFC 3339 text or a number; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return float(value)
+    if not isinstance(value, str):
+        return None
+    try:
+        time = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
 def _without_waiting(path: str, flags: int) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from elasticflow.errors import TrialRefusedError
-from elasticflow.observe.history import History
+from elasticflow.observe.history import RunHistory
 from elasticflow.trials import compare_runs, trial
 from elasticflow.trials.child import TrialRun
 
@@ -117,7 +117,7 @@ def run_with_faults(
         steps=max(record.step for record in records),
         seconds=(between - began, time.monotonic() - between),
         comparison=_compared(reference, records, tolerance, is_exact=is_exact),
-        costs=costs(trial_run.done, History.read(trial_run.run), records),
+        costs=costs(trial_run.done, RunHistory.read(trial_run.run), records),
         undone=len(plan.faults) - len(trial_run.done),
     )
 
@@ -144,7 +144,7 @@ def _compared(
     return replace(comparison, redone=compare_runs.redone(records))
 
 
-def costs(done: Sequence[DoneFault], history: History, records: Sequence[Record]) -> tuple[FaultCost, ...]:
+def costs(done: Sequence[DoneFault], history: RunHistory, records: Sequence[Record]) -> tuple[FaultCost, ...]:
     """Return what each fault led to: what happened between it and the next one, but for the run's own end."""
     redone = _redone_by_next(records)
     ends = [fault.at for fault in done[1:]] + [math.inf]
@@ -160,7 +160,7 @@ def _redone_by_next(records: Sequence[Record]) -> dict[int, int]:
     }
 
 
-def _cost(done: DoneFault, end: float, history: History, redone: Mapping[int, int]) -> FaultCost:
+def _cost(done: DoneFault, end: float, history: RunHistory, redone: Mapping[int, int]) -> FaultCost:
     def within(times: Iterable[float | None]) -> list[float]:
         return [at for at in times if at is not None and done.at <= at < end]
 

@@ -22,10 +22,11 @@ from elasticflow.compiler.provenance.job_json import job_from_json, job_to_json
 from elasticflow.errors import ElasticflowError, TrialFailedError
 from elasticflow.launcher.launch import Request, launch
 from elasticflow.launcher.supervisor.scale_schedule import ALONE, ScaleChange
-from elasticflow.observe.history import History, state_of
+from elasticflow.observe.history import RunHistory, state_of
 from elasticflow.protocol import trajectory_record, worker_environment
 from elasticflow.run_folder import RunFolder
 from elasticflow.system.processes import die_with_parent
+from elasticflow.system.records import text_of
 from elasticflow.trials import fault_actions
 from elasticflow.trials.fault_plan import KINDS
 from elasticflow.trials.own_loop import nothing_to_try
@@ -204,8 +205,8 @@ class TrialRun:
         verdict = state_of(self.run).verdict or {}
         said = self._log.read_text(encoding="utf-8", errors="replace").strip()
         why = verdict.get("error") or said or f"it ended with code {self._process.returncode}"
-        failures = History.read(self.run).failures
-        traceback = failures[-1].traceback if failures else None
+        failures = RunHistory.read(self.run).failures
+        traceback = text_of(failures[-1], "traceback") if failures else None
         count = f"{trial_launch.world_size} worker{'' if trial_launch.world_size == 1 else 's'}"
         return TrialFailedError(f"the job failed with {count}: {why}", traceback=traceback or "")
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from elasticflow.observe.records import unix_time
 from elasticflow.observe.status import read_status
+from elasticflow.system.records import unix_time
 from examples.mnist import digits
 from tests.end_to_end.harness import named, read_lines
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticflow import events
+from elasticflow.events import FIELDS, SCHEMA_VERSION
 from elasticflow.guide.pages import GUIDE
-from elasticflow.telemetry.fields import FIELDS, SCHEMA_VERSION
-from elasticflow.telemetry.names import SEVERITY_NUMBERS, SEVERITY_TEXTS, otel_name
+from elasticflow.sinks.otlp import SEVERITY_NUMBERS, SEVERITY_TEXTS, otel_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elasticflow.launcher.journal.post_mortem import Machine
-from elasticflow.observe.incidents import Incident, incidents
+from elasticflow.observe.incidents import incidents, log_of, to_json
 from elasticflow.run_folder import RunFolder
-from tests.observe.hand_made import SIGKILLED, START, event, story_of_a_kill
+from tests.observe.hand_made import SIGKILLED, event, story_of_a_kill
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from elasticflow.observe.history import Stop
 
-def told(run: Path, *records: dict[str, Any]) -> list[Incident]:
+
+def told(run: Path, *records: dict[str, Any]) -> list[Stop]:
     """Return the incidents of a run with these events."""
     (run / "events.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return incidents(RunFolder(run))
@@ -26,25 +28,30 @@ def test_killed_worker_and_what_it_cost(run: Path) -> None:
     """The rank, its end, the charge, the steps done again, the time until training went on, and its log."""
     [found] = told(run, *[record for record in story_of_a_kill() if "event" in record])
 
-    assert (
-        Incident(
-            generation=1,
-            at=START + 5,
-            kind="crash",
-            error=SIGKILLED,
-            step=47,
-            rank=1,
-            node="n0",
-            pid=4711,
-            others="1 other rank: connection closed by peer",
-            log=str(RunFolder(run).rank_log(1, 1, "stderr")),
-            charged=True,
-            left=4,
-            back_s=0.27,
-            redone=7,
-        )
-        == found
-    )
+    folder = RunFolder(run)
+    assert {
+        "generation": 1,
+        "at": "2026-11-20T10:00:05.000Z",
+        "kind": "crash",
+        "error": SIGKILLED,
+        "step": 47,
+        "rank": 1,
+        "node": "n0",
+        "pid": 4711,
+        "phase": None,
+        "traceback": None,
+        "others": "1 other rank: connection closed by peer",
+        "log": str(folder.rank_log(1, 1, "stderr")),
+        "charged": True,
+        "left": 4,
+        "back_s": 0.27,
+        "redone": 7,
+        "verdict": None,
+        "stderr": (),
+        "likely": None,
+        "script_again_s": None,
+    } == to_json(found, folder)
+    assert (f"rank 1: {SIGKILLED}", ("training", 0.27)) == (found.headline, found.again)
 
 
 def test_run_without_a_failure(run: Path) -> None:
@@ -76,7 +83,7 @@ def test_hang_names_its_phase_and_stacks(run: Path) -> None:
         event(5, "generation.ended", class_="hang", reason="no progress", step=4),
     )
 
-    assert ("evaluating", "/r/rank1.stderr") == (found.phase, found.log)
+    assert ("evaluating", "/r/rank1.stderr") == (found.phase, log_of(found, RunFolder(run)))
 
 
 @pytest.mark.parametrize("has_generation", [True, False])

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
+from elasticflow.observe.history import RunHistory
 from elasticflow.report.timeline import MOST_LANES, Timeline
 from tests.observe.hand_made import event, story_of_a_kill
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from elasticflow.system.records import Record
+
+
+def timeline_of(happened: Iterable[Record]) -> Timeline:
+    """Return the timeline of these events."""
+    return Timeline.of(RunHistory.of(happened))
 
 
 def test_a_kill_is_two_generations_on_one_lane() -> None:
     """Each starts, then trains; the failure is a mark on its node."""
-    timeline = Timeline.of(record for record in story_of_a_kill() if "event" in record)
+    timeline = timeline_of(record for record in story_of_a_kill() if "event" in record)
     (lane,) = timeline.lanes
     assert [(s.generation, s.is_training) for s in lane.spans] == [
         (1, False),
@@ -33,7 +45,7 @@ def test_a_kill_is_two_generations_on_one_lane() -> None:
 
 def test_nodes_that_come_and_go_have_lanes_of_their_own() -> None:
     """A generation stands on the lanes of its members, by the event or by who was there."""
-    timeline = Timeline.of(
+    timeline = timeline_of(
         [
             event(0, "run.started", 0, launch=1),
             event(1, "node.joined", 0, node="n0", host="a"),
@@ -63,7 +75,7 @@ def test_nodes_that_come_and_go_have_lanes_of_their_own() -> None:
 
 def test_pauses_between_launches_take_no_room() -> None:
     """A night between two launches is a mark, not most of the picture."""
-    timeline = Timeline.of(
+    timeline = timeline_of(
         [
             event(0, "run.started", 0, launch=1),
             event(0, "node.joined", 0, node="n0", host="a"),
@@ -84,7 +96,7 @@ def test_pauses_between_launches_take_no_room() -> None:
 
 def test_a_clock_that_is_set_back_stands_still() -> None:
     """Nothing lies before what happened before it; an event without a time is left out."""
-    timeline = Timeline.of(
+    timeline = timeline_of(
         [
             event(0, "run.started", 0, launch=1),
             event(9, "generation.started", 1, members=["n0"], reason="start"),
@@ -95,7 +107,7 @@ def test_a_clock_that_is_set_back_stands_still() -> None:
     )
     assert [(s.begin, s.end) for s in timeline.lanes[0].spans] == [(9, 9), (9, 9)]
     assert len(timeline.lanes) == 1
-    assert Timeline.of([]).lanes == []
+    assert timeline_of([]).lanes == []
 
 
 def test_of_a_thousand_nodes_those_have_lanes_to_which_something_happened() -> None:
@@ -110,7 +122,7 @@ def test_of_a_thousand_nodes_those_have_lanes_to_which_something_happened() -> N
         event(8, "generation.started", 2, members=[*names[:700], *names[701:], "late"], reason="node_lost"),
         event(9, "run.finished", 2, step=9),
     ]
-    timeline = Timeline.of(story)
+    timeline = timeline_of(story)
     shown = [lane.node for lane in timeline.shown_lanes()]
 
     assert 1001 == len(timeline.lanes)

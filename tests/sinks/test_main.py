@@ -4,7 +4,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
-from elasticflow.observe.terminal.narrator import RunNarrator
+from elasticflow.observe.history import RunHistory
+from elasticflow.observe.narrator import RunNarrator
 from elasticflow.sinks import main
 from elasticflow.sinks.delivery import Delivery
 from tests.sinks.runs import Collecting, Remote, Written, event_line
@@ -40,7 +41,7 @@ def test_what_is_waited_for_at_the_end_is_told(tmp_path: Path, monkeypatch: pyte
 def test_the_line_says_for_whom() -> None:
     """Messages are no points; a sink that has all and does not close is waited for, too."""
     lines = [
-        RunNarrator().event(event_line(events.SINK_SENDING, sink=sink, points=points, seconds=18))
+        RunNarrator(RunHistory()).event(event_line(events.SINK_SENDING, sink=sink, points=points, seconds=18))
         for sink, points in (("mlflow", 37), ("notify.url", 1), ("wandb", 0))
     ]
     assert [line and line.text for line in lines] == [

@@ -9,7 +9,7 @@ import pytest
 
 from elasticflow.errors import FaultPlanError
 from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
-from elasticflow.observe.history import History
+from elasticflow.observe.history import RunHistory
 from elasticflow.protocol.trajectory_record import Record
 from elasticflow.trials import compare_runs, fault_actions
 from elasticflow.trials.chaos import costs
@@ -117,7 +117,7 @@ def test_a_fault_costs_what_happens_up_to_the_next_one() -> None:
         for generation, steps in done_by.items()
         for step in steps
     ]
-    join, kill, flip, full = costs(done, History.of(happened), records)
+    join, kill, flip, full = costs(done, RunHistory.of(happened), records)
     assert (("resized",), 2.0, 0, 0) == (join.restarts, join.seconds, join.redone, join.snapshots)
     assert (("crash",), 3.0, 2, 0) == (kill.restarts, kill.seconds, kill.redone, kill.snapshots)
     assert ((), None, 0, 0) == (flip.restarts, flip.seconds, flip.redone, flip.snapshots)

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 from elasticflow import events
 from elasticflow.cli.output import shortest_path
 from elasticflow.launcher.agent.printed import RankPrints
+from elasticflow.observe.live_view import LiveView
 from elasticflow.observe.records import parse
 from elasticflow.observe.status import is_locked
-from elasticflow.observe.terminal.live_view import LiveView
 from elasticflow.observe.worker_logs import generations
 from elasticflow.protocol.run_files import known_record, printed_record
 from elasticflow.system import records
 from elasticflow.system.json_lines import FollowedLines
 
 if TYPE_CHECKING:
-    from elasticflow.observe.records import Record
     from elasticflow.run_folder import RunFolder
+    from elasticflow.system.records import Record
 
 _LOOK_S = 0.2
 

@@ -14,11 +14,11 @@ from elasticflow.cli.output import paint, warn
 from elasticflow.cli.parameters import RUN, format_option
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe import remote_logs
-from elasticflow.observe.records import unix_time
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import read_status
 from elasticflow.observe.terminal.formats import local_time
 from elasticflow.observe.worker_logs import LEVELS, LogLine, follow, read_logs
+from elasticflow.system.records import unix_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

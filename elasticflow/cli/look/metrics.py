@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from elasticflow.observe.records import Record
     from elasticflow.run_folder import RunFolder
+    from elasticflow.system.records import Record
 
 _TAIL = 20
 _PLOT_HEIGHT, _PLOT_WIDTH = 12, 80

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elasticflow.observe.profile_trace import Operator, Trace
-    from elasticflow.observe.records import Record
     from elasticflow.run_folder import RunFolder
+    from elasticflow.system.records import Record
 
 _POLL_S = 0.2
 _TELL_S = 2.0

@@ -12,7 +12,7 @@ from elasticflow.cli.parameters import RUN, format_option
 from elasticflow.errors import ANSWER_IS_NO, EXIT_CODES, FINISHED, INTERRUPTED
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.by_hand import RunByHand
-from elasticflow.observe.history import History
+from elasticflow.observe.history import RunHistory
 from elasticflow.observe.incidents import data_warnings_of, overlap_of, restart_anew_of
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.standbys import in_words
@@ -70,7 +70,7 @@ def command(run: str | None, form: str, *, is_following: bool, with_exit_code: b
         return exit_code_of(read_status(folder)) if with_exit_code else FINISHED
     status = read_status(folder)
     show_damage(folder)
-    history = History.read(folder)
+    history = RunHistory.read(folder)
     overlap, anew = overlap_of(history), restart_anew_of(history)
     notes = {"overlap": overlap, "began_anew": anew, "data": data_warnings_of(history)}
     if form == "json":

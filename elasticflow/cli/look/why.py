@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,16 +10,24 @@ import click
 from elasticflow.cli.output import paint, print_json, run_headline, shortest_path, show_damage
 from elasticflow.cli.parameters import RUN, format_option
 from elasticflow.jobfile.project import current_project_root
-from elasticflow.observe.history import SUPERVISOR_LOST, History
-from elasticflow.observe.incidents import data_warnings_of, headline, incidents, overlap_of, restart_anew_of
+from elasticflow.observe.history import SUPERVISOR_LOST, RunHistory
+from elasticflow.observe.incidents import (
+    data_warnings_of,
+    incidents,
+    log_of,
+    overlap_of,
+    restart_anew_of,
+    to_json,
+)
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import read_status
 from elasticflow.observe.terminal.durations import took
 from elasticflow.observe.terminal.event_lines import user_frames
-from elasticflow.observe.terminal.formats import local_time, plural, rfc3339, span
+from elasticflow.observe.terminal.formats import local_time, plural, span
 
 if TYPE_CHECKING:
-    from elasticflow.observe.incidents import Incident
+    from elasticflow.observe.history import Stop
+    from elasticflow.run_folder import RunFolder
 
 
 @click.command("why")
@@ -37,11 +44,10 @@ def command(run: str | None, form: str) -> None:
     """
     folder = find_run(current_project_root(), run, by_hand=True)
     show_damage(folder)
-    history = History.read(folder)
+    history = RunHistory.read(folder)
     failures = incidents(folder, history)
     if form == "json":
-        at = [None if incident.at is None else rfc3339(incident.at) for incident in failures]
-        print_json([asdict(incident) | {"at": when} for incident, when in zip(failures, at, strict=True)])
+        print_json([to_json(stop, folder) for stop in failures])
         return
     status = read_status(folder)
     count = plural(len(failures), "failure") if failures else "nothing went wrong"
@@ -58,51 +64,49 @@ def command(run: str | None, form: str) -> None:
         click.echo(f"  {paint('restart', 'yellow')} {anew}")
     if failures:
         *earlier, newest = failures
-        _print_whole(newest, status.script)
+        _print_whole(newest, folder, status.script)
         if earlier:
             click.echo(f"\n{paint('before that', dim=True)}")
-        for incident in reversed(earlier):
-            click.echo(f"  {local_time(incident.at)}  {headline(incident)}: {_outcome(incident)}")
+        for stop in reversed(earlier):
+            click.echo(f"  {local_time(stop.at)}  {stop.headline}: {_outcome(stop)}")
 
 
-def _print_whole(incident: Incident, script: str | None) -> None:
-    click.echo(f"\n{paint(headline(incident), 'red', bold=True)}")
-    for line in (*user_frames(incident.traceback or ""), *incident.stderr):
+def _print_whole(stop: Stop, folder: RunFolder, script: str | None) -> None:
+    click.echo(f"\n{paint(stop.headline, 'red', bold=True)}")
+    for line in (*user_frames(stop.traceback or ""), *stop.stderr):
         click.echo(f"  {line}")
-    after = "" if script is not None and incident.step == 0 else f", after step {incident.step}"
+    after = "" if script is not None and stop.step == 0 else f", after step {stop.step}"
     rows = [
-        ("when", f"{local_time(incident.at)}, generation {incident.generation}{after}"),
-        ("likely", incident.likely),
-        ("class", incident.kind),
-        ("where", _where(incident)),
-        ("phase", incident.phase),
-        ("others", incident.others),
-        ("then", _outcome(incident)),
-        ("log", shortest_path(Path(incident.log)) if incident.log else None),
+        ("when", f"{local_time(stop.at)}, generation {stop.generation}{after}"),
+        ("likely", stop.likely),
+        ("class", stop.kind),
+        ("where", _where(stop)),
+        ("phase", stop.phase),
+        ("others", stop.others),
+        ("then", _outcome(stop)),
+        ("log", shortest_path(Path(log)) if (log := log_of(stop, folder)) else None),
     ]
     for name, text in rows:
         if text:
             click.echo(f"  {paint(f'{name:<6}', dim=True)} {text}")
 
 
-def _where(incident: Incident) -> str | None:
-    if incident.node is None:
+def _where(stop: Stop) -> str | None:
+    if stop.node is None:
         return None
-    return f"node {incident.node}" + ("" if incident.pid is None else f", process {incident.pid}")
+    return f"node {stop.node}" + ("" if stop.pid is None else f", process {stop.pid}")
 
 
-def _outcome(incident: Incident) -> str:
-    if incident.verdict is not None:
-        return f"the run ended: {incident.verdict}"
-    if incident.kind == SUPERVISOR_LOST:
-        again = "" if incident.redone is None else f", {plural(incident.redone, 'step')} done again"
+def _outcome(stop: Stop) -> str:
+    if stop.verdict is not None:
+        return f"the run ended: {stop.verdict}"
+    if stop.kind == SUPERVISOR_LOST:
+        again = "" if stop.redone is None else f", {plural(stop.redone, 'step')} done again"
         return f"free of charge; the same command goes on{again}"
-    parts = [
-        f"charged, {plural(incident.left or 0, 'restart')} left" if incident.charged else "free of charge"
-    ]
-    if incident.redone is not None:
-        parts.append(f"{plural(incident.redone, 'step')} done again")
-    if incident.again is not None:
-        name, seconds = incident.again
+    parts = [f"charged, {plural(stop.left or 0, 'restart')} left" if stop.charged else "free of charge"]
+    if stop.redone is not None:
+        parts.append(f"{plural(stop.redone, 'step')} done again")
+    if stop.again is not None:
+        name, seconds = stop.again
         parts.append(f"{name} again after {span(seconds)}")
     return ", ".join(parts)

@@ -31,8 +31,8 @@ def command(output: Path | None, *, is_of_events: bool) -> int:
     elasticflow schema -o jobs/job.schema.json
     #:schema job.schema.json
     """
+    from elasticflow.cli.more.events_schema import events_schema
     from elasticflow.jobfile.tables.json_schema import SCHEMA_FILE
-    from elasticflow.telemetry.schema import events_schema
 
     text = f"{json.dumps(events_schema(), indent=1)}\n" if is_of_events else SCHEMA_FILE.read_text("utf-8")
     if output is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -12,7 +13,11 @@ from elasticflow.cli.parameters import JOB_FILE, case_option, job_of, overrides_
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from elasticflow.jobfile.tables.job import Job
+    from elasticflow.sinks.notify.moments import Moment
     from elasticflow.sinks.sink import Options, RunFacts
+
+_RUN_ID = "test"
 
 
 @click.command("test")
@@ -30,8 +35,7 @@ def command(*, job_file: Path, overrides: tuple[str, ...], case: str | None, dry
     elasticflow sinks test jobs/mnist.toml --dry-run
     """
     from elasticflow.errors import ANSWER_IS_NO, FINISHED
-    from elasticflow.notify.notifier import tell
-    from elasticflow.notify.trial import facts_of, moment
+    from elasticflow.sinks.notify.notifier import tell
     from elasticflow.sinks.sink import SinkError
 
     loaded = job_of(job_file, overrides, case)
@@ -39,13 +43,13 @@ def command(*, job_file: Path, overrides: tuple[str, ...], case: str | None, dry
     if loaded.job.notify is None:
         warn("the job has no [notify]: it tells nobody")
         return FINISHED
-    run, is_told = facts_of(loaded.job, loaded.project_root), True
+    run, is_told = _no_run(loaded.job, loaded.project_root), True
     for name, options in loaded.job.notify.ways().items():
         if dry_run:
             _show(name, options, run)
             continue
         try:
-            tell(moment(), run, options)
+            tell(_test_message(), run, options)
         except SinkError as error:
             is_told = False
             click.echo(f"{name}: {error}")
@@ -55,10 +59,24 @@ def command(*, job_file: Path, overrides: tuple[str, ...], case: str | None, dry
 
 
 def _show(name: str, options: Options, run: RunFacts) -> None:
-    from elasticflow.notify.message import object_of, payload_of
-    from elasticflow.notify.trial import moment
+    from elasticflow.sinks.notify.message import object_of, payload_of
 
     click.echo(f"{name}:")
-    print_json(
-        object_of(moment(), run) if "command" in options else payload_of(moment(), run, options["format"])
-    )
+    moment = _test_message()
+    print_json(object_of(moment, run) if "command" in options else payload_of(moment, run, options["format"]))
+
+
+def _no_run(job: Job, project_root: Path) -> RunFacts:
+    """Return the facts of a run of *job* that there is not."""
+    from elasticflow.run_folder import RunFolder
+    from elasticflow.sinks.sink import RunFacts
+
+    folder = RunFolder.of(project_root, job.job.name, _RUN_ID)
+    return RunFacts(_RUN_ID, job.job.name, folder.path.absolute(), project_root)
+
+
+def _test_message() -> Moment:
+    from elasticflow.sinks.notify.moments import Moment
+
+    now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return Moment(None, now, "is no run: this is a test of [notify], and this is how it would tell you")

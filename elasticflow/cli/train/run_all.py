@@ -20,8 +20,8 @@ from elasticflow.errors import (
 )
 from elasticflow.observe.status import read_status
 from elasticflow.observe.terminal.formats import number, span
-from elasticflow.redaction import public_overrides
 from elasticflow.run_folder import new_run_id
+from elasticflow.system.redaction import public_overrides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Sequence

@@ -48,7 +48,7 @@ def shown(log_format: str, folder: Path) -> Iterator[Shown]:
         yield Shown(_print_json)
         return
     from elasticflow.cli.output import shortest_path
-    from elasticflow.observe.terminal.live_view import LiveView
+    from elasticflow.observe.live_view import LiveView
 
     view = LiveView.on(sys.stdout, os.environ, shortest_path(folder))
     try:

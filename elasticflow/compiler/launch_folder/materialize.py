@@ -18,9 +18,9 @@ from elasticflow.compiler.provenance.job_json import from_json, job_to_json, to_
 from elasticflow.compiler.provenance.origins import JOB_JSON, Origins
 from elasticflow.compiler.provenance.sources import own_sources
 from elasticflow.errors import LaunchFolderError
-from elasticflow.redaction import public_overrides
 from elasticflow.system import records
 from elasticflow.system.records import Damage
+from elasticflow.system.redaction import public_overrides
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -25,7 +25,7 @@ from elasticflow.jobfile.tables.evaluation import ranking_set
 from elasticflow.protocol.child_processes import Warm  # noqa: TC001  # pydantic reads the fields' types
 from elasticflow.protocol.loop_settings import LoopSettings
 from elasticflow.protocol.snapshot_settings import SnapshotSettings
-from elasticflow.redaction import without_secrets
+from elasticflow.system.redaction import without_secrets
 from elasticflow.system.units import parse_duration, parse_interval
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from elasticflow.compiler.provenance.job_json import public_tables, to_json
 from elasticflow.compiler.provenance.sources import JOB_FILE
 from elasticflow.jobfile.tables.evaluation import without_set
 from elasticflow.protocol.key_weights import EXACT_WEIGHTS, LISTS, Weight, weigh
-from elasticflow.redaction import mask_url
+from elasticflow.system.redaction import mask_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

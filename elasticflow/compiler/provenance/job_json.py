@@ -13,7 +13,7 @@ from elasticflow.jobfile.tables.evaluation import set_tables
 from elasticflow.jobfile.tables.job import OF_TRAINING, Job
 from elasticflow.jobfile.tables.logging import SINKS
 from elasticflow.jobfile.type_checks.annotations import DatasetValue
-from elasticflow.redaction import without_secrets
+from elasticflow.system.redaction import without_secrets
 
 # Keys that came after records were written, with what they are if left out: a job without them keeps its digest.
 _LATER: tuple[tuple[str, str, Any], ...] = (

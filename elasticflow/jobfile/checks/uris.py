@@ -117,6 +117,6 @@ def _protocols() -> str:
 
 def _pasteable(uri: str) -> str:
     """Return a URI as it can be pasted, without a password."""
-    from elasticflow.redaction import mask_url
+    from elasticflow.system.redaction import mask_url
 
     return show(mask_url(uri)) if len(uri) < 50 else f'"{mask_url(uri)}"'

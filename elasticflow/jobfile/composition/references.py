@@ -21,7 +21,7 @@ from elasticflow.jobfile.tables.types import MayRefer, SecretVariable, TextWithS
 from elasticflow.jobfile.tables.validate import content_of, model_of
 from elasticflow.jobfile.text.layers import table_at, value_at
 from elasticflow.jobfile.type_checks.annotations import DatasetValue
-from elasticflow.redaction import is_secret, is_secret_variable, without_password
+from elasticflow.system.redaction import is_secret, is_secret_variable, without_password
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 
-from elasticflow.redaction import is_secret, with_stars
+from elasticflow.system.redaction import is_secret, with_stars
 
 _WIDTH = 110
 _TAB = "    "

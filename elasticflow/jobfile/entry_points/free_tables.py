@@ -8,11 +8,11 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from elasticflow import redaction
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
 from elasticflow.jobfile.entry_points.object_arguments import argument_tables, objects_in
 from elasticflow.jobfile.text.layers import table_at, value_at
+from elasticflow.system import redaction
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.tables.types import Description, DurationText, SizeText, Table, bad_key
-from elasticflow.redaction import is_secret
 from elasticflow.run_folder import path_from_root
+from elasticflow.system.redaction import is_secret
 
 _LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 _PART = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"

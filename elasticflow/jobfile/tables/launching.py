@@ -31,7 +31,7 @@ from elasticflow.jobfile.tables.types import (
 )
 from elasticflow.protocol.child_processes import Warm  # noqa: TC001  # pydantic reads the fields' types
 from elasticflow.protocol.snapshot_settings import BestMode, Integrity, Keep, SnapshotSettings
-from elasticflow.redaction import is_secret
+from elasticflow.system.redaction import is_secret
 from elasticflow.system.units import intervals
 
 

@@ -20,7 +20,7 @@ from elasticflow.jobfile.tables.types import (
     editor_hints,
     or_reference,
 )
-from elasticflow.redaction import without_password
+from elasticflow.system.redaction import without_password
 
 SinkName = Literal["tensorboard", "mlflow", "wandb", "trackio", "otlp", "prometheus"]
 SINKS: tuple[SinkName, ...] = get_args(SinkName)

@@ -6,7 +6,6 @@ import re
 import shlex
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow import redaction
 from elasticflow.jobfile.diagnostics.suggestions import nearest, only_near
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, to_toml
 from elasticflow.jobfile.tables.evaluation import without_set
@@ -24,6 +23,7 @@ from elasticflow.jobfile.tables.type_descriptions import annotation_at, describe
 from elasticflow.jobfile.text.edits import move, rename
 from elasticflow.jobfile.text.layers import flag_layer, value_at
 from elasticflow.jobfile.text.read import UnreadableError
+from elasticflow.system import redaction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ from elasticflow.jobfile.tables.types import (
     editor_hints,
     or_reference,
 )
-from elasticflow.redaction import is_secret_address
+from elasticflow.system.redaction import is_secret_address
 from elasticflow.system.units import parse_duration
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from elasticflow.protocol.handshake import TOKEN
 from elasticflow.protocol.json_codec import to_json
 from elasticflow.protocol.store_address import StoreAddress
 from elasticflow.snapshots.format.writer_config import WriterStart  # noqa: TC001  # the codec reads the fields' types
+from elasticflow.system.masking import SECRET_NAMES
 from elasticflow.system.processes import is_killed_from_outside, signal_or_code
-from elasticflow.telemetry.masking import SECRET_NAMES
 
 if TYPE_CHECKING:
     import signal

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from elasticflow.launcher.agent.worker_heartbeats import WorkerHeartbeats, heartbeat_memory
 from elasticflow.launcher.fork_server.server_process import start_server
+from elasticflow.system.masking import mask_streams
 from elasticflow.system.processes import adopt_orphans, append_output_to, die_with_parent
-from elasticflow.telemetry.masking import mask_streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -44,8 +44,8 @@ from elasticflow.launcher.fork_server.torchrun_arguments import (
 from elasticflow.launcher.fork_server.worker_process import end_with, run_entry_point, set_apart, take_over
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.json_codec import to_json
+from elasticflow.system.masking import mask_streams
 from elasticflow.system.processes import append_output_to, die_with_parent
-from elasticflow.telemetry.masking import mask_streams
 
 if TYPE_CHECKING:
     from elasticflow.launcher.fork_server.protocol import Message

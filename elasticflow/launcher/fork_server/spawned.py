@@ -13,8 +13,8 @@ from elasticflow.launcher.fork_server.script import run_script
 from elasticflow.protocol.child_processes import Program
 from elasticflow.protocol.json_codec import from_json
 from elasticflow.system import forked_children
+from elasticflow.system.masking import mask_streams
 from elasticflow.system.processes import die_with_parent
-from elasticflow.telemetry.masking import mask_streams
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import traceback
 from typing import TYPE_CHECKING, NoReturn
 
 from elasticflow.system import forked_children
-from elasticflow.telemetry.masking import mask_streams
+from elasticflow.system.masking import mask_streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable

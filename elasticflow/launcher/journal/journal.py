@@ -17,8 +17,8 @@ from elasticflow.launcher.journal.post_mortem import MACHINE, Machine
 from elasticflow.protocol.run_files import known_record, printed_record
 from elasticflow.system import atomic_files
 from elasticflow.system.json_lines import AppendedLines
+from elasticflow.system.masking import Mask
 from elasticflow.system.records import read as read_record
-from elasticflow.telemetry.masking import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

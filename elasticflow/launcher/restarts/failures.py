@@ -85,7 +85,7 @@ class Failure:
         others: The other ranks' failures folded into one line, or None.
         stderr: The last lines of its standard error if it died without an exception of its own; stacks left out.
         is_final: The worker said that another try would end in the same way.
-        exception: The worker's own, as JSON (`telemetry.exceptions`); None if it raised none.
+        exception: The worker's own, as JSON (`system.exceptions`); None if it raised none.
     """
 
     rank: int

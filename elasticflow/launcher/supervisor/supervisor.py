@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow import errors, events
 from elasticflow.errors import RendezvousError, RunFolderError, RunTakenError
+from elasticflow.events import SCHEMA_VERSION
 from elasticflow.launcher.journal.display_thread import DisplayThread
 from elasticflow.launcher.journal.environment_record import EnvironmentRecord
 from elasticflow.launcher.journal.journal import Journal
@@ -65,9 +66,8 @@ from elasticflow.resume_command import told_command
 from elasticflow.run_folder import step_of
 from elasticflow.snapshots.client.writer_reports import FENCED
 from elasticflow.system.clocks import on_own_clock
+from elasticflow.system.masking import mask_of
 from elasticflow.system.units import parse_duration
-from elasticflow.telemetry.fields import SCHEMA_VERSION
-from elasticflow.telemetry.masking import mask_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

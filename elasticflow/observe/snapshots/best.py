@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.observe import records
-from elasticflow.observe.records import float_of, int_of
+from elasticflow.system.records import float_of, int_of
 
 if TYPE_CHECKING:
     from elasticflow.jobfile.tables.job import Job

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.observe.history import Generation, History
-from elasticflow.observe.records import int_of, text_of
+from elasticflow.observe.history import Generation, RunHistory
 from elasticflow.observe.status import is_locked
 from elasticflow.observe.terminal.formats import plural
 from elasticflow.run_folder import SNAPSHOT_NAME
-from elasticflow.system.records import printable_in
+from elasticflow.system.records import int_of, printable_in, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,7 +59,7 @@ def generations(source: SnapshotSource, rows: Sequence[SnapshotRow]) -> list[Lin
         OSError: the place cannot be read.
     """
     claims = {number: printable_in(claim) for number, claim in source.catalog.generations().items()}
-    history = History() if source.folder is None else History.read(source.folder)
+    history = RunHistory() if source.folder is None else RunHistory.read(source.folder)
     numbers = sorted(claims.keys() | history.generations.keys() | {row.generation for row in rows})
     is_running = source.folder is not None and is_locked(source.folder)
     lineage = []

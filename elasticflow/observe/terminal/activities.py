@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.observe.records import float_of, int_of
 from elasticflow.observe.terminal.formats import span
+from elasticflow.system.records import float_of, int_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from elasticflow.observe.records import Record
+    from elasticflow.system.records import Record
 
 _STARTING = "starting"
 _WORDS = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from elasticflow.observe.records import float_of
 from elasticflow.observe.terminal.formats import span
+from elasticflow.system.records import float_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from elasticflow.observe.records import float_of
 from elasticflow.observe.terminal.formats import number
 from elasticflow.protocol.run_files import GRAD_NORM, MFU, rates_of, scalars_of
+from elasticflow.system.records import float_of
 
 if TYPE_CHECKING:
-    from elasticflow.observe.records import Record
+    from elasticflow.system.records import Record
 
 
 def parts_of_speed(record: Record) -> list[str]:

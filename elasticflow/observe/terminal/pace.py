@@ -6,10 +6,10 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING
 
-from elasticflow.observe.records import float_of, int_of
+from elasticflow.system.records import float_of, int_of
 
 if TYPE_CHECKING:
-    from elasticflow.observe.records import Record
+    from elasticflow.system.records import Record
 
 # Speed is the mean over this much training: long enough to be steady, short enough to notice a change.
 OVER_S = 8.0

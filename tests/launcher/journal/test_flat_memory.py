@@ -14,7 +14,7 @@ from elasticflow.launcher.journal.environment_record import EnvironmentRecord
 from elasticflow.launcher.journal.journal import Journal
 from elasticflow.launcher.journal.metrics import Metrics
 from elasticflow.launcher.supervisor.ingest import Ingest
-from elasticflow.observe.terminal.live_view import LiveView
+from elasticflow.observe.live_view import LiveView
 from elasticflow.run_folder import RunFolder
 
 if TYPE_CHECKING:

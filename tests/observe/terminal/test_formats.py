@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticflow.observe.records import unix_time
 from elasticflow.observe.terminal.formats import elapsed, local_time, number, plural, size, span
+from elasticflow.system.records import unix_time
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from elasticflow.sinks.sink import SinkError
-from elasticflow.telemetry.masking import Mask
+from elasticflow.system.masking import Mask
 
 if TYPE_CHECKING:
     from email.message import Message

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from elasticflow.telemetry.fields import FIELDS
-from elasticflow.telemetry.names import SEVERITY_NUMBERS, otel_name, to_otel
+from elasticflow.events import FIELDS
+from elasticflow.sinks.otlp import SEVERITY_NUMBERS, otel_name, to_otel
 
 FAILED: dict[str, Any] = {
     "timestamp": "2026-11-23T03:00:00.250001Z",

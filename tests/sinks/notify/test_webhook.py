@@ -5,7 +5,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from elasticflow.notify.webhook import post
+from elasticflow.sinks.notify.webhook import post
 from elasticflow.sinks.sink import SinkError
 from tests.servers import free_port
 from tests.webhook_receiver import SECRET, webhook

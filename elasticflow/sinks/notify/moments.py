@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow import errors, events
-from elasticflow.observe.history import SUPERVISOR_LOST, History
-from elasticflow.observe.incidents import headline, incident_of
-from elasticflow.observe.records import float_of, int_of, last_of, read, tail, text_of
+from elasticflow.observe.history import RunHistory
+from elasticflow.observe.records import last_of, tail
 from elasticflow.observe.terminal.durations import parts_of, took
 from elasticflow.observe.terminal.formats import plural, span
+from elasticflow.sinks.reader import Position, Reader
+from elasticflow.system.records import float_of, int_of, printable_in, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from typing import Any
 
     from elasticflow.events import EventRecord
     from elasticflow.jobfile.tables.notify import MomentName
-    from elasticflow.observe.history import Stop
-    from elasticflow.observe.records import Record
     from elasticflow.run_folder import RunFolder
+    from elasticflow.system.records import Record
 
-BUDGET = "restarts.budget"
 _NEXT: dict[MomentName, str] = {
     "finished": "report",
     "failed": "why",
@@ -31,6 +31,7 @@ _NEXT: dict[MomentName, str] = {
     "budget_low": "why",
 }
 _SECOND_SIGNAL = "a second signal"
+_AT_ONCE = 500
 
 
 @dataclass(frozen=True)
@@ -73,105 +74,105 @@ _KINDS: dict[str, MomentName] = {
 }
 
 
-def name_of(record: EventRecord) -> MomentName | None:
+def name_of(record: Record) -> MomentName | None:
     """Return which kind of moment an event may be; None for most."""
     return _KINDS.get(str(record.get("event")))
 
 
-def moment_of(folder: RunFolder, record: EventRecord, budget: int) -> Moment | None:
-    """Return the moment that an event of the run is, told from what had happened by then; None if it is none."""
-    name = name_of(record)
-    if name is None:
-        return None
-    happened = _until(folder, record)
-    last = happened[-1]  # the same, its texts printable
-    history = History.of(happened)
-    of_launch = _of_launch(happened)
-    has_stopped = any(each.get("event") == events.GENERATION_ENDED for each in of_launch)
-    stop = history.stops[-1] if has_stopped else None
-    cause = headline(incident_of(stop, folder)) if stop is not None and stop.is_failure else None
-    if name == "first_restart" and not _is_first(happened, history):
-        return None
-    if name == "budget_low" and not _is_low(happened, budget):
-        return None
-    left = next((each.left for each in reversed(history.stops) if each.left is not None), None)
-    step = int_of(last, "step") or (stop.step if stop is not None else history.step or 0)
-    return Moment(
-        name,
-        at=str(last.get("timestamp")),
-        sentence=_SENTENCES[name](last, cause, _Budget(left, budget)),
-        next=f"elasticflow {_NEXT[name]} {folder.run_id}",
-        step=step,
-        steps=history.steps,
-        measured=_measured(folder, step),
-        restarts_left=left,
-        restart_budget=budget,
-        error=cause if name in {"failed", "first_restart", "budget_low"} else None,
-        exit_code=_exit_code(name, of_launch),
-    )
+class Moments:
+    """The moments of a run, by a history that takes each event once, whoever asks for which of them.
+
+    Args:
+        folder: The run.
+        budget: The restart budget.
+    """
+
+    def __init__(self, folder: RunFolder, budget: int) -> None:
+        self._folder, self._budget = folder, budget
+        self._reader, self._position = Reader(folder), Position()
+        self._history = RunHistory()
+        self._left_before = budget  # restarts left when the newest generation was formed
+        self._moments: dict[tuple[object, object], Moment] = {}
+        self._lock = Lock()
+
+    def of(self, record: EventRecord) -> Moment | None:
+        """Return the moment that an event of the run is, told from what had happened by then; None if it is none.
+
+        Raises:
+            OSError: events.jsonl is there and cannot be read.
+        """
+        if name_of(record) is None:
+            return None
+        with self._lock:
+            if _key(record) not in self._moments:
+                self._read_on()
+            moment = self._moments.get(_key(record))
+        return None if moment is None else replace(moment, measured=_measured(self._folder, moment.step))
+
+    def _read_on(self) -> None:
+        """Take all events that were written since."""
+        while (batch := self._reader.events_after(self._position, _AT_ONCE)).end != self._position:
+            self._position = batch.end
+            for record in batch.events:
+                moment = self._take(printable_in(record))
+                if moment is not None:
+                    self._moments.setdefault(_key(record), moment)
+
+    def _take(self, record: Record) -> Moment | None:
+        name, history = name_of(record), self._history
+        survived_before = history.survived
+        history.take(record)
+        history.forget()
+        is_low = self._is_low(record)
+        if (
+            name is None
+            or (name == "budget_low" and not is_low)
+            or (name == "first_restart" and (survived_before, history.survived) != (0, 1))
+        ):
+            return None
+        stop = history.stops[-1] if history.has_stopped else None
+        cause = stop.headline if stop is not None and stop.is_failure else None
+        return Moment(
+            name,
+            at=str(record.get("timestamp")),
+            sentence=_SENTENCES[name](record, cause, _Budget(history.budget_left, self._budget)),
+            next=f"elasticflow {_NEXT[name]} {self._folder.run_id}",
+            step=int_of(record, "step") or (stop.step if stop is not None else history.step or 0),
+            steps=history.steps,
+            restarts_left=history.budget_left,
+            restart_budget=self._budget,
+            error=cause if name in {"failed", "first_restart", "budget_low"} else None,
+            exit_code=_exit_code(name, record, history),
+        )
+
+    def _is_low(self, record: Record) -> bool:
+        """Return whether, with the failure that a new generation comes after, the restarts left fell so far.
+
+        Both marks are passed once on the way down; what goes up and down again is told again.
+        """
+        left = self._budget if self._history.budget_left is None else self._history.budget_left
+        before = self._left_before
+        if record.get("event") in {events.GENERATION_STARTED, events.BUDGET_REFILLED}:
+            self._left_before = left
+        return any(left <= mark < before for mark in (0, max(1, self._budget // 4)))
 
 
-def _exit_code(name: MomentName, of_launch: Sequence[Record]) -> int | None:
-    """Return the exit code of a launch that ends with the last of these events; None if it does not."""
+def _key(record: Record) -> tuple[object, object]:
+    return record.get("timestamp"), record.get("event")
+
+
+def _exit_code(name: MomentName, record: Record, history: RunHistory) -> int | None:
+    """Return the exit code of a launch that ends with *record*; None if it does not end."""
     match name:
         case "finished":
             return errors.FINISHED
         case "failed":
-            is_spent = any(each.get("event") == events.BUDGET_SPENT for each in of_launch)
-            return errors.BUDGET_SPENT if is_spent else errors.ANSWER_IS_NO
+            return errors.BUDGET_SPENT if history.is_budget_spent else errors.ANSWER_IS_NO
         case "interrupted":
-            is_cut_short = of_launch[-1].get("reason") == _SECOND_SIGNAL
+            is_cut_short = record.get("reason") == _SECOND_SIGNAL
             return errors.KILLED_BY_USER if is_cut_short else errors.INTERRUPTED
         case "first_restart" | "budget_low":
             return None
-
-
-def _until(folder: RunFolder, record: EventRecord) -> list[Record]:
-    """Return the run's events up to *record*, with it."""
-    happened: list[Record] = []
-    for each in read(folder.events):
-        happened.append(each)
-        if (each.get("timestamp"), each.get("event")) == (record.get("timestamp"), record.get("event")):
-            return happened
-    return [*happened, record]
-
-
-def _of_launch(happened: Sequence[Record]) -> Sequence[Record]:
-    """Return those of the newest launch."""
-    starts = [n for n, each in enumerate(happened) if each.get("event") == events.RUN_STARTED]
-    return happened[starts[-1] :] if starts else happened
-
-
-def _is_first(happened: Sequence[Record], history: History) -> bool:
-    """Return whether training goes on after a failure with the last of these events, for the first time."""
-    return len(_survived(history)) == 1 and not _survived(History.of(happened[:-1]))
-
-
-def _survived(history: History) -> list[Stop]:
-    return [
-        stop
-        for stop in history.stops
-        if stop.is_failure and stop.kind != SUPERVISOR_LOST and stop.back_s is not None
-    ]
-
-
-def _is_low(happened: Sequence[Record], budget: int) -> bool:
-    """Return whether, for the failure that the last of these events goes on from, the restarts left fell so far.
-
-    Both marks are passed once on the way down; what goes up and down again is told again.
-    """
-    left, before, is_charged = budget, budget, False
-    for each in happened[:-1]:
-        match each.get("event"):
-            case events.GENERATION_STARTED:
-                before, is_charged = left, False
-            case events.BUDGET_REFILLED:
-                left = before = budget
-            case events.BUDGET_CHARGED:
-                left, is_charged = int_of(each, "left"), True
-            case _:
-                pass
-    return is_charged and any(left <= mark < before for mark in (0, max(1, budget // 4)))
 
 
 class _Budget(NamedTuple):

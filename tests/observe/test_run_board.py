@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
-from elasticflow.observe.terminal.run_board import RunBoard
+from elasticflow.observe.history import RunHistory
+from elasticflow.observe.run_board import RunBoard
 from elasticflow.protocol.run_files import KNOWN, known_record
 from tests.observe.hand_made import START, event, step
 
+if TYPE_CHECKING:
+    from elasticflow.system.records import Record
+
 SIZE = os.terminal_size((100, 24))
+
+
+class Board(RunBoard):
+    """A board with a history of its own, which takes each event before."""
+
+    def __init__(self) -> None:
+        super().__init__(RunHistory())
+
+    def event(self, record: Record) -> None:
+        """Take an event."""
+        self._history.take(record)
+        super().event(record)
 
 
 def _rows(board: RunBoard, seconds: float) -> list[str]:
@@ -17,7 +34,7 @@ def _rows(board: RunBoard, seconds: float) -> list[str]:
 
 
 def _training() -> RunBoard:
-    board = RunBoard()
+    board = Board()
     board.event(event(0, "run.started"))
     for node in ("n0", "n1"):
         board.event(event(1, "node.joined", node=node, host="h", nproc=2))

@@ -6,12 +6,12 @@ import socket
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, assert_never
 
-from elasticflow.observe.records import unix_time
 from elasticflow.observe.terminal.formats import number, plural
+from elasticflow.system.records import unix_time
 
 if TYPE_CHECKING:
     from elasticflow.jobfile.tables.notify import Format
-    from elasticflow.notify.moments import Moment
+    from elasticflow.sinks.notify.moments import Moment
     from elasticflow.sinks.sink import RunFacts
 
 _FORMAT = 1

@@ -10,8 +10,8 @@ import sys
 from typing import TYPE_CHECKING, Any, TextIO
 from urllib.parse import quote
 
-from elasticflow.redaction import is_secret, mask_urls_in
-from elasticflow.telemetry.fields import FIELDS
+from elasticflow.events import FIELDS
+from elasticflow.system.redaction import is_secret, mask_urls_in
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping

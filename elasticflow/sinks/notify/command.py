@@ -1,4 +1,4 @@
-"""A command that is run with a message."""
+"""A command that is run with a message; as `python -m`, with the id of its parent, becomes the command."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.sinks.sink import SinkError
-from elasticflow.system.processes import signal_or_code
-from elasticflow.telemetry.masking import mask_of
+from elasticflow.system.masking import mask_of
+from elasticflow.system.processes import die_with_parent, signal_or_code
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+_NOT_FOUND = 127  # as a shell has it
 _VARIABLES = ("event", "text", "job", "run_id", "host", "folder", "step", "error", "exit_code", "next")
 
 
@@ -38,7 +39,7 @@ def run(command: Sequence[str], message: dict[str, Any], folder: Path, timeout_s
         SinkError: it cannot be run, ended with another code than 0, or did not end in time.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "elasticflow.notify.run_command", str(os.getpid()), *command],
+        [sys.executable, "-m", "elasticflow.sinks.notify.command", str(os.getpid()), *command],
         cwd=folder,
         env={**os.environ, **variables_of(message)},
         stdin=subprocess.PIPE,
@@ -67,3 +68,20 @@ def run(command: Sequence[str], message: dict[str, Any], folder: Path, timeout_s
     if process.returncode != 0:
         said = f": {lines[-1].strip()}" if lines else ""
         raise SinkError(f"{command[0]}: {signal_or_code(process.returncode)}{said}")
+
+
+def main() -> None:
+    """Become the command, which ends with its parent: `PARENT_PID COMMAND...`."""
+    die_with_parent(int(sys.argv[1]))
+    command = sys.argv[2:]
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_DFL)  # the follower ignores them
+    try:
+        os.execvp(command[0], command)  # noqa: S606
+    except OSError as error:
+        sys.stderr.write(f"it cannot be run: {error.strerror}\n")
+        sys.exit(_NOT_FOUND)
+
+
+if __name__ == "__main__":
+    main()

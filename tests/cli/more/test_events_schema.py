@@ -10,8 +10,8 @@ from jsonschema import Draft202012Validator
 
 from elasticflow import events
 from elasticflow.cli.main import call
-from elasticflow.telemetry import schema
-from elasticflow.telemetry.fields import FIELDS, SCHEMA_VERSION
+from elasticflow.cli.more import events_schema as schema
+from elasticflow.events import FIELDS, SCHEMA_VERSION
 from tests import run_folders
 
 if TYPE_CHECKING:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from elasticflow import events
-from elasticflow.observe.records import Record, float_of, int_of, unix_time
+from elasticflow.observe.history import Node
 from elasticflow.observe.terminal.activities import Doing, awaited_of, doing_of, whole_seconds
 from elasticflow.observe.terminal.event_lines import epoch_of, rates_of
 from elasticflow.observe.terminal.formats import elapsed, number, plural, size
 from elasticflow.observe.terminal.measures import parts_of_speed, parts_of_step
 from elasticflow.observe.terminal.pace import Pace
 from elasticflow.observe.terminal.screen import Part
+from elasticflow.system.records import Record, float_of, int_of
 
 if TYPE_CHECKING:
     from os import terminal_size
 
+    from elasticflow.observe.history import RunHistory
     from elasticflow.observe.terminal.screen import Row
 
 TIME_WIDTH, LABEL_WIDTH = 8, 13
@@ -30,66 +31,28 @@ _LONG_STEP_S = 5.0
 _DIM, _DONE, _LOST = "2", "36", "31"
 
 
-@dataclass(frozen=True)
-class _Lane:
-    """A node: its workers, the machine, its first rank if it takes part, and since when (unix) it is gone, how."""
-
-    nproc: int
-    host: str
-    first_rank: int | None = None
-    gone: str = ""
-    gone_at: float = 0.0
-
-
 class RunBoard:
-    """Takes in records of a run, and says what is true now.
+    """Says what is true now of a run.
 
-    Attributes:
-        steps: Steps of the whole training, once known.
-        doing: What the run is at if it does not train, as far as events tell.
+    Args:
+        history: What happened so far; the board is told of each event after the history has taken it.
     """
 
-    def __init__(self) -> None:
-        self.steps: int | None = None
-        self.doing: Doing | None = None
+    def __init__(self, history: RunHistory) -> None:
+        self._history = history
         self._pace = Pace()
         self._step: Record | None = None  # the newest line of one
-        self._has_stepped = False
-        self._generation = 0
-        self._group = ""
         self._epochs: int | None = None
         self._left: int | None = None
         self._activities: dict[str, Record] = {}
-        self._snapshot: Record | None = None
-        self._lanes: dict[str, _Lane] = {}
-        self._is_over = False
 
     def event(self, record: Record) -> None:
-        """Take in one record of events.jsonl."""
-        at = unix_time(record.get("timestamp")) or 0.0
+        """Forget the speed, and the newest step, of a group that has ended."""
         name = record.get("event")
-        if (doing := _DOING.get(str(name))) is not None and not (
-            self._has_stepped and name == events.NODE_JOINED
-        ):
-            self.doing = Doing(doing[0], doing[1], at)
-        self._follow_nodes(record, at)
-        match name:
-            case events.GENERATION_STARTED:
-                self._begin_group(record)
-            case events.TRAINING_STARTED | events.STAGE_STARTED:
-                self.steps = int_of(record, "steps") or None
-            case events.TRAINING_FIRST_STEP:
-                self._has_stepped, self.doing = True, None
-            case events.SNAPSHOT_COMMITTED:
-                self._snapshot = record
-            case events.NODE_LOST if not self._takes_part(str(record.get("node"))):
-                pass
-            case events.WORKER_FAILED | events.NODE_LOST | events.GENERATION_ENDED:
-                self._end_group(at, goes_on=record.get("class") not in _LAST_ENDS)
-            case events.RUN_FINISHED | events.RUN_FAILED | events.RUN_INTERRUPTED:
-                self._is_over = True
-            case _:
-                pass
+        if name in _ENDS and not self._history.is_training:
+            self._step = None
+        if name == events.GENERATION_STARTED or self._step is None:
+            self._pace.clear()
 
     def known(self, record: Record) -> None:
         """Take in what is known beside the events (`protocol/run_files.py`)."""
@@ -112,30 +75,36 @@ class RunBoard:
         """Return what the run is at at the unix time *at*, if that is worth telling."""
         if self._is_over:
             return None
+        history = self._history
+        doing = None if history.phase is None else Doing(*_DOING[history.phase[0]], history.phase[1])
         # What nodes do that are about to join holds up nobody.
         taking_part = {
             node: activity
             for node, activity in self._activities.items()
-            if not self._has_stepped or self._takes_part(node)
+            if not history.is_training or self._takes_part(node)
         }
-        awaited = awaited_of(taking_part, has_stepped=self._has_stepped)
-        if awaited is None or (self.doing is not None and awaited.label in {"training", "leaving"}):
-            return self.doing
-        if awaited.label == "training" and self._has_stepped and at - awaited.since < _LONG_STEP_S:
+        awaited = awaited_of(taking_part, has_stepped=self._history.is_training)
+        if awaited is None or (doing is not None and awaited.label in {"training", "leaving"}):
+            return doing
+        if awaited.label == "training" and self._history.is_training and at - awaited.since < _LONG_STEP_S:
             return None
         return awaited
 
     def progress(self, *, share: bool = False) -> list[str]:
         """Return where training is and how fast, the most important first; empty while it does not train."""
         record = self._step
-        if record is None or not self._has_stepped:
+        if record is None or not self._history.is_training:
             return []
         step = int_of(record, "step")
-        count = f"step {step}" if self.steps is None else f"step {step:>{len(str(self.steps))}}/{self.steps}"
-        if share and self.steps:
-            count += f" ({100 * step // self.steps} %)"
+        count = (
+            f"step {step}"
+            if self._history.steps is None
+            else f"step {step:>{len(str(self._history.steps))}}/{self._history.steps}"
+        )
+        if share and self._history.steps:
+            count += f" ({100 * step // self._history.steps} %)"
         parts = [count, f"loss {number(record.get('loss'))}"]
-        left = None if self.steps is None else self._pace.seconds_left(step, self.steps)
+        left = None if self._history.steps is None else self._pace.seconds_left(step, self._history.steps)
         parts += [] if left is None else [f"{elapsed(left).split('.')[0]} left"]
         per_s = self._pace.samples_per_s
         parts += [] if per_s is None else [f"{per_s:,.0f} samples/s"]
@@ -149,13 +118,12 @@ class RunBoard:
 
     def snapshot(self, at: float) -> str:
         """Return `snapshot of step 400, 12 s ago, 1.2 MB`; empty if there is none."""
-        record = self._snapshot
-        if record is None:
+        snapshot = self._history.snapshot
+        if snapshot is None:
             return ""
-        made = unix_time(record.get("timestamp"))
-        parts = [f"step {int_of(record, 'step')}"]
-        parts += [] if made is None else [f"{whole_seconds(at - made)} ago"]
-        parts += [] if (num_bytes := float_of(record, "bytes")) is None else [size(num_bytes)]
+        parts = [f"step {snapshot.step}"]
+        parts += [] if snapshot.at is None else [f"{whole_seconds(at - snapshot.at)} ago"]
+        parts += [] if snapshot.num_bytes is None else [size(snapshot.num_bytes)]
         return ", ".join(parts)
 
     def rows(self, at: float, clock: str, note: str, room: terminal_size, *, pretty: bool) -> list[Row]:
@@ -185,7 +153,7 @@ class RunBoard:
                 add("", rest)
         if doing is not None:
             add(doing.label, [Part(doing.lasting(at))])
-        if not self._has_stepped and not progress:
+        if not self._history.is_training and not progress:
             return [*rows, *self._lane_rows(at, note, room.lines - len(rows))]
         for label, text in self._facts(at, room.columns):
             add(label, [Part(text, _DIM)])
@@ -197,9 +165,9 @@ class RunBoard:
         first = [Part(count)]
         room = columns - 1 - TEXT_COLUMN - len(count)
         step = int_of(self._step or {}, "step")
-        if self.steps:
+        if self._history.steps:
             width = 20 if columns >= _WIDE else 10
-            first += [Part("  "), *_bar(step / self.steps, width, pretty=pretty)]
+            first += [Part("  "), *_bar(step / self._history.steps, width, pretty=pretty)]
             room -= width + 2
         while others and len(others[0]) + 2 <= room:
             room -= len(others[0]) + 2
@@ -213,7 +181,10 @@ class RunBoard:
         return first, second
 
     def _facts(self, at: float, columns: int) -> list[tuple[str, str]]:
-        group = [self._group, f"generation {self._generation}"] if self._group else []
+        newest, group = self._history.group, []
+        if newest is not None:
+            workers, nodes = newest.world_size or 0, max(1, len(newest.members))
+            group = [f"{plural(workers, 'worker')} on {plural(nodes, 'node')}", f"generation {newest.number}"]
         if self._left is not None:
             group.append(f"{plural(self._left, 'restart')} left")
         snapshot = self.snapshot(at)
@@ -225,11 +196,10 @@ class RunBoard:
 
     def _lane_rows(self, at: float, note: str, room: int) -> list[Row]:
         """Return a row for each node if there are several; as many as a third of the terminal holds."""
-        lanes = {
-            node: lane for node, lane in self._lanes.items() if not lane.gone or at - lane.gone_at < _GONE_S
-        }
-        for node in self._activities:
-            lanes.setdefault(node, _Lane(0, ""))
+        nodes = self._history.nodes.items()
+        lanes = {name: node for name, node in nodes if not node.gone or at - node.gone_at < _GONE_S}
+        for name in self._activities:
+            lanes.setdefault(name, Node())
         if len(lanes) < 2:
             return []
         most = max(1, room // 2 - 1)
@@ -239,7 +209,7 @@ class RunBoard:
             rows.append([Part(f"{left}and {plural(len(lanes) - most, 'node')} more", _DIM)])
         return rows
 
-    def _lane_row(self, node: str, lane: _Lane, at: float, note: str) -> Row:
+    def _lane_row(self, node: str, lane: Node, at: float, note: str) -> Row:
         head = [Part(" " * (TIME_WIDTH + 2)), Part(f"{note} {node:<{LABEL_WIDTH}}  ", _DIM)]
         if lane.gone:
             return [*head, Part(f"{lane.gone} {whole_seconds(at - lane.gone_at)} ago", _LOST)]
@@ -250,49 +220,21 @@ class RunBoard:
             place = f"rank {last}" if lane.nproc == 1 else f"ranks {lane.first_rank}-{last}"
         where = f" on {lane.host}" if lane.host else ""
         activity = self._activities.get(node)
-        doing = None if activity is None else doing_of(activity, has_stepped=self._has_stepped)
+        doing = None if activity is None else doing_of(activity, has_stepped=self._history.is_training)
         tail = "" if doing is None else f"  {doing.label}: {doing.lasting(at)}"
         return [*head, Part(f"{place}{where}", _DIM), Part(tail)]
 
-    def _begin_group(self, record: Record) -> None:
-        self._pace.clear()
-        self._generation = int_of(record, "generation")
-        members = record.get("members")
-        names = [str(name) for name in members] if isinstance(members, list | tuple) else list(self._lanes)
-        first, ranks = 0, {}
-        for name in names:
-            ranks[name] = first
-            first += self._lanes[name].nproc if name in self._lanes else 0
-        self._lanes = {name: replace(lane, first_rank=ranks.get(name)) for name, lane in self._lanes.items()}
-        workers, nodes = int_of(record, "world_size"), max(1, len(names))
-        self._group = f"{plural(workers, 'worker')} on {plural(nodes, 'node')}"
+    @property
+    def _is_over(self) -> bool:
+        launches = self._history.launches
+        return bool(launches) and launches[-1].end is not None
 
-    def _end_group(self, at: float, *, goes_on: bool) -> None:
-        self._pace.clear()
-        self._step, self._has_stepped = None, False
-        if goes_on:
-            self.doing = Doing("restarting", "the next group is formed", at)
-
-    def _takes_part(self, node: str) -> bool:
-        return node in self._lanes and self._lanes[node].first_rank is not None
-
-    def _follow_nodes(self, record: Record, at: float) -> None:
-        node = str(record.get("node"))
-        lane = self._lanes.get(node, _Lane(0, ""))
-        match record.get("event"):
-            case events.NODE_JOINED:
-                self._lanes[node] = _Lane(int_of(record, "nproc"), str(record.get("host") or ""))
-            case events.NODE_LOST:
-                self._lanes[node] = replace(lane, gone="lost", gone_at=at)
-            case events.NODE_LEFT:
-                self._lanes[node] = replace(lane, gone="left", gone_at=at)
-            case events.NODE_EXCLUDED:
-                self._lanes[node] = replace(lane, gone="excluded", gone_at=at)
-            case _:
-                pass
+    def _takes_part(self, name: str) -> bool:
+        node = self._history.nodes.get(name)
+        return node is not None and node.first_rank is not None
 
 
-# What a run is at after an event, until something else is heard of it.
+# What a run is at after the event that began its phase (`RunHistory.phase`).
 _DOING: dict[str, tuple[str, str]] = {
     events.RUN_STARTED: ("starting", "importing torch"),
     events.NODE_JOINED: ("starting", "a group is formed"),
@@ -301,9 +243,9 @@ _DOING: dict[str, tuple[str, str]] = {
     events.TRAINING_STARTED: ("starting", "the first step"),
     events.DRAIN_REQUESTED: ("leaving", "after the same step"),
     events.TRAINING_FINISHED: ("ending", "the last snapshot is written"),
+    events.GENERATION_ENDED: ("restarting", "the next group is formed"),
 }
-# Classes of ends after which nothing is formed any more, as a rule.
-_LAST_ENDS = frozenset({"finished", "drained"})
+_ENDS = frozenset({events.WORKER_FAILED, events.NODE_LOST, events.GENERATION_ENDED})
 
 
 def _bar(share: float, width: int, *, pretty: bool) -> list[Part]:

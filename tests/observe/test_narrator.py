@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -8,27 +9,43 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticflow import events
+from elasticflow.observe.history import RunHistory
+from elasticflow.observe.narrator import RunNarrator
 from elasticflow.observe.terminal.durations import took
 from elasticflow.observe.terminal.event_lines import (
-    CONTEXT_FREE,
     LONGEST_QUOTE,
     Line,
     epoch_of,
+    line_of,
     rates_of,
     user_frames,
 )
-from elasticflow.observe.terminal.narrator import RunNarrator
 from tests.observe.hand_made import DURATIONS, RUN_ID, evaluation, event, step, story_of_a_kill
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from elasticflow.system.records import Record
+
 
 def told(records: Iterable[dict[str, Any]], folder: str | None = None) -> list[Line]:
     """Return the lines a story makes of *records*."""
-    narrator = RunNarrator(folder)
+    narrator = Told(folder)
     lines = [narrator.event(r) if "event" in r else narrator.metrics(r) for r in records]
     return [line for line in lines if line is not None]
+
+
+class Told(RunNarrator):
+    """A narrator with a history of its own, which takes each event once it was told."""
+
+    def __init__(self, folder: str | None = None) -> None:
+        super().__init__(RunHistory(), folder)
+
+    def event(self, record: Record) -> Line | None:
+        """Tell an event."""
+        line = super().event(record)
+        self._history.take(record)
+        return line
 
 
 def test_a_killed_worker_reads_as_a_story() -> None:
@@ -55,7 +72,7 @@ def test_a_killed_worker_reads_as_a_story() -> None:
 
 def test_the_command_that_goes_on_is_the_one_that_the_launch_was_told() -> None:
     """After an interruption, and once a failure is mended."""
-    narrator = RunNarrator()
+    narrator = Told()
     again = "elasticflow run jobs/mnist.toml --hosts hosts.txt --run-id nightly"
     narrator.event(event(0, "run.started", resume_command=again))
     left = narrator.event(event(9, "run.interrupted", reason="SIGTERM", step=4))
@@ -70,7 +87,7 @@ def test_the_command_that_goes_on_is_the_one_that_the_launch_was_told() -> None:
 
 def test_time_runs_from_the_start_of_the_launch() -> None:
     """Seconds count from `run.started`, whatever was shown before it."""
-    narrator = RunNarrator()
+    narrator = Told()
     narrator.event(event(0, "node.joined", node="n0"))
     narrator.event(event(100, "run.started", launch=2, resumed=True))
     line = narrator.event(event(105, "drain.completed", seconds=1.0))
@@ -318,12 +335,37 @@ def test_data_shards_are_told_by_their_number() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", sorted(CONTEXT_FREE))
+@pytest.mark.parametrize("name", [name for name in events.EVENTS if line_of({"event": name}) is not None])
 def test_every_warning_and_note_has_a_line(name: str) -> None:
     """Events that need no context give a line even when fields are missing."""
     (line,) = told([event(1, name)])
     assert line.label
     assert line.text
+
+
+def test_the_fields_of_a_template_are_those_of_its_event() -> None:
+    """Else the line would say `None`."""
+    templates = [(kind, kind.line) for kind in events.EVENTS.values() if kind.line is not None]
+    for kind, template in templates:
+        of_line = {*kind.fields, *events.COMMON_FIELDS, *events.WORKER_FIELDS}
+        parsed = [part for text in (template.text, *template.more) for part in Formatter().parse(text)]
+        assert {name for _, name, _, _ in parsed if name is not None} <= of_line, event
+
+
+def test_a_template_says_how_its_fields_are_shown() -> None:
+    """As a span of time, a number, a count, a list, so many of something; braces in a field are a field's own."""
+    lines = [
+        line_of({"event": "store.trouble", "operation": "{x}", "error": "e", "attempt": 2, "pause_s": 0.5}),
+        line_of({"event": "loss.unused", "keys": ["a", "b"]}),
+        line_of({"event": "node.awaited", "present": 1, "least": 2}),
+        line_of({"event": "loss.skipped", "step": 3, "loss": "nan"}),
+    ]
+    assert [(line.text, line.more) for line in lines if line is not None] == [
+        ("{x}: e", ("try 2; the next in 0.50 s; training goes on",)),
+        ("the step's dict also holds a, b, which nobody reads", ()),
+        ("1 of at least 2 nodes ready", ()),
+        ("step 3: loss nan; the weights are left alone", ()),
+    ]
 
 
 def test_a_long_traceback_keeps_its_end() -> None:
@@ -353,7 +395,7 @@ RECORDS = {
 @given(st.lists(st.sampled_from(sorted(RECORDS)).flatmap(RECORDS.__getitem__), max_size=6))
 def test_no_record_whatsoever_breaks_the_story(records: list[dict[str, Any]]) -> None:
     """The console must never take a run down, so any JSON in any field gives a line or none."""
-    narrator = RunNarrator()
+    narrator = Told()
     for record in records:
         line = narrator.event(json.loads(json.dumps(record)))
         assert line is None or line.label
@@ -362,9 +404,11 @@ def test_no_record_whatsoever_breaks_the_story(records: list[dict[str, Any]]) ->
 
 def test_steps_are_remembered_and_get_no_line() -> None:
     """A step is progress, not news."""
-    narrator = RunNarrator()
+    narrator = Told()
     assert narrator.metrics(step(1, 7)) is None
-    assert narrator.step == 7
+    line = narrator.event(event(2, "worker.failed", rank=1, error="killed by SIGKILL"))
+    assert line is not None
+    assert line.text == "rank 1 by SIGKILL, after step 7"
     assert narrator.metrics(evaluation(1, 7, 0.5, 0.5)) is not None
 
 
@@ -381,7 +425,7 @@ def test_a_best_value_of_another_evaluation_is_told() -> None:
 
 def test_an_evaluation_says_whose_metrics_it_holds() -> None:
     """The average's have its name, and stand at the end as well; the raw weights' follow where both were measured."""
-    narrator = RunNarrator()
+    narrator = Told()
     measured = evaluation(1, 20, 0.9, 0.9) | {"weights": "ema", "eval_raw": {"loss": 0.3, "accuracy": 0.8}}
     line = narrator.metrics(measured)
     assert line is not None
@@ -465,7 +509,7 @@ def test_last_words_of_a_worker_that_died_by_itself_are_quoted() -> None:
 
     def quoted(code: int) -> tuple[str, ...]:
         fields = {"rank": 0, "exit_code": code, "error": "killed by a signal", "stderr": said}
-        line = RunNarrator().event(event(1, "worker.failed", **fields))
+        line = Told().event(event(1, "worker.failed", **fields))
         assert line is not None
         return line.quote
 
@@ -484,7 +528,7 @@ def test_last_words_of_a_worker_that_died_by_itself_are_quoted() -> None:
 )
 def test_interrupted_run_says_from_where_it_will_go_on(begin: int | None, text: str) -> None:
     """The last step is told, and the snapshot's where that is another; an earlier version did not say."""
-    line = RunNarrator().event(event(1, "run.interrupted", reason="SIGTERM", step=64, goes_on_from=begin))
+    line = Told().event(event(1, "run.interrupted", reason="SIGTERM", step=64, goes_on_from=begin))
 
     assert line is not None
     assert text == line.text
@@ -493,7 +537,7 @@ def test_interrupted_run_says_from_where_it_will_go_on(begin: int | None, text: 
 @pytest.mark.parametrize(("kind", "says_resume"), [("crash", True), ("taken_over", False)])
 def test_a_run_that_failed_names_what_to_type_next(kind: str, *, says_resume: bool) -> None:
     """What went wrong; and how to go on, unless another launch has the run."""
-    narrator = RunNarrator("runs/mnist/x")
+    narrator = Told("runs/mnist/x")
     line = narrator.event(event(1, "run.failed", class_=kind, error="E", step=3, seconds=1.0))
     assert line is not None
     told, place = line.more

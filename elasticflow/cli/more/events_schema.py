@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
-from elasticflow.telemetry.fields import FIELDS, SCHEMA_VERSION
+from elasticflow.events import FIELDS, SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

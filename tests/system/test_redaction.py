@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from elasticflow import redaction
+from elasticflow.system import redaction
 
 OPTIONS: dict[str, Any] = {
     "key": "AKIAEXAMPLE",

@@ -11,7 +11,8 @@ from elasticflow import events
 from elasticflow.jobfile.tables.notify import NotifyTable
 from elasticflow.sinks import delivery as the_delivery
 from elasticflow.sinks.delivery import Delivery
-from elasticflow.sinks.registry import is_message, make_notifier
+from elasticflow.sinks.notify.moments import Moments
+from elasticflow.sinks.notify.notifier import Notifier, wanted_of
 from tests.sinks.runs import Written, event_line
 from tests.webhook_receiver import SECRET, Webhook, webhook
 
@@ -46,8 +47,11 @@ def delivery_of(written: Written, told: Told, **keys: Any) -> Delivery:
         told.append((event, fields))
 
     ((name, options),) = NotifyTable.model_validate(keys).ways().items()
-    wanted = partial(is_message, folder=written.folder, options=options, budget=3)
-    made = Delivery(name, partial(make_notifier, options), {}, written.facts, written.folder, report, wanted)
+    moments = Moments(written.folder, budget=3)
+    wanted = partial(wanted_of, options=options, moments=moments)
+    made = Delivery(
+        name, partial(Notifier, options, moments), {}, written.facts, written.folder, report, wanted
+    )
     made.finish()
     return made
 

@@ -5,18 +5,23 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elasticflow import events
-from elasticflow.notify.moments import Moment, moment_of
-from tests.sinks.runs import Written, step_line
+from elasticflow.observe.history import RunHistory
+from elasticflow.observe.records import read
+from elasticflow.sinks.notify.moments import Moment, Moments
+from tests.sinks.runs import Written, event_line, step_line
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from elasticflow.system.records import Record
 
 
 class Story:
     """Events of a run, each a second after the one before, and the moments that they are."""
 
     def __init__(self, root: Path, budget: int = 3) -> None:
-        self.written, self.budget = Written.under(root), budget
+        self.written = Written.under(root)
+        self.moments = Moments(self.written.folder, budget)
         self._second = 0
 
     def tell(self, name: str, generation: int = 1, **fields: Any) -> Moment | None:
@@ -26,7 +31,7 @@ class Story:
         event = {"timestamp": at, "level": "info", "event": name, "job": "toy", "run_id": "r1"}
         record = {**event, "generation": generation, **fields}
         self.written.events(record)
-        return moment_of(self.written.folder, record, self.budget)
+        return self.moments.of(record)
 
     def fail(self, generation: int, left: int, kind: str = "crash") -> None:
         """Write the end of a generation whose rank 1 was killed after step 7."""
@@ -148,3 +153,21 @@ def test_how_a_launch_ended(story: Story) -> None:
     assert [each.next for each in told] == [
         f"elasticflow {word} r1" for word in ("resume", "resume", "why", "why", "report")
     ]
+
+
+def test_each_event_is_taken_once_whoever_asks(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run of weeks none is read again; what was a moment stays one, also for who is behind."""
+    taken: list[str] = []
+
+    def take(history: RunHistory, event: Record) -> None:
+        taken.append(event["event"])
+        before(history, event)
+
+    before = RunHistory.take
+    monkeypatch.setattr(RunHistory, "take", take)
+    moments = Moments(story.written.folder, 3)
+    ends = [event_line(events.RUN_INTERRUPTED, n, step=n) for n in range(1, 30)]
+    story.written.events(*ends)
+    told = [moments.of(record) for record in (*reversed(ends), *ends)]
+    assert [each and each.step for each in told] == [*range(29, 0, -1), *range(1, 30)]
+    assert taken == [*(record["event"] for record in read(story.written.folder.events))]

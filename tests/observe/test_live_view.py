@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from elasticflow.observe.terminal.live_view import LiveView
-from elasticflow.observe.terminal.run_board import TEXT_COLUMN
+from elasticflow.observe.live_view import LiveView
+from elasticflow.observe.run_board import TEXT_COLUMN
 from elasticflow.observe.terminal.screen import Screen
 from elasticflow.protocol.messages import PrintedLine
 from elasticflow.protocol.run_files import known_record, printed_record

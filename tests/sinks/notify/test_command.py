@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from elasticflow.notify.command import run
-from elasticflow.notify.message import object_of
-from elasticflow.notify.trial import moment
+from elasticflow.sinks.notify.command import run
+from elasticflow.sinks.notify.message import object_of
+from elasticflow.sinks.notify.moments import Moment
 from elasticflow.sinks.sink import RunFacts, SinkError
 
 if TYPE_CHECKING:
@@ -21,7 +21,10 @@ pytestmark = pytest.mark.usefixtures("real_processes")
 
 def message(root: Path) -> dict[str, object]:
     """Return what a command is told."""
-    return object_of(moment(), RunFacts("r1", "toy", root / "runs" / "toy" / "r1", root))
+    return object_of(
+        Moment(None, "2026-11-23T03:00:00Z", "is a test"),
+        RunFacts("r1", "toy", root / "runs" / "toy" / "r1", root),
+    )
 
 
 def test_a_command_has_the_story_on_its_input_and_in_its_environment(tmp_path: Path) -> None:

@@ -8,19 +8,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, TextIO
 
 from elasticflow import events
-from elasticflow.observe.records import Record, int_of, text_of
+from elasticflow.observe.history import RunHistory
+from elasticflow.observe.narrator import RunNarrator
+from elasticflow.observe.run_board import LABEL_WIDTH, TEXT_COLUMN, TIME_WIDTH, RunBoard
 from elasticflow.observe.terminal.colours import wants_colour
 from elasticflow.observe.terminal.formats import elapsed, plural
-from elasticflow.observe.terminal.narrator import RunNarrator
-from elasticflow.observe.terminal.run_board import LABEL_WIDTH, TEXT_COLUMN, TIME_WIDTH, RunBoard
 from elasticflow.observe.terminal.screen import Screen
 from elasticflow.protocol import run_files
-from elasticflow.system.records import printable_in
+from elasticflow.system.records import Record, int_of, printable_in, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.observe.terminal.event_lines import Line, Symbol, Tone
+    from elasticflow.events import Symbol, Tone
+    from elasticflow.observe.terminal.event_lines import Line
     from elasticflow.observe.terminal.screen import Row
 
 DRAW_EVERY_S = 0.1
@@ -28,40 +29,14 @@ DRAW_EVERY_S = 0.1
 PLAIN_EVERY_S = 10.0
 PLAIN_MOST_S = 60.0
 
-_PRETTY: dict[Symbol, str] = {
-    "start": "→",
-    "done": "✓",
-    "wrong": "✗",
-    "again": "↻",
-    "stop": "■",
-    "note": "·",
-    "warning": "!",
-}
-_ASCII: dict[Symbol, str] = {
-    "start": ">",
-    "done": "+",
-    "wrong": "x",
-    "again": "@",
-    "stop": "#",
-    "note": "-",
-    "warning": "!",
-}
-_COLOURS: dict[Tone, str] = {
-    "begin": "36",
-    "good": "32",
-    "bad": "31",
-    "notice": "33",
-    "plain": "",
-    "quiet": "2",
-}
-_TEXT_COLOURS: dict[Tone, str] = {
-    "begin": "1",
-    "good": "1",
-    "bad": "1",
-    "notice": "",
-    "plain": "",
-    "quiet": "2",
-}
+# With and without signs beyond ASCII.
+_SYMBOLS: dict[Symbol, str] = {
+    "start": "→>", "done": "✓+", "wrong": "✗x", "again": "↻@", "stop": "■#", "note": "·-", "warning": "!!",
+}  # fmt: skip
+# Of the label and of the text.
+_COLOURS: dict[Tone, tuple[str, str]] = {
+    "begin": ("36", "1"), "good": ("32", "1"), "bad": ("31", "1"), "notice": ("33", ""), "plain": ("", ""), "quiet": ("2", "2"),
+}  # fmt: skip
 _DIM = "2"
 
 
@@ -89,8 +64,9 @@ class LiveView:
     ) -> None:
         self._screen = Screen(stream, tty=tty, colour=colour)
         self._clock, self._wall = clock, wall
-        self._narrator, self._board = RunNarrator(folder), RunBoard()
-        self._symbols = _PRETTY if self._screen.pretty else _ASCII
+        self._history = RunHistory()
+        self._narrator, self._board = RunNarrator(self._history, folder), RunBoard(self._history)
+        self._symbols = {name: signs[not self._screen.pretty] for name, signs in _SYMBOLS.items()}
         self._drawn_at = clock() - DRAW_EVERY_S
         # Of a stream that is no terminal: when it last got a line of progress, or any, and how long it may be silent.
         self._told_at = self._wrote_at = clock()
@@ -124,6 +100,8 @@ class LiveView:
         record = printable_in(dict(record))
         self._run_id = text_of(record, "run_id") or self._run_id
         line = self._narrator.event(record)
+        self._history.take(record)
+        self._history.forget()
         self._board.event(record)
         if line is not None:
             self._show(line)
@@ -163,15 +141,15 @@ class LiveView:
         self._screen.close()
 
     def _show(self, line: Line) -> None:
-        paint = self._screen.paint
+        paint, (label_colour, text_colour) = self._screen.paint, _COLOURS[line.tone]
         seconds = "" if line.seconds is None else elapsed(line.seconds)
         clock = paint(f"{seconds:>{TIME_WIDTH}}", _DIM)
-        label = paint(f"{self._symbols[line.symbol]} {line.label:<{LABEL_WIDTH}}", _COLOURS[line.tone])
+        label = paint(f"{self._symbols[line.symbol]} {line.label:<{LABEL_WIDTH}}", label_colour)
         indent = " " * TEXT_COLUMN
-        rows = [indent + paint(row, _TEXT_COLOURS[line.tone]) for row in self._wrap(line.text)]
+        rows = [indent + paint(row, text_colour) for row in self._wrap(line.text)]
         rows[0] = f"{clock}  {label}  {rows[0].removeprefix(indent)}"
         rows += [indent + paint(row, _DIM) for more in line.more for row in self._wrap(more)]
-        edge = paint("│" if self._screen.pretty else "|", _COLOURS["bad"])
+        edge = paint("│" if self._screen.pretty else "|", _COLOURS["bad"][0])
         rows += [f"{' ' * (TIME_WIDTH + 2)}{edge} {_clean(row)}".rstrip() for row in line.quote]
         self._scroll(rows)
 
@@ -217,8 +195,8 @@ class LiveView:
 
     def _progress(self) -> list[str]:
         parts = self._board.progress(share=True)
-        if parts and self._narrator.snapshot:
-            parts.append(f"snapshot at {self._narrator.snapshot}")
+        if parts and (snapshot := self._history.snapshot) is not None and snapshot.step:
+            parts.append(f"snapshot at {snapshot.step}")
         return parts
 
     def _now(self) -> str:

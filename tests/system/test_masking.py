@@ -10,7 +10,7 @@ import urllib.parse
 
 import pytest
 
-from elasticflow.telemetry.masking import SECRET_NAMES, Mask, mask_of, mask_streams
+from elasticflow.system.masking import SECRET_NAMES, Mask, mask_of, mask_streams
 
 SECRET = 'hunter2/"x y'
 WAYS = {

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from elasticflow.telemetry.exceptions import describe, is_own_code, of_exc_info
+from elasticflow.system.exceptions import describe, is_own_code, of_exc_info
 
 
 def _fails(depth: int) -> None:

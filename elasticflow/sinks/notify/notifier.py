@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING
 
 from elasticflow import events
 from elasticflow.jobfile.tables.notify import looked_up
-from elasticflow.notify import command, webhook
-from elasticflow.notify.message import object_of, payload_of
-from elasticflow.notify.moments import BUDGET, Moment, moment_of, name_of
 from elasticflow.observe.records import tail
 from elasticflow.run_folder import RunFolder
+from elasticflow.sinks.notify import command, webhook
+from elasticflow.sinks.notify.message import object_of, payload_of
+from elasticflow.sinks.notify.moments import name_of
 from elasticflow.sinks.sink import Sink, SinkError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from elasticflow.events import EventRecord
+    from elasticflow.sinks.notify.moments import Moment, Moments
     from elasticflow.sinks.sink import Options, Point, Remembered, RunFacts
 
 
@@ -30,12 +31,14 @@ class Notifier(Sink):
 
     events_at_once = 1
 
+    def __init__(self, options: Options, moments: Moments) -> None:
+        super().__init__(options)
+        self._moments = moments
+
     def open(self, run: RunFacts, remembered: Remembered) -> None:
         """Begin with the launch that runs: of what was long before, nobody wants to be told now."""
-        self._run, self._folder = run, RunFolder(run.folder)
-        budget = run.parameters.get(BUDGET, 0)
-        self._budget = budget if isinstance(budget, int) else 0
-        self._since: str = remembered.get("since") or _began(self._folder)
+        self._run = run
+        self._since: str = remembered.get("since") or _began(RunFolder(run.folder))
 
     def remember(self) -> Remembered:
         """Return since when moments are told."""
@@ -50,7 +53,7 @@ class Notifier(Sink):
         for record in batch:
             if str(record.get("timestamp")) < self._since:
                 continue
-            if (moment := wanted_of(self._folder, record, self.options, self._budget)) is not None:
+            if (moment := wanted_of(record, self.options, self._moments)) is not None:
                 tell(moment, self._run, self.options)
 
 
@@ -70,9 +73,9 @@ def tell(moment: Moment, run: RunFacts, options: Options) -> None:
     webhook.post(address, payload_of(moment, run, options["format"]), options["timeout_s"])
 
 
-def wanted_of(folder: RunFolder, record: EventRecord, options: Options, budget: int) -> Moment | None:
+def wanted_of(record: EventRecord, options: Options, moments: Moments) -> Moment | None:
     """Return the moment that an event of the run is, if the options ask for it."""
-    return moment_of(folder, record, budget) if name_of(record) in options["on"] else None
+    return moments.of(record) if name_of(record) in options["on"] else None
 
 
 def _began(folder: RunFolder) -> str:

@@ -8,12 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elasticflow import events
-from elasticflow.observe.records import Record, float_of, int_of, unix_time
 from elasticflow.observe.terminal.durations import parts_of, took
 from elasticflow.observe.terminal.event_lines import (
-    CONTEXT_FREE,
     Line,
     epoch_of,
+    line_of,
     of_weights,
     said_on_stderr,
     user_frames,
@@ -22,56 +21,40 @@ from elasticflow.observe.terminal.event_lines import (
 from elasticflow.observe.terminal.formats import groups_in_words, number, order_in_words, plural, size, span
 from elasticflow.resume_command import resume_command
 from elasticflow.system.processes import is_killed_from_outside
+from elasticflow.system.records import Record, float_of, int_of, unix_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from elasticflow.observe.history import RunHistory
 
 # Routine snapshots may come several times a second; a line for each would bury the rest.
 SNAPSHOT_LINE_EVERY_S = 10.0
 
 
 class RunNarrator:
-    """Turns records into lines.
+    """Turns records into lines: an event is told before the history takes it, so that what was before can be said.
 
     Args:
+        history: What happened before; takes each event once it was told.
         folder: The run folder as it is to be shown.
-
-    Attributes:
-        step: Highest step seen.
-        steps: Steps of the whole training, once known.
-        snapshot: Step of the newest snapshot committed.
     """
 
-    def __init__(self, folder: str | None = None) -> None:
-        self.step = 0
-        self.steps: int | None = None
-        self.snapshot: int | None = None
-        self._folder = folder
+    def __init__(self, history: RunHistory, folder: str | None = None) -> None:
+        self._history, self._folder = history, folder
+        self._step = 0  # the highest that was seen
         self._started: float | None = None
-        self._launch = 1
-        self._left: int | None = None
-        self._is_after_failure = False
-        self._has_trained = False
-        self._world: tuple[int, int] | None = None
-        self._datasets: dict[str, object] = {}
-        self._groups = ""
-        self._order = ""
-        self._error: str | None = None
         self._quoted: set[str] = set()
-        self._script: str | None = None
-        self._resume_command: object = None
         self._evaluation: Record = {}
         self._measured = ""  # the evaluation in words
         self._best: float | None = None
         self._snapshot_line_at: float | None = None
         self._line_of: dict[str, Callable[[Record], Line | None]] = {
-            **CONTEXT_FREE,
             events.RUN_STARTED: self._run_started,
             events.RUN_FINISHED: self._run_finished,
             events.RUN_FAILED: self._run_failed,
             events.RUN_INTERRUPTED: self._run_interrupted,
             events.GENERATION_STARTED: self._generation_started,
-            events.GENERATION_ENDED: self._generation_ended,
             events.WORKER_FAILED: self._worker_failed,
             events.SCRIPT_STARTED: self._script_started,
             events.DRAIN_REQUESTED: self._drain_requested,
@@ -79,14 +62,11 @@ class RunNarrator:
             events.TRAINING_STARTED: self._training_started,
             events.TRAINING_FIRST_STEP: self._first_step,
             events.SNAPSHOT_COMMITTED: self._snapshot_committed,
-            events.BUDGET_CHARGED: self._budget_charged,
             events.DATASET_OPENED: self._dataset_opened,
-            events.DATASET_PASSED: self._dataset_passed,
             events.PARAMETERS_GROUPED: self._parameters_grouped,
             events.ORDER_DECLARED: self._order_declared,
             events.BEST_RESET: self._best_reset,
             events.NODE_JOINED: self._node_joined,
-            events.NODE_LOST: self._node_lost,
             events.AGENT_RESTARTED: self._agent_restarted,
         }
 
@@ -100,17 +80,19 @@ class RunNarrator:
         return max(0.0, at - self._started)
 
     def event(self, record: Record) -> Line | None:
-        """Return the line for a record of events.jsonl; None if it needs none."""
+        """Return the line for the next record of events.jsonl; None if it needs none."""
         name = str(record.get("event"))
         if name == events.RUN_STARTED:
             self._started = None
+        if name == events.GENERATION_ENDED:
+            self._step = max(self._step, int_of(record, "step"))
         seconds = self.seconds(record)
-        line = self._line_of[name](record) if name in self._line_of else None
+        line = self._line_of[name](record) if name in self._line_of else line_of(record)
         return None if line is None else replace(line, seconds=seconds)
 
     def metrics(self, record: Record) -> Line | None:
         """Return the line of an evaluation. A step is remembered and gets none."""
-        self.step = max(self.step, int_of(record, "step"))
+        self._step = max(self._step, int_of(record, "step"))
         measured = record.get("eval")
         if not isinstance(measured, Mapping):
             return None
@@ -123,11 +105,9 @@ class RunNarrator:
         text = f"{at}: {self._measured}{' (best)' if is_best else ''}"
         if isinstance(raw := record.get("eval_raw"), Mapping):
             text += f"; raw: {values(raw)}"
-        return Line("done", "plain", "evaluation", text, seconds=self.seconds(record))
+        return Line("evaluation", text, seconds=self.seconds(record), symbol="done", tone="plain")
 
     def _run_started(self, record: Record) -> Line:
-        self._launch = max(1, int_of(record, "launch"))
-        self._resume_command = record.get("resume_command")
         parts = [f"{record.get('job')} {record.get('run_id')}"]
         if int_of(record, "launch") > 1:
             parts.append(f"launch {int_of(record, 'launch')}")
@@ -138,16 +118,20 @@ class RunNarrator:
             parts.append(f"snapshots in {uri}")
         if record.get("endpoint"):
             parts.append(f"others join at {record['endpoint']}")
-        return Line("start", "begin", "resume" if record.get("resumed") else "run", ", ".join(parts))
+        return Line(
+            "resume" if record.get("resumed") else "run", ", ".join(parts), symbol="start", tone="begin"
+        )
 
     def _run_finished(self, record: Record) -> Line:
         parts = [self._measured] if self._evaluation else []
         if self._best is not None and self._best not in self._evaluation.values():
             parts[0] += f" (best {number(self._best)})"
-        if self._script is None or int_of(record, "step"):
+        if self._history.script is None or int_of(record, "step"):
             parts.append(plural(int_of(record, "step"), "step"))
         parts.append(plural(int_of(record, "restarts"), "restart"))
-        return Line("done", "good", "finished", ", ".join(parts), (*self._took(record), *self._place()))
+        return Line(
+            "finished", ", ".join(parts), (*self._took(record), *self._place()), symbol="done", tone="good"
+        )
 
     def _took(self, record: Record) -> tuple[str, ...]:
         """Return where the launch's time went, and all launches', if there were others."""
@@ -155,65 +139,62 @@ class RunNarrator:
         if not parts:  # an earlier version wrote the record
             return (f"took {span(float_of(record, 'seconds') or 0)}",)
         own = f"took {took(parts)}"
-        if self._launch == 1:
+        launches = self._history.launches
+        launch = max(1, launches[-1].number) if launches else 1
+        if launch == 1:
             return (own,)
-        return (
-            f"this launch {own}",
-            *([f"all {self._launch} launches took {took(of_run)}"] if of_run else []),
-        )
+        return (f"this launch {own}", *([f"all {launch} launches took {took(of_run)}"] if of_run else []))
 
     def _run_failed(self, record: Record) -> Line:
         error, why = str(record.get("error") or record.get("class")), record.get("why")
-        is_known = error == self._error
+        failures = self._history.failures
+        is_known = bool(failures) and error == str(failures[-1].get("error"))
         text = str(why or error) if is_known or not why else f"{why}: {error}"
         if int_of(record, "step"):
             text += f", after step {int_of(record, 'step')}"
         run = record.get("run_id")
         # Another launch has the run: there is nothing to mend here.
         again = "" if record.get("class") == "taken_over" else f"; once mended: {self._again(record)}"
-        return Line("wrong", "bad", "failed", text, (f"elasticflow why {run}{again}", *self._place()))
+        return Line(
+            "failed", text, (f"elasticflow why {run}{again}", *self._place()), symbol="wrong", tone="bad"
+        )
 
     def _again(self, record: Record) -> str:
-        return resume_command(str(record.get("run_id")), self._resume_command)
+        launches = self._history.launches
+        return resume_command(str(record.get("run_id")), launches[-1].resume_command if launches else None)
 
     def _run_interrupted(self, record: Record) -> Line:
         step = int_of(record, "step")
         text = f"after step {step}" if step else "before the first step"
-        if self._script is not None and not step:
+        if self._history.script is not None and not step:
             text = "the script has left"
         if record.get("goes_on_from") is not None and (begin := int_of(record, "goes_on_from")) != step:
             text += f", to go on from step {begin}" if begin else ", to go on from the beginning"
         if record.get("reason"):
             text += f" ({record['reason']})"
         more = (f"go on with: {self._again(record)}", *self._place())
-        return Line("stop", "notice", "interrupted", text, more)
+        return Line("interrupted", text, more, symbol="stop")
 
     def _generation_started(self, record: Record) -> Line:
         nodes = record.get("nodes")
         num_nodes = len(nodes) if isinstance(nodes, list | tuple | dict) else max(1, int_of(record, "nodes"))
-        world = (int_of(record, "world_size"), num_nodes)
-        before, self._world = self._world, world
-        text = f"{plural(world[0], 'worker')} on {plural(num_nodes, 'node')}"
-        if before is None:
-            return Line("start", "plain", "workers", text)
+        text = f"{plural(int_of(record, 'world_size'), 'worker')} on {plural(num_nodes, 'node')}"
+        if self._history.group is None:
+            return Line("workers", text, symbol="start", tone="plain")
         text += f", generation {record.get('generation')}"
-        if not self._is_after_failure:
-            return Line("again", "notice", "new group", text)
-        left = "" if self._left is None else f"; {plural(self._left, 'restart')} left"
-        return Line("again", "notice", "restart", text + left)
-
-    def _generation_ended(self, record: Record) -> None:
-        self.step = max(self.step, int_of(record, "step"))
+        if not self._history.is_recovering:
+            return Line("new group", text, symbol="again")
+        budget = self._history.budget_left
+        left = "" if budget is None else f"; {plural(budget, 'restart')} left"
+        return Line("restart", text + left, symbol="again")
 
     def _worker_failed(self, record: Record) -> Line:
-        self._is_after_failure = True
         error, traceback = str(record.get("error")), record.get("traceback")
-        self._error = error
         words = (
             "killed" if error.startswith("killed") else "hung" if record.get("class") == "hang" else "failed"
         )
         pid = f" (pid {record['pid']})" if record.get("pid") else ""
-        after = f", after step {self.step}" if self.step and not traceback else ""
+        after = f", after step {self._step}" if self._step and not traceback else ""
         more = (str(record["others"]),) if record.get("others") else ()
         quote: tuple[str, ...] = ()
         if traceback and error in self._quoted:
@@ -225,19 +206,18 @@ class RunNarrator:
             quote += said_on_stderr(record)
         how = f" {error.removeprefix('killed ')}" if words == "killed" else f": {error}"
         text = f"rank {record.get('rank')}{pid}{how}{after}"
-        return Line("wrong", "bad", f"worker {words}", text, more, quote)
+        return Line(f"worker {words}", text, more, quote=quote, symbol="wrong", tone="bad")
 
     def _script_started(self, record: Record) -> Line:
-        self._script = str(record.get("script"))
-        after = float_of(record, "seconds_since_failure")
-        if after is None or not self._is_after_failure:
-            return Line("start", "plain", "script", self._script)
+        script, after = str(record.get("script")), float_of(record, "seconds_since_failure")
+        if after is None or not self._history.is_recovering:
+            return Line("script", script, symbol="start", tone="plain")
         # Whether training goes on, only a step of it tells.
-        return Line("again", "notice", "started again", f"{self._script}, {span(after)} after the failure")
+        return Line("started again", f"{script}, {span(after)} after the failure", symbol="again")
 
     def _drain_requested(self, record: Record) -> Line | None:
-        line = CONTEXT_FREE[events.DRAIN_REQUESTED](record)
-        if self._script is None or line is None:
+        line = line_of(record)
+        if self._history.script is None or line is None:
             return line
         within = span(float_of(record, "grace_s") or 0)
         return replace(
@@ -245,8 +225,8 @@ class RunNarrator:
         )
 
     def _state_left_out(self, record: Record) -> Line | None:
-        line = CONTEXT_FREE[events.STATE_LEFT_OUT](record)
-        if self._script is None or line is None:
+        line = line_of(record)
+        if self._history.script is None or line is None:
             return line
         name, kind = str(record.get("name")), str(record.get("type"))
         if kind.startswith("a "):  # of the kept model
@@ -257,53 +237,47 @@ class RunNarrator:
 
     def _training_started(self, record: Record) -> Line:
         step = int_of(record, "step")
-        again = self.step - step
-        self.steps = int_of(record, "steps") or None
+        again = self._step - step
+        steps = int_of(record, "steps") or None
         start = f"from the snapshot of step {step}" if record.get("restored_from") else "from the beginning"
         if record.get("from_memory"):
             start = f"from memory at step {step}"
-        if self._has_trained:
+        if self._history.has_trained:
             lost = f"{plural(again, 'step')} to do again" if again > 0 else "no step is lost"
-            return Line("again", "notice", "restored", f"{start}, {lost}")
-        self._has_trained = True
-        self.step = max(self.step, step)
+            return Line("restored", f"{start}, {lost}", symbol="again")
+        self._step = max(self._step, step)
         device = f" on {record['device']}" if record.get("device") else ""
-        total = plural(self.steps, "step") if self.steps else "training"
-        parts = [start, f"{total}{' in all' if step and self.steps else ''}{device}"]
+        total = plural(steps, "step") if steps else "training"
+        parts = [start, f"{total}{' in all' if step and steps else ''}{device}"]
         if int_of(record, "parameters"):
             parts.append(plural(int_of(record, "parameters"), "parameter"))
-        return Line("start", "plain", "training", ", ".join(parts))
+        return Line("training", ", ".join(parts), symbol="start", tone="plain")
 
     def _first_step(self, record: Record) -> Line | None:
-        after, was_failure = float_of(record, "seconds_since_failure"), self._is_after_failure
-        self._is_after_failure = False
-        if after is None or not was_failure:
+        after = float_of(record, "seconds_since_failure")
+        if after is None or not self._history.is_recovering:
             return None
         text = f"step {record.get('step')} done {span(after)} after the failure"
-        return Line("done", "good", "going on", text)
+        return Line("going on", text, symbol="done", tone="good")
 
     def _snapshot_committed(self, record: Record) -> Line | None:
-        self.snapshot = int_of(record, "step")
         is_routine = str(record.get("trigger")) not in {"final", "end", "drain"}
         at, last = unix_time(record.get("timestamp")) or 0.0, self._snapshot_line_at
         if is_routine and last is not None and at - last < SNAPSHOT_LINE_EVERY_S:
             return None
         self._snapshot_line_at = at
-        text = f"step {self.snapshot}"
+        text = f"step {int_of(record, 'step')}"
         if (num_bytes := float_of(record, "bytes")) is not None:
             text += f", {size(num_bytes)}"
         if (seconds := float_of(record, "seconds")) is not None:
             text += f" in {span(seconds)}"
-        return Line("done", "quiet" if is_routine else "plain", "snapshot", text)
-
-    def _budget_charged(self, record: Record) -> None:
-        self._left = int_of(record, "left")
+        return Line("snapshot", text, symbol="done", tone="quiet" if is_routine else "plain")
 
     def _dataset_opened(self, record: Record) -> Line | None:
         name, fingerprint = str(record.get("name")), record.get("fingerprint")
-        if name in self._datasets and self._datasets[name] == fingerprint:
+        before = self._history.datasets.get(name)
+        if before is not None and before.get("fingerprint") == fingerprint:
             return None
-        self._datasets[name] = fingerprint
         shards = int_of(record, "shards")
         text = f"{name}: {plural(shards or int_of(record, 'samples'), 'data shard' if shards else 'sample')}"
         text += f" of {record['source']}" if record.get("source") else ""
@@ -311,50 +285,42 @@ class RunNarrator:
         values = record.get("values")
         for key, value in values.items() if isinstance(values, dict) else ():
             text += f", {key} {value}"
-        return Line("note", "plain", "data", text)
+        return Line("data", text, symbol="note", tone="plain")
 
     def _order_declared(self, record: Record) -> Line | None:
-        text = order_in_words(record)
-        if text == self._order:
+        text, before = order_in_words(record), self._history.last.get(events.ORDER_DECLARED)
+        if before is not None and text == order_in_words(before):
             return None
-        self._order = text
-        return Line("note", "plain", "order", text)
+        return Line("order", text, symbol="note", tone="plain")
 
     def _parameters_grouped(self, record: Record) -> Line | None:
-        text = groups_in_words(record.get("groups"))
-        if text == self._groups:
+        text, before = (
+            groups_in_words(record.get("groups")),
+            self._history.last.get(events.PARAMETERS_GROUPED),
+        )
+        if not text or (before is not None and text == groups_in_words(before.get("groups"))):
             return None
-        self._groups = text
-        return Line("note", "plain", "parameters", text)
-
-    def _dataset_passed(self, record: Record) -> Line:
-        samples = plural(int_of(record, "samples"), "sample")
-        return Line("note", "quiet", "data", f"shard {record.get('shard')}: {samples} read again")
+        return Line("parameters", text, symbol="note", tone="plain")
 
     def _best_reset(self, record: Record) -> Line:
         self._best = None
         before = float_of(record, "best")
         was = "" if before is None else f" (it was {number(before)})"
         text = f"looked for anew{was}: another evaluation measured it"
-        return Line("note", "notice", "best", text)
+        return Line("best", text, symbol="note")
 
     def _node_joined(self, record: Record) -> Line | None:
-        if self._world is None:
+        if self._history.group is None:
             return None
         where = f" on {record['host']}" if record.get("host") else ""
         text = f"{record.get('node')}{where}, {plural(int_of(record, 'nproc'), 'worker')}"
-        return Line("start", "begin", "node joined", text)
-
-    def _node_lost(self, record: Record) -> Line:
-        self._is_after_failure = True
-        return Line("wrong", "bad", "node lost", f"{record.get('node')}: {record.get('reason')}")
+        return Line("node joined", text, symbol="start", tone="begin")
 
     def _agent_restarted(self, record: Record) -> Line:
-        self._is_after_failure = True
         where = f"{record['node']} " if record.get("node") else ""
         how = record.get("error") or f"ended with code {record.get('exit_code')}"
         text = f"{where}{how}; it is started again"
-        return Line("again", "notice", "agent", text)
+        return Line("agent", text, symbol="again")
 
     def _place(self) -> tuple[str, ...]:
         return (self._folder,) if self._folder else ()

@@ -5,8 +5,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from elasticflow.notify.message import object_of, payload_of, text_of
-from elasticflow.notify.moments import Moment
+from elasticflow.sinks.notify.message import object_of, payload_of, text_of
+from elasticflow.sinks.notify.moments import Moment
 from elasticflow.sinks.sink import RunFacts
 
 RUN = RunFacts("r1", "toy", Path("/work/runs/toy/r1"), Path("/work"))
