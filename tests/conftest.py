@@ -18,7 +18,7 @@ from tests.places import make_place
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.campaign.tiny_job import Reference
+    from tests.end_to_end.tiny_job import Reference
     from tests.places import Place
 
 
@@ -93,7 +93,7 @@ def forked(real_processes: None, tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.fixture(scope="session")
 def tiny_reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """Return what the tiny job comes to undisturbed: one launch for all tests that compare bits with it."""
-    from tests.campaign import tiny_job
+    from tests.end_to_end import tiny_job
 
     return tiny_job.reference(tmp_path_factory.mktemp("tiny-reference") / "project")
 

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from elasticflow import events
-from tests.campaign import tiny_job
-from tests.campaign.disturbed import Outcome, Series
+from tests.end_to_end import tiny_job
+from tests.end_to_end.disturbed import Outcome, Series
 from tests.end_to_end.harness import LIMIT_S, named, steps_of
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
-    from tests.campaign.disturbed import Outcome, Series
+    from tests.end_to_end.disturbed import Outcome, Series
     from tests.end_to_end.harness import Project
 
 SEED, EPOCHS = 77, 5
