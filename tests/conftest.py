@@ -35,6 +35,7 @@ settings.load_profile("ours")
 T = TypeVar("T")
 
 GUARD = Guard()
+STORY_S = 900  # a guard alone: no test of a slower tier reaches it, however busy the machine is
 TIERS = ("nightly", "e2e", "integration", "campaign", "gpu")  # every other test is a unit test
 
 
@@ -52,13 +53,16 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Have each report say its tier, for the summary; tests of no other tier bear the marker `unit`.
 
-    Folders of slower tiers have marked their tests by now: pytest asks conftest.py files further down first.
+    Folders of slower tiers have marked their tests by now: pytest asks conftest.py files further down first. Those tests
+    start real processes, which take their time on a busy machine; none of them is about how long.
     """
     for item in items:
         tier = tier_of(item)
         item.user_properties.append(("tier", tier))
         if tier == "unit":
             item.add_marker(tier)
+        elif item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(STORY_S))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tests.end_to_end.tiny_job import Reference
 
-pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture
