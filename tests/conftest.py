@@ -18,7 +18,7 @@ from tests.places import make_place
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.campaign.tiny_job import Reference
+    from tests.end_to_end.tiny_job import Reference
     from tests.places import Place
 
 
@@ -35,6 +35,7 @@ settings.load_profile("ours")
 T = TypeVar("T")
 
 GUARD = Guard()
+STORY_S = 900  # a guard alone: no test of a slower tier reaches it, however busy the machine is
 TIERS = ("nightly", "e2e", "integration", "campaign", "gpu")  # every other test is a unit test
 
 
@@ -52,13 +53,16 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Have each report say its tier, for the summary; tests of no other tier bear the marker `unit`.
 
-    Folders of slower tiers have marked their tests by now: pytest asks conftest.py files further down first.
+    Folders of slower tiers have marked their tests by now: pytest asks conftest.py files further down first. Those tests
+    start real processes, which take their time on a busy machine; none of them is about how long.
     """
     for item in items:
         tier = tier_of(item)
         item.user_properties.append(("tier", tier))
         if tier == "unit":
             item.add_marker(tier)
+        elif item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(STORY_S))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -93,7 +97,7 @@ def forked(real_processes: None, tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.fixture(scope="session")
 def tiny_reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """Return what the tiny job comes to undisturbed: one launch for all tests that compare bits with it."""
-    from tests.campaign import tiny_job
+    from tests.end_to_end import tiny_job
 
     return tiny_job.reference(tmp_path_factory.mktemp("tiny-reference") / "project")
 

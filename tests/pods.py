@@ -145,9 +145,7 @@ class Cluster:
         files, hosts = self.root / network, self.root / f"hosts-{network}"
         running = self._start(spec["containers"][0], index, (network, host, str(hosts), str(files)), files)
         self._tell_names()
-        (init,) = running.wait_for(
-            "the pod's first process", lambda: _first_process(running.process.pid), limit_s=30
-        )
+        (init,) = running.wait_for("the pod's first process", lambda: _first_process(running.process.pid))
         pod = Pod(host, running, init, network)
         self.pods.append(pod)
         return pod

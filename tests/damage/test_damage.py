@@ -1,7 +1,7 @@
 """Damage ends nothing: every file of a run times every damage times every command.
 
 A launch goes on from the newest snapshot that is whole, or is refused with file and remedy before anything is claimed;
-what only looks never ends in a traceback. `tests/campaign/damage.py` does the same with real processes.
+what only looks never ends in a traceback. `tests/measured/campaign/damage.py` does the same with real processes.
 """
 
 from __future__ import annotations

@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.end_to_end.harness import STORY_S, Project, project_at
+from tests.end_to_end.harness import Project, project_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in this folder starts real processes, which take their time on a busy machine."""
+    """Everything in this folder starts real processes."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker("e2e")
-            item.add_marker(pytest.mark.timeout(STORY_S))
 
 
 @pytest.fixture

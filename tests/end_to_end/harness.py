@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 ROOT = Path(__file__).resolve().parents[2]
-# A guard alone: nothing is asserted by it, and a busy machine must not reach it.
-LIMIT_S, STORY_S = 300, 900  # of one wait; of a whole test
+LIMIT_S = 300  # of one wait: a guard alone, which a busy machine must not reach
 # Inherited by all that this process starts: another one may be testing runs of the same ids on this machine.
 OWNER = "TESTS_PROCESS"
 os.environ[OWNER] = str(os.getpid())

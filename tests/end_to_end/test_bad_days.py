@@ -18,14 +18,14 @@ from elasticflow import events, fault_injection
 from elasticflow.snapshots.read import verify
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
-from tests.campaign import tiny_job
+from tests.end_to_end import tiny_job
 from tests.end_to_end.harness import Project, Running, named, project_at, steps_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.campaign.tiny_job import Reference
+    from tests.end_to_end.tiny_job import Reference
 
 EVERY, STEPS = 15, tiny_job.STEPS
 JOB, PAUSE = "jobs/tiny.toml", {"TINY_PAUSE_S": "0.02"}

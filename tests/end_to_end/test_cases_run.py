@@ -7,7 +7,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from elasticflow.run_folder import RunFolder
-from tests.campaign import tiny_job
+from tests.end_to_end import tiny_job
 from tests.end_to_end.harness import Project, read_lines, steps_of
 
 if TYPE_CHECKING:

@@ -13,27 +13,21 @@ import psutil
 import pytest
 
 from elasticflow import events
-from tests.campaign import tiny_job
-from tests.campaign.disturbed import Outcome, Series
+from tests.end_to_end import tiny_job
+from tests.end_to_end.disturbed import Outcome, Series
 from tests.end_to_end.harness import LIMIT_S, named, steps_of
 
 if TYPE_CHECKING:
     from tests.end_to_end.harness import Project, Running
+    from tests.end_to_end.tiny_job import Reference
 
-# BatchNorm and dropout, in batch mode: only the same number of workers has the same bits.
-SETS = (
-    "model.entry=trajectory_models:cnn",
-    "train.consistency=batch",
-    "train.virtual_shards=",
-    "nodes.nproc_per_node=3",
-    "dataset.num_workers=1",
-    f"snapshots.grace={4 * LIMIT_S} s",
-)
+# tests/runtime/test_trajectory.py drains BatchNorm in batch mode, where only as many workers have the same bits.
+SETS = ("nodes.nproc_per_node=3", "dataset.num_workers=1", f"snapshots.grace={4 * LIMIT_S} s")
 GROUP = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 def _start(project: Project, run_id: str) -> Series:
-    return Series(project, run_id, *SETS, job="tiny", TINY_PAUSE_S="0.03")
+    return Series(project, run_id, *SETS, job="tiny", TINY_PAUSE_S="0.01")
 
 
 def _leave(running: Running) -> int:
@@ -46,17 +40,15 @@ def _leave(running: Running) -> int:
     return step
 
 
-def test_interrupted_run_ends_with_the_bits_of_an_undisturbed_one(project: Project) -> None:
+def test_interrupted_run_ends_with_the_bits_of_an_undisturbed_one(
+    project: Project, tiny_reference: Reference
+) -> None:
     """Interrupted before its first snapshot: 75 at once, and the same command starts it again. Then two ways to leave.
 
     TERM, HUP and INT to every process of the tree at once, as Slurm, systemd, `timeout` and a closed terminal send them,
     are one request: a drain to 75. Two interrupts while a drain cannot come to its end: gone at once, with 130.
     """
     tiny_job.write_standard(project)
-    tiny_job.hurry(project)
-    expected = _start(project, "undisturbed").finish(None, Outcome("", ""))
-    tiny_job.reset(project)
-
     early = _start(project, "disturbed").running
     early.wait_for("the run's start", lambda: named(early.events(), events.RUN_STARTED))
     os.kill(early.process.pid, signal.SIGTERM)
@@ -93,7 +85,7 @@ def test_interrupted_run_ends_with_the_bits_of_an_undisturbed_one(project: Proje
     tiny_job.hurry(project)
     series.resume()
     outcome = Outcome("", "")
-    series.finish(expected, outcome)
+    series.finish(tiny_reference.found, outcome)
     assert [] == outcome.problems
     assert list(range(1, tiny_job.STEPS + 1)) == steps_of(series.running.run)
 
@@ -118,13 +110,13 @@ def test_signal_while_the_command_imports_is_an_interruption_too(
 
 
 def test_a_launch_leaves_at_its_time_limit(project: Project) -> None:
-    """As for a signal: once, with a snapshot of the last step, exit 75; the same command goes on, until its own limit."""
-    sets = ("train.epochs=1000000", "train.time_limit=5 s", "logging.every=100 steps")
-    for number in (1, 2):
+    """As for a signal: once, exit 75; the same command starts it again, until the limit of that launch."""
+    told = []
+    for limit in ("4 s", "1 s"):
+        sets = ("train.epochs=1000000", f"train.time_limit={limit}", "logging.every=100 steps")
         launch = project.run("jobs/mnist.toml", "limited", *sets)
         assert launch.end() == 75, launch.told()
+        told.append(f"train.time_limit of {limit}")
         happened = launch.events()
-        assert [each["reason"] for each in named(happened, events.DRAIN_REQUESTED)] == [
-            "train.time_limit of 5 s"
-        ] * number
-        assert len(named(happened, "run.interrupted")) == number
+        assert told == [each["reason"] for each in named(happened, events.DRAIN_REQUESTED)]
+        assert len(told) == len(named(happened, events.RUN_INTERRUPTED))

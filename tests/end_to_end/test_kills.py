@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import psutil
 
 from elasticflow import events
 from elasticflow.observe.incidents import incidents
-from tests.campaign import starts, tiny_job
-from tests.campaign.census import agents_of, sessions
-from tests.campaign.launching import Course, Expected
+from tests.end_to_end import starting, tiny_job
+from tests.end_to_end.census import agents_of, sessions
+from tests.end_to_end.course import Course, Expected
 from tests.end_to_end.harness import named, processes_of, steps_of, wait_gone
 
 if TYPE_CHECKING:
-    from tests.campaign.tiny_job import Reference
     from tests.end_to_end.harness import Project
+    from tests.end_to_end.tiny_job import Reference
 
 # What the job's own code does to rank 1, the class it is counted under, the exit code and the error that is told.
 ACTS = (
@@ -30,11 +29,10 @@ ACTS = (
 FRAMES = {"raise": "in _raise", "segfault": "in step", "allocate": "in step"}
 
 
-def strike(course: Course, victim: str, moment: Literal["start", "restart"], longest_s: float) -> None:
-    """Kill *victim* while the run begins, or goes on after a killed worker; return once training goes on."""
-    kill = starts.Kill(0, victim, moment, random.uniform(0, longest_s))
-    print(kill, flush=True)
-    starts.Struck(course.project, course.series).take(kill)
+def strike_restart(course: Course, victim: str) -> None:
+    """Kill a worker, and then *victim* while the group restarts; return once training goes on."""
+    psutil.Process(course.series.running.pid_of(1)).kill()
+    starting.strike(course.series, victim, within_s=starting.RESTART_S)
     course.generation = course.series.trains(0)
 
 
@@ -57,8 +55,8 @@ def require_told(course: Course) -> None:
             assert max(before, default=0) == started["step"]
             steps.append(started["step"])
     assert max(steps) >= tiny_job.EVERY
-    assert 2 == len(named(happened, events.AGENT_RESTARTED))
-    assert 4 == course.series.running.state()["restarts"]
+    assert 3 == len(named(happened, events.AGENT_RESTARTED))
+    assert 5 == course.series.running.state()["restarts"]
 
 
 def fail_in_every_way(course: Course) -> None:
@@ -78,19 +76,18 @@ def fail_in_every_way(course: Course) -> None:
 def test_whoever_is_killed_and_however_a_worker_fails_no_bit_is_lost(
     project: Project, tiny_reference: Reference
 ) -> None:
-    """Writer, workers, agent: one generation each at the stated cost, no orphan. The supervisor: nothing lives then.
+    """Workers and agent: one generation each at the stated cost, no orphan. The supervisor: nothing lives then.
 
-    The next launch says so and goes on, though its agent is killed as well while it begins, and its fork server while it
-    restarts. There rank 1 fails in five ways of its own: each is told by the rank that failed first, with its class, its
-    error and its frames. A process that a worker left behind and that nothing but a kill ends is gone by then, and named.
+    A writer and an agent are killed while the launch begins, a writer while it restarts. The next launch names the dead
+    supervisor and resumes, though an agent and a fork server die while it begins, and a fork server while it restarts.
+    There rank 1 fails in five ways of its own: each is told by the rank that failed first, with its class, its error and
+    its frames. A process that a worker left behind and that nothing but a kill ends is gone by then, and named.
     The end is, step by step and bit for bit, that of the undisturbed run.
     """
     tiny_job.write_standard(project)
-    begin = starts.Kill(0, "writer", "start", random.uniform(0, tiny_reference.start_s))
-    print(begin, flush=True)
-    course = Course(
-        project, "kills", 0, 0.02, at_start=lambda series: starts.Struck(project, series).take(begin)
-    )
+    start_s = tiny_reference.start_s
+    begins = lambda series: starting.strike(series, "writer", "agent", within_s=start_s)  # noqa: E731
+    course = Course(project, "kills", 0, 0.02, at_start=begins)
     running = course.series.running
     for rank in (1, 0):
         if rank == 0:  # the first may be before any snapshot, this one is after
@@ -100,6 +97,7 @@ def test_whoever_is_killed_and_however_a_worker_fails_no_bit_is_lost(
     (agent,) = agents_of(running).values()
     course.blow("agent", agent.kill, Expected("agent_lost", 0, 2))
     require_told(course)
+    strike_restart(course, "writer")
 
     course.series.settle(course.generation - 1)
     reached = course.series.step()
@@ -107,7 +105,7 @@ def test_whoever_is_killed_and_however_a_worker_fails_no_bit_is_lost(
     running.wait_for_step(reached)
     tree = running.tree()
     assert len(tree) >= 4  # agent, fork server, writer, workers
-    for name, module in starts.VICTIMS.items():
+    for name, module in starting.VICTIMS.items():
         (first, *_) = [process for process in tree if module in process.cmdline()]
         has_torch = "libtorch" in Path(f"/proc/{first.pid}/maps").read_text()
         assert has_torch == (name == "fork server"), name
@@ -117,8 +115,8 @@ def test_whoever_is_killed_and_however_a_worker_fails_no_bit_is_lost(
     now = incidents(running.run)
 
     course.series.resume()
-    strike(course, "agent", "start", tiny_reference.start_s)
-    strike(course, "fork server", "restart", starts.RESTART_S)
+    starting.strike(course.series, "agent", "fork server", within_s=start_s)
+    strike_restart(course, "fork server")
     course.sessions |= sessions(course.series.running)
     [lost] = named(course.series.look(), events.SUPERVISOR_LOST)
     assert ("killed", 1) == (lost["kind"], lost["launch"])

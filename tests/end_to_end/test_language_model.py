@@ -6,10 +6,12 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+from tests.end_to_end.by_hand import undisturbed
 from tests.end_to_end.harness import named, tensors
 
 if TYPE_CHECKING:
     from tests.end_to_end.harness import Project
+    from tests.forked import ForkedPrograms
 
 GPT = """
 import time
@@ -125,15 +127,12 @@ every = "5 steps"
 """
 
 
-def test_groups_schedule_and_values_of_the_data_survive_a_kill_and_a_drain(project: Project) -> None:
+def test_groups_schedule_and_values_of_the_data_survive_a_kill_and_a_drain(
+    project: Project, forked: ForkedPrograms
+) -> None:
     """Bit for bit as undisturbed; what each group took is told; the same data with another value is refused."""
     project.write("gpt.py", GPT)
-    project.write("gpt.toml", JOB)
-    project.write("hurry", "")
-    calm = project.run("gpt.toml", "calm", job="gpt")
-    assert calm.end() == 0, calm.told()
-    (project.root / "hurry").unlink()
-
+    job_file = project.write("gpt.toml", JOB)
     disturbed = project.run("gpt.toml", "disturbed", job="gpt")
     disturbed.wait_for_step(8)
     os.kill(disturbed.pid_of(1), signal.SIGKILL)
@@ -149,9 +148,9 @@ def test_groups_schedule_and_values_of_the_data_survive_a_kill_and_a_drain(proje
     resumed = project.start("resume", "disturbed", run_id="disturbed", job="gpt")
     assert resumed.end() == 0, resumed.told()
 
-    assert tensors(resumed.run) == tensors(calm.run)
+    assert tensors(resumed.run) == undisturbed(job_file, forked, workers=2)
     (opened, *_), (grouped, *_) = (
-        named(calm.events(), name) for name in ("dataset.opened", "parameters.grouped")
+        named(disturbed.events(), name) for name in ("dataset.opened", "parameters.grouped")
     )
     assert opened["values"] == {"vocab_size": 29}
     assert [(each["name"], each["tensors"], each["args"]) for each in grouped["groups"]] == [
@@ -159,5 +158,5 @@ def test_groups_schedule_and_values_of_the_data_survive_a_kill_and_a_drain(proje
         ("no decay", 6, {"weight_decay": 0.0}),
         ("rest", 3, {}),
     ]
-    last = calm.run.metrics.read_text().splitlines()[-1]
+    last = resumed.run.metrics.read_text().splitlines()[-1]
     assert '"lr": {"wpe.*": 0.000' in last

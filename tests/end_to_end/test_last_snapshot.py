@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from elasticflow import events
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
-from tests.campaign import tiny_job
+from tests.end_to_end import tiny_job
 from tests.end_to_end.harness import LIMIT_S, Project, Running, named, wait_gone
 
 if TYPE_CHECKING:

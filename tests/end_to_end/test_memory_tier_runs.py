@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticflow import events
-from tests.campaign import tiny_job
+from tests.end_to_end import tiny_job
 from tests.end_to_end.harness import named, steps_of, tensors, wait_gone
 
 if TYPE_CHECKING:
-    from tests.campaign.tiny_job import Reference
     from tests.end_to_end.harness import Project
+    from tests.end_to_end.tiny_job import Reference
 
 JOB, SETS = "jobs/tiny.toml", ("snapshots.every=20 steps", "snapshots.memory=1 step")
 

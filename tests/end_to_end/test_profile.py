@@ -10,13 +10,12 @@ import sys
 from typing import TYPE_CHECKING
 
 from elasticflow import events
-from tests.end_to_end.harness import ROOT, named, tensors
-from tests.end_to_end.trajectory_jobs import write_jobs
+from tests.end_to_end import tiny_job
+from tests.end_to_end.harness import LIMIT_S, ROOT, named, tensors
 
 if TYPE_CHECKING:
     from tests.end_to_end.harness import Project
-
-STEPS = ("train.steps=120", "nodes.nproc_per_node=2")
+    from tests.end_to_end.tiny_job import Reference
 
 
 def profile(project: Project, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -24,16 +23,20 @@ def profile(project: Project, *arguments: str) -> subprocess.CompletedProcess[st
     command = [sys.executable, "-m", "elasticflow", "profile", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        command, cwd=project.root, env=environment, capture_output=True, text=True, check=False, timeout=100
+        command,
+        cwd=project.root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
     )
 
 
-def test_traces_while_it_trains_and_the_same_bits(project: Project) -> None:
+def test_traces_while_it_trains_and_the_same_bits(project: Project, tiny_reference: Reference) -> None:
     """Both ranks trace three steps; then one is killed while it traces; the weights are those of a run without all that."""
-    write_jobs(project)
-    plain = project.run("jobs/mlp.toml", "plain", *STEPS, job="mlp")
-    assert plain.end() == 0, plain.told()
-    traced = project.run("jobs/mlp.toml", "traced", *STEPS, job="mlp", TRAJECTORY_PAUSE_S="0.03")
+    tiny_job.write_standard(project)
+    traced = project.run("jobs/tiny.toml", "traced", job="tiny", TINY_PAUSE_S="0.02")
     traced.wait_for_step(3)
 
     done = profile(project, "traced", "--steps", "3", "--ranks", "all", "--format", "json")
@@ -48,8 +51,9 @@ def test_traces_while_it_trains_and_the_same_bits(project: Project) -> None:
     assert profile(project, "traced", "--steps", "1000", "--ranks", "1", "--no-wait").returncode == 0
     traced.wait_for("the second trace", lambda: len(named(traced.events(), events.PROFILE_STARTED)) > 2)
     os.kill(traced.pid_of(1), signal.SIGKILL)
+    tiny_job.hurry(project)
     assert traced.end() == 0, traced.told()
     [failed] = named(traced.events(), events.PROFILE_FAILED)
     assert (2, 1, "its generation ended") == (failed["profile"], failed["rank"], failed["reason"])
     assert ["request.json"] == [path.name for path in (traced.run.profiles / "2").iterdir()]
-    assert tensors(plain.run) == tensors(traced.run)
+    assert tiny_reference.found["bits"] == tensors(traced.run)

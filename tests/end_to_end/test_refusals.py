@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 QUICK = ("train.epochs=2",)
 RAISES = 'raise ValueError("label 11 is no digit")'
+TELL = "test -e tried || { touch tried; echo no display; exit 3; }; cat > told.json"
 
 
 def test_taken_port_is_named(project: Project) -> None:
@@ -52,7 +54,10 @@ def test_nothing_to_resume_says_where_it_looked(project: Project) -> None:
 
 @pytest.mark.parametrize("place", ["step", "module"])
 def test_error_in_user_code_is_shown_first_and_once(project: Project, place: str) -> None:
-    """A step or a module that raises: the worker's own error, no restart without hope, exit 1; the fork server lives through it."""
+    """A step or a module that raises: the worker's own error, no restart without hope, exit 1; the fork server lives through it.
+
+    [notify] alone has somebody told; its command fails first, and is run again before the launch ends.
+    """
     line = {
         "step": f"def step(model, batch):\n    {RAISES}\n",
         "module": f"{RAISES}\n\ndef step(model, batch):\n    ...\n",
@@ -63,7 +68,8 @@ def test_error_in_user_code_is_shown_first_and_once(project: Project, place: str
         "jobs/bad.toml",
         job.replace('loss = "torch.nn.functional:cross_entropy"', 'step = "steps:step"')
         .replace('metrics = { accuracy = "examples.mnist:accuracy" }', "")
-        .replace("max accuracy", "min loss"),
+        .replace("max accuracy", "min loss")
+        + f"\n[notify]\ncommand = ['sh', '-c', {json.dumps(TELL)}]\n",
     )
     running = project.run("jobs/bad.toml", "bad", *QUICK)
     assert running.end() == 1, running.told()
@@ -74,6 +80,14 @@ def test_error_in_user_code_is_shown_first_and_once(project: Project, place: str
     assert 1 == running.output.read_text().count(RAISES)
     refused = [e["module"] for e in named(running.events(), events.PRELOAD_REFUSED)]
     assert ["steps"] * (place == "module") == refused
+
+    told = json.loads((project.root / "told.json").read_text())
+    assert ("failed", 1, "elasticflow why bad") == (told["event"], told["exit_code"], told["next"])
+    first = f"failed before its first step: rank {failed['rank']}: ValueError: label 11 is no digit"
+    assert first in told["text"]
+    (unsent,) = named(running.events(), "sink.failed")
+    assert ("notify.command", "sh: exit code 3: no display") == (unsent["sink"], unsent["error"])
+    assert "sh: no display" in (running.run.path / "logs" / "sinks.log").read_text()
 
 
 def test_missing_torch_is_one_clear_line(project: Project) -> None:
@@ -107,10 +121,10 @@ def evaluations_of(running: Running, after: int = 0) -> list[dict[str, Any]]:
 
 
 def test_what_changes_between_two_launches_is_refused_or_told(project: Project) -> None:
-    """A running run is not started twice. Another batch size, model or data: refused, with what differs, exit 2 or 1.
+    """A running run is not started twice. Without its lock it ends with an error that names it, and the other launch resumes.
 
-    Another evaluation, metric and direction: told as harmless, no consent asked for; the training goes on, and the best
-    value begins anew.
+    Another batch size, model or data: refused, with what differs, exit 2 or 1. Another evaluation, metric and direction:
+    told as harmless, no consent asked for; the training goes on, and the best value begins anew.
     """
     data = project.root / "data"
     data.mkdir()
@@ -132,9 +146,15 @@ def test_what_changes_between_two_launches_is_refused_or_told(project: Project) 
         f"error: run other is running (process {first.process.pid} on {socket.gethostname()})"
         in second.told()
     )
-    os.kill(first.process.pid, signal.SIGTERM)
-    assert first.end() == 75, first.told()
-    step = first.state()["step"]
+    first.run.lock.unlink()
+    third = project.run(job, "other", *sets, endless)
+    assert first.end() == 1, first.told()
+    assert f"writes no more: {first.run.lock.name}" in first.told().replace(f"{first.run.lock.parent}/", "")
+    third.wait_for("training", lambda: len(named(third.events(), events.TRAINING_FIRST_STEP)) == 2)
+    os.kill(third.process.pid, signal.SIGTERM)
+    assert third.end() == 75, third.told()
+    assert third.tree() == []
+    step = third.state()["step"]
 
     batch = project.run(job, "other", *sets, endless, "dataset.global_batch_size=32")
     assert batch.end() == 2, batch.told()
@@ -170,6 +190,7 @@ def test_what_changes_between_two_launches_is_refused_or_told(project: Project) 
     (reset,) = named(last.events(), events.BEST_RESET)
     assert reset["measured_by"]["ranked_by"] == "max accuracy by examples.mnist:accuracy"
     assert reset["now"]["ranked_by"] == "min loss by torch.nn.functional:cross_entropy"
+    assert named(last.events(), events.RUN_FINISHED)
     assert list(range(1, step + 21)) == steps_of(last.run)
     evaluations = evaluations_of(last, step)
     assert evaluations[-1]["best"] == min(line["eval"]["loss"] for line in evaluations)

@@ -69,19 +69,3 @@ def test_snapshot_that_two_starts_fail_from_is_set_aside(project: Project) -> No
     steps = steps_of(running.run)
     assert list(range(1, len(steps) + 1)) == steps
     assert "set aside" in running.told()
-
-
-def test_launch_whose_lock_was_removed_writes_no_more(project: Project) -> None:
-    """It ends with an error that names the lock; the second launch goes on, and no line is written twice."""
-    sets = ("train.epochs=2", "snapshots.every=5 steps", "model.args.width=16")
-    first = project.run("jobs/mnist.toml", "taken", *sets)
-    first.wait_for_step(6)
-    first.run.lock.unlink()
-    second = project.run("jobs/mnist.toml", "taken", *sets)
-    assert first.end() == 1, first.told()
-    assert f"writes no more: {first.run.lock.name}" in first.told().replace(f"{first.run.lock.parent}/", "")
-    assert second.end() == 0, second.told()
-    assert first.tree() == []
-    steps = steps_of(second.run)
-    assert steps == [*range(1, steps[-1] + 1)]
-    assert named(second.events(), events.RUN_FINISHED)

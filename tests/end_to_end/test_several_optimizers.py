@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.snapshots.read import load
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
+from tests.end_to_end.by_hand import undisturbed
 from tests.end_to_end.harness import named, tensors
 
 if TYPE_CHECKING:
     from tests.end_to_end.harness import Project, Running
+    from tests.forked import ForkedPrograms
 
 GAN = """
 import time
@@ -145,18 +147,15 @@ def included(running: Running) -> tuple[int, dict[str, Any], list[float]]:
     return newest.step, found.state["state"]["include.curriculum"], list(data.cast("f"))
 
 
-def test_both_optimizers_and_an_included_object_survive_a_kill_and_a_drain(project: Project) -> None:
+def test_both_optimizers_and_an_included_object_survive_a_kill_and_a_drain(
+    project: Project, forked: ForkedPrograms
+) -> None:
     """Weights, moments and learning rates are bit for bit those of the run that nobody disturbed.
 
     The object, which counts steps, has counted each of them once.
     """
     project.write("gan.py", GAN)
-    project.write("gan.toml", JOB)
-    project.write("hurry", "")
-    calm = project.run("gan.toml", "calm", job="gan")
-    assert calm.end() == 0, calm.told()
-    (project.root / "hurry").unlink()
-
+    job_file = project.write("gan.toml", JOB)
     disturbed = project.run("gan.toml", "disturbed", job="gan")
     disturbed.wait_for_step(13)
     os.kill(disturbed.pid_of(1), signal.SIGKILL)
@@ -170,7 +169,7 @@ def test_both_optimizers_and_an_included_object_survive_a_kill_and_a_drain(proje
     assert resumed.end() == 0, resumed.told()
 
     assert len(named(disturbed.events(), "worker.failed")) == 1
-    expected, found = tensors(calm.run), tensors(resumed.run)
+    expected, found = undisturbed(job_file, forked, workers=2), tensors(resumed.run)
     assert {key.partition("/")[0] for key in found} == {
         "model",
         "optimizer.g",

@@ -7,12 +7,12 @@ import signal
 from typing import TYPE_CHECKING
 
 from elasticflow import events
-from tests.campaign import tiny_job
-from tests.campaign.disturbed import Outcome, Series
+from tests.end_to_end import tiny_job
+from tests.end_to_end.disturbed import Outcome, Series
 
 if TYPE_CHECKING:
-    from tests.campaign.tiny_job import Reference
     from tests.end_to_end.harness import Project
+    from tests.end_to_end.tiny_job import Reference
 
 _THREAD = """
 import threading

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elasticflow import events
-from tests.campaign.disturbed import Outcome, Series
+from tests.end_to_end.disturbed import Outcome, Series
 from tests.end_to_end.trajectory_jobs import Act, count, disturb, write_jobs
 
 if TYPE_CHECKING:

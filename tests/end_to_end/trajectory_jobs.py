@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
-    from tests.campaign.disturbed import Outcome, Series
+    from tests.end_to_end.disturbed import Outcome, Series
     from tests.end_to_end.harness import Project
 
 SEED, EPOCHS = 77, 5
@@ -139,7 +139,7 @@ def disturb(series: Series, acts: Sequence[Act], outcome: Outcome) -> None:
             series.kill(act.what)
         else:
             os.kill(series.running.process.pid, signal.SIGTERM)
-            if (code := series.running.end(60)) != 75:
+            if (code := series.running.end()) != 75:
                 outcome.problems.append(f"exit code {code} after a drain")
         if not act.what.startswith("worker"):
             series.resume(*(f"--set={text}" for text in act.sets), "--accept-drift")

@@ -17,7 +17,7 @@ from xml.etree import ElementTree as ET
 
 import torch
 
-from tests.benchmarks import recovery_figures as figures
+from tests.measured.benchmarks import recovery_figures as figures
 
 ROOT = Path(__file__).resolve().parents[2]
 _TESTS_S, _RECOVERY_S = 900, 480
@@ -50,7 +50,14 @@ def tested(report: Path) -> dict[str, str]:
 def recovered(report: Path) -> figures.Tries:
     """Kill the worker on the GPU ten times, with each model that can be imported; return the tries."""
     only = [name for name in figures.names(("gpu",)) if not name.endswith(("slow", "thread"))]
-    command = [sys.executable, "tests/benchmarks/recovery.py", "--only", *only, "--who", figures.OURS]
+    command = [
+        sys.executable,
+        "tests/measured/benchmarks/recovery.py",
+        "--only",
+        *only,
+        "--who",
+        figures.OURS,
+    ]
     limit = f"--seconds={_RECOVERY_S}"
     subprocess.run([*command, limit, f"--json={report}"], cwd=ROOT, timeout=2 * _RECOVERY_S, check=False)
     return figures.from_json(json.loads(report.read_text())) if report.exists() else {}

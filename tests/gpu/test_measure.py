@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.benchmarks.recovery_figures import OURS, Try
 from tests.gpu.measure import table
+from tests.measured.benchmarks.recovery_figures import OURS, Try
 
 
 def test_table_says_what_passed_where_and_how_fast() -> None:

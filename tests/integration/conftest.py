@@ -5,22 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.end_to_end.harness import ROOT, STORY_S, Project, wait_gone
+from tests.end_to_end.harness import ROOT, Project, wait_gone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Real servers and whole runs take their time on a busy machine; no test here is about how long."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.timeout(STORY_S))
+    from pathlib import Path
 
 
 @pytest.fixture

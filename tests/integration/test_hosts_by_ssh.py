@@ -18,7 +18,7 @@ import pytest
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
 from tests import servers
-from tests.campaign import tiny_job
+from tests.end_to_end import tiny_job
 from tests.end_to_end.harness import ROOT, Project, Running, tensors
 from tests.hosts import ip_pids
 from tests.integration.test_several_hosts import hosts as hosts  # noqa: PLC0414  # a fixture
@@ -26,7 +26,7 @@ from tests.integration.test_several_hosts import hosts as hosts  # noqa: PLC0414
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.campaign.tiny_job import Reference
+    from tests.end_to_end.tiny_job import Reference
     from tests.hosts import Hosts
 
 pytestmark = pytest.mark.integration

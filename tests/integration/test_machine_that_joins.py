@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.campaign import tiny_job
-from tests.campaign.launching import NodesCourse
+from tests.end_to_end import tiny_job
+from tests.end_to_end.course import NodesCourse
 from tests.end_to_end.harness import project_at
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.campaign.tiny_job import Reference
+    from tests.end_to_end.tiny_job import Reference
 
 pytestmark = pytest.mark.integration
 

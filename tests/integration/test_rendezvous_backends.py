@@ -19,7 +19,7 @@ from elasticflow.protocol.store_address import StoreAddress, StoreLostError
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
 from tests import servers
-from tests.campaign import tiny_job
+from tests.end_to_end import tiny_job
 from tests.end_to_end.harness import ROOT, Project, Running, named, read_lines, steps_of, tensors
 from tests.end_to_end.trajectory_jobs import write_jobs
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from tests.campaign.tiny_job import Reference
+    from tests.end_to_end.tiny_job import Reference
 
 pytestmark = pytest.mark.integration
 with_etcd = pytest.mark.nightly

@@ -11,7 +11,7 @@ import pytest
 from elasticflow import events, fault_injection
 from elasticflow.snapshots.read import verify
 from elasticflow.snapshots.store.catalog import Catalog
-from tests.campaign import tiny_job
+from tests.end_to_end import tiny_job
 from tests.end_to_end.harness import named, steps_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.system.free_memory import GroupMemory, available, of_machine, tightest_group
-from tests.campaign.scarcity import memory_group
+from tests.system.memory_groups import memory_group
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from elasticflow.system.oom_kills import OomKills
-from tests.campaign.scarcity import memory_group
+from tests.system.memory_groups import memory_group
 
 _GLUTTON = "kept = []\nwhile True: kept.append(b'x' * (4 << 20))"
 

@@ -17,7 +17,7 @@ from elasticflow.errors import NOT_STARTED
 from elasticflow.run_folder import RunFolder
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
-from tests.campaign import tiny_job
+from tests.end_to_end import tiny_job
 from tests.end_to_end.harness import ROOT, read_lines
 
 if TYPE_CHECKING:

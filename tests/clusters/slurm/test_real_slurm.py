@@ -1,4 +1,4 @@
-"""One story under a real Slurm; the others are in `tests/campaign/clusters.py`."""
+"""One story under a real Slurm; the others are in `tests/measured/campaign/clusters.py`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.campaign.tiny_job import Reference
+    from tests.end_to_end.tiny_job import Reference
 
-pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture

@@ -121,7 +121,7 @@ def test_only_what_workers_have_started_is_told_of() -> None:
         with started.stdout:
             pid, told = int(started.stdout.read()), list[EndedOrphan]()
         Orphans(partial(_alive, pid), told.append).end()
-        started.wait(10)
+        started.wait(60)
 
         assert said == [each.command for each in told]
         assert not is_alive(pid)

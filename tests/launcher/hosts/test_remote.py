@@ -121,4 +121,4 @@ def test_node_that_lost_its_connection_makes_room(tmp_path: Path, monkeypatch: p
     assert 128 + signal.SIGTERM == code  # its own standard input has ended
     assert f"process {node.pid} on" in said
     assert "\na node on" in said
-    assert -signal.SIGTERM == node.wait(10)
+    assert -signal.SIGTERM == node.wait(60)

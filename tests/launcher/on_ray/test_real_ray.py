@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 
 def test_a_node_of_ray_is_lost(tmp_path: Path) -> None:

@@ -44,7 +44,6 @@ def test_the_minority_is_astray(ranks: list[Sums], astray: list[int], expected: 
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "memory", [(), ("--memory", "1 step")], ids=["behind the next step", "held in memory"]
 )
