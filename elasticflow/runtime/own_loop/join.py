@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, cast
 
 from elasticflow.errors import INTERRUPTED, StateError
-from elasticflow.protocol.snapshot_settings import SnapshotSettings
+from elasticflow.protocol.loop_settings import LoopSettings
 from elasticflow.runtime import worker as life
 from elasticflow.runtime.own_loop import settings
 from elasticflow.runtime.own_loop.gradients import Gradients
 from elasticflow.runtime.own_loop.run import Run
+from elasticflow.runtime.own_loop.script_checks import ScriptChecks
 from elasticflow.runtime.process import stopping
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from elasticflow.protocol.loop_settings import LoopSettings
+    from elasticflow.protocol.snapshot_settings import SnapshotSettings
     from elasticflow.runtime.measuring.speed import Measures
     from elasticflow.runtime.process.context import Worker
 
@@ -85,63 +86,63 @@ def join(
         StateError: it was called before in this process.
         StorageError: where snapshots go cannot be written.
     """
-    return join_job(
-        seed=seed, name=name, folder=folder, snapshots=snapshots, every=every, keep=keep, ignore=ignore,
-        virtual_shards=virtual_shards, log_every=log_every, threads=threads, log_level=log_level, gradients=gradients,
-    )  # fmt: skip
+    if gradients is None and virtual_shards is not None:
+        gradients = Gradients(virtual_shards=virtual_shards)
+    job = name or Path(sys.argv[0]).stem.lstrip("-") or "script"
+    own = settings.of_arguments(job, seed, snapshots, every, keep, ignore, log_every, threads)
+    own = replace(own, log_level=log_level)
+    run = _joined(own, folder, gradients)
+    _report_what_ends_the_script()
+    process = os.getpid()
+    atexit.register(lambda: run.end_if_forgotten() if os.getpid() == process else None)
+    return run
 
 
 def join_job(
     *,
-    seed: int = 0,
-    name: str | None = None,
-    folder: str | os.PathLike[str] | None = None,
-    snapshots: str | SnapshotSettings | None = None,
-    every: str | Sequence[str] = ("10 min", "1 epoch"),
-    keep: int = 3,
-    ignore: Sequence[str] = (),
-    virtual_shards: int | None = None,
-    log_every: int = 1,
-    threads: int | None = None,
-    log_level: str = "info",
+    name: str,
+    digest: str,
+    folder: str | os.PathLike[str],
+    seed: int,
+    snapshots: SnapshotSettings,
     gradients: Gradients | None = None,
     compare_replicas: str | None = None,
     measures: Measures | None = None,
-    digest: str | None = None,
+    **options: Any,
 ) -> Run:
     """Return this process as a member of a run; the train.py that the compiler writes calls this. Collective.
 
-    Arguments and errors are those of `join`. Besides, *digest* is the job file's, for a process that `worker.program` ends;
-    None: a script's. `SnapshotSettings` for *snapshots* say *every*, *keep* and *ignore*, too. *compare_replicas* ("1000 steps") says
-    when the ranks' replicas are compared bit for bit, besides before each snapshot; *measures*, which speeds the log has,
-    None: steps and samples.
+    Arguments and errors are those of `join`, but an error does not end the process, which `worker.program` runs. *digest*
+    identifies the resolved job file, *snapshots* says *every*, *keep* and *ignore*, too. *compare_replicas* ("1000 steps") says when
+    the ranks' replicas are compared bit for bit, besides before each snapshot; *measures*, which speeds the log has, None: steps
+    and samples. *options* are log_every, threads and log_level.
     """
-    _require_first_call()
-    if gradients is None and virtual_shards is not None:
-        gradients = Gradients(virtual_shards=virtual_shards)
-    told = settings.told(os.environ)
-    if told is None:
-        job = name or Path(sys.argv[0]).stem.lstrip("-") or "script"
-        uri = snapshots if isinstance(snapshots, str) else None
-        told = settings.of_arguments(job, seed, uri, every, keep, ignore, log_every, threads)
-        told = replace(told, digest=digest or "", log_level=log_level)
-        if isinstance(snapshots, SnapshotSettings):
-            told = replace(told, snapshots=snapshots)
-    if gradients is not None and gradients.virtual_shards is not None and told.threads is None:
-        told = replace(told, threads=1)  # sums inside of an operation depend on their number
-    policy = told.snapshots
-    place = Path(folder) if folder is not None else Path("runs") / told.job / "by-hand"
-    worker = _member(told, place, policy, is_job=digest is not None)
-    worker.is_exact = gradients is not None and gradients.virtual_shards is not None
-    run = Run(
-        worker, policy, gradients=gradients, log_every=told.log_every,
-        compare_replicas=compare_replicas, measures=measures, is_job=digest is not None,
+    return _joined(
+        LoopSettings(name, digest, seed, snapshots, **options), folder, gradients, is_job=True,
+        compare_replicas=compare_replicas, measures=measures,
     )  # fmt: skip
-    if digest is None:
-        _report_what_ends_the_script()
-        process = os.getpid()
-        atexit.register(lambda: run.end_if_forgotten() if os.getpid() == process else None)
-    return run
+
+
+def _joined(
+    own: LoopSettings,
+    folder: str | os.PathLike[str] | None,
+    gradients: Gradients | None,
+    *,
+    is_job: bool = False,
+    **options: Any,
+) -> Run:
+    """Join the process group; the job file of a script goes before its *own* settings."""
+    _require_first_call()
+    given = settings.told(os.environ)
+    chosen = given or own
+    if gradients is not None and gradients.virtual_shards is not None and chosen.threads is None:
+        chosen = replace(chosen, threads=1)  # sums inside of an operation depend on their number
+    policy = chosen.snapshots
+    place = Path(folder) if folder is not None else Path("runs") / chosen.job / "by-hand"
+    worker = _member(chosen, place, policy, is_job=is_job)
+    worker.is_exact = gradients is not None and gradients.virtual_shards is not None
+    script = None if is_job else ScriptChecks(worker, gradients, policy.ignore)
+    return Run(worker, policy, gradients=gradients, log_every=chosen.log_every, script=script, **options)
 
 
 def _require_first_call() -> None:
@@ -154,17 +155,17 @@ def _require_first_call() -> None:
     _has_joined = True
 
 
-def _member(told: LoopSettings, place: Path, policy: SnapshotSettings, *, is_job: bool) -> Worker:
-    """Return this process as a member of its group; an error ends it, but for an entry point that `worker.program` runs."""
+def _member(chosen: LoopSettings, place: Path, policy: SnapshotSettings, *, is_job: bool) -> Worker:
+    """Return this process as a member of its group; an error ends a script's process."""
     try:
         return life.join(
-            told.job,
-            told.digest,
+            chosen.job,
+            chosen.digest,
             place,
             policy,
-            seed=told.seed,
-            threads=told.threads,
-            log_level=told.log_level,
+            seed=chosen.seed,
+            threads=chosen.threads,
+            log_level=chosen.log_level,
             shows_log=is_job,
         )
     except stopping.Leaving:  # asked to before all ranks had met

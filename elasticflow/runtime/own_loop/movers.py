@@ -1,4 +1,4 @@
-"""Which optimizers move in a script's steps: those that were kept, or others that were made after `run.keep`."""
+"""Finds optimizers that move in a script's steps and were not given to `run.keep`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from elasticflow.errors import StateError
+from elasticflow.runtime.training.several_optimizers import parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,16 +50,18 @@ class Movers:
         self._kept = {id(each) for optimizer in state.optimizers.values() for each in _with_inner(optimizer)}
         modules = [value for value in state.objects.values() if isinstance(value, nn.Module)]
         self._trained = {id(p) for module in modules for p in module.parameters()}
-        self._trained |= {id(p) for optimizer in state.optimizers.values() for p in _parameters_of(optimizer)}
+        self._trained |= {
+            id(p) for optimizer in state.optimizers.values() for p in parameters_of([optimizer])
+        }
         names = {id(p): name for name, p in state.model.named_parameters()}
         # The parameters live as long as the optimizers, so that an `id` stays theirs.
         self._names = {
             id(p): names[id(p)]
             for optimizer in state.optimizers.values()
-            for p in _parameters_of(optimizer)
+            for p in parameters_of([optimizer])
             if id(p) in names
         }
-        self._shapes = [[p.shape for p in _parameters_of(each)] for each in state.optimizers.values()]
+        self._shapes = [[p.shape for p in parameters_of([each])] for each in state.optimizers.values()]
         self._depth = 0
         self._has_moved = self._has_gradient = self._is_settled = False
         self._others: set[_Other] = set()
@@ -93,15 +96,15 @@ class Movers:
             self._others.add(
                 _Other(
                     f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
-                    any(id(p) in self._trained for p in _parameters_of(optimizer)),
+                    any(id(p) in self._trained for p in parameters_of([optimizer])),
                     bool(optimizer.state),
-                    [p.shape for p in _parameters_of(optimizer)] in self._shapes,
+                    [p.shape for p in parameters_of([optimizer])] in self._shapes,
                 )
             )
 
     def _note_gradients(self, optimizer: Optimizer) -> None:
         if not self._has_gradient:
-            self._has_gradient = any(p.grad is not None for p in _parameters_of(optimizer))
+            self._has_gradient = any(p.grad is not None for p in parameters_of([optimizer]))
 
     def _require_harmless(self, other: _Other) -> None:
         # One without a state, made for some steps of its own, leaves nothing that a restart would lose.
@@ -131,11 +134,6 @@ class Movers:
                 f"the kept {names} took a step, and no parameter of the kept model had a gradient: the model was {_BOUND_ANEW}",
                 _REMEDY,
             )
-
-
-def _parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
 
 
 def _with_inner(optimizer: Optimizer) -> Iterator[Optimizer]:

@@ -11,15 +11,17 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import StateError
+from elasticflow.runtime.own_loop.movers import Movers
 from elasticflow.runtime.process.torch_private import version_of
+from elasticflow.runtime.training.several_optimizers import parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from torch import Tensor, nn
-    from torch.optim import Optimizer
+    from torch import Tensor
 
     from elasticflow.runtime.own_loop.batch import Batch
+    from elasticflow.runtime.state.state import State
 
 MISSING = "call run.step(loss=loss) once at the end of each pass through the loop"
 
@@ -39,15 +41,17 @@ class Pass:
         self._buffers: list[Tensor] = []
         self._parameters: Callable[[], Iterable[Tensor]] = tuple
         self._scaler: Any = None
+        self._movers: Movers | None = None
         self._buffer_versions = self._scale_version = 0
 
-    def watch(self, model: nn.Module, optimizers: Iterable[Optimizer], scaler: Any = None) -> None:
-        """Notice from now on when one of *optimizers* moves, and when buffers of *model* change."""
-        owners = list(optimizers)
-        self._buffers, self._scaler = list(model.buffers()), scaler
-        self._parameters = lambda: (p for o in owners for group in o.param_groups for p in group["params"])
+    def watch(self, state: State, scaler: Any = None) -> None:
+        """Notice from now on when an optimizer moves, and when buffers of the model change."""
+        owners = list(state.optimizers.values())
+        self._buffers, self._scaler = list(state.model.buffers()), scaler
+        self._parameters = lambda: parameters_of(owners)
         for optimizer in owners:
             optimizer.register_step_post_hook(self._note_move)
+        self._movers = Movers(state)
 
     def open(self, batch: Batch) -> None:
         """Begin the pass of *batch*.
@@ -64,6 +68,15 @@ class Pass:
         """End the pass at `Run.step`; return its batch."""
         batch, self.batch = self.batch, None
         return batch
+
+    def require_kept(self) -> None:
+        """Look at the optimizers that moved in this pass, at its end.
+
+        Raises:
+            StateError: one of them was not kept, or moved nothing of the model; named.
+        """
+        if self._movers is not None:
+            self._movers.require_kept()
 
     def settle(self, *, is_pending: bool) -> None:
         """Begin to notice anew: the step that was just finished holds all that moved until now.

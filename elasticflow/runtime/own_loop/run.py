@@ -1,4 +1,4 @@
-"""What `elasticflow.join` returns: a run whose training loop is the script's own, and survives what happens to it."""
+"""The run that `elasticflow.join` returns: its training loop is the script's own, and survives what happens to it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import atexit
 import math
 import os
 import sys
-import warnings
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,7 +23,6 @@ from elasticflow.runtime.model import replicable
 from elasticflow.runtime.own_loop import drift, kept
 from elasticflow.runtime.own_loop.ballot import Ballot, is_fixed, require_loss, steps_to_fixed
 from elasticflow.runtime.own_loop.gradients import LoopStep
-from elasticflow.runtime.own_loop.leaving import EndsHereIfAsked
 from elasticflow.runtime.own_loop.loop_schedule import (
     LoopSchedule,
     after_own_epoch,
@@ -32,13 +31,12 @@ from elasticflow.runtime.own_loop.loop_schedule import (
     stage_of,
     within,
 )
-from elasticflow.runtime.own_loop.movers import Movers
 from elasticflow.runtime.own_loop.passes import MISSING, Batches, Pass
-from elasticflow.runtime.own_loop.script_state import ScriptState, argument_for
+from elasticflow.runtime.own_loop.script_checks import OWN_LOOP_OVER
 from elasticflow.runtime.own_loop.source import Source
 from elasticflow.runtime.own_loop.stages import Stages
 from elasticflow.runtime.process import random_streams
-from elasticflow.runtime.process.stopping import Stopped
+from elasticflow.runtime.process.stopping import Leaving, Stopped
 from elasticflow.runtime.snapshot.snapshots import Snapshots
 from elasticflow.runtime.state.state import State
 from elasticflow.runtime.training import ddp
@@ -56,13 +54,21 @@ if TYPE_CHECKING:
     from elasticflow.runtime.measuring.speed import Measures
     from elasticflow.runtime.own_loop.batch import Batch
     from elasticflow.runtime.own_loop.gradients import Gradients
+    from elasticflow.runtime.own_loop.script_checks import ScriptChecks
     from elasticflow.runtime.own_loop.values import KeptValues
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.process.learning_rates import AnyOptimizers
     from elasticflow.runtime.process.position import Position
     from elasticflow.runtime.process.step_log import LateNumber
 
-_OWN_LOOP_OVER = "the script's own loop is over"
+
+@contextmanager
+def _ends_here_if_asked(worker: Worker) -> Iterator[None]:
+    """End this process where it is asked to leave before it trained: nothing is lost by that."""
+    try:
+        yield
+    except Leaving:
+        life.leave_untrained(worker)
 
 
 class Run:
@@ -90,16 +96,15 @@ class Run:
         log_every: int,
         compare_replicas: str | None = None,
         measures: Measures | None = None,
-        is_job: bool = False,
+        script: ScriptChecks | None = None,
     ) -> None:
-        self._policy, self._gradients, self._is_job = policy, gradients, is_job
+        # None: the loop is that of a train.py that the compiler wrote.
+        self._policy, self._gradients, self._script = policy, gradients, script
         self._compare_every, self._log_every, self._measures = compare_replicas, log_every, measures
         # Only rank 0 records, but every rank has to meet it after each step.
         self._is_recorded = bool(os.environ.get(worker_environment.TRAJECTORY))
         self.rank, self.local_rank, self.world_size = worker.rank, worker.local_rank, worker.world_size
         self.device: torch.device = worker.device
-        # A rank that is asked to leave takes part in its steps until all have agreed.
-        worker.vote.may_skip &= is_job
         self._ballot, self._pass, self._stages = Ballot(worker), Pass(), Stages()
         self.worker, self.schedule = worker, LoopSchedule()
         self.position: Position = self.schedule.start
@@ -107,7 +112,6 @@ class Run:
         self._hooks: Hooks | None = None
         self._state: State | None = None
         self._snapshots: Snapshots | None = None
-        self._movers: Movers | None = None
         self._source: Source | None = None
         self._known_source: Source | None = None  # `batches` was called before `keep`
         self._step: LoopStep | None = None
@@ -115,7 +119,6 @@ class Run:
         self._is_training = self._is_over = False
         # Ranks meet again before the next step: all of them called `evaluate`, or a request met a pending pass.
         self._has_evaluated = self._is_owed_a_meeting = False
-        self._has_looked_for_enumerate = False
         self._why_stop: str | None = None
         self._began_after = 0  # step
         self._quiet_steps = 0  # after which nothing is due but their line: see `_step_quietly`
@@ -159,13 +162,13 @@ class Run:
         if self._state is not None:
             raise StateError("run.keep was called a second time", "name everything in one call")
         worker = self.worker
-        parts = kept.parts_by_name(objects) if self._is_job else kept.parts_of(objects)
+        parts = kept.parts_by_name(objects) if self._script is None else kept.parts_of(objects)
         if self._gradients is None:
             replicable.require_whole(parts["model"])
         self._step = LoopStep(worker, self._gradients, parts)
         self._state = state = State(**parts)
         self._optimizers = state.optimizers
-        if self._is_job:  # whose log names the rates as its one optimizer, or several, have them
+        if self._script is None:  # whose log names the rates as its one optimizer, or several, have them
             self._optimizers = parts["optimizers"] if "optimizers" in parts else parts["optimizer"]
         note_rates, optimizers = worker.progress.note_rates, self._optimizers
         for optimizer in state.optimizers.values():
@@ -177,23 +180,18 @@ class Run:
             not_exchanged=self._not_exchanged,
         )  # fmt: skip
         self._known_source = self._source
-        with EndsHereIfAsked(worker):
+        with _ends_here_if_asked(worker):
             self.position = self._snapshots.restore()
-        if not self._is_job:
-            self._pass.watch(state.model, state.optimizers.values(), parts["scaler"])
-            self._movers = Movers(state)
-            frame = sys._getframe(1)  # noqa: SLF001  # the script's own variables, to name those that were forgotten
-            self._snapshots.unsaved.add(
-                ScriptState(state, frame, objects, self._policy.ignore, self._tell_of_left_out)
-            )
-            self._go_on(self._snapshots)
+        if self._script is not None:
+            self._pass.watch(state, parts["scaler"])
+            # The script's own variables, to name those that were forgotten.
+            self._script.watch(state, self._snapshots, objects, caller=sys._getframe(1))  # noqa: SLF001
+            self._script.resume(self._snapshots, self.schedule)
+            if self._snapshots.restored is not None:
+                stands = "had finished" if self.is_finished else "goes on"
+                name = self._snapshots.restored.name
+                self._tell(f"{stands} after step {self.position.step}, from snapshot {name}")
         worker.phase("build")
-
-    def _tell_of_left_out(self, name: str, kind: str) -> None:
-        if self.rank == 0:
-            self.worker.event(events.STATE_LEFT_OUT, name=name, type=kind)
-            argument = f"{argument_for(name)}={name}"
-            self._tell(f"no snapshot holds {name}, a {kind}: run.keep({argument}) if a step depends on it")
 
     def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
         """Return *model* with its gradients exchanged between ranks in each backward pass. Collective: every rank.
@@ -309,7 +307,7 @@ class Run:
         self._stages.require_arguments(dataset, **{**arguments, "epochs": epochs}, **of_loader)
         if self._is_training and self.worker.should_leave:
             return Batches(lambda: iter(()))
-        with EndsHereIfAsked(self.worker):
+        with _ends_here_if_asked(self.worker):
             source = self._stages.source_again(dataset, arguments)
             if source is None:
                 drift.require_same_on_ranks(
@@ -326,9 +324,8 @@ class Run:
                 return Batches(partial(self._loop, source))
             if not self._enter(source, drift.of_batches(**arguments)):
                 return Batches(lambda: iter(()))
-        looks = self.rank == 0 and not self._is_job and not self._has_looked_for_enumerate
-        self._has_looked_for_enumerate = True
-        return Batches(partial(self._loop, source), self._check_count if looks else None)
+        check = None if self._script is None else self._script.check_of_count()
+        return Batches(partial(self._loop, source), check)
 
     def gradients(self, fn: Callable[[Batch], Any], batch: Batch) -> float:
         """Leave the global batch's gradients in the parameters; return its mean loss. Collective: every rank.
@@ -404,11 +401,10 @@ class Run:
         require_loss(loss, samples)
         batch = self._pass.close()
         self._require_one_call(batch, samples)
-        if self._movers is not None:
-            self._movers.require_kept()
+        self._pass.require_kept()
         if batch is None:
             self._enter_own_data(snapshots, state)
-        is_pending = not self._is_job and self._pass.is_pending()
+        is_pending = self._pass.is_pending()
         if self._gradients is not None and batch is not None:  # by which all have told each other everything
             self._finish_step(batch.end, math.nan if loss is None else float(loss))
         else:
@@ -502,8 +498,10 @@ class Run:
             SnapshotError: the last snapshot could not be written.
         """
         self._kept("finish")
-        if not self._is_job:
+        if self._script is not None:
             self._close_loop()
+        elif not self.worker.should_leave:
+            self.schedule.has_ended = True
         self._end()
 
     def end_if_forgotten(self) -> None:
@@ -516,23 +514,6 @@ class Run:
         self._tell(
             f"the script ended after step {self.position.step} without run.finish(): the same command goes on from the newest snapshot"
         )
-
-    def _go_on(self, snapshots: Snapshots) -> None:
-        """Take up where the snapshot that was restored ended, if there is one. Collective: every rank."""
-        settings = drift.of_join(self.worker, self._gradients)
-        snapshots.describe_loop(settings)
-        if (restored := snapshots.restored) is None:
-            return
-        before = {key: value for key, value in (snapshots.loop or {}).items() if not drift.is_of_batches(key)}
-        drift.require_unchanged(self.worker, before, settings)
-        snapshots.remember_restored()
-        self.worker.agree_to_stop()
-        self.worker.vote.stop_wanted = None
-        stopped = self.worker.stopped
-        if stopped is not None and stopped.reason == _OWN_LOOP_OVER:
-            self.worker.stopped, self.schedule.has_ended = None, True
-        goes = "had finished" if self.is_finished else "goes on"
-        self._tell(f"{goes} after step {self.position.step}, from snapshot {restored.name}")
 
     def _enter(self, source: Source, settings: Mapping[str, Any]) -> bool:
         """Go over to the stage of *source*; return whether the run is in it, and not behind it. Collective: every rank."""
@@ -550,24 +531,16 @@ class Run:
         self.schedule.steps, self.schedule.epochs = source.schedule, None
         if source is not self._known_source and not (is_known and self._is_training):
             snapshots.use_data(source.opened)
-        if not self._is_job:
-            self._compare_settings(snapshots, settings, goes_on=source.stage == now and not self._is_training)
+        if self._script is not None:
+            is_resumed = source.stage == now and not self._is_training
+            self._script.compare_batches(snapshots, settings, is_resumed=is_resumed)
+            if is_resumed and (self._stages.epochs is None or not self.position.is_epoch_end):
+                snapshots.put_back()
         if not self._is_training:
             self._begin()
         elif source.stage > now:
             self._tell_stage(source)
         return True
-
-    def _compare_settings(self, snapshots: Snapshots, settings: Mapping[str, Any], *, goes_on: bool) -> None:
-        """Have snapshots say what the batches are made with; where the run *goes_on* in them, see that it is as it was."""
-        snapshots.describe_loop(settings)
-        if not goes_on:
-            return
-        before = {key: value for key, value in (snapshots.loop or {}).items() if drift.is_of_batches(key)}
-        if before:
-            drift.require_unchanged(self.worker, before, settings)
-        if self._stages.epochs is None or not self.position.is_epoch_end:
-            snapshots.put_back()
 
     def _begin_stage(self, stage: int, snapshots: Snapshots) -> None:
         if not (self.schedule.is_end(self.position) or self._pass.is_left):
@@ -609,11 +582,11 @@ class Run:
                 self.worker.event(events.DATA_OWN, kept=kept.own_objects(state))
 
     def _require_one_call(self, batch: Batch | None, samples: int | None) -> None:
-        if batch is None and self.schedule.steps is not None and self._stages.epochs is None:
+        if batch is not None:
+            return
+        if self.schedule.steps is not None and (self._stages.epochs is None or samples is None):
             raise StateError("run.step was called twice in one pass through the loop", MISSING)
-        if batch is None and samples is None:
-            if self.schedule.steps is not None:
-                raise StateError("run.step was called twice in one pass through the loop", MISSING)
+        if samples is None:
             raise StateError(
                 "run.step does not know how many samples this step had",
                 "run.step(loss=loss, samples=len(inputs)) where the script reads its data itself",
@@ -632,8 +605,7 @@ class Run:
         self._quiet_steps -= 1
         require_loss(loss, samples)
         this.batch = None
-        if self._movers is not None:
-            self._movers.require_kept()
+        this.require_kept()
         mean, scalars = self._ballot.add(loss, batch.samples)
         self.worker.progress.note_step(0, scalars)
         self._finish_step(batch.end, mean)
@@ -646,7 +618,7 @@ class Run:
 
         In all others `step` looks at everything. It comes to the same meetings: ranks may differ in which steps are quiet.
         """
-        is_busy = self._gradients is not None or self._is_recorded or self._is_owed_a_meeting or self._is_job
+        is_busy = self._gradients is not None or self._is_recorded or self._is_owed_a_meeting
         if is_busy or self._hooks is not None or state.evaluation is not None or self.worker.should_leave:
             return 0
         position, size = self.position, self.schedule.global_batch_size
@@ -772,13 +744,13 @@ class Run:
     def _loop(self, source: Source) -> Iterator[Batch]:
         self._kept("batches")
         if not self._is_training:
-            with EndsHereIfAsked(self.worker):
+            with _ends_here_if_asked(self.worker):
                 if not self._enter(source, {}):
                     return
         try:
             for part, batch in self._stages.reading(source, self.position):
                 self._pass.open(batch)
-                if part.model_keys and not self._is_job:
+                if part.model_keys and self._script is not None:
                     self.worker.generators.seed_model(part.model_keys[0])
                 yield batch
                 if self._is_over_after(part.end):
@@ -803,7 +775,7 @@ class Run:
         worker.start_training(
             self.position, self.schedule, state.model, restored=snapshots.restored,
             log_every=self._log_every, measures=self._measures,
-            keeps_modes=not self._is_job,  # a script may have frozen a BatchNorm by its mode
+            keeps_modes=self._script is not None,  # which may have frozen a BatchNorm by its mode
         )  # fmt: skip
         if self._hooks is not None:
             self._hooks.start(self.position)
@@ -847,63 +819,42 @@ class Run:
 
     def _record_own_end(self) -> None:
         if self._snapshots is not None:
-            self._snapshots.record_end(_OWN_LOOP_OVER)
+            self._snapshots.record_end(OWN_LOOP_OVER)
 
     def _end(self, *, takes_snapshot: bool = True) -> NoReturn:
         self._is_over = True
         worker, snapshots, state = self.worker, *self._kept("finish")
         self._ballot.meet()
-        if self._is_job and not worker.should_leave:
-            self.schedule.has_ended = True
         if takes_snapshot:
             snapshots.finish(self.position)
         why = "" if worker.stopped is None or not worker.stopped.is_end else f" ({worker.stopped.reason})"
         done = f"after step {self.position.step}{why}, snapshots in {self._catalog_uri()}"
         text = f"finished {done}" if self.is_finished else f"leaves {done}: the same command goes on"
         worker.at_leave.append(lambda: self._tell(text))  # behind the last snapshot's commit
-        if not self._is_job:
+        if self._script is not None:
             worker.at_leave.append(atexit._run_exitfuncs)  # noqa: SLF001  # wandb and others end there
         life.leave(worker, self.position, self.schedule, state.evaluation)
-
-    def _check_count(self, counted: int, batch: Batch) -> None:
-        """Tell of a script that counts its batches from 0 where a restart goes on in the midst of them."""
-        if counted in (batch.number, within(batch.end).step - 1, batch.end.step - 1):
-            return
-        text = (
-            f"enumerate(run.batches(...)) counts from {counted} again, and this is batch {batch.number} of its epoch: a restart went "
-            "on here; batch.number is right where a step depends on the number"
-        )
-        warnings.warn(text, stacklevel=3)  # into the log, and onto a supervisor's console
-        self._tell(text)
-
-    def _tell(self, text: str) -> None:
-        """Say on standard error what nobody else would: no supervisor follows the log."""
-        if self.rank == 0 and not self._is_job and self.worker.identity.started_by != "launcher":
-            sys.stderr.write(f"elasticflow: {text}\n")
-            sys.stderr.flush()
 
     def _catalog_uri(self) -> str:
         return self._policy.uri or os.path.relpath(self.worker.run_folder.path)
 
+    def _tell(self, text: str) -> None:
+        if self._script is not None:
+            self._script.tell(text)
+
     def _not_exchanged(self) -> str | None:
         """Return which gradients the ranks do not exchange; None: all, by this run or by a wrapper that the script made itself."""
-        assert self._state is not None
         if self._gradients is not None:
             return None
-        trained = {name: p for name, p in self._state.model.named_parameters() if p.requires_grad}
+        _, state = self._kept("step")
+        trained = {name: p for name, p in state.model.named_parameters() if p.requires_grad}
         left_out = [name for name, parameter in trained.items() if id(parameter) not in self._wrapped]
-        if len(left_out) < len(trained):
-            if not left_out:
-                return self._why_not_called()
+        if left_out and len(left_out) < len(trained):
             return f"{left_out[0]} was frozen when run.wrap was called, so its gradients are not exchanged"
-        if kept.is_wrapped(self._state.model):
-            return self._why_not_called()
-        return "nothing exchanged their gradients"
-
-    def _why_not_called(self) -> str | None:
-        """Return why models that are wrapped differ after the first step of this start; None: after a later one."""
+        if left_out and not kept.is_wrapped(state.model):
+            return "nothing exchanged their gradients"
         if self.position.step > self._began_after + 1:
-            return None
+            return None  # models that are wrapped have differed after an earlier step of this start, too
         return (
             "their gradients were not exchanged though the model is wrapped: the loop calls the bare model, "
             "or not every rank began with the same parameters"

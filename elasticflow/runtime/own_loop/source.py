@@ -1,16 +1,20 @@
-"""What a loop reads: the data that `Run.batches` was given, opened, the order of its samples, and their loader."""
+"""The data of `Run.batches`: opened, ordered, and read as the batches that a loop of the script's own gets."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from elasticflow.errors import StateError
 from elasticflow.runtime.data.dataset import OpenedDataset
-from elasticflow.runtime.data.index_loader import IndexLoader, open_dataset
+from elasticflow.runtime.data.index_loader import IndexLoader, open_dataset, to_device
 from elasticflow.runtime.data.index_schedule import IndexSchedule
+from elasticflow.runtime.data.sample_reader import SampleReader
 from elasticflow.runtime.data.shard_loader import ShardLoader
 from elasticflow.runtime.data.shard_schedule import ShardSchedule
-from elasticflow.runtime.own_loop import reading
+from elasticflow.runtime.data.step_plan import max_samples
+from elasticflow.runtime.own_loop.batch import Batch
 from elasticflow.runtime.own_loop.loop_schedule import overall, stage_seed, within
 
 if TYPE_CHECKING:
@@ -18,10 +22,11 @@ if TYPE_CHECKING:
 
     from elasticflow.runtime.data.index_loader import Batch as OwnPart
     from elasticflow.runtime.data.order.order import Order
-    from elasticflow.runtime.own_loop.batch import Batch
     from elasticflow.runtime.own_loop.gradients import Gradients
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.process.position import Position
+
+_FILLERS = 2  # samples of a rank that has none: BatchNorm refuses a single one
 
 
 class Source:
@@ -86,17 +91,30 @@ class Source:
 
     def batches(self, position: Position) -> Iterator[tuple[OwnPart, Batch]]:
         """Yield what this rank reads of each step after *position*, and the script's batch of it."""
-        loader, read = self._loader(), None
+        loader, reader = self._loader(), None
         if self._gradients is None:
-            assert isinstance(self.schedule, IndexSchedule)
-            read = reading.Reader(
-                self._worker, self.opened, self.schedule, self._options.get("collate"), self._seed
-            )
+            collate, generators = self._options.get("collate"), self._worker.generators
+            reader = SampleReader(self.opened.content, collate, self._seed, generators=generators)
         for part in loader.batches(within(position)):
             whole = part._replace(end=overall(part.end, position.stage)) if position.stage else part
-            number = self._number_in_epoch(part)
-            batch = reading.in_parts(whole, number) if read is None else read.batch(whole, part.end, number)
-            yield whole, batch
+            number, total = self._number_in_epoch(part), part.samples
+            if reader is None:  # `Run.gradients` reads virtual shards, or micro-batches, one by one
+                yield whole, Batch(total, total, 1.0, whole.end, total, number=number, shards=whole)
+            else:
+                data, count = next(part.micro_batches, (None, 0))
+                if count == 0:
+                    data = self._fillers(reader, part)
+                ranks = self._worker.world_size
+                most = max_samples(total, self.schedule.global_batch_size, ranks)
+                yield whole, Batch(count, total, count * ranks / total, whole.end, most, data, number)
+
+    def _fillers(self, reader: SampleReader, part: OwnPart) -> Any:
+        """Return a batch of another rank's samples, which count nothing, for a rank that has none."""
+        assert isinstance(self.schedule, IndexSchedule)
+        first = part.end.offset - part.samples
+        places = np.arange(first, first + min(_FILLERS, part.samples), dtype=np.int64)
+        data = reader.read(first, self.schedule.indices(places).tolist())
+        return to_device(data, self._worker.device)
 
     def _number_in_epoch(self, part: OwnPart) -> int | None:
         if isinstance(self.schedule, ShardSchedule):

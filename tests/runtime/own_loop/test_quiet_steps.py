@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.forked import ROOT
-
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+    from subprocess import CompletedProcess
 
 SCRIPT = """
 import elasticflow, torch
@@ -46,21 +43,13 @@ run.finish()
 """
 
 
-@pytest.mark.usefixtures("real_processes")
-def test_quiet_steps_are_told_and_what_is_due_is_done(tmp_path: Path) -> None:
+def test_quiet_steps_are_told_and_what_is_due_is_done(
+    plain_python: Callable[..., CompletedProcess[str]], tmp_path: Path
+) -> None:
     """Each step has its line, in order; snapshots are of the steps that are due, and most steps are quiet."""
     (tmp_path / "train.py").write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "train.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = plain_python("train.py")
 
-    assert done.returncode == 0, done.stderr
     looked = json.loads(done.stdout.splitlines()[-1])
     logs = [path for path in (tmp_path / "run").rglob("*") if path.is_file() and "rank" in path.name]
     lines = [json.loads(line) for path in logs for line in path.read_text().splitlines() if line[:1] == "{"]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +11,7 @@ from tests.forked import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
+    from subprocess import CompletedProcess
 
 PROGRAM = "own_loop.py"
 # Steps that share a meeting: so many later all ranks know what one of them was asked.
@@ -137,24 +134,12 @@ def test_stop_ends_the_run_on_all_ranks(groups: Callable[..., Any]) -> None:
     assert group.lines("training.finished")
 
 
-@pytest.mark.usefixtures("real_processes")
-def test_plain_python_and_a_finish_that_was_forgotten(tmp_path: Path) -> None:
+def test_plain_python_and_a_finish_that_was_forgotten(
+    plain_python: Callable[..., CompletedProcess[str]],
+) -> None:
     """The script's end is the loop's; the second start goes on where the first one ended, in a folder that is named for the script."""
-    script = ROOT / "tests/runtime/programs" / PROGRAM
-    command = [sys.executable, str(script), "--forget", "finish"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    outputs = [
-        subprocess.run(
-            [*command, "--epochs", epochs],
-            cwd=tmp_path,
-            env=environment,
-            text=True,
-            capture_output=True,
-            timeout=90,
-            check=True,
-        ).stderr
-        for epochs in ("1", "2")
-    ]
+    command = (ROOT / "tests/runtime/programs" / PROGRAM, "--forget", "finish")
+    outputs = [plain_python(*command, "--epochs", epochs).stderr for epochs in ("1", "2")]
 
     assert "finished after step 7, snapshots in runs/own_loop/by-hand" in outputs[0]
     assert "goes on after step 7, from snapshot" in outputs[1]

@@ -1,16 +1,223 @@
-"""The same bits at every world size, in real worker groups."""
+"""Steps with the same bits at every world size: their gradients in one process, their trajectories in real worker groups."""
 
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from elasticflow.errors import StateError
+from elasticflow.runtime.data.index_loader import Batch
+from elasticflow.runtime.data.index_schedule import IndexSchedule
+from elasticflow.runtime.training.exact import EarlyBuckets, ExactStep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-pytestmark = pytest.mark.e2e
+INPUTS = torch.arange(8.0).reshape(8, 1)
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """Other tests run as torch does by itself."""
+    yield
+    torch.use_deterministic_algorithms(mode=False)
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+
+
+class Net(nn.Module):
+    """One layer that is used, one that only large inputs use, one that none uses; BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.always, self.large, self.never = (
+            nn.BatchNorm1d(1), nn.Linear(1, 1), nn.Linear(1, 1), nn.Linear(1, 1),
+        )  # fmt: skip
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the outputs."""
+        outputs: Tensor = self.always(self.norm(inputs))
+        return outputs + self.large(inputs) if inputs.max() >= 7 else outputs
+
+
+def batch(shards: int) -> Batch:
+    """Return all inputs, cut into that many pieces."""
+    pieces = [(piece, len(piece)) for piece in INPUTS.chunk(shards)]
+    return Batch(len(INPUTS), IndexSchedule(8, 8, epochs=1).end, list(range(shards)), iter(pieces))
+
+
+def step(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Return the mean loss."""
+    loss: Tensor = (model(inputs) - 3 * inputs).square().mean()
+    return loss
+
+
+def make(me: Any, step: Callable[..., Any] = step, shards: int = 4, **options: Any) -> tuple[Net, ExactStep]:
+    """Return a model and its only replica."""
+    torch.manual_seed(0)
+    model = Net()
+    chosen = {"precision": "fp32", "on_nonfinite": "stop", "virtual_shards": shards, **options}
+    return model, ExactStep(me, model, step, **chosen)
+
+
+def test_one_shard_is_plain_training(me: Any) -> None:
+    """Loss, gradients, what has none and BatchNorm's statistics are those of one process that trains by itself."""
+    model, group = make(me, shards=1)
+    loss = group.forward_backward(batch(1))
+    torch.manual_seed(0)
+    plain = Net()
+    expected = step(plain, INPUTS)
+    torch.autograd.backward(expected)
+    assert expected.item() == loss
+    for mine, other in zip(plain.parameters(), model.parameters(), strict=True):
+        assert (mine.grad is None) == (other.grad is None)
+        assert mine.grad is None or (other.grad is not None and mine.grad.equal(other.grad))
+    assert [b.tolist() for b in plain.buffers()] == [b.tolist() for b in model.buffers()]
+
+
+@pytest.mark.parametrize("shards", [2, 3, 4])
+def test_what_no_shard_uses_has_no_gradient(me: Any, shards: int) -> None:
+    """AdamW's decay leaves it alone, as where one process trains; one use in one shard is a use."""
+    model, group = make(me, shards=shards)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+    before = model.never.weight.detach().clone()
+    group.forward_backward(batch(shards))
+    optimizer.step()
+    assert model.large.weight.grad is not None
+    assert model.never.weight.grad is None
+    assert before.equal(model.never.weight)
+
+
+def test_a_step_that_is_left_out_changes_nothing(me: Any) -> None:
+    """Neither weights nor statistics, though some shards were well."""
+    model, group = make(
+        me, lambda m, x: step(m, x) * (math.inf if x.max() >= 7 else 1.0), on_nonfinite="skip"
+    )
+    before = [tensor.clone() for tensor in model.state_dict().values()]
+    group.forward_backward(batch(4))
+    torch.optim.AdamW(model.parameters()).step()
+    assert group.was_skipped
+    assert all(was.equal(now) for was, now in zip(before, model.state_dict().values(), strict=True))
+
+
+class PutBackward(torch.autograd.Function):
+    """Uses an operation without a deterministic form in its backward."""
+
+    @staticmethod
+    def forward(_: Any, inputs: Tensor) -> Tensor:
+        """Return the inputs."""
+        return inputs.clone()
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        """Return something."""
+        return gradient.clone().put_(torch.tensor([0, 0]), torch.ones(2))
+
+
+def put(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Use the operation in the forward."""
+    loss: Tensor = model(inputs).clone().put_(torch.tensor([0, 0]), torch.ones(2)).sum()
+    return loss
+
+
+def put_backward(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Use the operation in the backward."""
+    found: Any = PutBackward.apply(model(inputs))  # type: ignore[no-untyped-call]
+    loss: Tensor = found.sum()
+    return loss
+
+
+@pytest.mark.parametrize("own_step", [put, put_backward])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_an_operation_that_may_give_other_bits_is_named(me: Any, own_step: Any, precision: str) -> None:
+    """In the forward and in the backward, with and without autocast; with what does the same."""
+    _, group = make(me, own_step, precision=precision)
+    with pytest.raises(StateError) as refused:
+        group.forward_backward(batch(4))
+    assert "cannot use put_: it may give other bits each time" in refused.value.message
+    assert refused.value.remedy == 'use index_put_, or consistency = "batch"'
+
+
+@pytest.mark.parametrize(("mode", "warn_only"), [(False, False), (True, True)])
+def test_switching_it_off_is_noticed(me: Any, mode: bool, warn_only: bool) -> None:
+    """The job's own code may not have its operations run all the same."""
+
+    def switching(model: nn.Module, inputs: Tensor) -> Tensor:
+        torch.use_deterministic_algorithms(mode, warn_only=warn_only)
+        return step(model, inputs)
+
+    _, group = make(me, switching)
+    with pytest.raises(StateError, match="the job's own code has switched off"):
+        group.forward_backward(batch(4))
+
+
+def test_sync_batchnorm_is_refused(me: Any) -> None:
+    """Which shards run at once depends on the world size."""
+    with pytest.raises(StateError, match="cannot use SyncBatchNorm"):
+        ExactStep(me, nn.SyncBatchNorm(2), step, precision="fp32", on_nonfinite="stop", virtual_shards=2)
+
+
+def passed(parameters: list[nn.Parameter]) -> tuple[EarlyBuckets, list[list[Any]]]:
+    """Return what hands on each parameter's gradient by itself, the last first; and what it handed on."""
+    handed: list[list[Any]] = []
+    order = [[place] for place in reversed(range(len(parameters)))]
+    early = EarlyBuckets(
+        parameters, order, lambda bucket: handed.append([g.item() for g in bucket if g is not None])
+    )
+    return early, handed
+
+
+def backward(early: EarlyBuckets, loss: Tensor, *, is_last: bool = True) -> set[int]:
+    """Run a backward and return what went on early."""
+    early.begin(is_last=is_last)
+    torch.autograd.backward(loss)
+    return early.end()
+
+
+def test_gradients_go_on_while_others_are_made() -> None:
+    """From the second backward on, and only of a rank's last shard; one that is missing holds up those behind it."""
+    first, second, third = parameters = [nn.Parameter(torch.tensor(2.0)) for _ in range(3)]
+    early, handed = passed(parameters)
+    assert backward(early, first * second * third) == set()
+    assert backward(early, first * second * third, is_last=False) == set()
+    for parameter in parameters:
+        parameter.grad = None
+    assert backward(early, first * third) == {2}
+    assert handed == [[2.0]]
+    assert [parameter.grad is None for parameter in parameters] == [False, True, True]
+
+
+def test_gradients_that_come_piece_by_piece_are_not_handed_on() -> None:
+    """A reentrant checkpoint runs a backward of its own: nobody knows when a gradient that is in both is whole."""
+    weight = nn.Parameter(torch.tensor(2.0))
+    early, handed = passed([weight])
+
+    def loss() -> Tensor:
+        inner: Tensor = checkpoint(
+            lambda x: x * weight, torch.ones((), requires_grad=True), use_reentrant=True
+        )
+        return inner * weight
+
+    assert backward(early, loss()) == set()
+    assert backward(early, loss()) == set()
+    assert weight.grad is not None
+    assert weight.grad.item() == 8.0
+    assert handed == []
+
+
+def test_a_gradient_that_is_not_whole_after_all_is_refused() -> None:
+    """What went on cannot be called back: better to stop than to train on half of it."""
+    weight = nn.Parameter(torch.tensor(2.0))
+    early, _ = passed([weight])
+    backward(early, weight * 1.0)
+    inner: Tensor = checkpoint(lambda x: x * weight, torch.ones((), requires_grad=True), use_reentrant=True)
+    with pytest.raises(StateError, match="added to a gradient again"):
+        backward(early, inner * weight)
 
 
 def digests(groups: Callable[..., Any], world_size: int, *arguments: str) -> dict[str, str]:
@@ -22,6 +229,7 @@ def digests(groups: Callable[..., Any], world_size: int, *arguments: str) -> dic
     return found[0]
 
 
+@pytest.mark.e2e
 def test_every_world_size_gives_the_same_bits(groups: Callable[..., Any]) -> None:
     """MLP, CNN with BatchNorm, tied transformer in bf16: one digest of all steps for 1 to 5 workers of 8 shards."""
     alone = digests(groups, 1)
@@ -30,6 +238,7 @@ def test_every_world_size_gives_the_same_bits(groups: Callable[..., Any]) -> Non
     assert alone == digests(groups, 2, "--processes", "1")
 
 
+@pytest.mark.e2e
 def test_drained_killed_and_resized_equals_one_worker_undisturbed(groups: Callable[..., Any]) -> None:
     """Two workers drained, three killed, five to the end: the bits of one worker that nobody disturbed."""
     arguments = ("--shards", "8", "--every", "3 steps", "--tail", "short")
@@ -44,12 +253,14 @@ def test_drained_killed_and_resized_equals_one_worker_undisturbed(groups: Callab
     assert [k for k, t in expected.tensors.items() if not t.equal(actual.tensors[k])] == []
 
 
+@pytest.mark.e2e
 def test_plain_data_parallelism_does_not(groups: Callable[..., Any]) -> None:
     """What the fixed order is there for: DistributedDataParallel's weights depend on the world size."""
     alone, pair = digests(groups, 1, "--plain"), digests(groups, 2, "--plain")
     assert all(alone[name] != pair[name] for name in alone)
 
 
+@pytest.mark.e2e
 def test_an_operation_without_a_deterministic_form_is_refused_by_name(groups: Callable[..., Any]) -> None:
     """The error names the operation and what to do."""
     ended = groups("put", "train_exact.py").run(1, "--put")
