@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from elasticflow.jobfile.tables.validate import read_table
+from elasticflow.jobfile.read_tables import read_table
 from elasticflow.jobfile.text.layers import MovedLayer, lay_over, value_at, without
 from elasticflow.jobfile.text.source import load_source
 from elasticflow.jobfile.validate_source import Validated, ValidationCache, validate_source
@@ -34,7 +34,6 @@ class JobFile:
         root: The project's root.
         environment: Variables that references name; None: they are not looked up.
         cache: What validating other files has found out; added to.
-        texts: By real path, what is read instead of what files hold.
 
     Attributes:
         files: The job file and every file it extends.
@@ -49,11 +48,10 @@ class JobFile:
         root: Path,
         environment: Mapping[str, str] | None,
         cache: ValidationCache | None = None,
-        texts: Mapping[str, bytes] | None = None,
     ) -> None:
         self.path = path
         self.root = root
-        self._source = load_source(path, overrides, texts)
+        self._source = load_source(path, overrides)
         self._environment = environment
         self._cache = cache or ValidationCache.empty()
         self.files = self._source.files

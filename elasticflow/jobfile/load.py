@@ -66,7 +66,6 @@ def load_job(
     case: str | None = None,
     environment: Mapping[str, str] | None = None,
     cache: ValidationCache | None = None,
-    texts: Mapping[str, bytes] | None = None,
 ) -> LoadedJob:
     """Return the job, or every reason why there is none; never raises for what the file holds.
 
@@ -78,13 +77,12 @@ def load_job(
         case: Which case of the file's [matrix] is meant.
         environment: Variables that `${env:NAME}` names. None: they are not looked up.
         cache: What validating other files of this command has found out; added to.
-        texts: By real path, what is read instead of what files hold.
 
     Raises:
         CaseError: the file has no such case.
     """
     root = project_root_of(path)
-    file = JobFile(path, overrides, root, environment, cache, texts)
+    file = JobFile(path, overrides, root, environment, cache)
     if case is not None and file.is_read and not file.has_matrix:
         raise CaseError(f"{path} has no [matrix], so there is no case {case}", "leave out --case")
     if case is not None and file.cases:

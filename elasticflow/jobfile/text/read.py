@@ -27,8 +27,8 @@ class UnreadableError(Exception):
         self.diagnostic = diagnostic
 
 
-def read_text(path: Path, name: str, instead: bytes | None = None) -> str:
-    """Return a file's text: UTF-8, a byte order mark dropped, newlines as in TOML; that of *instead*, if it is given.
+def read_text(path: Path, name: str) -> str:
+    """Return a file's text: UTF-8, a byte order mark dropped, newlines as in TOML.
 
     Raises:
         UnreadableError: no such file, not a regular file, not readable, too large, not UTF-8.
@@ -38,7 +38,6 @@ def read_text(path: Path, name: str, instead: bytes | None = None) -> str:
             raise UnreadableError(_missing(path, name))
         data = path.read_bytes() if path.stat().st_size <= MOST_BYTES else b""
         too_large = not data and path.stat().st_size > MOST_BYTES
-        data = data if instead is None else instead
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not a name a file can have"
         raise UnreadableError(
@@ -127,15 +126,13 @@ def parse_toml(text: str, name: str) -> TomlTable:
 def _not_toml(reason: str, text: str, start: int, name: str) -> Diagnostic:
     # Most files are TOML.
     from elasticflow.jobfile.text.other_formats import other_format
-    from elasticflow.jobfile.text.slips import explain_syntax_error
+    from elasticflow.jobfile.text.syntax_errors import explain_syntax_error
 
-    if (other := other_format(text)) is not None:
-        message, remedy = other
-        return diagnostic_at(codes.NOT_TOML, message, file=name, text=text, span=Span(0, 1), remedy=remedy)
-    message, span, help_, fix = explain_syntax_error(reason, text, start)
-    return diagnostic_at(codes.NOT_TOML, message, file=name, text=text, span=span, remedy=help_)._replace(
-        fix=fix
+    other = other_format(text)
+    message, span, remedy = (
+        explain_syntax_error(reason, text, start) if other is None else (other[0], Span(0, 1), other[1])
     )
+    return diagnostic_at(codes.NOT_TOML, message, file=name, text=text, span=span, remedy=remedy)
 
 
 def _too_deep(name: str) -> Diagnostic:

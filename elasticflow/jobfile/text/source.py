@@ -21,7 +21,7 @@ from elasticflow.jobfile.text.layers import (
 from elasticflow.jobfile.text.read import UnreadableError, near_files, parse_toml, read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from elasticflow.jobfile.text.read import TomlTable
 
@@ -79,17 +79,14 @@ class Source:
         return next((place for layer in reversed(self.layers) if (place := layer.look(path))), None)
 
 
-def load_source(
-    path: Path, overrides: Sequence[str] = (), texts: Mapping[str, bytes] | None = None
-) -> Source:
+def load_source(path: Path, overrides: Sequence[str] = ()) -> Source:
     """Return the merged source of a job file; never raises for what a file or a flag holds.
 
     Args:
         path: The job file.
         overrides: `--set` values.
-        texts: By real path, what is read instead of what files hold.
     """
-    reader = _Reader(texts or {})
+    reader = _Reader()
     reader.read(path, str(path), ())
     for override in overrides:
         reader.add_flag(override)
@@ -100,8 +97,7 @@ def load_source(
 
 
 class _Reader:
-    def __init__(self, texts: Mapping[str, bytes]) -> None:
-        self._texts = texts
+    def __init__(self) -> None:
         self.layers: list[Layer] = []
         self.files: list[Path] = []
         self.problems: list[Diagnostic] = []
@@ -111,7 +107,7 @@ class _Reader:
         """Add the layers of a file: what it extends first, then its own."""
         self._known.add(_real(path))
         try:
-            text = read_text(path, name, self._texts.get(str(_real(path))))
+            text = read_text(path, name)
             raw = parse_toml(text, name)
         except UnreadableError as error:
             self.problems.append(error.diagnostic)
