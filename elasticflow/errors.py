@@ -61,10 +61,6 @@ class JobRefusedError(ElasticflowError):
     """The job file has errors; they have been shown as diagnostics."""
 
 
-class FixError(ElasticflowError):
-    """A job file that `validate --fix` has put right cannot be written."""
-
-
 class CaseError(ElasticflowError):
     """A file with [matrix] and no case said, or one it does not have; a case of a file without [matrix]."""
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from elasticflow.jobfile.tables.validate import read_table
+from elasticflow.jobfile.read_tables import read_table
 from elasticflow.jobfile.text.layers import MovedLayer, lay_over, value_at, without
 from elasticflow.jobfile.text.source import load_source
 from elasticflow.jobfile.validate_source import Validated, ValidationCache, validate_source
@@ -34,7 +34,7 @@ class JobFile:
         root: The project's root.
         environment: Variables that references name; None: they are not looked up.
         cache: What validating other files has found out; added to.
-        texts: By real path, what is read instead of what files hold.
+        texts: Contents by real path, read in place of the files.
 
     Attributes:
         files: The job file and every file it extends.

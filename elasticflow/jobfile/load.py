@@ -78,7 +78,7 @@ def load_job(
         case: Which case of the file's [matrix] is meant.
         environment: Variables that `${env:NAME}` names. None: they are not looked up.
         cache: What validating other files of this command has found out; added to.
-        texts: By real path, what is read instead of what files hold.
+        texts: Contents by real path, read in place of the files.
 
     Raises:
         CaseError: the file has no such case.

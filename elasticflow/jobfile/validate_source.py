@@ -12,8 +12,8 @@ from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.diagnostic import in_order
 from elasticflow.jobfile.entry_points.calls import EntryPointCache
 from elasticflow.jobfile.entry_points.check import check_entry_points
+from elasticflow.jobfile.read_tables import TableCache, read_tables
 from elasticflow.jobfile.tables.job import Job
-from elasticflow.jobfile.tables.validate import TableCache, read_tables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -23,8 +23,6 @@ PROMISED = {
         "--set",
         "--strict",
         "--format",
-        "--fix",
-        "--diff",
         "--deep",
         "--deep-step",
         "--deep-timeout",

@@ -45,7 +45,7 @@ def command(code: str | None) -> int:
 
 def _meaning(name: str) -> str | None:
     """Return how a job file says what another tool has under this name; None if no such name is known."""
-    from elasticflow.jobfile.tables.foreign_names import meaning_of
+    from elasticflow.jobfile.wording.foreign_names import meaning_of
 
     meaning = meaning_of(name)
     if meaning is None:

@@ -17,7 +17,7 @@ from elasticflow.jobfile.tables.types import ENTRY
 from elasticflow.jobfile.text.layers import flag_layer, lay_over
 from elasticflow.jobfile.text.read import UnreadableError
 from elasticflow.jobfile.type_checks.annotations import fits, in_words, ways
-from elasticflow.jobfile.type_checks.bare_names import with_module
+from elasticflow.jobfile.wording.foreign_names import ENTRIES, plain
 from elasticflow.python_source.definitions import Definition
 from elasticflow.python_source.modules import CannotTellError, UnresolvedError
 from elasticflow.python_source.signatures import signature_of
@@ -166,7 +166,7 @@ class _ModelJob:
         entry = next((each.entry for each in offered if each.name == name), f"{self.location.module}:{name}")
         if self._is_there(entry):
             return entry
-        if role == "loss" and (of_torch := with_module(("model", "loss"), name, is_exact=True)) is not None:
+        if role == "loss" and (of_torch := ENTRIES["model.loss"].get(plain(name))) is not None:
             return of_torch
         names = ", ".join(each.name for each in offered) or "none"
         raise ScaffoldError(f"{self.file} has no {role} {name}", f"there are: {names}")

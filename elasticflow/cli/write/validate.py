@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shlex
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,18 +11,17 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from elasticflow.cli.output import paint
 from elasticflow.cli.parameters import FORMER_NAMES, JOB_FILE, set_option
 from elasticflow.cli.write.deep_options import DeepRequest, deep_options, try_out_all
 from elasticflow.errors import ANSWER_IS_NO, FINISHED
-from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic, in_order
+from elasticflow.jobfile.diagnostics.diagnostic import in_order
 from elasticflow.jobfile.diagnostics.render_text import FORMATS, Format, render
 from elasticflow.observe.terminal.colours import wants_colour
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from elasticflow.jobfile.fixes import Fixed
+    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.load import LoadedJob
 
 
@@ -41,13 +39,6 @@ if TYPE_CHECKING:
     show_envvar=True,
     help="How findings are printed.",
 )
-@click.option(
-    "--fix",
-    "is_fixing",
-    is_flag=True,
-    help="Put right what has one answer, in the files named; shows the difference.",
-)
-@click.option("--diff", "is_dry", is_flag=True, help="Show what --fix would change, and change nothing.")
 @deep_options
 def command(
     files: tuple[Path, ...],
@@ -55,8 +46,6 @@ def command(
     output_format: str,
     *,
     strict: bool,
-    is_fixing: bool,
-    is_dry: bool,
     deep: bool,
     deep_step: bool,
     deep_timeout: int,
@@ -68,25 +57,15 @@ def command(
     files; default: the project. What files called base.toml, *.base.toml or _*.toml leave out is not asked for: other
     files extend them.
 
-    --fix writes what can only be meant: a misspelt key or value, another tool's name for a key, a key in the wrong table, TOML's
-    own spelling. Comments and all else stay as they are. What a file extends is changed only if it is named, too.
-
     \b
     elasticflow validate
-    elasticflow validate --fix jobs/mnist.toml         --diff: show what would change
     elasticflow validate jobs/*.toml
     elasticflow validate --deep jobs/mnist.toml        calls your code, in a child process
     elasticflow validate jobs/mnist.toml --set nodes.max=8
     elasticflow validate --format github jobs/*.toml
     """
-    if is_dry and (deep or deep_step):
-        raise click.UsageError("--diff changes nothing, and --deep calls what is there: give one of them")
     with _few_collections():
-        named = _job_files(files)
-        fixed = _fixed(named, overrides, is_dry=is_dry) if is_fixing or is_dry else None
-        if fixed is not None:
-            _show_fixed(fixed, on_stdout=output_format in {"full", "concise"})
-        jobs = _loaded(named, overrides, fixed.texts if is_dry and fixed is not None else None)
+        jobs = _loaded(_job_files(files), overrides)
     diagnostics, learnt = [diagnostic for job in jobs for diagnostic in job.diagnostics], ""
     if deep or deep_step:
         deeper, learnt = try_out_all(jobs, overrides, DeepRequest(deep_step, deep_timeout))
@@ -104,13 +83,9 @@ def command(
         click.echo(
             ("\n" if shown and style == "full" else "") + learnt + _summary(diagnostics, jobs, strict=strict)
         )
-        for line in _about_fixes(diagnostics, fixed, files, is_dry=is_dry):
-            click.echo(line)
     if style == "full" and shown:
         click.echo(f"`elasticflow explain {shown[0].code}` says more, with an example")
     severities = {diagnostic.severity for diagnostic in diagnostics}
-    if is_dry and fixed is not None and fixed.total:
-        return ANSWER_IS_NO
     return ANSWER_IS_NO if "error" in severities or (strict and "warning" in severities) else FINISHED
 
 
@@ -148,64 +123,16 @@ def _few_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _loaded(
-    files: Sequence[Path], overrides: Sequence[str], texts: Mapping[str, bytes] | None
-) -> list[LoadedJob]:
-    """Return the jobs of the files; a file that is given twice, however it is spelled, is read once.
-
-    *texts*: by real path, what is read instead of what files hold.
-    """
+def _loaded(files: Sequence[Path], overrides: Sequence[str]) -> list[LoadedJob]:
+    """Return the jobs of the files; a file that is given twice, however it is spelled, is read once."""
     from elasticflow.jobfile.load import load_job
     from elasticflow.jobfile.project import is_base
     from elasticflow.jobfile.validate_source import ValidationCache
 
     once = {os.path.realpath(file): file for file in reversed(files)}
     cache = ValidationCache.empty()
-    loaded = [load_job(file, overrides, cache=cache, texts=texts) for file in reversed(once.values())]
+    loaded = [load_job(file, overrides, cache=cache) for file in reversed(once.values())]
     return [job.as_base() if is_base(job.path) else job for job in loaded]
-
-
-def _fixed(files: Sequence[Path], overrides: Sequence[str], *, is_dry: bool) -> Fixed:
-    """Put right what has one answer; *is_dry*: find out what that would be."""
-    from elasticflow.jobfile.fixes import fix
-    from elasticflow.jobfile.load import load_job
-    from elasticflow.jobfile.project import is_base
-
-    def check(file: Path, texts: Mapping[str, bytes]) -> list[Diagnostic]:
-        loaded = load_job(file, overrides, texts=texts)
-        return (loaded.as_base() if is_base(file) else loaded).diagnostics
-
-    fixed = fix(list(dict.fromkeys(files)), check)
-    for file in () if is_dry else fixed.files:
-        file.write()
-    return fixed
-
-
-def _show_fixed(fixed: Fixed, *, on_stdout: bool) -> None:
-    colours = {"+": "green", "-": "red", "@": "cyan"}
-    for file in fixed.files:
-        for line in file.diff():
-            is_head = line.startswith(("---", "+++"))
-            text = paint(line, None if is_head else colours.get(line[:1]), bold=is_head)
-            click.echo(text, err=not on_stdout)
-        click.echo(err=not on_stdout)
-
-
-def _about_fixes(
-    diagnostics: Sequence[Diagnostic], fixed: Fixed | None, files: Sequence[Path], *, is_dry: bool
-) -> Iterator[str]:
-    """Yield what was put right, what can be, and what stands where it may not be."""
-    if fixed is None:
-        count = sum(bool(diagnostic.fix) for diagnostic in diagnostics)
-        if count:
-            names = shlex.join(map(str, files))
-            verb = "has" if count == 1 else "have"
-            yield f"{count} of them {verb} one answer: elasticflow validate --fix {names}".rstrip()
-        return
-    if fixed.total:
-        yield f"{fixed.total} {'would be' if is_dry else 'were' if fixed.total > 1 else 'was'} put right"
-    for file, count in fixed.elsewhere.items():
-        yield f"{count} in {file} {'have' if count > 1 else 'has'} one answer, and that file was not named: add it to --fix"
 
 
 def _summary(diagnostics: Sequence[Diagnostic], jobs: Sequence[LoadedJob], *, strict: bool) -> str:

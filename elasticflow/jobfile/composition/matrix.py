@@ -275,8 +275,7 @@ def _fixed_keys(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
 
 def _unknown_keys(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
     """Yield the axes that are no keys of a job, once for all their values."""
-    from elasticflow.jobfile.tables.job import Job  # completion of case names does without pydantic
-    from elasticflow.jobfile.tables.validate import model_of
+    from elasticflow.jobfile.tables.job import Job, model_of  # completion of case names does without pydantic
 
     for axis in axes:
         table = axis.path[0]
@@ -284,7 +283,7 @@ def _unknown_keys(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
             len(axis.path) == 1 or axis.path[1] in model_of(str(table)).model_fields
         )
         if not is_known and axis.path not in _FIXED and axis.path[0] != "matrix":
-            from elasticflow.jobfile.tables.pydantic_messages import unknown_key
+            from elasticflow.jobfile.wording.pydantic_messages import unknown_key
 
             problem = unknown_key(axis.path[:2], axis.values)
             remedy = problem.suggestion.in_axis() if problem.suggestion else None

@@ -15,11 +15,10 @@ from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.suggestions import nearest
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
 from elasticflow.jobfile.tables.evaluation import without_set
-from elasticflow.jobfile.tables.job import Job
+from elasticflow.jobfile.tables.job import Job, model_of
 from elasticflow.jobfile.tables.notify import looked_up
 from elasticflow.jobfile.tables.types import MayRefer, SecretVariable, TextWithSecrets
-from elasticflow.jobfile.tables.validate import content_of, model_of
-from elasticflow.jobfile.text.layers import table_at, value_at
+from elasticflow.jobfile.text.layers import content_of, table_at, value_at
 from elasticflow.jobfile.type_checks.annotations import DatasetValue
 from elasticflow.system.redaction import is_secret, is_secret_variable, without_password
 

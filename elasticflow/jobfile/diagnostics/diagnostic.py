@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from elasticflow.jobfile.diagnostics.positions import Edit, Span, line_and_column
+from elasticflow.jobfile.diagnostics.positions import Span, line_and_column
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,7 +26,6 @@ class Diagnostic(NamedTuple):
         end_column: Column after the last code point.
         help: What to do.
         excerpt: The line of the file, secrets masked.
-        fix: What makes it right, where there is one answer: edits of the file's text, newlines as in TOML.
     """
 
     code: str
@@ -39,7 +38,6 @@ class Diagnostic(NamedTuple):
     end_column: int | None = None
     help: str | None = None
     excerpt: str | None = None
-    fix: tuple[Edit, ...] = ()
 
     @property
     def is_flag(self) -> bool:

@@ -52,24 +52,10 @@ def line_and_column(text: str, at: int) -> tuple[int, int]:
     return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
 
 
-class Edit(NamedTuple):
-    """What is written instead of a range of a text."""
-
-    start: int
-    end: int
-    text: str
-
-
-def mentions_of(text: str, path: KeyPath) -> list[Span]:
-    """Return where the key at *path* is named in *text*, which tomli has accepted: in headers, dotted keys and its own."""
-    return _SpotFinder(text).mentions.get(path, [])
-
-
 class _SpotFinder:
     def __init__(self, text: str) -> None:
         self.text = text
         self.spots: dict[KeyPath, Spot] = {}
-        self.mentions: dict[KeyPath, list[Span]] = {}
         self.counts: dict[KeyPath, int] = {}  # newest element of each array of tables
         at, table = 0, KeyPath()
         while (at := self._after(_SKIP, at)) < len(text):
@@ -91,7 +77,6 @@ class _SpotFinder:
             return self._down((), parts), end
         name, span = parts[-1]
         path = (*self._down((), parts[:-1]), name)
-        self.mentions.setdefault(path, []).append(span)
         self.counts[path] = self.counts.get(path, -1) + 1
         self.spots.setdefault(path, Spot(span, None))
         element = (*path, self.counts[path])
@@ -118,7 +103,6 @@ class _SpotFinder:
     def _down(self, base: KeyPath, parts: list[tuple[str, Span]]) -> KeyPath:
         for name, span in parts:
             base = (*base, name)
-            self.mentions.setdefault(base, []).append(span)
             self.spots.setdefault(base, Spot(span, None))
             if base in self.counts:
                 base = (*base, self.counts[base])
@@ -128,7 +112,6 @@ class _SpotFinder:
         parts, at = self._key(at)
         name, span = parts[-1]
         path = (*self._down(base, parts[:-1]), name)
-        self.mentions.setdefault(path, []).append(span)
         at = self._after(_BLANK, at + 1)
         end = self._value(path, at)
         self.spots[path] = Spot(span, Span(at, end))

@@ -14,32 +14,11 @@ SHORT_MODULES = {
 """Modules by the names that scripts give them."""
 
 
-# How much alike the one is that is meant, and at most any other one.
-_SURE, _NEAR = 0.75, 0.7
-
-
 def nearest(word: str, words: Iterable[str], likeness: float = 0.6) -> list[str]:
     """Return the one of *words* that *word* was most likely meant to be; none if none is that much like it (0 to 1)."""
     import difflib  # most files hold no mistake
 
     return difflib.get_close_matches(word, list(words), 1, likeness)
-
-
-def only_near(word: str, words: Iterable[str]) -> str | None:
-    """Return the one of *words* that *word* is certainly meant to be; None if another one is nearly as much like it."""
-    import difflib
-
-    known = list(words)
-    if (same := [each for each in known if _plain(each) == _plain(word)]) and len(same) == 1:
-        return same[0]
-    near = difflib.get_close_matches(word, known, 2, _NEAR)
-    if not near or difflib.SequenceMatcher(None, word, near[0]).ratio() < _SURE:
-        return None
-    return near[0] if len(near) == 1 else None
-
-
-def _plain(word: str) -> str:
-    return word.lower().replace("-", "_").strip("_ ")
 
 
 def is_table(value: object) -> bool:

@@ -6,7 +6,6 @@ import ast
 from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.jobfile.diagnostics.suggestions import only_near
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
 from elasticflow.jobfile.entry_points.calls import takes_optimizer_later, takes_optimizers
 from elasticflow.jobfile.entry_points.free_tables import not_passable
@@ -122,20 +121,17 @@ class ArgumentCheck:
             case "unknown":
                 message = f'{self._entry.call.text} takes no argument "{misfit.name}"'
                 remedy = f"{self._instead(misfit, at_key)}\n{defined}"
-                found = self._entry.problem(codes.BAD_ARGUMENT, message, remedy, path=at_key)
-                return self._entry.fixed(found, at_key, name=_meant(misfit, arguments))
+                return self._entry.problem(codes.BAD_ARGUMENT, message, remedy, path=at_key)
             case "twice":
                 message = f'{self._entry.call.text} gets "{misfit.name}" from elasticflow already'
                 return self._entry.problem(codes.BAD_ARGUMENT, message, "leave it out", path=at_key)
             case "type":
                 message = f'{self._entry.call.text} takes {misfit.wanted} as "{misfit.name}", not {show(arguments[misfit.name])}'
-                value, unquoted_text = arguments[misfit.name], ""
+                value = arguments[misfit.name]
                 remedy = f"did you mean {misfit.near}?\n{defined}" if misfit.near else defined
                 if misfit.near and isinstance(value, str) and misfit.near[0] not in "\"'[":
-                    unquoted_text = misfit.near
                     remedy = f"without quotes: {misfit.name} = {misfit.near}\n{defined}"
-                found = self._entry.source.problem(codes.BAD_ARGUMENT_TYPE, message, at_key, remedy=remedy)
-                return self._entry.fixed(found, at_key, value=unquoted_text)
+                return self._entry.source.problem(codes.BAD_ARGUMENT_TYPE, message, at_key, remedy=remedy)
             case "missing":
                 message = f'{self._entry.call.text} needs the argument "{misfit.name}"'
                 remedy = self._how_to_give(misfit.name)
@@ -173,9 +169,9 @@ class ArgumentCheck:
 
     def _instead(self, misfit: Misfit, path: KeyPath) -> str:
         """Return what was meant by an argument that is not taken: another argument, or a key of the table around it."""
-        from elasticflow.jobfile.tables.foreign_names import meaning_of
-        from elasticflow.jobfile.tables.misplaced_keys import has_header
-        from elasticflow.jobfile.tables.type_descriptions import keys_at
+        from elasticflow.jobfile.wording.foreign_names import meaning_of
+        from elasticflow.jobfile.wording.misplaced_keys import has_header
+        from elasticflow.jobfile.wording.type_descriptions import keys_at
 
         table, args = path[:1], path[:-1]
         near, meaning = misfit.near, meaning_of(misfit.name)
@@ -190,12 +186,6 @@ class ArgumentCheck:
             )
             return f"it is a key of [{dotted(table)}]: move it up, {where}"
         return f"it takes: {misfit.wanted}"
-
-
-def _meant(misfit: Misfit, arguments: dict[str, object]) -> str:
-    """Return the argument that alone can be meant by one that is not taken; empty if there is none, or it is given, too."""
-    near = only_near(misfit.name, misfit.wanted.split(", "))
-    return "" if near is None or near in arguments else near
 
 
 def makes_its_own_groups(entry: EntryPoint) -> Diagnostic | None:

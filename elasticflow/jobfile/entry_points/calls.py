@@ -13,8 +13,7 @@ from elasticflow.jobfile.entry_points.object_arguments import (
     with_objects_marked,
 )
 from elasticflow.jobfile.tables.evaluation import OF_LOSS, set_tables
-from elasticflow.jobfile.text.edits import rename, rewrite
-from elasticflow.jobfile.text.layers import Layer, table_at, value_at
+from elasticflow.jobfile.text.layers import table_at, value_at
 from elasticflow.python_source.modules import UnresolvedError
 
 if TYPE_CHECKING:
@@ -255,14 +254,6 @@ class EntryPoint:
         """Return what is wrong, shown at the entry, or at the key *path*."""
         where = path or self.call.path
         return self.source.problem(code, message, where, at_key=bool(path), severity=severity, remedy=remedy)
-
-    def fixed(self, problem: Diagnostic, path: KeyPath, *, name: str = "", value: str = "") -> Diagnostic:
-        """Return *problem* with its fix: another *name* for the key at *path*, or another *value*, as TOML; empty: none."""
-        # The text that has the last word; a key of a case stands in [matrix], under another name.
-        layer = next((each for each in reversed(self.source.layers) if each.look(path)), None)
-        if not (name or value) or not isinstance(layer, Layer) or not layer.is_file:
-            return problem
-        return problem._replace(fix=rename(layer, path, name) if name else rewrite(layer, path, value))
 
     def note(self, reason: str) -> Diagnostic:
         """Return that the entry is not checked, and why."""

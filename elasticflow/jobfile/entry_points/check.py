@@ -11,8 +11,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.jobfile.diagnostics.suggestions import SHORT_MODULES, listing, nearest, only_near
-from elasticflow.jobfile.diagnostics.toml_literals import dotted, show, to_toml
+from elasticflow.jobfile.diagnostics.suggestions import SHORT_MODULES, listing, nearest
+from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
 from elasticflow.jobfile.entry_points.arguments import ArgumentCheck, makes_its_own_groups
 from elasticflow.jobfile.entry_points.calls import EntryPoint, EntryPointCache, entry_calls, table_entry
 from elasticflow.jobfile.entry_points.object_arguments import dataset_values
@@ -24,8 +24,7 @@ from elasticflow.jobfile.entry_points.required_methods import (
 )
 from elasticflow.jobfile.tables.evaluation import without_set
 from elasticflow.jobfile.tables.types import ENTRY
-from elasticflow.jobfile.tables.validate import content_of
-from elasticflow.jobfile.text.layers import table_at, value_at
+from elasticflow.jobfile.text.layers import content_of, table_at, value_at
 from elasticflow.jobfile.type_checks.makes import wrong_kind
 from elasticflow.python_source.classes import classes_of
 from elasticflow.python_source.definitions import (
@@ -138,8 +137,7 @@ class _EntryPointCheck:
             beside = sorted({*error.beside, *methods})
             near = nearest(error.name, beside)
             remedy = f'did you mean "{near[0]}"?' if near else listing(beside)
-            found = self._entry.problem(codes.NO_ATTRIBUTE, f"{error.module} has no {error.name}", remedy)
-            return [self._meant(found, only_near(error.name, beside), error.name)]
+            return [self._entry.problem(codes.NO_ATTRIBUTE, f"{error.module} has no {error.name}", remedy)]
         except UnreadableModuleError as error:
             version = f"{sys.version_info.major}.{sys.version_info.minor}"
             message = f"not valid Python {version}: {error}"
@@ -246,21 +244,13 @@ class _EntryPointCheck:
         message = f"{self.call.text} is a class, and is called with {given}: that makes an object of it"
         function = "name a function"
         if self.call.path == ("model", "loss"):
-            from elasticflow.jobfile.type_checks.bare_names import with_module
+            from elasticflow.jobfile.wording.foreign_names import ENTRIES, plain
 
-            near = with_module(self.call.path, self.attribute, is_exact=True)
-            function = f'name a function, such as "{near or "torch.nn.functional:cross_entropy"}"'
+            same = ENTRIES["model.loss"].get(plain(self.attribute), "torch.nn.functional:cross_entropy")
+            function = f'name a function, such as "{same}"'
         return self._entry.problem(
             codes.NOT_A_FUNCTION, message, f"{function}\ndefined at {definition.where}"
         )
-
-    def _meant(self, problem: Diagnostic, near: str | None, part: str) -> Diagnostic:
-        """Return *problem* with the entry point in which *near* stands for *part*, the only part of that name, as its fix."""
-        parts = re.split(r"([.:])", self.call.text)
-        if near is None or parts.count(part) != 1:
-            return problem
-        text = "".join(near if each == part else each for each in parts)
-        return self._entry.fixed(problem, self.call.path, value=to_toml(text))
 
     def _not_callable(self, resolved: Module | PlainValue) -> Diagnostic:
         words, remedy = "a module", "name a class or a function"
@@ -276,25 +266,18 @@ class _EntryPointCheck:
         if last == "py":
             message = f"{self.module} is a file: an entry names the module, without .py"
             meant = f"{parent}:{self.attribute}"
-            found = self._entry.problem(codes.NO_MODULE, message, f'did you mean "{meant}"?')
-            return self._entry.fixed(found, self.call.path, value=to_toml(meant))
+            return self._entry.problem(codes.NO_MODULE, message, f'did you mean "{meant}"?')
         near = nearest(last, error.beside)
         remedy = f'did you mean "{parent}.{near[0]}"?' if near else listing(error.beside, f"{parent}.")
         if not error.package.is_own:
             remedy = "\n".join(filter(None, [remedy, f"{parent} is the installed one: {error.package.file}"]))
-        found = self._entry.problem(codes.NO_MODULE, f"there is no module {error.name}", remedy)
-        is_named = f"{self.module}.".startswith(f"{error.name}.")  # and not imported by it
-        return self._meant(found, only_near(last, error.beside) if is_named else None, last)
+        return self._entry.problem(codes.NO_MODULE, f"there is no module {error.name}", remedy)
 
     def _not_installed(self, top: str) -> Diagnostic:
         finder = self.resolver.finder
         if (module := SHORT_MODULES.get(self.module)) is not None:
-            message, meant = (
-                f"there is no module {top}: a job file takes whole names",
-                f"{module}:{self.attribute}",
-            )
-            found = self._entry.problem(codes.NO_MODULE, message, f'did you mean "{meant}"?')
-            return self._entry.fixed(found, self.call.path, value=to_toml(meant))
+            message = f"there is no module {top}: a job file takes whole names"
+            return self._entry.problem(codes.NO_MODULE, message, f'did you mean "{module}:{self.attribute}"?')
         if is_found_by_hooks(top):
             return self._entry.note(f"{top} is not installed as files")
         near = nearest(top, finder.names())
@@ -303,10 +286,8 @@ class _EntryPointCheck:
             return self._entry.problem(codes.NOT_INSTALLED, message, install_help(top, finder), "note")
         message = f"there is no module {top} on the job's path, and it is not installed here"
         remedy = f'did you mean "{near[0]}"? (looked in {looked_in(finder)})'
-        is_in = self._is_in(top, near[0])
-        is_sure = finder.has_torch or is_in
-        found = self._entry.problem(codes.NO_MODULE, message, remedy, "error" if is_sure else "warning")
-        return self._meant(found, only_near(top, finder.names()) if is_in else None, top)
+        is_sure = finder.has_torch or self._is_in(top, near[0])
+        return self._entry.problem(codes.NO_MODULE, message, remedy, "error" if is_sure else "warning")
 
     def _is_in(self, top: str, near: str) -> bool:
         """Return whether the entry is found once its top-level module is called *near*.

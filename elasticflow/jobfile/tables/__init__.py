@@ -1,1 +1,1 @@
-"""The tables of the job file, one pydantic model each, and what is said of their keys."""
+"""The tables of the job file, one pydantic model each."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, get_args
 
-from pydantic import Field, PrivateAttr, field_validator, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from elasticflow.jobfile.tables.evaluation import Evaluation, EvaluationTable, MetricTable, evaluation_sets
@@ -163,6 +163,13 @@ class Job(Table, defer_build=True):
         """Add the secrets of a job that has just been made, and return it."""
         self._secrets.update(secrets)
         return self
+
+
+def model_of(name: str) -> type[BaseModel]:
+    """Return the model of a table."""
+    annotation = Job.model_fields[name].annotation
+    members = [annotation, *get_args(annotation)]
+    return next(each for each in members if isinstance(each, type) and issubclass(each, BaseModel))
 
 
 class ValidTables(TypedDict, total=False):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -115,6 +114,14 @@ def value_at(path: KeyPath, raw: Any) -> Any:
     return raw
 
 
+def content_of(value: object) -> object:
+    """Return what is equal for equal values only, types included."""
+    try:
+        return repr(value)
+    except ValueError:  # a number of thousands of digits
+        return object()
+
+
 def table_at(raw: TomlTable, *names: str) -> TomlTable:
     """Return a table of unvalidated keys; empty where there is none."""
     table = value_at(names, raw)
@@ -174,15 +181,8 @@ def _leaf(text: str, value: str, start: int) -> Any:
     try:
         parsed = tomli.loads(f"v = {value}")
     except (ValueError, RecursionError) as error:
-        from elasticflow.jobfile.diagnostics.excerpt import mask_secrets
-        from elasticflow.jobfile.text.slips import mended
-
         if value[0] in "[{\"'" and not _IPV6_ENDPOINT.fullmatch(value):
             remedy = "quote it for your shell, for example --set 'dataset.args={ split = \"train\" }'"
-            meant = mended(f"v = {value}", len("v = "))
-            if meant is not None and meant.line.startswith("v = ") and "\n" not in meant.line:
-                whole = shlex.quote(f"{text[:start].strip()}{mask_secrets(meant.line).removeprefix('v = ')}")
-                remedy = f"write --set {whole} ({meant.why})"
             raise _unreadable(codes.BAD_SET, "the value is not valid TOML", text, start, remedy) from error
         return value  # a bare word: --set job.name=mnist
     if set(parsed) != {"v"}:

@@ -28,7 +28,9 @@ class UnreadableError(Exception):
 
 
 def read_text(path: Path, name: str, instead: bytes | None = None) -> str:
-    """Return a file's text: UTF-8, a byte order mark dropped, newlines as in TOML; with *instead*, that text, whether or not the file exists.
+    """Return a file's text: UTF-8, a byte order mark dropped, newlines as in TOML.
+
+    With *instead*, these bytes are the content, whether or not the file exists.
 
     Raises:
         UnreadableError: no such file, not a regular file, not readable, too large, not UTF-8.
@@ -128,15 +130,13 @@ def parse_toml(text: str, name: str) -> TomlTable:
 def _not_toml(reason: str, text: str, start: int, name: str) -> Diagnostic:
     # Most files are TOML.
     from elasticflow.jobfile.text.other_formats import other_format
-    from elasticflow.jobfile.text.slips import explain_syntax_error
+    from elasticflow.jobfile.text.syntax_errors import explain_syntax_error
 
-    if (other := other_format(text)) is not None:
-        message, remedy = other
-        return diagnostic_at(codes.NOT_TOML, message, file=name, text=text, span=Span(0, 1), remedy=remedy)
-    message, span, help_, fix = explain_syntax_error(reason, text, start)
-    return diagnostic_at(codes.NOT_TOML, message, file=name, text=text, span=span, remedy=help_)._replace(
-        fix=fix
+    other = other_format(text)
+    message, span, remedy = (
+        explain_syntax_error(reason, text, start) if other is None else (other[0], Span(0, 1), other[1])
     )
+    return diagnostic_at(codes.NOT_TOML, message, file=name, text=text, span=span, remedy=remedy)
 
 
 def _too_deep(name: str) -> Diagnostic:

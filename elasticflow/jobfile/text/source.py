@@ -87,7 +87,7 @@ def load_source(
     Args:
         path: The job file.
         overrides: `--set` values.
-        texts: By real path, what is read instead of what files hold.
+        texts: Contents by real path, read in place of the files.
     """
     reader = _Reader(texts or {})
     reader.read(path, str(path), ())

@@ -19,8 +19,8 @@ from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.compiler.plan.torchrun import C10D_CONF, arguments, script, store_options, variables
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.load import load_job
-from elasticflow.jobfile.tables.foreign_names import DECIDED_ELSEWHERE
 from elasticflow.jobfile.tables.launching import TorchrunTable
+from elasticflow.jobfile.wording.foreign_names import DECIDED_ELSEWHERE
 from elasticflow.system.units import parse_duration
 from tests.compiler.jobs import make_job
 

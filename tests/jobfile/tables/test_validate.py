@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elasticflow.jobfile.tables.job import Job
-from elasticflow.jobfile.tables.type_descriptions import keys_at
+from elasticflow.jobfile.wording.type_descriptions import keys_at
 from elasticflow.system.units import parse_duration, parse_interval, parse_size
 
 KEYS = {

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted
 from elasticflow.jobfile.tables.evaluation import SET_NAME, EvaluationTable, sets_beside_keys
-from elasticflow.jobfile.tables.job import NEEDED_TO_TRAIN, OF_TRAINING, Job
+from elasticflow.jobfile.tables.job import NEEDED_TO_TRAIN, OF_TRAINING, Job, model_of
 from elasticflow.jobfile.tables.types import ONE_OF
+from elasticflow.jobfile.text.layers import content_of
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.tables.job import ValidTables
-    from elasticflow.jobfile.tables.pydantic_messages import TableProblem
     from elasticflow.jobfile.text.source import Source
+    from elasticflow.jobfile.wording.pydantic_messages import TableProblem
 
 _EXAMPLES = {
     "job": 'name = "mnist"',
@@ -37,21 +40,6 @@ _OF_SCRIPT = {
     "train": "the script says how long it trains",
     "ddp": "the script wraps its own model",
 }
-
-
-def model_of(name: str) -> type[BaseModel]:
-    """Return the model of a table."""
-    annotation = Job.model_fields[name].annotation
-    members = [annotation, *get_args(annotation)]
-    return next(each for each in members if isinstance(each, type) and issubclass(each, BaseModel))
-
-
-def content_of(value: object) -> object:
-    """Return what is equal for equal values only, types included."""
-    try:
-        return repr(value)
-    except ValueError:  # a number of thousands of digits
-        return object()
 
 
 class TableCache(dict[tuple[str, object], Any]):
@@ -115,7 +103,7 @@ def _read(source: Source, name: str) -> tuple[Any, list[TableProblem]]:
     try:
         table = model_of(name).model_validate(source.raw[name])
     except ValidationError as error:
-        from elasticflow.jobfile.tables.pydantic_messages import problem_of  # most files have nothing to say
+        from elasticflow.jobfile.wording.pydantic_messages import problem_of  # most files have nothing to say
 
         details = error.errors(include_url=False, include_input=False)
         problems += _sifted([problem_of(each, name, source.raw) for each in details])
@@ -137,7 +125,7 @@ def _read_sets(source: Source, own: list[str]) -> tuple[Any, list[TableProblem]]
             errors.setdefault(name, None)
     if not own and not errors:
         return tables, []
-    from elasticflow.jobfile.tables.pydantic_messages import mixed_problem, problems_of_set
+    from elasticflow.jobfile.wording.pydantic_messages import mixed_problem, problems_of_set
 
     problems = [each for name, error in errors.items() for each in problems_of_set(name, error, source.raw)]
     problems = _sifted(problems)
@@ -145,7 +133,7 @@ def _read_sets(source: Source, own: list[str]) -> tuple[Any, list[TableProblem]]
 
 
 def _placed(source: Source, problems: list[TableProblem]) -> list[Diagnostic]:
-    from elasticflow.jobfile.tables.pydantic_messages import place_problems
+    from elasticflow.jobfile.wording.pydantic_messages import place_problems
 
     return place_problems(source, problems)
 
@@ -155,14 +143,14 @@ def _foreign(source: Source, name: str, problems: list[TableProblem]) -> list[Di
         message = "extends cannot be set by a flag"
         remedy = "write it in the job file"
         return [source.problem(codes.BAD_SET, message, (name,), at_key=True, remedy=remedy)]
-    from elasticflow.jobfile.tables.pydantic_messages import unknown_key
+    from elasticflow.jobfile.wording.pydantic_messages import unknown_key
 
     problems.append(unknown_key((name,), source.raw[name]))
     return []
 
 
 def _missing_table(name: str) -> TableProblem:
-    from elasticflow.jobfile.tables.pydantic_messages import TableProblem
+    from elasticflow.jobfile.wording.pydantic_messages import TableProblem
 
     return TableProblem(
         codes.MISSING, f"missing table [{name}]", (name,), False, f"add [{name}] with {_EXAMPLES[name]}"
@@ -181,7 +169,7 @@ def _one_of(name: str, raw: object) -> list[TableProblem]:
     first, second = ONE_OF[name]
     if (first in raw) is not (second in raw):
         return []
-    from elasticflow.jobfile.tables.pydantic_messages import TableProblem
+    from elasticflow.jobfile.wording.pydantic_messages import TableProblem
 
     if first in raw:
         message = f"{dotted((name, first))} and {dotted((name, second))} exclude each other"

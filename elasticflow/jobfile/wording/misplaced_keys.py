@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow.jobfile.diagnostics.suggestions import nearest, only_near
+from elasticflow import redaction
+from elasticflow.jobfile.diagnostics.suggestions import nearest
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, to_toml
 from elasticflow.jobfile.tables.evaluation import without_set
-from elasticflow.jobfile.tables.foreign_names import (
+from elasticflow.jobfile.tables.job import Job
+from elasticflow.jobfile.text.layers import flag_layer, value_at
+from elasticflow.jobfile.text.read import UnreadableError
+from elasticflow.jobfile.wording.foreign_names import (
     DECIDED_ELSEWHERE,
     LOCAL,
     Meaning,
     meaning_of,
-    meanings,
     plain,
 )
-from elasticflow.jobfile.tables.job import Job
-from elasticflow.jobfile.tables.repairs import accepts, repaired
-from elasticflow.jobfile.tables.type_descriptions import annotation_at, describe, keys_at
-from elasticflow.jobfile.text.edits import move, rename
-from elasticflow.jobfile.text.layers import flag_layer, value_at
-from elasticflow.jobfile.text.read import UnreadableError
-from elasticflow.system import redaction
+from elasticflow.jobfile.wording.same_values import accepts, same_value
+from elasticflow.jobfile.wording.type_descriptions import annotation_at, describe, keys_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elasticflow.jobfile.diagnostics.positions import Edit, KeyPath
-    from elasticflow.jobfile.text.layers import Layer
+    from elasticflow.jobfile.diagnostics.positions import KeyPath
     from elasticflow.jobfile.text.read import TomlTable
     from elasticflow.jobfile.text.source import Source
 
 _SURE = 0.8  # how alike a slip is to the key that was meant, where another meaning is possible
 _LONGEST = 80
-_LONG = 6  # of a name, letters: a slip of a shorter one may be any word
 
 
 class KeySuggestion(NamedTuple):
@@ -46,14 +41,12 @@ class KeySuggestion(NamedTuple):
         value: What is to be written there, as TOML; empty where that cannot be told.
         note: What else to know; all there is to say where there is no key.
         is_slip: It stands in the right table, and its name is misspelt.
-        others: Keys of the same table, and their values, that other findings are about.
     """
 
     keys: tuple[KeyPath, ...]
     value: str = ""
     note: str = ""
     is_slip: bool = False
-    others: tuple[tuple[str, str], ...] = ()
 
     def in_file(self, path: KeyPath, raw: TomlTable, *, has_header: bool) -> str:
         """Return what to do about the key at *path* of a job's file.
@@ -76,29 +69,6 @@ class KeySuggestion(NamedTuple):
             where = f"above [{dotted(around)}]" if has_header else f"out of {dotted(around)}"
             return f"it belongs in [{dotted(key[:-1])}]: move it up, {where}"
         return f"{self._line(key, around, raw)}{self._noted()}"
-
-    def fix(self, layer: Layer, path: KeyPath, raw: TomlTable) -> tuple[Edit, ...]:
-        """Return what puts the key at *path* of a file right; nothing where that takes a decision.
-
-        What is different there (`note`) is a decision, and so is a key that is given already.
-        """
-        if len(self.keys) != 1 or self.note or value_at(self.keys[0], raw) is not None:
-            return ()
-        key, name = self.keys[0], str(path[-1])
-        if self.is_slip:
-            names = keys_at(path[:-1]) if len(path) > 1 else Job.model_fields
-            return rename(layer, path, str(key[-1])) if only_near(name, names) == key[-1] else ()
-        is_table = isinstance(value_at(path, raw), dict)
-        if len(key) == 1:
-            return (
-                rename(layer, path, str(key[0]))
-                if is_table and len(path) == 1 and key != ("extends",)
-                else ()
-            )
-        if is_table or not self.value:
-            return ()
-        exact = meaning_of(name) is not None or name == key[-1] or key[:-1] == path[:-1]
-        return move(layer, path, key, self.value) if exact else ()
 
     def in_flag(self, value: object) -> str:
         """Return what to write instead of a `--set` that gives what stands at the key this value."""
@@ -130,8 +100,8 @@ class KeySuggestion(NamedTuple):
     def _table(self, path: KeyPath, value: object) -> str:
         name = str(self.keys[0][0])
         if name == "extends":
-            example = to_toml(value) if isinstance(value, str | list) else '"base.toml"'
-            return f"write extends = {example} at the top of the file, above all tables"
+            file = value if isinstance(value, str) and value.endswith(".toml") else "FILE.toml"
+            return f"write extends = {to_toml(file)} at the top of the file, above all tables"
         if isinstance(value, dict) and len(path) > 1:
             return f"it is a table of its own: write [{name}], not [{dotted(path)}]"
         if isinstance(value, dict):
@@ -143,12 +113,10 @@ class KeySuggestion(NamedTuple):
         if not self.value:
             kind = describe(annotation_at(key))
             return f"this is {dotted(key)} here{'' if kind == 'something else' else f': {kind}'}"
-        table, name, value = key[:-1], str(key[-1]), self.value
+        table = key[:-1]
         while len(table) > 1 and not isinstance(value_at(table, raw), dict):
-            pairs = self.others if table == key[:-1] and self.others else ((name, value),)
-            inner = ", ".join(f"{each} = {text}" for each, text in pairs)
-            name, value, table = str(table[-1]), f"{{ {inner} }}", table[:-1]
-        line = f"write {name} = {value}"
+            table = table[:-1]
+        line = f"write {dotted(key[len(table) :])} = {self.value}"
         return line if table == around else f"{line} in [{dotted(table)}]"
 
 
@@ -220,26 +188,13 @@ def _suggestion(path: KeyPath, value: object) -> KeySuggestion:
         local := next((key for key, others in LOCAL.items() if key in names and plain(name) in others), None)
     ) is not None:
         return KeySuggestion(((*around, local),), _value((*around, local), name, value))
-    if plain(name) in {"nnodes", "nodes", "num_nodes"} and (ends := _range(value)):
-        return KeySuggestion(
-            (),
-            note=f"write min = {ends[0]} and max = {ends[1]}{'' if around == ('nodes',) else ' in [nodes]'}",
-        )
     if (meaning := meaning_of(name)) is not None:
         return _meant(meaning, name, value)
     if homes := _homes(name, around):
         return KeySuggestion(homes, _value(homes[0], name, value) if len(homes) == 1 else "")
     if near := nearest(name, names):
         return KeySuggestion(((*around, near[0]),), is_slip=True)
-    if len(name) >= _LONG and (near := nearest(name, meanings(), _SURE)):
-        return _meant(meanings()[near[0]], near[0], value)
     return KeySuggestion((), note=_listed(around, names))
-
-
-def _range(value: object) -> tuple[str, str] | None:
-    """Return both ends of torchrun's MIN:MAX."""
-    match = re.fullmatch(r"(\d{1,5})(?::(\d{1,5}))?", str(value))
-    return (match[1], match[2] or match[1]) if match and not isinstance(value, bool) else None
 
 
 def _meant(meaning: Meaning, name: str, value: object) -> KeySuggestion:
@@ -268,14 +223,14 @@ def _formed(key: KeyPath, form: str, name: str, value: object) -> str:
         made = tomli.loads(f"v = {text}")["v"]
     except tomli.TOMLDecodeError:
         return ""
-    return text if _is_free(key) or accepts(key)(made) else ""
+    return text if _is_free(key) or accepts(key, made) else ""
 
 
 def _value(key: KeyPath, name: str, value: object) -> str:
     """Return a value as it is written at *key*: as it is, or mended; empty if it does not fit."""
     if len(key) < 2 or _is_hidden(name, value):
         return ""
-    meant = value if _is_free(key) or accepts(key)(value) else repaired(key, value)
+    meant = value if _is_free(key) or accepts(key, value) else same_value(key, value)
     text = "" if meant is None else to_toml(meant)
     return text if len(text) <= _LONGEST else ""
 
@@ -300,30 +255,23 @@ def _homes(name: str, around: KeyPath) -> tuple[KeyPath, ...]:
 
 
 def _in_matrix(path: KeyPath, value: object) -> KeySuggestion:
-    """Return what a key in [matrix] was meant to be: an axis, most likely."""
+    """Return what is meant by a key in [matrix]: another one of its keys, or an axis."""
     name, own = str(path[-1]), keys_at(path[:-1])
     if near := nearest(name, own, _SURE if isinstance(value, list) else 0.6):
         return KeySuggestion(((*path[:-1], near[0]),), is_slip=True)
+    if name not in Job.model_fields:
+        as_axis = (
+            "; an axis stands below [matrix.axes], under the whole name of its key, as optimizer.args.lr"
+        )
+        return KeySuggestion((), note=f"{_listed(path[:-1], own)}{as_axis if len(path) == 2 else ''}")
     key: KeyPath = (name,)
     while isinstance(value, dict) and len(value) == 1:
         [(inner, value)] = value.items()
         key = (*key, inner)
-    meaning = meaning_of(name)
-    if name not in Job.model_fields and meaning is not None and "." in meaning.key:
-        key = tuple(meaning.key.split("."))
-    elif name not in Job.model_fields:
-        leaves = {each: (table, each) for table in Job.model_fields for each in keys_at((table,))}
-        near = nearest(name, leaves, _SURE)
-        homes = _homes(near[0], ("",)) if near else ()
-        key = homes[0] if len(homes) == 1 else ()
-    if not key:
-        return KeySuggestion((), note=_listed(path[:-1], own))
     text = to_toml(value) if isinstance(value, list) else ""
     shown = text if 0 < len(text) <= _LONGEST else "[...]"
-    return KeySuggestion(
-        (),
-        note=f"an axis stands below [matrix.axes], under the whole name of its key: {dotted(key)} = {shown}",
-    )
+    note = f"an axis stands below [matrix.axes], under the whole name of its key: {dotted(key)} = {shown}"
+    return KeySuggestion((), note=note)
 
 
 def _listed(around: KeyPath, names: Sequence[str]) -> str:

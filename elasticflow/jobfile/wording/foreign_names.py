@@ -69,6 +69,13 @@ def plain(name: str) -> str:
     return name.lower().replace("-", "_").strip("_ ")
 
 
+ENTRIES: Mapping[str, Mapping[str, str]] = {
+    key: {plain(name): entry for entry, names in entries.items() for name in names.split()}
+    for key, entries in _TABLES["entries"].items()
+}
+"""By key, entry points of torch and of elasticflow by the names that people write without a module."""
+
+
 @cache
 def meanings() -> Mapping[str, Meaning]:
     """Return what each name means, by its plain form; of a name with two meanings, the one that stands first."""

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.jobfile.diagnostics.suggestions import is_table, nearest, only_near
+from elasticflow.jobfile.diagnostics.suggestions import is_table
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show, to_toml
 from elasticflow.jobfile.tables.evaluation import SET_NAME, without_set
-from elasticflow.jobfile.tables.misplaced_keys import (
+from elasticflow.jobfile.tables.types import ONE_OF
+from elasticflow.jobfile.text.layers import MovedLayer, value_at
+from elasticflow.jobfile.wording.misplaced_keys import (
     KeySuggestion,
     has_header,
     set_flag,
     suggest_key,
 )
-from elasticflow.jobfile.tables.repairs import certain, key_repaired, repaired, with_units
-from elasticflow.jobfile.tables.type_descriptions import (
+from elasticflow.jobfile.wording.same_values import same_value
+from elasticflow.jobfile.wording.type_descriptions import (
     annotation_at,
-    choices,
     describe,
     is_off_without,
     keys_at,
     kind_of_key,
 )
-from elasticflow.jobfile.tables.types import ONE_OF
-from elasticflow.jobfile.text.edits import rewrite
-from elasticflow.jobfile.text.layers import MovedLayer, table_at, value_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
-    from elasticflow.jobfile.diagnostics.positions import Edit, KeyPath
+    from elasticflow.jobfile.diagnostics.positions import KeyPath
     from elasticflow.jobfile.text.read import TomlTable
     from elasticflow.jobfile.text.source import Source
 
@@ -100,10 +98,7 @@ def problem_of(error: ErrorDetails, table: str, raw: object) -> TableProblem:
     context: Mapping[str, Any] = error.get("ctx", {})
     if error["loc"] and error["loc"][-1] == "[key]":
         message = f"{dotted(path[:-1])}: {show(path[-1])} must be {kind_of_key(path)}"
-        near = key_repaired(path)
-        return TableProblem(
-            codes.MALFORMED, message, path, True, f"did you mean {show(near)}?" if near else None
-        )
+        return TableProblem(codes.MALFORMED, message, path, True, None)
     if kind == "bad_key":
         at = (*path, context["key"]) if context["key"] else path
         return TableProblem(
@@ -161,56 +156,49 @@ def _wrong_value(kind: str, path: KeyPath, value: object) -> TableProblem:
 
 
 def _remedy(path: KeyPath, value: object) -> str | None:
-    """Return how a value of the wrong type or form is written rightly."""
+    """Return how a value of the wrong type or form is written; None if that cannot be told from the value."""
     key, annotation = path[-1], annotation_at(path)
     expected = describe(annotation)
     if (written := _brackets(path, value, expected) or _HABITS.get((dotted(path), type(value)))) is not None:
         return written
-    meant = repaired(path, value)
-    line = to_toml(meant) if isinstance(key, int) else f"{key} = {to_toml(meant)}"
-    if isinstance(meant, str) and isinstance(value, str):
-        return f"did you mean {to_toml(meant)}?"
-    if isinstance(meant, bool | int | float) and isinstance(value, str):
+    same = same_value(path, value)
+    line = to_toml(same) if isinstance(key, int) else f"{key} = {to_toml(same)}"
+    if isinstance(same, str) and isinstance(value, str):
+        return f"did you mean {to_toml(same)}?"
+    if isinstance(same, bool | int | float) and isinstance(value, str):
         return f"without quotes: {line}"
-    if meant is not None:
+    if same is not None:
         return f"write {line}"
-    if (
-        isinstance(value, int | float | str)
-        and not isinstance(value, bool)
-        and (texts := with_units(path, str(value).strip()))
-    ):
-        return f"with a unit: {' or '.join(f'{key} = {to_toml(each)}' for each in texts)}"
     if _is_off(value) and is_off_without(path):
         return "leave it out: it is off without it"
-    if expected == "a table" and get_args(annotation) and (names := _names(value)):
-        line = ", ".join(f'{name} = "module:{name}"' for name in names)
-        return f"with the module of each: {key} = {{ {line} }}"
     if expected == "a table":
-        return f"write [{dotted(path)}] on a line of its own, its keys below"
-    if isinstance(value, str) and "module:name" in expected and re.fullmatch(r"[\w./-]+", value):
-        return _with_name(key, value)
-    words = [str(each) for each in choices(annotation)]
-    near = nearest(value, words) if isinstance(value, str) else []
-    return f'did you mean "{near[0]}"?' if near else None
+        return _as_table(path)
+    if isinstance(value, str) and value.endswith(".py") and "module:name" in expected:
+        module = value.removesuffix(".py").removeprefix("./").strip("/").replace("/", ".")
+        return f'write {key} = "{module}:NAME", with the NAME of a class or function in that file'
+    return None
+
+
+def _as_table(path: KeyPath) -> str:
+    """Return how a table is written, and what it takes."""
+    names, key = keys_at(path), path[-1]
+    if len(path) == 1:
+        return f"write [{key}] on a line of its own, its keys below"
+    if names:
+        return f"write {key} = {{ {names[0]} = ... }}; it takes: {', '.join(names)}"
+    kind = describe(annotation_at((*path, "NAME")))
+    return f"write {key} = {{ NAME = ... }}{'' if kind == 'something else' else f'; each value is {kind}'}"
 
 
 def _brackets(path: KeyPath, value: object, expected: str) -> str | None:
     """Return the header to write where one table stands for several, or several for one."""
     one, several = f"[{dotted(path)}]", f"[[{dotted(path)}]]"
     if is_table(value) and isinstance(value, list) and expected == "a table":
-        return f"write {one}, not {several}"
+        pairs = "" if keys_at(path) else ", and below it NAME = ... on a line for each"
+        return f"write {one}, not {several}{pairs}"
     if isinstance(value, dict) and expected == "a list (a table, ...)":
         return f"write {several}, not {one}: there may be several"
     return None
-
-
-def _with_name(key: str | int, value: str) -> str:
-    """Return how a module, or a bare name, becomes an entry point."""
-    if value.endswith(".py"):
-        module = value.removesuffix(".py").removeprefix("./").strip("/").replace("/", ".")
-        return f'write {key} = "{module}:NAME", with the NAME of a class or function in that file'
-    name = re.sub(r"\W+", "_", value).strip("_")
-    return f'write {key} = "module:{name}", with the module that defines it; a function of yours will do'
 
 
 def _is_needed(path: KeyPath, raw: object) -> bool:
@@ -228,11 +216,6 @@ def _is_off(value: object) -> bool:
         or value in (-1, 0)
         or words in {"none", "null", "off", "no", "never", "disabled", "0", "-1"}
     )
-
-
-def _names(value: object) -> list[str]:
-    texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
-    return [each for each in texts if isinstance(each, str) and each.isidentifier()]
 
 
 def _real_path(loc: KeyPath, raw: object) -> KeyPath:
@@ -270,9 +253,7 @@ def problems_of_set(name: str, error: ValidationError | None, raw: TomlTable) ->
     path = ("evaluation", name)
     if not re.fullmatch(SET_NAME, name):
         message = f"evaluation: {show(name)} must be a name of at most 50 letters, digits and _, like val"
-        near = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
-        remedy = f"did you mean {near}?" if re.fullmatch(SET_NAME, near) else None
-        yield TableProblem(codes.MALFORMED, message, path, True, remedy)
+        yield TableProblem(codes.MALFORMED, message, path, True, None)
     if error is None:
         return
     if not isinstance(value_at(path, raw), dict):
@@ -294,24 +275,7 @@ def place_problems(source: Source, problems: list[TableProblem]) -> list[Diagnos
     kept = [each for each in problems if suggested.isdisjoint(_wanted(each))]
     wrong = {each.path for each in kept if each.code == codes.OUT_OF_RANGE}
     kept = [each for each in kept if each.code != codes.EXCLUSIVE or each.path not in wrong]
-    return [_diagnostic(source, _at_key_below(source, each)) for each in _naming_all(kept)]
-
-
-def _naming_all(problems: list[TableProblem]) -> list[TableProblem]:
-    """Return the problems; where several keys belong in one table that is not there yet, each names them all for one line."""
-    tables: dict[KeyPath, dict[str, str]] = {}
-    for each in problems:
-        if each.suggestion and len(each.suggestion.keys) == 1 and each.suggestion.value:
-            *table, key = each.suggestion.keys[0]
-            tables.setdefault(tuple(table), {})[str(key)] = each.suggestion.value
-    return [
-        each._replace(
-            suggestion=each.suggestion._replace(others=tuple(tables[each.suggestion.keys[0][:-1]].items()))
-        )
-        if each.suggestion and each.suggestion.keys and each.suggestion.keys[0][:-1] in tables
-        else each
-        for each in problems
-    ]
+    return [_diagnostic(source, _at_key_below(source, each)) for each in kept]
 
 
 def _wanted(problem: TableProblem) -> list[KeyPath]:
@@ -352,31 +316,12 @@ def _diagnostic(source: Source, problem: TableProblem) -> Diagnostic:
     if diagnostic.is_flag:
         return diagnostic._replace(help=_for_flag(source, problem) or remedy)
     is_moved = any(isinstance(layer, MovedLayer) and layer.look(path) for layer in source.layers)
-    fix = () if is_moved else _fix(source, problem)
     if suggestion is None:
-        return diagnostic._replace(fix=fix)
+        return diagnostic
     if is_moved:
         return diagnostic._replace(help=suggestion.in_axis())
     has_own = has_header(source, path[:-1])
-    return diagnostic._replace(help=suggestion.in_file(path, source.raw, has_header=has_own), fix=fix)
-
-
-def _fix(source: Source, problem: TableProblem) -> tuple[Edit, ...]:
-    """Return the edits, of the file that has the last word on the key, that put right what has one answer."""
-    path, place = problem.path, source.look(problem.path)
-    if place is None or not place[0].is_file:
-        return ()
-    if problem.suggestion is not None:
-        return problem.suggestion.fix(place[0], path, source.raw)
-    value = value_at(path, source.raw)
-    if problem.at_key or problem.code == codes.EVALUATION_SETS or isinstance(path[-1], int):
-        return ()
-    if problem.code == codes.NO_METRIC and isinstance(value, str):
-        side, _, metric = value.partition(" ")
-        near = only_near(metric, {*table_at(source.raw, *map(str, path[:-1]), "metrics"), "loss"})
-        return () if near is None else rewrite(place[0], path, to_toml(f"{side} {near}"))
-    meant = None if isinstance(value, dict | list) else certain(path, value)
-    return () if meant is None else rewrite(place[0], path, to_toml(meant))
+    return diagnostic._replace(help=suggestion.in_file(path, source.raw, has_header=has_own))
 
 
 def _for_flag(source: Source, problem: TableProblem) -> str | None:
@@ -384,5 +329,5 @@ def _for_flag(source: Source, problem: TableProblem) -> str | None:
     value = value_at(problem.path, source.raw)
     if problem.suggestion is not None:
         return problem.suggestion.in_flag(value)
-    meant = repaired(problem.path, value) if problem.remedy and not problem.at_key else None
+    meant = same_value(problem.path, value) if problem.remedy and not problem.at_key else None
     return None if meant is None or meant == value else set_flag(problem.path, to_toml(meant))

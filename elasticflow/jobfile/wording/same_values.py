@@ -1,0 +1,100 @@
+"""A value that its key does not take, as the key takes it: the same value in another type or spelling, and no other one."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from elasticflow.jobfile.diagnostics.suggestions import SHORT_MODULES, nearest
+from elasticflow.jobfile.diagnostics.toml_literals import dotted
+from elasticflow.jobfile.type_checks.annotations import as_numbers
+from elasticflow.jobfile.wording.foreign_names import ENTRIES, SAME_VALUES, plain
+from elasticflow.jobfile.wording.type_descriptions import annotation_at, choices, model_at
+from elasticflow.system.units import BYTES, COUNTS, SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.jobfile.diagnostics.positions import KeyPath
+
+_MOST = 200  # characters; a longer text is not a slip
+_YES, _NO = {"true", "yes", "on"}, {"false", "no", "off"}
+_AMOUNT = re.compile(r"([0-9][0-9_.]*)\s*([A-Za-z]+)")
+_CALL = re.compile(r"\s*\(.*\)$", re.DOTALL)
+
+
+def accepts(path: KeyPath, value: object) -> bool:
+    """Return whether the key at *path*, which the models know, takes a value."""
+    try:
+        _adapter(path).validate_python(value, strict=True)
+    except (ValidationError, RecursionError):
+        return False
+    return True
+
+
+@lru_cache(maxsize=256)
+def _adapter(path: KeyPath) -> TypeAdapter[Any]:
+    model = model_at(path[:-1])
+    if model is not None and path[-1] in model.model_fields:
+        field = model.model_fields[str(path[-1])]
+        annotation: Any = field.annotation
+        return TypeAdapter(Annotated[annotation, *field.metadata] if field.metadata else annotation)
+    return TypeAdapter(annotation_at(path))
+
+
+def same_value(path: KeyPath, value: object) -> object | None:
+    """Return what the key at *path* takes and says the same as *value*, which it does not take; None if nothing does."""
+    if isinstance(value, str) and len(value) > _MOST:
+        return None
+    # Elements of a list have one type.
+    typed = tuple(0 if isinstance(part, int) else part for part in path)
+    return next((each for each in _forms(path, value) if accepts(typed, each)), None)
+
+
+def _forms(path: KeyPath, value: object) -> Iterator[object]:
+    """Yield other types and spellings of a value, the nearest first."""
+    if isinstance(value, str):
+        yield from _forms_of_text(path, value.strip())
+    elif isinstance(value, float) and value.is_integer():
+        yield int(value)
+    elif isinstance(value, dt.date | dt.time):
+        yield str(value)
+    if value in (0, 1) and not isinstance(value, bool):
+        yield value == 1
+    if isinstance(value, str | bool | int | float):
+        words = value.strip() if isinstance(value, str) else str(value).lower()
+        if (same := SAME_VALUES.get(words.lower())) is not None:
+            yield same
+        yield from nearest(words.lower(), [str(each) for each in choices(annotation_at(path))])
+        yield words
+    if isinstance(value, list):
+        yield from value if len(value) == 1 else ()
+    else:
+        yield [value]
+
+
+def _forms_of_text(path: KeyPath, text: str) -> Iterator[object]:
+    yield text
+    yield from as_numbers(text)
+    if text.lower() in _YES | _NO:
+        yield text.lower() in _YES
+    yield text.lower()
+    if amount := _AMOUNT.fullmatch(text):
+        units = {each.lower(): each for each in (*COUNTS, *SECONDS, *BYTES)}
+        yield from (f"{amount[1]} {units[each]}" for each in nearest(amount[2].lower(), units))
+    yield from _entries(path, _CALL.sub("", text))
+
+
+def _entries(path: KeyPath, text: str) -> Iterator[str]:
+    """Yield `module:name` for a file or dots only, and for a name of torch's that stands without its module."""
+    module, colon, name = text.replace("::", ":").rpartition(":")
+    if not colon and not text.endswith(".py"):
+        module, _, name = text.rpartition(".")
+    module = module.removesuffix(".py").removeprefix("./").replace("/", ".")
+    yield f"{SHORT_MODULES.get(module, module)}:{name}"
+    if (entry := ENTRIES.get(dotted(path), {}).get(plain(text))) is not None:
+        yield entry
