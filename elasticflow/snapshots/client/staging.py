@@ -11,8 +11,7 @@ from elasticflow import events, fault_injection
 from elasticflow.errors import SnapshotError, StagingLimitError
 from elasticflow.snapshots.client.connection import WriterConnection
 from elasticflow.snapshots.client.messages import (
-    NoMemory,
-    OverLimit,
+    NoSlots,
     PersistBegun,
     Released,
     Report,
@@ -72,8 +71,7 @@ class StagingClient(WriterConnection):
         self.handlers |= {
             Slots: self._map,
             Released: self._release,
-            NoMemory: self._refuse,
-            OverLimit: self._refuse,
+            NoSlots: self._refuse,
             PersistBegun: self._note_begun,
             Report: self._note_outcome,
             RetentionDone: self._note_retention,
@@ -214,8 +212,8 @@ class StagingClient(WriterConnection):
     def _note_retention(self, message: RetentionDone) -> None:
         self._untidied.discard(message.name)
 
-    def _refuse(self, message: OverLimit | NoMemory) -> None:
-        if isinstance(message, OverLimit):
+    def _refuse(self, message: NoSlots) -> None:
+        if message.is_over_limit:
             raise StagingLimitError(
                 f"snapshots.staging_limit is too small: {message.reason}",
                 "raise snapshots.staging_limit, or train on more nodes: each stages a smaller part",

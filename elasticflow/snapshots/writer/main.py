@@ -32,8 +32,7 @@ from elasticflow.snapshots.client.messages import (
     Hello,
     Invalidate,
     Load,
-    NoMemory,
-    OverLimit,
+    NoSlots,
     Recall,
     Refused,
     Released,
@@ -224,10 +223,8 @@ class Writer:
                 buffers, single = self._memory_tier.attach(worker, message.nbytes), None
             else:
                 buffers, single = self._staging_buffers(worker, message.nbytes)
-        except LimitError as error:
-            worker.send(OverLimit(str(error)))
-        except OSError as error:
-            worker.send(NoMemory(str(error)))
+        except (LimitError, OSError) as error:
+            worker.send(NoSlots(isinstance(error, LimitError), str(error)))
         else:
             slots = Slots(
                 tuple(buffer.number for buffer in buffers), tuple(buffer.size for buffer in buffers), single
