@@ -44,6 +44,7 @@ from elasticflow.snapshots.client.messages import (
     Unload,
     Welcome,
 )
+from elasticflow.snapshots.client.writer_reports import ThrottledTroubles
 from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.memory import BufferPool, LimitError
 from elasticflow.snapshots.store.catalog import Catalog
@@ -52,7 +53,6 @@ from elasticflow.snapshots.writer.connected_rank import ConnectedRank
 from elasticflow.snapshots.writer.load_service import LoadService
 from elasticflow.snapshots.writer.memory_tier import MemoryTierService
 from elasticflow.snapshots.writer.pending import PendingSnapshot, PendingSnapshots, State
-from elasticflow.snapshots.writer.reports import ThrottledTroubles
 from elasticflow.snapshots.writer.shard_writer import ShardWriter
 from elasticflow.snapshots.writer.threads import or_die, thread
 from elasticflow.storage.storage import Storage
