@@ -262,10 +262,11 @@ class StoreServer:
                 await self._loop.connect_accepted_socket(
                     partial(_Client, self, name, self._token), connection
                 )
-            except OSError as error:  # of other errors: the client is gone
-                if error.errno in _NO_DESCRIPTORS:
+            except OSError as error:
+                is_full = error.errno in _NO_DESCRIPTORS  # else that client has gone
+                if is_full:
                     self.refusals.note("another machine", descriptors.exhausted())
-                    await asyncio.sleep(_ACCEPT_AGAIN_S)
+                await asyncio.sleep(_ACCEPT_AGAIN_S if is_full else 0.0)
 
     def greet(self, client: _Client) -> None:
         """Have *client*, which has connected, prove that it knows the token."""
@@ -358,6 +359,8 @@ class StoreServer:
             self._send(client, frame(Answer.VALUE, value))
 
     def _tell_changes(self) -> None:
+        if not self._untold:
+            return
         with self._changed:
             changed = [(path, self._keys.get(path)) for path in dict.fromkeys(self._untold)]
             self._untold = []
