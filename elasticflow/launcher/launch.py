@@ -18,7 +18,7 @@ from elasticflow.launcher import resume_check
 from elasticflow.launcher.agent.waiting_agent import next_launch_id
 from elasticflow.launcher.journal.post_mortem import ending_of
 from elasticflow.launcher.journal.run_lock import locked
-from elasticflow.launcher.rendezvous import descriptors, network
+from elasticflow.launcher.rendezvous import connections, network
 from elasticflow.launcher.rendezvous.leadership import open_store
 from elasticflow.launcher.rendezvous.token import given_token, open_port_warning
 from elasticflow.launcher.supervisor.launch_record import Launch
@@ -123,7 +123,7 @@ def prepare(request: Request, warn: Callable[[str], None]) -> Iterator[Launch]:
     storage.check_writable()
     network.check(plan.interface)
     token = given_token(plan.token_file, request.project_root)
-    for sentence in (open_port_warning(plan, token), descriptors.warning(plan)):
+    for sentence in (open_port_warning(plan, token), connections.warning(plan)):
         if sentence is not None:
             warn(sentence)
     with locked(request.folder) as lock, contextlib.closing(open_store(plan, token)) as store:

@@ -28,7 +28,7 @@ from elasticflow.protocol.store_address import StoreAddress, StoreLostError, is_
 
 if TYPE_CHECKING:
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
-    from elasticflow.launcher.rendezvous.refusals import Refused
+    from elasticflow.launcher.rendezvous.connections import Refused
     from elasticflow.launcher.rendezvous.store_server import StoreServer
     from elasticflow.protocol.control_store import ControlStore
 

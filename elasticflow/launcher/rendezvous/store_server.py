@@ -11,9 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import StorageError
-from elasticflow.launcher.rendezvous import descriptors
+from elasticflow.launcher.rendezvous import connections
+from elasticflow.launcher.rendezvous.connections import Refusals
 from elasticflow.launcher.rendezvous.key_table import KeyTable, Subscriptions
-from elasticflow.launcher.rendezvous.refusals import Refusals
 from elasticflow.protocol.handshake import ServerSide, StrangerError
 from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.protocol.tcp_store import Answer, Frames, Request, frame
@@ -110,7 +110,7 @@ class StoreServer:
         self._listener = listener
         listener.setblocking(False)
         self._is_over = False
-        descriptors.allow_many()
+        connections.allow_many()
         # Not made the event loop of the thread that is here, which may have its own.
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._loop = self._runner.get_loop()
@@ -262,10 +262,11 @@ class StoreServer:
                 await self._loop.connect_accepted_socket(
                     partial(_Client, self, name, self._token), connection
                 )
-            except OSError as error:  # of other errors: the client is gone
-                if error.errno in _NO_DESCRIPTORS:
-                    self.refusals.note("another machine", descriptors.exhausted())
-                    await asyncio.sleep(_ACCEPT_AGAIN_S)
+            except OSError as error:
+                is_full = error.errno in _NO_DESCRIPTORS  # else that client has gone
+                if is_full:
+                    self.refusals.note("another machine", connections.exhausted())
+                await asyncio.sleep(_ACCEPT_AGAIN_S if is_full else 0.0)
 
     def greet(self, client: _Client) -> None:
         """Have *client*, which has connected, prove that it knows the token."""
@@ -358,6 +359,8 @@ class StoreServer:
             self._send(client, frame(Answer.VALUE, value))
 
     def _tell_changes(self) -> None:
+        if not self._untold:
+            return
         with self._changed:
             changed = [(path, self._keys.get(path)) for path in dict.fromkeys(self._untold)]
             self._untold = []

@@ -12,7 +12,7 @@ from elasticflow.snapshots.read.load import LoadedSnapshot
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.snapshots.client.connection import WriterConnection
+    from elasticflow.snapshots.client.staging import StagingClient
 
 
 class NodeLoader:
@@ -23,7 +23,7 @@ class NodeLoader:
         beat: Called when the writer reports that it has read more.
     """
 
-    def __init__(self, link: WriterConnection, beat: Callable[[], None]) -> None:
+    def __init__(self, link: StagingClient, beat: Callable[[], None]) -> None:
         self._link = link
         self._loaded: LoadedSnapshot | None = None
         link.handlers[LoadProgress] = lambda _: beat()

@@ -32,7 +32,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Reserve:
-    """Make shared memory ready for this rank's shards; `Slots`, `OverLimit` or `NoMemory` answers it.
+    """Make shared memory ready for this rank's shards; `Slots` or `NoSlots` answers it.
 
     Attributes:
         nbytes: Of each slot, at least.
@@ -138,16 +138,15 @@ class Released:
 
 
 @dataclass(frozen=True)
-class NoMemory:
-    """The machine has no memory for what was asked."""
+class NoSlots:
+    """There is no memory for what was asked.
 
-    reason: str
+    Attributes:
+        is_over_limit: `snapshots.staging_limit` does not allow it; else the machine has none.
+        reason: For people.
+    """
 
-
-@dataclass(frozen=True)
-class OverLimit:
-    """`snapshots.staging_limit` does not allow what was asked."""
-
+    is_over_limit: bool
     reason: str
 
 
@@ -265,8 +264,7 @@ ToWorker = (
     | Refused
     | Slots
     | Released
-    | NoMemory
-    | OverLimit
+    | NoSlots
     | PersistBegun
     | Held
     | LoadProgress

@@ -1,19 +1,21 @@
-"""The worker's side of a snapshot: fill a staging buffer and hand it over while training goes on."""
+"""A worker's connection to its node's writer: shared memory to fill, staged shards, requests and reports."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from elasticflow import events, fault_injection
 from elasticflow.errors import SnapshotError, StagingLimitError
-from elasticflow.snapshots.client.connection import WriterConnection
+from elasticflow.snapshots.client import channel as channels
 from elasticflow.snapshots.client.messages import (
-    NoMemory,
-    OverLimit,
+    Hello,
+    NoSlots,
     PersistBegun,
+    Refused,
     Released,
     Report,
     RequestPersist,
@@ -27,19 +29,25 @@ from elasticflow.snapshots.format.shard_file import StagedShard
 from elasticflow.snapshots.memory import Slot, map_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections import deque
+    from collections.abc import Callable, Sequence
 
     from elasticflow.snapshots.client.channel import Channel
     from elasticflow.snapshots.client.messages import ToWorker, ToWriter
     from elasticflow.snapshots.client.writer_reports import WriterReport
     from elasticflow.snapshots.format.shard_file import SnapshotRecord, TensorEntry
 
+Answer = TypeVar("Answer")
+
+_LOOK_S = 1.0
+# A store may be slow; a writer that sends nothing for longer than this hangs.
+_LONGEST_WRITE_S = 3600.0
 # Snapshots staged by a worker and not committed yet; a commit takes a tenth of a second where many are kept.
 MOST_OPEN = 8
 _TIDY_LIMIT_S = 5.0
 
 
-class StagingClient(WriterConnection):
+class StagingClient:
     """One rank's connection to its node's writer, by which it stages shards and receives reports; used from one thread.
 
     Its shared memory is either staging buffers or the slots of the memory tier (`MemoryTierClient`). There are two
@@ -47,12 +55,15 @@ class StagingClient(WriterConnection):
     being written, `buffer` waits, so a slow store delays the next snapshot and never grows memory.
 
     Attributes:
+        handlers: Called with a message, by its type; a message without a handler is ignored.
+        waiting: Called every second while `receive_one` waits, for an hour at most.
         slots: The shared memory reserved last; empty until the writer has it ready.
         single: Why this rank has one buffer instead of two, if so.
     """
 
     def __init__(self, channel: Channel[ToWriter, ToWorker]) -> None:
-        super().__init__(channel)
+        self._channel = channel
+        self.waiting: Callable[[], None] = lambda: None
         self.slots: list[Slot] = []
         self._reserved = 0
         # The buffer that `buffer` gave and `stage` did not hand over yet.
@@ -69,20 +80,130 @@ class StagingClient(WriterConnection):
         # Step of the newest snapshot that the writer began to write out of the memory tier.
         self._begun = 0
         self.single: str | None = None
-        self.handlers |= {
+        self.handlers: dict[type[ToWorker], Callable[[Any], None]] = {
             Slots: self._map,
             Released: self._release,
-            NoMemory: self._refuse,
-            OverLimit: self._refuse,
+            NoSlots: self._refuse,
             PersistBegun: self._note_begun,
             Report: self._note_outcome,
             RetentionDone: self._note_retention,
         }
 
+    @classmethod
+    def connect(
+        cls,
+        address: str,
+        *,
+        rank: int,
+        world_size: int,
+        local_world_size: int,
+        generation: int,
+        timeout_s: float = 60.0,
+    ) -> Self:
+        """Return this rank's connection. Every rank.
+
+        The writer answers once every snapshot of an earlier generation is committed or given up, so that
+        `Catalog.newest()` is final after this call.
+
+        Raises:
+            SnapshotError: there is no writer, it did not answer in time, or it serves a later generation already.
+        """
+        try:
+            channel = channels.connect(address, timeout_s)
+            channel.send(Hello(rank, world_size, local_world_size, generation))
+            answer = channel.receive(timeout_s)
+        except TimeoutError:
+            raise SnapshotError(f"the snapshot writer did not answer within {timeout_s:g} s") from None
+        except OSError as error:
+            raise SnapshotError(f"the snapshot writer cannot be reached: {error}") from None
+        if answer is None or isinstance(answer, Refused):
+            channel.close()
+            raise SnapshotError(
+                f"the snapshot writer refused: {'it ended' if answer is None else answer.reason}"
+            )
+        return cls(channel)
+
+    @property
+    def descriptors(self) -> deque[int]:
+        """Descriptors that came with messages, oldest first; whoever takes a descriptor closes it."""
+        return self._channel.descriptors
+
+    def fileno(self) -> int:
+        """Return the connection's descriptor, for select."""
+        return self._channel.fileno()
+
     def close(self) -> None:
         """Leave; the writer still writes what was staged, and keeps what was held."""
         self._drop_slots()
-        super().close()
+        self._channel.close()
+
+    def send(self, message: ToWriter) -> None:
+        """Send a message to the writer.
+
+        Raises:
+            SnapshotError: the writer died.
+        """
+        try:
+            self._channel.send(message)
+        except OSError as error:
+            raise SnapshotError(f"the snapshot writer died: {error}") from None
+
+    def receive_waiting(self) -> None:
+        """Handle all messages that have arrived; never waits.
+
+        Raises:
+            SnapshotError: the writer died.
+        """
+        while True:
+            try:
+                message = self._channel.receive(0)
+            except TimeoutError:
+                return
+            self._handle(message)
+
+    def ask(
+        self, request: ToWriter, *answers: type[Answer], complaint: str, limit_s: float | None = None
+    ) -> Answer:
+        """Send *request*; return the first message of the classes *answers*. Those before it are handled.
+
+        Raises:
+            SnapshotError: the writer died, or did not answer within *limit_s*; the text has *complaint*.
+        """
+        self.send(request)
+        deadline = None if limit_s is None else time.monotonic() + limit_s
+        while not isinstance(message := self.receive_one(deadline, complaint), answers):
+            pass
+        return message
+
+    def receive_one(self, deadline: float | None, complaint: str) -> ToWorker:
+        """Wait for a message and handle it; return it.
+
+        Args:
+            deadline: Of `time.monotonic`; None waits for ever.
+            complaint: What did not happen, if no message comes.
+
+        Raises:
+            SnapshotError: the writer died, or no message came in time.
+        """
+        began = time.monotonic()
+        while True:
+            left = math.inf if deadline is None else deadline - time.monotonic()
+            try:
+                return self._handle(self._channel.receive(min(max(left, 1e-3), _LOOK_S)))
+            except TimeoutError:
+                now = time.monotonic()
+                if deadline is not None and now >= deadline:
+                    raise SnapshotError(f"snapshot writer: {complaint} in time") from None
+                if now < began + _LONGEST_WRITE_S:
+                    self.waiting()
+
+    def _handle(self, message: ToWorker | None) -> ToWorker:
+        if message is None:
+            raise SnapshotError("the snapshot writer died")
+        handler = self.handlers.get(type(message))
+        if handler is not None:
+            handler(message)
+        return message
 
     def reserve(self, nbytes: int, *, is_held: bool = False) -> None:
         """Ask for shared memory of *nbytes* per slot, if there is less, and return at once.
@@ -214,8 +335,8 @@ class StagingClient(WriterConnection):
     def _note_retention(self, message: RetentionDone) -> None:
         self._untidied.discard(message.name)
 
-    def _refuse(self, message: OverLimit | NoMemory) -> None:
-        if isinstance(message, OverLimit):
+    def _refuse(self, message: NoSlots) -> None:
+        if message.is_over_limit:
             raise StagingLimitError(
                 f"snapshots.staging_limit is too small: {message.reason}",
                 "raise snapshots.staging_limit, or train on more nodes: each stages a smaller part",

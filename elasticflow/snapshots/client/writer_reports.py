@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import threading
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
 
@@ -9,11 +12,14 @@ from elasticflow import events
 from elasticflow.storage.storage import Trouble
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from elasticflow.events import EventRecord
 
 
 FENCED = "fenced"
 """Why a snapshot failed: a later generation exists, started by somebody else."""
+_TROUBLES_EVERY_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -60,3 +66,28 @@ def as_event(report: WriterReport) -> EventRecord:
             }
         case _:
             assert_never(report)
+
+
+class ThrottledTroubles:
+    """Passes on what `Storage` reports of operations that are tried again; used from any thread.
+
+    Args:
+        report: Called with the first, and then with at most one every ten seconds.
+        clock: What time it is.
+    """
+
+    def __init__(
+        self, report: Callable[[Trouble], object], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._report, self._clock = report, clock
+        self._lock = threading.Lock()
+        self._reported_at = -math.inf
+
+    def __call__(self, trouble: Trouble) -> None:
+        """Report *trouble*, unless one was reported a moment ago."""
+        with self._lock:
+            now = self._clock()
+            if now - self._reported_at < _TROUBLES_EVERY_S:
+                return
+            self._reported_at = now
+        self._report(trouble)

@@ -32,8 +32,7 @@ from elasticflow.snapshots.client.messages import (
     Hello,
     Invalidate,
     Load,
-    NoMemory,
-    OverLimit,
+    NoSlots,
     Recall,
     Refused,
     Released,
@@ -45,6 +44,7 @@ from elasticflow.snapshots.client.messages import (
     Unload,
     Welcome,
 )
+from elasticflow.snapshots.client.writer_reports import ThrottledTroubles
 from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.memory import BufferPool, LimitError
 from elasticflow.snapshots.store.catalog import Catalog
@@ -53,7 +53,6 @@ from elasticflow.snapshots.writer.connected_rank import ConnectedRank
 from elasticflow.snapshots.writer.load_service import LoadService
 from elasticflow.snapshots.writer.memory_tier import MemoryTierService
 from elasticflow.snapshots.writer.pending import PendingSnapshot, PendingSnapshots, State
-from elasticflow.snapshots.writer.reports import ThrottledTroubles
 from elasticflow.snapshots.writer.shard_writer import ShardWriter
 from elasticflow.snapshots.writer.threads import or_die, thread
 from elasticflow.storage.storage import Storage
@@ -224,10 +223,8 @@ class Writer:
                 buffers, single = self._memory_tier.attach(worker, message.nbytes), None
             else:
                 buffers, single = self._staging_buffers(worker, message.nbytes)
-        except LimitError as error:
-            worker.send(OverLimit(str(error)))
-        except OSError as error:
-            worker.send(NoMemory(str(error)))
+        except (LimitError, OSError) as error:
+            worker.send(NoSlots(isinstance(error, LimitError), str(error)))
         else:
             slots = Slots(
                 tuple(buffer.number for buffer in buffers), tuple(buffer.size for buffer in buffers), single

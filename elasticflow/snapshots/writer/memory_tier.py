@@ -310,11 +310,10 @@ class MemoryTierService:
         self._tier = MemoryTierSlots(pool)
         self._rank_slots: dict[ConnectedRank, RankSlots] = {}
         self._beginning = threading.Lock()
-        self._begun: dict[str, CommittedPosition] = {}
         # The newest snapshot committed out of the tier.
         self._committed: CommittedPosition | None = None
-        # Snapshots taken out of the tier of the newest generation, without those that were refused.
-        self._taken: list[PendingSnapshot] = []
+        # Snapshots taken out of the tier of the newest generation, by name, without those that were refused.
+        self._taken: dict[str, PendingSnapshot] = {}
 
     @property
     def is_used(self) -> bool:
@@ -385,18 +384,17 @@ class MemoryTierService:
 
     def note(self, report: WriterReport) -> None:
         """Remember the newest snapshot that was committed out of the memory tier."""
-        if isinstance(report, SnapshotReport):
-            position = self._begun.pop(report.name, None)
-            if position is not None and report.event == events.SNAPSHOT_COMMITTED:
-                self._committed = position
+        if isinstance(report, SnapshotReport) and report.event == events.SNAPSHOT_COMMITTED:
+            pending = self._taken.get(report.name)
+            if pending is not None and pending.record is not None:
+                facts = pending.record.manifest
+                self._committed = CommittedPosition(pending.name, pending.step, facts.epoch, facts.samples)
 
     def _begin(self, slot_set: SlotSet, request: PersistRequest) -> None:
         name, record = slot_set.metadata()
-        facts = replace(record.manifest, trigger=request.trigger)
-        record = replace(record, manifest=facts)
+        record = replace(record, manifest=replace(record.manifest, trigger=request.trigger))
         world_size = len(slot_set.slots)
         listeners = {w.rank: w for w in tuple(self._rank_slots) if w.generation == slot_set.generation}
-        self._begun[name] = CommittedPosition(name, slot_set.step, facts.epoch, facts.samples)
         pending = PendingSnapshot(
             name,
             slot_set.step,
@@ -407,8 +405,9 @@ class MemoryTierService:
             record=record,
             listeners=listeners,
         )
-        self._taken = [taken for taken in self._taken if taken.generation == slot_set.generation]
-        self._taken.append(pending)
+        for older in [each for each in self._taken.values() if each.generation != slot_set.generation]:
+            del self._taken[older.name]
+        self._taken[name] = pending
         self._pending_snapshots.add_complete(pending)
         for listener in listeners.values():
             listener.send(PersistBegun(name, slot_set.step, request.trigger))
@@ -425,11 +424,13 @@ class MemoryTierService:
         # No other set is taken meanwhile. The first rank that asks sets aside.
         with self._beginning:
             doubtful = [
-                taken for taken in self._taken if taken.generation == generation and taken.step > equal_at
+                each
+                for each in self._taken.values()
+                if each.generation == generation and each.step > equal_at
             ]
-            self._taken = [taken for taken in self._taken if taken not in doubtful]
             reason = f"the ranks' replicas differ, and were last known to be equal after step {equal_at}"
             for pending in doubtful:
+                del self._taken[pending.name]
                 if not self._pending_snapshots.refuse(pending, reason):
                     self._set_aside(pending.name, reason)
 

@@ -400,3 +400,28 @@ def test_neither_side_needs_torch() -> None:
         "import elasticflow.protocol.tcp_store, elasticflow.launcher.supervisor.supervisor, elasticflow.launcher.join"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.usefixtures("real_processes")
+def test_process_that_serves_ends_when_its_main_thread_does() -> None:
+    """Nothing waits for the loop, and nothing is complained of; a child that it has forked does not serve."""
+    code = """
+import os, socket, sys
+from elasticflow.launcher.rendezvous.store_server import StoreServer
+from elasticflow.protocol.store_address import StoreAddress
+from elasticflow.protocol.tcp_store import TcpControlStore
+
+listener = socket.create_server(("127.0.0.1", 0))
+server = StoreServer(listener)
+store = TcpControlStore(StoreAddress("127.0.0.1", listener.getsockname()[1], "own"), mirrored=("orders",))
+child = os.fork()
+if child == 0:
+    sys.exit(server.is_serving)
+assert os.waitpid(child, 0)[1] == 0
+server.store("own").set("orders/a", "1")
+assert store.get("orders/a") == b"1"
+"""
+    process = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", code], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert "" == process.stderr

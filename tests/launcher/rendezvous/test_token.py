@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,8 +13,8 @@ from hypothesis import strategies as st
 from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.errors import TokenError, TokenRefusedError
 from elasticflow.launcher.rendezvous import store_server
+from elasticflow.launcher.rendezvous.connections import Refused
 from elasticflow.launcher.rendezvous.leadership import open_store
-from elasticflow.launcher.rendezvous.refusals import Refusals, Refused
 from elasticflow.launcher.rendezvous.store_server import StoreServer
 from elasticflow.launcher.rendezvous.token import given_token, open_port_warning
 from elasticflow.protocol.handshake import HELLO, ServerSide, StrangerError, greet
@@ -201,23 +200,6 @@ def test_crowd_of_strangers_leaves_room(
     assert len(server._greeting) <= 5
     for stranger in crowd:
         stranger.close()
-
-
-def test_refusals_are_told_at_once_and_then_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many there are."""
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    counted, told = Refusals(), []
-    for second in range(150):
-        now = 100.0 + second
-        counted.note("10.0.0.9", f"why {second}")
-        told.append(counted.take())
-    said = [str(each) for each in told if each is not None]
-    assert said == [
-        "refused a connection from 10.0.0.9: why 0",
-        "refused 60 connections, the last from 10.0.0.9: why 60",
-        "refused 60 connections, the last from 10.0.0.9: why 120",
-    ]
 
 
 def test_token_comes_from_the_environment_before_the_file(tmp_path: Path) -> None:

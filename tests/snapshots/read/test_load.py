@@ -17,9 +17,9 @@ from elasticflow import fault_injection
 from elasticflow.errors import SnapshotError
 from elasticflow.snapshots.client import messages
 from elasticflow.snapshots.client.channel import Channel
-from elasticflow.snapshots.client.connection import WriterConnection
 from elasticflow.snapshots.client.loading import NodeLoader
 from elasticflow.snapshots.client.messages import Hello, Load
+from elasticflow.snapshots.client.staging import StagingClient
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError
 from elasticflow.snapshots.read import load
 from elasticflow.snapshots.read import verified_files as snapshots_held
@@ -106,7 +106,7 @@ class NodeOfOne:
 
     def __init__(self, uri: str) -> None:
         ours, theirs = socket.socketpair()
-        self.link = WriterConnection(Channel(ours, messages.TO_WRITER, messages.TO_WORKER))
+        self.link = StagingClient(Channel(ours, messages.TO_WRITER, messages.TO_WORKER))
         self._rank = ConnectedRank(Channel(theirs, messages.TO_WORKER, messages.TO_WRITER), Hello(0, 1, 1, 1))
         self._loader = LoadService(Catalog(Storage(uri)))
         threading.Thread(target=self._serve, daemon=True).start()

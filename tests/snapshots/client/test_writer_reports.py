@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elasticflow import events
 from elasticflow.snapshots.client import writer_reports
-from elasticflow.snapshots.writer.reports import ThrottledTroubles
+from elasticflow.snapshots.client.writer_reports import ThrottledTroubles
 from elasticflow.storage.storage import Trouble
 
 
