@@ -99,7 +99,7 @@ def join(
     worker.reseed()
     seeded_imports.install(seed)
     worker.phase("build")
-    worker.watch_compiler()
+    worker.compilation.watch()
     return worker
 
 

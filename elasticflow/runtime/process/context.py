@@ -13,8 +13,8 @@ from elasticflow.errors import StopTraining
 from elasticflow.runtime.measuring.gradient_norm import norm_of, read_late
 from elasticflow.runtime.measuring.speed import Measures, device_name
 from elasticflow.runtime.measuring.step_profiler import StepProfiler
-from elasticflow.runtime.process import process_group, random_streams, stopping, torch_private
-from elasticflow.runtime.process.compiler import Compilation, use_cache
+from elasticflow.runtime.process import process_group, random_streams, stopping
+from elasticflow.runtime.process.compiler import Compilation
 from elasticflow.runtime.process.moments import Moments
 from elasticflow.runtime.process.step_log import Heartbeat, LateNumber, Progress
 from elasticflow.runtime.process.votes import Vote
@@ -75,6 +75,7 @@ class Worker:
         is_exact: The same bits are promised at every number of workers, so that data must be the same whenever it is read.
         vote: What all ranks decide together at each step.
         progress: Reports finished steps.
+        compilation: Time that torch.compile has taken.
         listen: Has signals ask this process to leave.
         moments: Callbacks of others, by the moment at which they are called.
         dataset: The training data, as the job's factory returned it, once it is open; None of data shards.
@@ -119,7 +120,7 @@ class Worker:
         self.heartbeat = Heartbeat(identity.heartbeat_fd, identity.local_rank)
         self.progress = self._open_log(log_level, shows_log=shows_log)
         self.log = logs.get_logger(events.OURS)  # bound to the log opened before
-        self._compilation = Compilation()
+        self.compilation = Compilation(self.heartbeat)
         self._profiler = StepProfiler(
             self.heartbeat, self.run_folder, self.rank, device.type, self.event, self.progress.go_on
         )
@@ -273,21 +274,6 @@ class Worker:
             )
         self.phase("compile")  # until the first step is done: much happens in it for the first time
 
-    def watch_compiler(self) -> None:
-        """Be in phase compile whenever torch compiles something: that takes minutes, and happens again for new shapes."""
-        before = ["compile"]
-
-        def begin(_: object) -> None:
-            before[0] = self.heartbeat.phase("compile")
-            self._compilation.begin()
-
-        def end(_: object) -> None:
-            self._compilation.end()
-            self.heartbeat.phase(before[0])
-
-        torch_private.on_compile(begin, end)
-        use_cache()
-
     def _open_log(self, level: str, *, shows_log: bool) -> Progress:
         stream = logs.open_log(self.run_folder.rank_log(self.generation, self.rank))
         streams, outputs = [stream], []
@@ -318,8 +304,8 @@ class Worker:
             failed_at = self.identity.failed_at
             seconds = None if failed_at is None else round(time.time() - failed_at, 3)
             self.event(events.TRAINING_FIRST_STEP, step=step, seconds_since_failure=seconds)
-            if self._compilation.has_happened:
-                self.event(events.TRAINING_COMPILED, **self._compilation.facts())
+            if self.compilation.has_happened:
+                self.event(events.TRAINING_COMPILED, **self.compilation.facts())
         for action in self.moments.first_step:
             action()
         self.moments.begin()
