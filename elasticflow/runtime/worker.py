@@ -99,7 +99,7 @@ def join(
     worker.reseed()
     seeded_imports.install(seed)
     worker.phase("build")
-    worker.watch_compiler()
+    worker.compilation.watch()
     return worker
 
 
@@ -126,9 +126,9 @@ def _leave_to_parent() -> None:
 def _equip(worker: Worker, snapshots: SnapshotSettings) -> None:
     worker.vote.may_leave_untrained = snapshots.memory is None
     if worker.identity.started_by == "launcher":
-        worker.at_first_step.append(lambda: environment.log_loaded_modules(worker))
+        worker.moments.first_step.append(lambda: environment.log_loaded_modules(worker))
         if worker.identity.local_rank == 0:
-            worker.at_first_step.append(lambda: write_imports(worker.run_folder.imports))
+            worker.moments.first_step.append(lambda: write_imports(worker.run_folder.imports))
     worker.trajectory_recorder = TrajectoryRecorder.from_environment(os.environ, worker)
     worker.listen = lambda: _listen(worker)
     worker.listen()
@@ -192,9 +192,9 @@ def leave(
         finished = True
         if worker.rank == 0:
             worker.event(events.TRAINING_STOPPED, **worker.stopped._asdict())
-    for action in worker.at_leave:
+    for action in worker.moments.leave:
         action()
-    for call in worker.at_finish if finished else ():
+    for call in worker.moments.finish if finished else ():
         call(position)
     if finished and worker.rank == 0:
         best = None if evaluation is None else evaluation.best

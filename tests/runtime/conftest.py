@@ -17,6 +17,7 @@ import torch
 
 from elasticflow.run_folder import RunFolder
 from elasticflow.runtime.process import stopping
+from elasticflow.runtime.process.moments import Moments
 from elasticflow.runtime.process.random_streams import Generators
 from elasticflow.runtime.process.votes import Vote
 from elasticflow.runtime.snapshot import restore
@@ -158,15 +159,15 @@ def me() -> Any:
     generators = Generators(11, torch.device("cpu"))
     generators.rest()
     vote = Vote()
-    vote.random_drawn = generators.look
+    vote.when("random", generators.look)
     stand_in = SimpleNamespace(
         rank=0, local_rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"), seed=11, vote=vote, scalar_names=[],
         random_version=2, started_at=None, events=events, logged_once=set(), trajectory_recorder=None,
         event=event, event_once=event_once, gather_text=lambda text: [text], reseed=lambda: None, barrier=lambda: None,
-        all_true=lambda mine: mine, should_leave=False, call_at_beginning=lambda: None,
+        all_true=lambda mine: mine, should_leave=False,
         phase=lambda _: None, heartbeat=nothing, progress=nothing,
         generators=generators, stoppable=stopping.Stoppable(vote), stopped=None, agree_to_stop=agree_to_stop,
         leave_untrained=lambda: None, leaves_untrained=False,
-        after_evaluation=[], before_snapshot=[], at_finish=[], listen=lambda: None, generation=1, dataset=None, is_exact=False,
+        moments=Moments(), listen=lambda: None, generation=1, dataset=None, is_exact=False,
     )  # fmt: skip
     return stand_in

@@ -80,10 +80,8 @@ def open_dataset(
     require_same_values(worker, attributes)
     if name == "train":
         worker.dataset = content
-    if attributes:
-        worker.dataset_values = attributes
     if apart_from is not None and worker.rank == 0:
-        worker.at_beginning.append(partial(overlap.warn, worker, opened(apart_from).content, content))
+        worker.moments.beginning.append(partial(overlap.warn, worker, opened(apart_from).content, content))
     return OpenedDataset(content, fingerprint, has_drawn, attributes)
 
 
@@ -182,7 +180,7 @@ class IndexLoader:
     def _in_processes(self, position: Position) -> Iterator[Any]:
         reads = (read for step in self._plan.after(position) for read in step.reads)
         is_cuda = self._worker.device.type == "cuda"
-        self._worker.call_at_beginning()
+        self._worker.moments.begin()
         wait = LeaveWhileWaiting(self._worker)
         return LoaderProcesses(
             self._reader, self._content, reads, self._num_workers, pins_memory=is_cuda, wait=wait

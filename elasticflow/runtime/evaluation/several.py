@@ -125,7 +125,7 @@ def run_sets(
                 worker.stopped = Stopped(reason, None)
     worker.generators.rest()  # what an evaluation draws is no step's business
     worker.heartbeat.phase(phase)
-    for action in worker.after_evaluation if metrics else ():
+    for action in worker.moments.evaluation if metrics else ():
         action(position, metrics or {})
     worker.progress.go_on()
     return metrics
@@ -189,7 +189,7 @@ class Evaluations:
         self._owed: list[str] = []
         self._last: Position | None = None
         if worker.rank == 0:  # each set wrote its own over the one before
-            worker.vote.evaluation_wanted = lambda: any(each.is_due_by_time() for each in self._sets.values())
+            worker.vote.when("evaluation", lambda: any(each.is_due_by_time() for each in self._sets.values()))
 
     @property
     def is_owed(self) -> bool:

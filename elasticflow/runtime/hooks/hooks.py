@@ -87,9 +87,9 @@ class Hooks:
         self._hooks = {name: hook for name, hook in hooks.items() if hook.all_ranks or worker.rank == 0}
         self._writer = PointWriter(worker.run_folder.path, worker.generation, worker.rank)
         self._measured: Mapping[str, Any] | None = None
-        worker.after_evaluation.append(self._after_evaluation)
-        worker.before_snapshot.append(self._before_snapshot)
-        worker.at_finish.append(partial(self._call, ON_FINISH))
+        worker.moments.evaluation.append(self._after_evaluation)
+        worker.moments.snapshot.append(self._before_snapshot)
+        worker.moments.finish.append(partial(self._call, ON_FINISH))
 
     def start(self, position: Position) -> None:
         """Call `on_start`: training begins, or continues, at *position*. Every rank."""

@@ -50,7 +50,7 @@ class BufferWatch:
         ]
         self._seen = self._marks()
         is_needed = worker.world_size > 1 and bool(self._slots)
-        worker.vote.buffers_changed = self._have_changed if is_needed else bool
+        worker.vote.when("buffers", self._have_changed if is_needed else bool)
         worker.vote.buffers = is_needed  # before the first step, too
 
     def before_step(self) -> None:

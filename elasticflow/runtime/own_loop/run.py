@@ -815,7 +815,7 @@ class Run:
         else:
             self.schedule.has_ended = True
             if self._is_training:
-                worker.at_leave.append(self._record_own_end)
+                worker.moments.leave.append(self._record_own_end)
 
     def _record_own_end(self) -> None:
         if self._snapshots is not None:
@@ -830,9 +830,9 @@ class Run:
         why = "" if worker.stopped is None or not worker.stopped.is_end else f" ({worker.stopped.reason})"
         done = f"after step {self.position.step}{why}, snapshots in {self._catalog_uri()}"
         text = f"finished {done}" if self.is_finished else f"leaves {done}: the same command goes on"
-        worker.at_leave.append(lambda: self._tell(text))  # behind the last snapshot's commit
+        worker.moments.leave.append(lambda: self._tell(text))  # behind the last snapshot's commit
         if self._script is not None:
-            worker.at_leave.append(atexit._run_exitfuncs)  # noqa: SLF001  # wandb and others end there
+            worker.moments.leave.append(atexit._run_exitfuncs)  # noqa: SLF001  # wandb and others end there
         life.leave(worker, self.position, self.schedule, state.evaluation)
 
     def _catalog_uri(self) -> str:

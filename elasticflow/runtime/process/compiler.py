@@ -6,10 +6,13 @@ import os
 import time
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elasticflow.protocol import worker_environment
 from elasticflow.runtime.process import torch_private
+
+if TYPE_CHECKING:
+    from elasticflow.runtime.process.step_log import Heartbeat
 
 
 def warm_up() -> None:
@@ -34,24 +37,35 @@ def use_cache() -> None:
 
 
 class Compilation:
-    """How long this process has compiled, and what."""
+    """How long this process has compiled, and what.
 
-    def __init__(self) -> None:
+    Args:
+        heartbeat: Of this rank; it is in phase compile meanwhile.
+    """
+
+    def __init__(self, heartbeat: Heartbeat) -> None:
+        self._heartbeat = heartbeat
+        self._phase_before = "compile"
         self._seconds = 0.0
         self._began = 0.0
+
+    def watch(self) -> None:
+        """Begin to watch torch's compiler: it takes minutes, and compiles again for new shapes."""
+        torch_private.on_compile(self._begin, self._end)
+        use_cache()
 
     @property
     def has_happened(self) -> bool:
         """Whether anything was compiled, or taken from the cache."""
         return self._seconds > 0
 
-    def begin(self) -> None:
-        """A compilation begins."""
+    def _begin(self, _: object) -> None:
+        self._phase_before = self._heartbeat.phase("compile")
         self._began = time.monotonic()
 
-    def end(self) -> None:
-        """It has ended."""
+    def _end(self, _: object) -> None:
         self._seconds += time.monotonic() - self._began
+        self._heartbeat.phase(self._phase_before)
 
     def facts(self) -> dict[str, Any]:
         """Return the fields of `training.compiled`."""

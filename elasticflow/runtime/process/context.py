@@ -13,13 +13,14 @@ from elasticflow.errors import StopTraining
 from elasticflow.runtime.measuring.gradient_norm import norm_of, read_late
 from elasticflow.runtime.measuring.speed import Measures, device_name
 from elasticflow.runtime.measuring.step_profiler import StepProfiler
-from elasticflow.runtime.process import process_group, random_streams, stopping, torch_private
-from elasticflow.runtime.process.compiler import Compilation, use_cache
+from elasticflow.runtime.process import process_group, random_streams, stopping
+from elasticflow.runtime.process.compiler import Compilation
+from elasticflow.runtime.process.moments import Moments
 from elasticflow.runtime.process.step_log import Heartbeat, LateNumber, Progress
 from elasticflow.runtime.process.votes import Vote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from typing import TextIO
 
     import torch
@@ -74,16 +75,11 @@ class Worker:
         is_exact: The same bits are promised at every number of workers, so that data must be the same whenever it is read.
         vote: What all ranks decide together at each step.
         progress: Reports finished steps.
+        compilation: Time that torch.compile has taken.
         listen: Has signals ask this process to leave.
-        at_beginning: Called at the beginning of a run, not where one goes on (`call_at_beginning`).
-        after_evaluation: Called with position and metrics after each evaluation that was finished; every rank.
-        before_snapshot: Called with position and the snapshot's name before it is taken; every rank.
-        at_finish: Called with the position where training has ended, after `at_leave`.
+        moments: Callbacks of others, by the moment at which they are called.
         dataset: The training data, as the job's factory returned it, once it is open; None of data shards.
-        at_leave: Called by `leave`, in order, while the process group is alive.
         started_at: Position at which this generation began to train.
-        at_first_step: Called after the first step of this generation.
-        dataset_values: Attributes of the training data that arguments of the job stand for.
         scalar_names: Names of the scalars that the job's steps return, in the order of their places; the same on every rank.
         trajectory_recorder: Records what every step made of the state, where somebody asked for it.
         stoppable: `with` it, StopTraining raised by the job's own code becomes this rank's wish.
@@ -112,29 +108,23 @@ class Worker:
         self.generators = random_streams.Generators(seed, device)
         self.is_exact = False
         self.vote = Vote()
-        self.vote.random_drawn = self.generators.look
+        self.vote.when("random", self.generators.look)
         self.stoppable = stopping.Stoppable(self.vote)
         self.stopped: stopping.Stopped | None = None
         self.dataset: Any = None
-        self.at_beginning: list[Callable[[], None]] = []
-        self.at_leave: list[Callable[[], None]] = []
-        self.after_evaluation: list[Callable[[Position, Mapping[str, Any]], None]] = []
-        self.before_snapshot: list[Callable[[Position, str], None]] = []
-        self.at_finish: list[Callable[[Position], None]] = []
-        self.at_first_step: list[Callable[[], None]] = []
+        self.moments = Moments()
         self.listen: Callable[[], None] = lambda: None
         self.started_at: Position | None = None
-        self.dataset_values: Mapping[str, Any] = {}
         self.scalar_names: list[str] = []
         self.trajectory_recorder: StepRecorder | None = None
         self.heartbeat = Heartbeat(identity.heartbeat_fd, identity.local_rank)
         self.progress = self._open_log(log_level, shows_log=shows_log)
         self.log = logs.get_logger(events.OURS)  # bound to the log opened before
-        self._compilation = Compilation()
+        self.compilation = Compilation(self.heartbeat)
         self._profiler = StepProfiler(
             self.heartbeat, self.run_folder, self.rank, device.type, self.event, self.progress.go_on
         )
-        self.at_leave.append(self._profiler.finish)
+        self.moments.leave.append(self._profiler.finish)
         self._logged_once: set[tuple[Event, Any]] = set()
 
     @property
@@ -249,7 +239,7 @@ class Worker:
         self.leave_untrained()
         left = schedule.remaining(position)  # None: nobody knows the data's length
         if position.step != 0:
-            self.at_beginning.clear()  # of what was opened for them nothing is kept
+            self.moments.beginning.clear()  # of what was opened for them nothing is kept
         if not keeps_modes:
             model.train()
         self.started_at = position
@@ -284,30 +274,6 @@ class Worker:
             )
         self.phase("compile")  # until the first step is done: much happens in it for the first time
 
-    def call_at_beginning(self) -> None:
-        """Call what waits in `at_beginning`, once: before loader processes read the data, too; else after the first step.
-
-        A process that was forked shares the place in a file that is open already with the one that forked it.
-        """
-        actions, self.at_beginning = self.at_beginning, []
-        for action in actions:
-            action()
-
-    def watch_compiler(self) -> None:
-        """Be in phase compile whenever torch compiles something: that takes minutes, and happens again for new shapes."""
-        before = ["compile"]
-
-        def begin(_: object) -> None:
-            before[0] = self.heartbeat.phase("compile")
-            self._compilation.begin()
-
-        def end(_: object) -> None:
-            self._compilation.end()
-            self.heartbeat.phase(before[0])
-
-        torch_private.on_compile(begin, end)
-        use_cache()
-
     def _open_log(self, level: str, *, shows_log: bool) -> Progress:
         stream = logs.open_log(self.run_folder.rank_log(self.generation, self.rank))
         streams, outputs = [stream], []
@@ -326,7 +292,7 @@ class Worker:
             "world_size": self.world_size,
         }
         progress = Progress(self.heartbeat, outputs, bound, self._first_step)
-        self.at_leave.append(progress.flush)
+        self.moments.leave.append(progress.flush)
         # Has what logging uses: write and flush.
         target = cast("TextIO", _InOrder(progress, streams))
         logs.configure(target, level, events.EVENTS, **bound, step=lambda: progress.number)
@@ -338,11 +304,11 @@ class Worker:
             failed_at = self.identity.failed_at
             seconds = None if failed_at is None else round(time.time() - failed_at, 3)
             self.event(events.TRAINING_FIRST_STEP, step=step, seconds_since_failure=seconds)
-            if self._compilation.has_happened:
-                self.event(events.TRAINING_COMPILED, **self._compilation.facts())
-        for action in self.at_first_step:
+            if self.compilation.has_happened:
+                self.event(events.TRAINING_COMPILED, **self.compilation.facts())
+        for action in self.moments.first_step:
             action()
-        self.call_at_beginning()
+        self.moments.begin()
 
 
 class _InOrder:

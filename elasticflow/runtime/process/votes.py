@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
+Asked = Literal["snapshot", "evaluation", "memory", "buffers", "random"]
+"""A request that somebody else decides on, whenever it is asked for."""
 LEAVE = ""
 """As `Vote.stop_wanted`: this rank was asked to leave while it waited for data, and no rank ends training."""
 
@@ -20,12 +22,7 @@ class Vote:
         stop_wanted: Why this rank wants no further step: the reason of the job's own code to end training, or `LEAVE`;
             see `stopping`.
         stop_is_by_rule: The reason is that of the job file: `train.stop_when`.
-        snapshot_wanted: Whether a snapshot is due by rank 0's clock; called once per step.
-        evaluation_wanted: The same for evaluations.
-        memory_wanted: The same for the memory tier.
         count_wanted: One of this rank's data shards may end in the next step; see `runtime/data/shard_loader.py`.
-        buffers_changed: Whether this step changed buffers that the next one reads; see `model/model_buffers.py`.
-        random_drawn: Whether the model or the optimizer draws from python's or numpy's generator; see `Generators.look`.
         end_wanted: This rank's script wants training to end: `Run.stop`.
         names_wanted: This rank's step returned a scalar that has no place yet; see `runtime/measuring/scalars.py`.
         may_skip: This rank can take part in a step without its data.
@@ -48,27 +45,31 @@ class Vote:
         self.stop_wanted: str | None = None
         self.stop_is_by_rule = False
         self.may_skip = self.may_cut_short = self.may_leave_untrained = True
-        self.snapshot_wanted: Callable[[], bool] = bool
-        self.evaluation_wanted: Callable[[], bool] = bool
-        self.memory_wanted: Callable[[], bool] = bool
         self.count_wanted = False
-        self.buffers_changed: Callable[[], bool] = bool
-        self.random_drawn: Callable[[], bool] = bool
+        self._asked: dict[Asked, Callable[[], bool]] = dict.fromkeys(get_args(Asked), bool)
         self.names_wanted = self.end_wanted = False
         self.leave = self.stop = self.snapshot = self.evaluation = self.memory = self.count = False
         self.buffers = self.random = self.names = self.end = False
+
+    def when(self, request: Asked, is_wanted: Callable[[], bool]) -> None:
+        """Have *is_wanted* say once per step whether this rank makes the *request*: another one is forgotten.
+
+        `snapshot`, `evaluation` and `memory` are due by rank 0's clock; `buffers`: this step changed buffers that the next one
+        reads (`model/model_buffers.py`); `random`: the model or the optimizer draws from python's or numpy's generator.
+        """
+        self._asked[request] = is_wanted
 
     def requests(self) -> tuple[float, ...]:
         """Return what this rank wants now, and what it changed in this step, 1 or 0 each."""
         return (
             self.leave_wanted,
             self.stop_wanted is not None,
-            self.snapshot_wanted(),
-            self.evaluation_wanted(),
-            self.memory_wanted(),
+            self._asked["snapshot"](),
+            self._asked["evaluation"](),
+            self._asked["memory"](),
             self.count_wanted,
-            self.buffers_changed(),
-            self.random_drawn(),
+            self._asked["buffers"](),
+            self._asked["random"](),
             self.names_wanted,
             self.end_wanted,
         )

@@ -86,7 +86,7 @@ class MemoryTier:
         self._shard: RankShard | None = None
         self._held_step: int | None = None
         if me.rank == 0 and self._due.seconds is not None:
-            me.vote.memory_wanted = self._is_due_by_time
+            me.vote.when("memory", self._is_due_by_time)
 
     def begin(self, position: Position) -> None:
         """Training begins at *position*."""

@@ -136,8 +136,8 @@ class Snapshots:
         self._as_restored: tuple[dict[str, Any], dict[str, int]] | None = None
         self._is_prepared = False
         if worker.rank == 0 and self._due.seconds is not None:
-            worker.vote.snapshot_wanted = self._is_due_by_time
-        worker.at_leave.append(self._finish)
+            worker.vote.when("snapshot", self._is_due_by_time)
+        worker.moments.leave.append(self._finish)
         fault_injection.expose(partial(flip, state.model))
         self._tell_of_stateful_data()
 
@@ -369,7 +369,7 @@ class Snapshots:
         if position.step == self._last.step:
             return
         if final or self._is_due:
-            for action in worker.before_snapshot:
+            for action in worker.moments.snapshot:
                 action(position, self._metadata.name(position.step))
         began = time.monotonic()
         self.unsaved.before_snapshot(is_durable=final or self._is_due)

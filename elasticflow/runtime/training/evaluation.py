@@ -134,7 +134,7 @@ class Evaluation:
         self._last_time = time.monotonic()
         self.is_owed = self._has_looked = False
         if worker.rank == 0 and self._due.seconds is not None:
-            worker.vote.evaluation_wanted = self.is_due_by_time
+            worker.vote.when("evaluation", self.is_due_by_time)
 
     @property
     def measure(self) -> str | None:

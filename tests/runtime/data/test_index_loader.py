@@ -200,7 +200,7 @@ def test_batches_follow_the_schedule(me: Any, processes: int) -> None:
 def test_what_is_due_at_the_beginning_comes_before_loader_processes(me: Any) -> None:
     """They share the place in a file that the dataset has open: nobody else may read there beside them."""
     before: list[int] = []
-    me.call_at_beginning = lambda: before.append(len(psutil.Process().children()))
+    me.moments.beginning.append(lambda: before.append(len(psutil.Process().children())))
     schedule = IndexSchedule(20, 7, epochs=1, seed=3)
     already = len(psutil.Process().children())
     for processes in (0, 2):

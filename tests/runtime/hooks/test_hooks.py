@@ -179,9 +179,9 @@ def test_each_is_called_when_it_says(started: Callable[..., Hooks], me: Any, tmp
     hooks = started(Model(), step=3, on_step=Hook(hook, "mine:hook", every=2), **dict.fromkeys(names, hook))
     for step in (4, 5, 6):
         hooks.after_step(at(step))
-    me.after_evaluation[0](at(6), {"accuracy": 0.5})
-    me.before_snapshot[0](at(6), "name")
-    me.at_finish[0](at(6))
+    me.moments.evaluation[0](at(6), {"accuracy": 0.5})
+    me.moments.snapshot[0](at(6), "name")
+    me.moments.finish[0](at(6))
     expected = [
         ("on_start", 3, None), ("on_step", 4, None), ("on_step", 6, None), ("on_evaluation", 6, None),
         ("on_snapshot", 6, "name"), ("on_finish", 6, None),

@@ -10,6 +10,7 @@ from torch import nn
 
 from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.process.context import Worker
+from elasticflow.runtime.process.moments import Moments
 from elasticflow.runtime.process.votes import Vote
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def told_at_the_start(
 
     stand_in = SimpleNamespace(
         rank=rank, vote=Vote(), device="cpu", world_size=1,
-        at_beginning=[], listen=lambda: None, all_true=lambda mine: mine, phase=lambda _: None, event=event,
+        moments=Moments(), listen=lambda: None, all_true=lambda mine: mine, phase=lambda _: None, event=event,
         generators=SimpleNamespace(rest=lambda: None), leave_untrained=lambda: None, progress=SimpleNamespace(start=lambda *_, **__: None),
     )  # fmt: skip
     Worker.start_training(

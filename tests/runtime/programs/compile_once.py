@@ -11,7 +11,8 @@ import torch
 
 from elasticflow.launcher.fork_server.preload import seed_imports, unsafe_to_fork, warm_up, warm_up_compiler
 from elasticflow.runtime.process import torch_private
-from elasticflow.runtime.process.compiler import Compilation, use_cache
+from elasticflow.runtime.process.compiler import Compilation
+from elasticflow.runtime.process.step_log import Heartbeat
 
 
 def main() -> None:
@@ -23,9 +24,8 @@ def main() -> None:
     unsafe = unsafe_to_fork()
     drawn = torch.get_rng_state()
     torch_private.warm_up_compiler()
-    use_cache()
-    compilation = Compilation()
-    torch_private.on_compile(lambda _: compilation.begin(), lambda _: compilation.end())
+    compilation = Compilation(Heartbeat(None, 0))
+    compilation.watch()
     sum_of_sines = torch.compile(lambda x: (x * 2).sin().sum())
     value = sum_of_sines(torch.arange(64, dtype=torch.float64))
     late = {name for name in sys.modules if name.startswith("torch.")} - ready

@@ -1,0 +1,41 @@
+"""The moments of a worker's life at which others want to be called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from elasticflow.runtime.process.position import Position
+
+
+@dataclass
+class Moments:
+    """Callbacks by moment; each list is called in its order.
+
+    Attributes:
+        beginning: A run begins, which no snapshot is restored for (`begin`).
+        first_step: The first step of this generation is done.
+        evaluation: An evaluation is finished, with its position and metrics; every rank.
+        snapshot: A snapshot is about to be taken, with its position and name; every rank.
+        leave: The worker leaves, while its process group is alive.
+        finish: Training has ended at a position; after `leave`.
+    """
+
+    beginning: list[Callable[[], None]] = field(default_factory=list)
+    first_step: list[Callable[[], None]] = field(default_factory=list)
+    evaluation: list[Callable[[Position, Mapping[str, Any]], None]] = field(default_factory=list)
+    snapshot: list[Callable[[Position, str], None]] = field(default_factory=list)
+    leave: list[Callable[[], None]] = field(default_factory=list)
+    finish: list[Callable[[Position], None]] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Call what waits in `beginning`, once: before loader processes read the data, too; else after the first step.
+
+        A process that was forked shares the place in a file that is open already with the one that forked it.
+        """
+        actions, self.beginning = self.beginning, []
+        for action in actions:
+            action()
