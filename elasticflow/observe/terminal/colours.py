@@ -23,6 +23,11 @@ def wants_colour(stream: TextIO, environment: Mapping[str, str]) -> bool:
     return stream.isatty() if choice is None else choice
 
 
+def can_redraw(stream: TextIO, environment: Mapping[str, str]) -> bool:
+    """Return whether lines of *stream* can be drawn anew in place; a terminal without TERM is taken for a dumb one."""
+    return stream.isatty() and environment.get("TERM", "dumb") != "dumb"
+
+
 def speaks_utf8(stream: TextIO) -> bool:
     """Return whether *stream* takes signs that ASCII does not have."""
     return (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "") == "utf8"

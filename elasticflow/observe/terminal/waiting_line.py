@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Self, TextIO
 
 from elasticflow.observe.terminal.activities import whole_seconds
-from elasticflow.observe.terminal.colours import wants_colour
+from elasticflow.observe.terminal.colours import can_redraw, wants_colour
 from elasticflow.observe.terminal.screen import Part, Screen
 
 if TYPE_CHECKING:
@@ -28,8 +28,9 @@ class WaitingLine:
     def __init__(
         self, stream: TextIO, environment: Mapping[str, str], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        tty = stream.isatty() and environment.get("TERM", "dumb") != "dumb"
-        self._screen = Screen(stream, tty=tty, colour=wants_colour(stream, environment))
+        self._screen = Screen(
+            stream, tty=can_redraw(stream, environment), colour=wants_colour(stream, environment)
+        )
         self._clock = clock
         self._label, self._what = "", ""
         self._began = self._since = clock()
