@@ -1,4 +1,4 @@
-"""What happened to a run: the one fold of its events, taken one after the other."""
+"""The history of a run: the one fold of its events, which takes each of them once."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ class Stop:
         error: The root cause in one line.
         node: The node of that worker, or the node that was lost.
         pid: The process of that worker.
-        phase: What a rank that hung was doing.
+        phase: The phase in which a rank hung.
         traceback: The traceback of that worker.
         others: The other ranks' failures in one line.
         stderr: The last lines of its standard error, if it died without an exception of its own.
         stacks: The file with the stacks of a rank that hung.
-        likely: What probably happened, where nothing is certain.
+        likely: The probable cause, where nothing is certain.
         left: Restarts left after the budget was charged for this end; None: it was free.
         back_s: Seconds from the failure to the next finished step.
         script_again_s: Seconds from the failure until the job's own script ran again, whatever it did then.
@@ -134,23 +134,23 @@ class Stop:
 
     @property
     def is_failure(self) -> bool:
-        """Whether something went wrong: neither the end of training nor a wanted restart."""
+        """True if something went wrong; False for the end of training and for a wanted restart."""
         return self.kind not in OUTCOMES
 
     @property
     def explains_the_end(self) -> bool:
-        """Whether this stop is why the run failed in the end: nothing was trained after it."""
+        """True if the run failed in the end because of this stop: nothing was trained after it."""
         is_last = self.back_s is None and self.script_again_s is None
         return self.is_failure and self.kind != SUPERVISOR_LOST and is_last
 
     @property
     def charged(self) -> bool:
-        """Whether it counted against the restart budget."""
+        """True if it counted against the restart budget."""
         return self.left is not None
 
     @property
     def again(self) -> tuple[str, float] | None:
-        """What came after it, `training` or the start of the `script`, and the seconds until then; None: nothing did."""
+        """The name of what resumed after it, and the seconds until then; None: nothing did."""
         if self.back_s is not None:
             return "training", self.back_s
         return None if self.script_again_s is None else ("script started", self.script_again_s)
@@ -177,7 +177,7 @@ class Generation:
         drain_at: Unix time at which its workers were asked to leave.
         drain_reason: Why they were.
         failed_rank: The worker of its last `worker.failed` event.
-        stop: How it ended; None while it runs, or if its supervisor could not say so.
+        stop: Its end; None while it runs, or if its supervisor could not say so.
         run_end: The record that ended the run's launch with it.
         durations: Seconds since the generation before had ended, by what they went to.
         began_s: Seconds of the run (`RunHistory.seconds`) at which it was formed; None: no event tells.
@@ -210,7 +210,7 @@ class Launch:
         number: Its number; 0 if nothing tells.
         started: Unix time.
         pid: The supervisor's process.
-        resume_command: What goes on with the run; None: `elasticflow resume`.
+        resume_command: The command that resumes the run; None: `elasticflow resume`.
         end: The record that says how it ended.
     """
 
@@ -245,12 +245,12 @@ GONE: dict[str, str] = {
     events.NODE_LEFT: "left",
     events.NODE_EXCLUDED: "excluded",
 }
-"""How a node went, by the event that tells it."""
+"""The word for a node that went, by the event that tells it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotEvent:
-    """What became of a snapshot.
+    """A snapshot that was committed, rejected or not written.
 
     Attributes:
         name: The snapshot.
@@ -260,7 +260,7 @@ class SnapshotEvent:
         at_s: Seconds of the run.
         step: Its step.
         num_bytes: Its size; None if it is not known.
-        seconds: How long it took to write.
+        seconds: Time that writing it took.
         trigger: Why it was taken.
         reason: Why it was rejected, or failed.
     """
@@ -294,15 +294,15 @@ class Pause:
 
 @dataclass
 class RunHistory:
-    """What happened to a run, the oldest first.
+    """The history of a run, the oldest first.
 
     Attributes:
         launches: Launches.
         generations: Generations by number.
         stops: Ends of generations, and of launches that could not go on.
         failures: `worker.failed` records, each of the first worker that failed in its generation.
-        snapshots: What became of snapshots.
-        node_events: What happened to nodes and on them: seconds of the run, and the record.
+        snapshots: Snapshots that were committed, rejected or not written.
+        node_events: Records about nodes, and failures on them, each with its seconds of the run.
         pauses: Between launches.
         nodes: Nodes of the newest launch, by name.
         group: The generation that was formed last.
@@ -312,18 +312,18 @@ class RunHistory:
         is_recovering: Something failed, and no step was finished since.
         began: Unix time of the first event.
         updated: Unix time of the last event.
-        seconds: Of the run, without the pauses between launches.
+        seconds: Duration of the run, without the pauses between launches.
         generation: Number of the newest generation that an event names.
         step: Finished steps, as far as events of training tell.
         steps: Steps of the whole training, once known.
-        samples: Of the training data, once known.
-        parameters: Of the model, once known.
-        workers: Of the newest generation.
+        samples: Samples of the training data, once known.
+        parameters: Parameters of the model, once known.
+        workers: Workers of the newest generation.
         script: The script that the run is, once it was started.
         snapshot: The newest committed snapshot.
-        failed: How many generations failed.
-        restarts: After how many failures training went on.
-        survived: After how many failures a step was finished.
+        failed: Number of generations that failed.
+        restarts: Number of failures after which training resumed.
+        survived: Number of failures after which a step was finished.
         budget_left: Restarts left; None: no failure was counted yet.
         is_budget_spent: The newest launch ended with no restart left.
         has_stopped: A generation of the newest launch ended.
@@ -333,7 +333,7 @@ class RunHistory:
         began_anew: The newest `script.began_anew` record, unless a step was told since.
         standbys: By node, its standby workers beside the newest generation, or why it has none any more.
         standbys_seen: The newest of them that were ready.
-        compilation: What torch.compile takes.
+        compilation: Costs of torch.compile.
     """
 
     launches: list[Launch] = field(default_factory=list)

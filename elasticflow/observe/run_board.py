@@ -1,4 +1,4 @@
-"""What stands below the lines about a run that goes on: how far it is, its group, its newest snapshot, its nodes."""
+"""The rows below the lines about a run: progress, the worker group, the newest snapshot, the nodes."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _DIM, _DONE, _LOST = "2", "36", "31"
 
 
 class RunBoard:
-    """Says what is true now of a run.
+    """The present state of a run in a few rows.
 
     Args:
-        history: What happened so far; the board is told of each event after the history has taken it.
+        history: The events so far; the board gets each event after the history has taken it.
     """
 
     def __init__(self, history: RunHistory) -> None:

@@ -31,11 +31,11 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class SinkRecord:
-    """How far a sink has got.
+    """The progress of a sink.
 
     Attributes:
         position: All before it has been delivered.
-        remembered: What the sink's last `open` returned.
+        remembered: Values that the sink asked to find again (`Sink.remember`).
     """
 
     position: Position = field(default_factory=Position)

@@ -1,4 +1,4 @@
-"""What a stream takes: colours, by the one policy of all commands, and signs beyond ASCII."""
+"""Abilities of a stream: colours, by the one policy of all commands, signs beyond ASCII, lines drawn in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command waits for, with the seconds that it takes: drawn in place on a terminal, now and then a line elsewhere."""
+"""A line about what a command waits for, with the seconds that have passed: drawn in place on a terminal, now and then a line elsewhere."""
 
 from __future__ import annotations
 

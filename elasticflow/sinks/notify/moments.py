@@ -38,17 +38,17 @@ class Moment:
     """Something that somebody is told.
 
     Attributes:
-        name: What kind of moment it is; None: none, a message is tried out.
+        name: Its kind; None: none, a message is tried out.
         at: When it was, RFC 3339.
-        sentence: What happened, in words that go on after the run's name: `failed after step 7: ...`.
+        sentence: Words that follow the run's name: `failed after step 7: ...`.
         next: The command to type next; None if there is nothing to do.
         step: Finished steps.
         steps: Steps of the whole training, where they are known.
         measured: The newest measures by then: `loss`, and the metrics of the evaluation.
         restarts_left: Restarts left; None where no failure was counted yet.
-        restart_budget: Of how many.
+        restart_budget: Restarts in all.
         error: The root cause of the failure that it is about.
-        exit_code: Of the command, where the launch ended.
+        exit_code: Exit code of the command, where the launch ended.
     """
 
     name: MomentName | None
