@@ -171,7 +171,7 @@ class Generation:
         number: Its number over the whole run.
         reason: Why it was formed: start, crash, resume ...
         world_size: Workers.
-        members: Its nodes, in rank order.
+        members: Its nodes, in rank order; they know what became of them since.
         parent: Name of the snapshot it went on from; None: the beginning, or nothing tells.
         first_step_at: Unix time at which its first step was done.
         drain_at: Unix time at which its workers were asked to leave.
@@ -188,7 +188,7 @@ class Generation:
     number: int
     reason: str | None = None
     world_size: int | None = None
-    members: tuple[str, ...] = ()
+    members: tuple[Node, ...] = ()
     parent: str | None = None
     first_step_at: float | None = None
     drain_at: float | None = None
@@ -221,23 +221,29 @@ class Launch:
     end: Record | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Node:
-    """A node of the newest launch.
+    """A node of a launch.
 
     Attributes:
+        name: Its name in the launch.
         nproc: Its workers.
         host: The machine; empty if nothing tells.
         first_rank: The first of its ranks in the newest group; None: it takes no part.
-        gone: `lost`, `left` or `excluded`; empty: it is there.
+        gone: `lost`, `left` or `excluded`; empty: it is there. All nodes leave with their launch.
         gone_at: Unix time at which it went.
     """
 
+    name: str
     nproc: int = 0
     host: str = ""
     first_rank: int | None = None
     gone: str = ""
     gone_at: float = 0.0
+
+    def leave(self) -> None:
+        """Be gone, as when the launch is over; a node that was lost stays lost."""
+        self.gone = self.gone if self.gone == "lost" else "left"
 
 
 GONE: dict[str, str] = {
@@ -469,7 +475,9 @@ class RunHistory:
         pid = int_of(event, "pid") or None
         self.launches.append(Launch(int_of(event, "launch"), at, pid, event.get("resume_command")))
         self.standbys.clear()
-        self.nodes.clear()
+        for node in self.nodes.values():
+            node.leave()
+        self.nodes = {}
         self.is_training = self.has_stopped = self.is_budget_spent = False
 
     def _run_ended(self, event: Record, at: float | None) -> None:
@@ -493,16 +501,19 @@ class RunHistory:
         # Its workers were the standbys.
         self.standbys = {node: s for node, s in self.standbys.items() if not s.pids}
         members = event.get("members")
-        present = (name for name, node in self.nodes.items() if not node.gone)
+        present = [node for node in self.nodes.values() if not node.gone]
         group = self.group = self._named(event)
         group.reason, group.world_size = text_of(event, "reason"), self.workers
-        group.members = tuple(map(str, members)) if isinstance(members, list | tuple) else tuple(present)
+        if isinstance(members, list | tuple):
+            present = [self.nodes.get(name, Node(name)) for name in map(str, members)]
+        group.members = tuple(present)
         group.began_s, group.first_step_s, group.ended_s = self.seconds, None, None
-        first, ranks = 0, {}
-        for name in group.members:
-            ranks[name] = first
-            first += self.nodes[name].nproc if name in self.nodes else 0
-        self.nodes = {name: replace(node, first_rank=ranks.get(name)) for name, node in self.nodes.items()}
+        for node in self.nodes.values():
+            node.first_rank = None
+        first = 0
+        for node in group.members:
+            node.first_rank = first
+            first += node.nproc
 
     def _generation_ended(self, event: Record, at: float | None) -> None:
         stop = Stop.of(event, at, str(event.get("reason")), self._worker or self._node, self._hang)
@@ -534,16 +545,20 @@ class RunHistory:
         self._end_training(event, at)
 
     def _node_joined(self, event: Record, at: float | None) -> None:
-        self.nodes[str(event.get("node"))] = Node(int_of(event, "nproc"), str(event.get("host") or ""))
+        name = str(event.get("node"))
+        if (before := self.nodes.get(name)) is not None:
+            before.leave()
+        self.nodes[name] = Node(name, int_of(event, "nproc"), str(event.get("host") or ""))
         self.node_events.append((self.seconds, event))
 
     def _node_gone(self, event: Record, at: float | None) -> None:
-        node = str(event.get("node"))
-        self.nodes[node] = replace(self.nodes.get(node, Node()), gone=GONE[event["event"]], gone_at=at or 0.0)
+        name = str(event.get("node"))
+        node = self.nodes.setdefault(name, Node(name))
+        node.gone, node.gone_at = GONE[event["event"]], at or 0.0
         self.node_events.append((self.seconds, event))
         if event["event"] == events.NODE_LOST:
             self._node, self.is_recovering = event, True
-            if self.nodes[node].first_rank is not None:
+            if node.first_rank is not None:
                 self._end_training(event, at)
 
     def _agent_restarted(self, event: Record, at: float | None) -> None:

@@ -195,7 +195,7 @@ class RunBoard:
         nodes = self._history.nodes.items()
         lanes = {name: node for name, node in nodes if not node.gone or at - node.gone_at < _GONE_S}
         for name in self._activities:
-            lanes.setdefault(name, Node())
+            lanes.setdefault(name, Node(name))
         if len(lanes) < 2:
             return []
         most = max(1, room // 2 - 1)

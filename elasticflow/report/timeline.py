@@ -109,7 +109,7 @@ class Timeline:
                 lane(str(event.get("node") or default)).marks.append(_node_mark(at, event))
         for generation in history.generations.values():
             for node in generation.members:
-                lane(node).spans += _spans(generation, history.seconds)
+                lane(node.name).spans += _spans(generation, history.seconds)
         timeline.lanes = list(lanes.values())
         timeline.snapshots = [_snapshot_mark(each) for each in history.snapshots if each.at is not None]
         return timeline
