@@ -294,11 +294,9 @@ class RunNarrator:
         return Line("order", text, symbol="note", tone="plain")
 
     def _parameters_grouped(self, record: Record) -> Line | None:
-        text, before = (
-            groups_in_words(record.get("groups")),
-            self._history.last.get(events.PARAMETERS_GROUPED),
-        )
-        if not text or (before is not None and text == groups_in_words(before.get("groups"))):
+        text = groups_in_words(record.get("groups"))
+        before = self._history.last.get(events.PARAMETERS_GROUPED, {})
+        if text == groups_in_words(before.get("groups")):
             return None
         return Line("parameters", text, symbol="note", tone="plain")
 
