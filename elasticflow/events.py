@@ -656,14 +656,14 @@ EVENTS: dict[str, Event] = {event: event for event in list(globals().values()) i
 """All of them, by name."""
 
 SCHEMA_VERSION = 2
-"""Of events and lines; `run.started` tells it. It grows when a field or an event is renamed or removed, or changes its type.
+"""Version of the schema of events and lines, told by `run.started`. It grows when a field or an event is renamed or removed, or changes its type.
 
 New events and new fields are no new version: readers leave alone what they do not know.
 """
 
 
 class Field(NamedTuple):
-    """What is known of a field.
+    """A field of an event or a line.
 
     Attributes:
         type: A name in `TYPES` of the events' JSON Schema; with `?` at its end, null where there is nothing to say.

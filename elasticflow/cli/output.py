@@ -1,12 +1,13 @@
 """Output of commands: colours, tables, JSON, a line of progress, warnings.
 
-rich is imported where a table or a line of progress is drawn: commands that draw neither start without it.
+rich is imported where a table is drawn: commands that draw none start without it.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import sys
 import time
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
 
     from elasticflow.jobfile.load import LoadedJob
     from elasticflow.observe.status import RunStatus
@@ -152,10 +151,12 @@ class ProgressMeter:
         out: TextIO | None = None,
     ) -> None:
         self._label, self._total, self._words = label, total, words or bytes_done
-        self._out = out or sys.stderr
-        self._began = time.monotonic()
-        self._done = 0
-        self._live: Live | None = None
+        from elasticflow.observe.terminal.colours import can_redraw
+        from elasticflow.observe.terminal.screen import Screen
+
+        out = out or sys.stderr
+        self._screen = Screen(out, tty=can_redraw(out, os.environ), colour=False)
+        self._began = self._drawn_at = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -170,32 +171,16 @@ class ProgressMeter:
 
     def __call__(self, done: int) -> None:
         """Show that so much is done; work that ends at once shows no line."""
-        self._done = done
-        if self._live is None and self.seconds >= _REDRAW_S and self._out.isatty():
-            from rich.live import Live
+        from elasticflow.observe.terminal.screen import Part
 
-            # rich would send all that is printed meanwhile to this terminal, though standard output may be a file.
-            self._live = Live(
-                console=_console(self._out),
-                get_renderable=self._line,
-                refresh_per_second=1 / _REDRAW_S,
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
-            self._live.start(refresh=True)
+        now = time.monotonic()
+        if now - self._drawn_at >= _REDRAW_S:
+            self._drawn_at = now
+            self._screen.draw([[Part(f"{self._label}  {self._words(done, self._total, self.seconds)}")]])
 
     def clear(self) -> None:
         """Take the line away."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
-    def _line(self) -> Text:
-        from rich.text import Text
-
-        words = self._words(self._done, self._total, self.seconds)
-        return Text(f"{self._label}  {words}", no_wrap=True, overflow="ellipsis")
+        self._screen.close()
 
 
 def bytes_done(done: int, total: int, seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""What happened to a run: the one fold of its events, taken one after the other."""
+"""The history of a run: the one fold of its events, which takes each of them once."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ class Stop:
         error: The root cause in one line.
         node: The node of that worker, or the node that was lost.
         pid: The process of that worker.
-        phase: What a rank that hung was doing.
+        phase: The phase in which a rank hung.
         traceback: The traceback of that worker.
         others: The other ranks' failures in one line.
         stderr: The last lines of its standard error, if it died without an exception of its own.
         stacks: The file with the stacks of a rank that hung.
-        likely: What probably happened, where nothing is certain.
+        likely: The probable cause, where nothing is certain.
         left: Restarts left after the budget was charged for this end; None: it was free.
         back_s: Seconds from the failure to the next finished step.
         script_again_s: Seconds from the failure until the job's own script ran again, whatever it did then.
@@ -134,23 +134,23 @@ class Stop:
 
     @property
     def is_failure(self) -> bool:
-        """Whether something went wrong: neither the end of training nor a wanted restart."""
+        """True if something went wrong; False for the end of training and for a wanted restart."""
         return self.kind not in OUTCOMES
 
     @property
     def explains_the_end(self) -> bool:
-        """Whether this stop is why the run failed in the end: nothing was trained after it."""
+        """True if the run failed in the end because of this stop: nothing was trained after it."""
         is_last = self.back_s is None and self.script_again_s is None
         return self.is_failure and self.kind != SUPERVISOR_LOST and is_last
 
     @property
     def charged(self) -> bool:
-        """Whether it counted against the restart budget."""
+        """True if it counted against the restart budget."""
         return self.left is not None
 
     @property
     def again(self) -> tuple[str, float] | None:
-        """What came after it, `training` or the start of the `script`, and the seconds until then; None: nothing did."""
+        """The name of what resumed after it, and the seconds until then; None: nothing did."""
         if self.back_s is not None:
             return "training", self.back_s
         return None if self.script_again_s is None else ("script started", self.script_again_s)
@@ -171,13 +171,13 @@ class Generation:
         number: Its number over the whole run.
         reason: Why it was formed: start, crash, resume ...
         world_size: Workers.
-        members: Its nodes, in rank order.
+        members: Its nodes, in rank order; they know what became of them since.
         parent: Name of the snapshot it went on from; None: the beginning, or nothing tells.
         first_step_at: Unix time at which its first step was done.
         drain_at: Unix time at which its workers were asked to leave.
         drain_reason: Why they were.
         failed_rank: The worker of its last `worker.failed` event.
-        stop: How it ended; None while it runs, or if its supervisor could not say so.
+        stop: Its end; None while it runs, or if its supervisor could not say so.
         run_end: The record that ended the run's launch with it.
         durations: Seconds since the generation before had ended, by what they went to.
         began_s: Seconds of the run (`RunHistory.seconds`) at which it was formed; None: no event tells.
@@ -188,7 +188,7 @@ class Generation:
     number: int
     reason: str | None = None
     world_size: int | None = None
-    members: tuple[str, ...] = ()
+    members: tuple[Node, ...] = ()
     parent: str | None = None
     first_step_at: float | None = None
     drain_at: float | None = None
@@ -210,7 +210,7 @@ class Launch:
         number: Its number; 0 if nothing tells.
         started: Unix time.
         pid: The supervisor's process.
-        resume_command: What goes on with the run; None: `elasticflow resume`.
+        resume_command: The command that resumes the run; None: `elasticflow resume`.
         end: The record that says how it ended.
     """
 
@@ -221,23 +221,29 @@ class Launch:
     end: Record | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Node:
-    """A node of the newest launch.
+    """A node of a launch.
 
     Attributes:
+        name: Its name in the launch.
         nproc: Its workers.
         host: The machine; empty if nothing tells.
         first_rank: The first of its ranks in the newest group; None: it takes no part.
-        gone: `lost`, `left` or `excluded`; empty: it is there.
+        gone: `lost`, `left` or `excluded`; empty: it is there. All nodes leave with their launch.
         gone_at: Unix time at which it went.
     """
 
+    name: str
     nproc: int = 0
     host: str = ""
     first_rank: int | None = None
     gone: str = ""
     gone_at: float = 0.0
+
+    def leave(self) -> None:
+        """Be gone, as when the launch is over; a node that was lost stays lost."""
+        self.gone = self.gone if self.gone == "lost" else "left"
 
 
 GONE: dict[str, str] = {
@@ -245,12 +251,12 @@ GONE: dict[str, str] = {
     events.NODE_LEFT: "left",
     events.NODE_EXCLUDED: "excluded",
 }
-"""How a node went, by the event that tells it."""
+"""The word for a node that went, by the event that tells it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotEvent:
-    """What became of a snapshot.
+    """A snapshot that was committed, rejected or not written.
 
     Attributes:
         name: The snapshot.
@@ -260,7 +266,7 @@ class SnapshotEvent:
         at_s: Seconds of the run.
         step: Its step.
         num_bytes: Its size; None if it is not known.
-        seconds: How long it took to write.
+        seconds: Time that writing it took.
         trigger: Why it was taken.
         reason: Why it was rejected, or failed.
     """
@@ -294,15 +300,15 @@ class Pause:
 
 @dataclass
 class RunHistory:
-    """What happened to a run, the oldest first.
+    """The history of a run, the oldest first.
 
     Attributes:
         launches: Launches.
         generations: Generations by number.
         stops: Ends of generations, and of launches that could not go on.
         failures: `worker.failed` records, each of the first worker that failed in its generation.
-        snapshots: What became of snapshots.
-        node_events: What happened to nodes and on them: seconds of the run, and the record.
+        snapshots: Snapshots that were committed, rejected or not written.
+        node_events: Records about nodes, and failures on them, each with its seconds of the run.
         pauses: Between launches.
         nodes: Nodes of the newest launch, by name.
         group: The generation that was formed last.
@@ -312,18 +318,18 @@ class RunHistory:
         is_recovering: Something failed, and no step was finished since.
         began: Unix time of the first event.
         updated: Unix time of the last event.
-        seconds: Of the run, without the pauses between launches.
+        seconds: Duration of the run, without the pauses between launches.
         generation: Number of the newest generation that an event names.
         step: Finished steps, as far as events of training tell.
         steps: Steps of the whole training, once known.
-        samples: Of the training data, once known.
-        parameters: Of the model, once known.
-        workers: Of the newest generation.
+        samples: Samples of the training data, once known.
+        parameters: Parameters of the model, once known.
+        workers: Workers of the newest generation.
         script: The script that the run is, once it was started.
         snapshot: The newest committed snapshot.
-        failed: How many generations failed.
-        restarts: After how many failures training went on.
-        survived: After how many failures a step was finished.
+        failed: Number of generations that failed.
+        restarts: Number of failures after which training resumed.
+        survived: Number of failures after which a step was finished.
         budget_left: Restarts left; None: no failure was counted yet.
         is_budget_spent: The newest launch ended with no restart left.
         has_stopped: A generation of the newest launch ended.
@@ -333,7 +339,7 @@ class RunHistory:
         began_anew: The newest `script.began_anew` record, unless a step was told since.
         standbys: By node, its standby workers beside the newest generation, or why it has none any more.
         standbys_seen: The newest of them that were ready.
-        compilation: What torch.compile takes.
+        compilation: Costs of torch.compile.
     """
 
     launches: list[Launch] = field(default_factory=list)
@@ -469,7 +475,9 @@ class RunHistory:
         pid = int_of(event, "pid") or None
         self.launches.append(Launch(int_of(event, "launch"), at, pid, event.get("resume_command")))
         self.standbys.clear()
-        self.nodes.clear()
+        for node in self.nodes.values():
+            node.leave()
+        self.nodes = {}
         self.is_training = self.has_stopped = self.is_budget_spent = False
 
     def _run_ended(self, event: Record, at: float | None) -> None:
@@ -493,16 +501,19 @@ class RunHistory:
         # Its workers were the standbys.
         self.standbys = {node: s for node, s in self.standbys.items() if not s.pids}
         members = event.get("members")
-        present = (name for name, node in self.nodes.items() if not node.gone)
+        present = [node for node in self.nodes.values() if not node.gone]
         group = self.group = self._named(event)
         group.reason, group.world_size = text_of(event, "reason"), self.workers
-        group.members = tuple(map(str, members)) if isinstance(members, list | tuple) else tuple(present)
+        if isinstance(members, list | tuple):
+            present = [self.nodes.get(name, Node(name)) for name in map(str, members)]
+        group.members = tuple(present)
         group.began_s, group.first_step_s, group.ended_s = self.seconds, None, None
-        first, ranks = 0, {}
-        for name in group.members:
-            ranks[name] = first
-            first += self.nodes[name].nproc if name in self.nodes else 0
-        self.nodes = {name: replace(node, first_rank=ranks.get(name)) for name, node in self.nodes.items()}
+        for node in self.nodes.values():
+            node.first_rank = None
+        first = 0
+        for node in group.members:
+            node.first_rank = first
+            first += node.nproc
 
     def _generation_ended(self, event: Record, at: float | None) -> None:
         stop = Stop.of(event, at, str(event.get("reason")), self._worker or self._node, self._hang)
@@ -534,16 +545,20 @@ class RunHistory:
         self._end_training(event, at)
 
     def _node_joined(self, event: Record, at: float | None) -> None:
-        self.nodes[str(event.get("node"))] = Node(int_of(event, "nproc"), str(event.get("host") or ""))
+        name = str(event.get("node"))
+        if (before := self.nodes.get(name)) is not None:
+            before.leave()
+        self.nodes[name] = Node(name, int_of(event, "nproc"), str(event.get("host") or ""))
         self.node_events.append((self.seconds, event))
 
     def _node_gone(self, event: Record, at: float | None) -> None:
-        node = str(event.get("node"))
-        self.nodes[node] = replace(self.nodes.get(node, Node()), gone=GONE[event["event"]], gone_at=at or 0.0)
+        name = str(event.get("node"))
+        node = self.nodes.setdefault(name, Node(name))
+        node.gone, node.gone_at = GONE[event["event"]], at or 0.0
         self.node_events.append((self.seconds, event))
         if event["event"] == events.NODE_LOST:
             self._node, self.is_recovering = event, True
-            if self.nodes[node].first_rank is not None:
+            if node.first_rank is not None:
                 self._end_training(event, at)
 
     def _agent_restarted(self, event: Record, at: float | None) -> None:

@@ -1,4 +1,4 @@
-"""What went wrong in a run, and what became of it."""
+"""The failures of a run, what followed from them, and its warnings about data and restarts."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from elasticflow import events
 from elasticflow.observe.history import RunHistory
 from elasticflow.observe.narrator import RunNarrator
 from elasticflow.observe.run_board import LABEL_WIDTH, TEXT_COLUMN, TIME_WIDTH, RunBoard
-from elasticflow.observe.terminal.colours import wants_colour
+from elasticflow.observe.terminal.colours import can_redraw, wants_colour
 from elasticflow.observe.terminal.formats import elapsed, plural
 from elasticflow.observe.terminal.screen import Screen
 from elasticflow.protocol import run_files
@@ -77,8 +77,7 @@ class LiveView:
     @classmethod
     def on(cls, stream: TextIO, environment: Mapping[str, str], folder: str | None = None) -> LiveView:
         """Return a view that suits *stream*: TERM=dumb means no redrawing."""
-        tty = stream.isatty() and environment.get("TERM", "dumb") != "dumb"
-        # A terminal without TERM is taken for a dumb one.
+        tty = can_redraw(stream, environment)
         colour = wants_colour(stream, {"TERM": "dumb", **environment})
         return cls(stream, tty=tty, colour=colour, folder=folder)
 

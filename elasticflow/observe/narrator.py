@@ -33,10 +33,10 @@ SNAPSHOT_LINE_EVERY_S = 10.0
 
 
 class RunNarrator:
-    """Turns records into lines: an event is told before the history takes it, so that what was before can be said.
+    """Turns records into lines; each event comes before the history takes it, so that a line can say what changed.
 
     Args:
-        history: What happened before; takes each event once it was told.
+        history: The events before; takes each event after its line was made.
         folder: The run folder as it is to be shown.
     """
 
@@ -294,11 +294,9 @@ class RunNarrator:
         return Line("order", text, symbol="note", tone="plain")
 
     def _parameters_grouped(self, record: Record) -> Line | None:
-        text, before = (
-            groups_in_words(record.get("groups")),
-            self._history.last.get(events.PARAMETERS_GROUPED),
-        )
-        if not text or (before is not None and text == groups_in_words(before.get("groups"))):
+        text = groups_in_words(record.get("groups"))
+        before = self._history.last.get(events.PARAMETERS_GROUPED, {})
+        if text == groups_in_words(before.get("groups")):
             return None
         return Line("parameters", text, symbol="note", tone="plain")
 

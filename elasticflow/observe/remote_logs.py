@@ -7,17 +7,15 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elasticflow import events
 from elasticflow.launcher.remote_files.requests import Request, copies_in, put_request
-from elasticflow.observe.records import read
+from elasticflow.observe.history import RunHistory
 from elasticflow.observe.status import read_status
 from elasticflow.observe.worker_logs import generations
-from elasticflow.system.records import int_of, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
+    from elasticflow.observe.history import Node
     from elasticflow.run_folder import RunFolder
 
 # Seconds that the run has to answer in: longer than its nodes have.
@@ -25,22 +23,6 @@ _PATIENCE_S = 10.0
 _POLL_S = 0.02
 # As supervisors call the nodes of their own machine.
 _OWN_NODE = re.compile(r"n\d+")
-
-
-@dataclass
-class _Node:
-    """A node of a launch."""
-
-    name: str
-    host: str
-    nproc: int
-    is_gone: bool = False
-    is_lost: bool = False
-
-    @property
-    def is_other(self) -> bool:
-        """Whether it is on another machine than the supervisor."""
-        return _OWN_NODE.fullmatch(self.name) is None
 
 
 @dataclass(frozen=True)
@@ -102,7 +84,7 @@ def fetch(folder: RunFolder, generation: int | None = None, *, logged: bool = Fa
 def ask(folder: RunFolder, generation: int | None = None, *, logged: bool = False) -> Path | None:
     """Do as `fetch` without waiting; return the file that is gone once the answer is there, None where nobody is asked."""
     members = _members(folder)
-    can_answer = any(node.is_other and not node.is_gone for nodes in members.values() for node in nodes)
+    can_answer = any(_is_other(node) and not _is_gone(node) for nodes in members.values() for node in nodes)
     if not can_answer:
         return None
     return put_request(folder, Request(generation or max(members), logged))
@@ -118,45 +100,34 @@ def missing(folder: RunFolder, generation: int | None = None) -> list[Elsewhere]
         ranks = range(first, first + node.nproc)
         first += node.nproc
         # A worker of this machine that has not begun has no log, either.
-        if not node.is_other:
+        if not _is_other(node):
             continue
         absent = tuple(rank for rank in ranks if not any(logs.glob(f"rank{rank}.*")))
         here = [(rank, path) for rank in ranks for path in logs.glob(f"rank{rank}.*")]
         sent = {rank for rank, path in here if path.relative_to(folder.path).as_posix() in copies}
+        where = node.name, node.host or "?", _is_gone(node)
         if absent:
-            found.append(Elsewhere(number, absent, node.name, node.host, node.is_gone))
-        if node.is_lost and sent:
-            found.append(Elsewhere(number, tuple(sorted(sent)), node.name, node.host, node.is_gone, True))
+            found.append(Elsewhere(number, absent, *where))
+        if node.gone == "lost" and sent:
+            found.append(Elsewhere(number, tuple(sorted(sent)), *where, is_partly_here=True))
     return found
 
 
-def _members(folder: RunFolder) -> dict[int, list[_Node]]:
+def _members(folder: RunFolder) -> dict[int, tuple[Node, ...]]:
     """Return the nodes of each generation, in rank order."""
-    nodes: dict[str, _Node] = {}
-    members: dict[int, list[_Node]] = {}
-    for record in read(folder.events):
-        name = text_of(record, "node") or ""
-        match record.get("event"):
-            case events.RUN_STARTED:
-                _let_go(nodes.values())
-                nodes = {}
-            case events.NODE_JOINED:
-                _let_go([nodes[name]] if name in nodes else [])
-                nodes[name] = _Node(name, text_of(record, "host") or "?", int_of(record, "nproc"))
-            case events.NODE_LOST | events.NODE_LEFT if name in nodes:
-                nodes[name].is_lost = record.get("event") == events.NODE_LOST
-                _let_go([nodes.pop(name)])
-            case events.GENERATION_STARTED:
-                given = record.get("members")
-                texts = given if isinstance(given, list) else []
-                members[int_of(record, "generation")] = [nodes[text] for text in texts if text in nodes]
-            case _:
-                pass
+    history = RunHistory.read(folder)
     if read_status(folder).status != "running":
-        _let_go(nodes.values())
-    return members
+        for node in history.nodes.values():
+            node.leave()
+    groups = history.generations.values()
+    return {group.number: group.members for group in groups if group.began_s is not None}
 
 
-def _let_go(nodes: Iterable[_Node]) -> None:
-    for node in nodes:
-        node.is_gone = True
+def _is_other(node: Node) -> bool:
+    """Return whether a node is on another machine than the supervisor."""
+    return _OWN_NODE.fullmatch(node.name) is None
+
+
+def _is_gone(node: Node) -> bool:
+    """Return whether a node cannot be asked; one that is excluded can."""
+    return node.gone in {"lost", "left"}

@@ -1,4 +1,4 @@
-"""What stands below the lines about a run that goes on: how far it is, its group, its newest snapshot, its nodes."""
+"""The rows below the lines about a run: progress, the worker group, the newest snapshot, the nodes."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _DIM, _DONE, _LOST = "2", "36", "31"
 
 
 class RunBoard:
-    """Says what is true now of a run.
+    """The present state of a run in a few rows.
 
     Args:
-        history: What happened so far; the board is told of each event after the history has taken it.
+        history: The events so far; the board gets each event after the history has taken it.
     """
 
     def __init__(self, history: RunHistory) -> None:
@@ -83,10 +83,10 @@ class RunBoard:
             for node, activity in self._activities.items()
             if not history.is_training or self._takes_part(node)
         }
-        awaited = awaited_of(taking_part, has_stepped=self._history.is_training)
+        awaited = awaited_of(taking_part, has_stepped=history.is_training)
         if awaited is None or (doing is not None and awaited.label in {"training", "leaving"}):
             return doing
-        if awaited.label == "training" and self._history.is_training and at - awaited.since < _LONG_STEP_S:
+        if awaited.label == "training" and history.is_training and at - awaited.since < _LONG_STEP_S:
             return None
         return awaited
 
@@ -95,16 +95,12 @@ class RunBoard:
         record = self._step
         if record is None or not self._history.is_training:
             return []
-        step = int_of(record, "step")
-        count = (
-            f"step {step}"
-            if self._history.steps is None
-            else f"step {step:>{len(str(self._history.steps))}}/{self._history.steps}"
-        )
-        if share and self._history.steps:
-            count += f" ({100 * step // self._history.steps} %)"
+        step, steps = int_of(record, "step"), self._history.steps
+        count = f"step {step}" if steps is None else f"step {step:>{len(str(steps))}}/{steps}"
+        if share and steps:
+            count += f" ({100 * step // steps} %)"
         parts = [count, f"loss {number(record.get('loss'))}"]
-        left = None if self._history.steps is None else self._pace.seconds_left(step, self._history.steps)
+        left = None if steps is None else self._pace.seconds_left(step, steps)
         parts += [] if left is None else [f"{elapsed(left).split('.')[0]} left"]
         per_s = self._pace.samples_per_s
         parts += [] if per_s is None else [f"{per_s:,.0f} samples/s"]
@@ -199,7 +195,7 @@ class RunBoard:
         nodes = self._history.nodes.items()
         lanes = {name: node for name, node in nodes if not node.gone or at - node.gone_at < _GONE_S}
         for name in self._activities:
-            lanes.setdefault(name, Node())
+            lanes.setdefault(name, Node(name))
         if len(lanes) < 2:
             return []
         most = max(1, room // 2 - 1)

@@ -40,25 +40,25 @@ class RunState:
     """The state of a run as its supervisor last wrote it; what the file lacks, or holds in an odd form, has its default.
 
     Attributes:
-        status: How it stands; None if that is not known. A supervisor that was killed leaves `running`.
+        status: Running, or the way it ended; None if that is not known. A supervisor that was killed leaves `running`.
         launch: Number of the newest launch; 0 when none was written.
         generation: Number of the newest worker group; 0 when there was none.
         step: Last finished step.
         steps: Steps of the whole training, once known.
-        loss: Of the last step.
-        restarts: In the newest launch.
-        workers: Of the newest group, whether it runs or not.
+        loss: Loss of the last step.
+        restarts: Restarts in the newest launch.
+        workers: Workers of the newest group, whether it runs or not.
         snapshot: Name of the newest committed snapshot.
         script: The user's script, for `[script]` jobs; else None.
-        resume_command: What goes on with the run, where that is not `elasticflow resume`.
+        resume_command: The command that resumes the run, where that is not `elasticflow resume`.
         held: Newest step that all workers hold in their node's memory; it lives no longer than the launch.
         launched: Unix time at which the newest launch began.
         updated: Unix time of the last sign of life.
         pid: The supervisor's process id.
-        verdict: How the newest launch ended.
+        verdict: The record of the newest launch's end.
         epochs: Passes over the data in all, if the job says them.
         budget_left: Restarts left in the budget; None where the run does not say.
-        activities: What each node has been at for longer than a moment (`protocol/display.py`).
+        activities: By node, the activity that has lasted for longer than a moment (`protocol/display.py`).
         durations: Seconds of all launches by what went on; they add up to the run's time; empty if not known.
         launch_durations: The newest launch's.
     """

@@ -1,4 +1,4 @@
-"""How a run is doing, read from its folder alone."""
+"""The state of a run, read from its folder alone."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus(RunState):
-    """A run's state now: what of its supervisor's record holds, and what its other files say.
+    """A run's state now: the supervisor's record as far as it still holds, and facts of the other files.
 
     While it is not running it has no workers, nothing is held in memory, and no supervisor has a process id.
 
     Attributes:
-        status: Whether it runs, or how it ended; one whose supervisor vanished is interrupted.
+        status: Running, or the way it ended; a run whose supervisor vanished is interrupted.
         folder: The run folder.
-        scalars: What the job's own step returned beside the loss in the last step, by name; None: not finite.
+        scalars: Values that the job's own step returned beside the loss in the last step, by name; None: not finite.
         grad_norm: Norm of the last step's gradient, or by the name of each of several optimizers; None: not logged.
         counted_per_s: Items per second in the last step, by what they are: `{"tokens": 51200.0}`.
         mfu: Share of the devices' peak that the last step made use of; None: not measured.
-        doing: What it has been at for longer than a moment, while it runs.
+        doing: The activity that has lasted for longer than a moment, while it runs.
         evaluation: The newest metrics over the evaluation set.
         evaluated_step: The step of these metrics.
         weights: The weights that they are of: "ema", the averaged, or "raw", or by evaluation set where that differs; None
@@ -48,11 +48,11 @@ class RunStatus(RunState):
         best: The best value of the metric that `evaluation.best` names.
         samples_per_s: Speed over the last steps.
         seconds_left: To the end of training at that speed, while the run is running.
-        standbys: Of each node, while the run is running.
-        compilation: What torch.compile takes; None: the run compiles nothing.
+        standbys: Standby workers of each node, while the run is running.
+        compilation: Costs of torch.compile; None: the run compiles nothing.
         started: Unix time at which the run's first launch began.
         failure: The newest `worker.failed` event of a run that failed.
-        lost: How its supervisor ended, if it could not say so.
+        lost: The end of its supervisor, if that could not say so.
     """
 
     status: Status

@@ -1,4 +1,4 @@
-"""When what happened: nodes as lanes, generations in them, and marks, over time without the pauses between launches."""
+"""The time of a run as lanes: one for each node, with generations and marks, without the pauses between launches."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Lane:
 
     @property
     def troubles(self) -> int:
-        """How often it was lost, excluded, or the node of a worker that failed."""
+        """Number of times that it was lost or excluded, or that a worker failed on it."""
         return sum(mark.tone == "bad" for mark in self.marks)
 
     @property
@@ -109,7 +109,7 @@ class Timeline:
                 lane(str(event.get("node") or default)).marks.append(_node_mark(at, event))
         for generation in history.generations.values():
             for node in generation.members:
-                lane(node).spans += _spans(generation, history.seconds)
+                lane(node.name).spans += _spans(generation, history.seconds)
         timeline.lanes = list(lanes.values())
         timeline.snapshots = [_snapshot_mark(each) for each in history.snapshots if each.at is not None]
         return timeline

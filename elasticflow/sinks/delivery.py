@@ -2,26 +2,79 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from elasticflow.sinks.reader import Reader
-from elasticflow.sinks.record import SinkRecord, read_record, write_record
+from elasticflow.sinks.reader import Position, Reader
 from elasticflow.sinks.sink import SinkError, takes_events
+from elasticflow.system import atomic_files, records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from elasticflow.events import EventRecord
     from elasticflow.run_folder import RunFolder
-    from elasticflow.sinks.reader import Position
-    from elasticflow.sinks.sink import Options, RunFacts, Sink
+    from elasticflow.sinks.sink import Options, Remembered, RunFacts, Sink
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _PAUSE_AT_END_S = 0.5
 _LONGEST_TEXT = 300
+# Of a run folder: what is kept of each sink.
+_FOLDER = "sinks"
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class SinkRecord:
+    """The progress of a sink.
+
+    Attributes:
+        position: All before it has been delivered.
+        remembered: Values that the sink asked to find again (`Sink.remember`).
+    """
+
+    position: Position = field(default_factory=Position)
+    remembered: Remembered = field(default_factory=dict)
+
+
+def record_path(folder: RunFolder, name: str) -> Path:
+    """Return where the record of the sink *name* is."""
+    return folder.path / _FOLDER / f"{name}.json"
+
+
+def read_record(folder: RunFolder, name: str, options: Options) -> SinkRecord:
+    """Return the record of a sink; the beginning if there is none, if it is damaged, or if its options were others.
+
+    A sink with other options is another place, to which nothing was sent yet.
+    """
+    values = records.read(record_path(folder, name))
+    if not isinstance(values, dict) or values.get("format") != _FORMAT or values.get("options") != options:
+        return SinkRecord()
+    remembered = values.get("remembered")
+    return SinkRecord(
+        Position.from_json(values.get("position")), remembered if isinstance(remembered, dict) else {}
+    )
+
+
+def write_record(folder: RunFolder, name: str, options: Options, record: SinkRecord) -> None:
+    """Replace the record of a sink; it is on the disk afterwards.
+
+    Raises:
+        OSError: it cannot be written; the old one stands.
+    """
+    values: dict[str, Any] = {
+        "format": _FORMAT,
+        "sink": name,
+        "options": options,
+        "remembered": record.remembered,
+        "position": record.position.to_json(),
+    }
+    atomic_files.write(record_path(folder, name), [json.dumps(values).encode(), b"\n"])
 
 
 class Report(Protocol):

@@ -39,7 +39,7 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 
 def is_own_code(path: str) -> bool:
-    """Whether the file at *path* is the user's own: neither a library's, nor elasticflow's, nor a generated entry point."""
+    """Return whether the file at *path* is the user's own: neither a library's, nor elasticflow's, nor a generated entry point."""
     if path.startswith(("<", _PACKAGE, *_LIBRARIES)):
         return False
     return not any(part in path for part in (*_INSTALLED, _ENTRY_POINT))

@@ -39,8 +39,9 @@ def test_a_line_that_is_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
         while "verifying" not in out.getvalue():
             time.sleep(0.02)
             meter(500)
-    assert out.getvalue().startswith("\x1b[?25lverifying  500 bytes of 1.0 kB (50 %)")
-    assert out.getvalue().endswith("\x1b[?25h\r\x1b[1A\x1b[2K"), "the cursor is back, and the line is gone"
+    assert out.getvalue().startswith("\rverifying  500 bytes of 1.0 kB (50 %)")
+    assert out.getvalue().endswith("\r\x1b[J"), "the line is gone"
+    assert "\x1b[?25l" not in out.getvalue(), "a command that is killed leaves the cursor as it was"
 
 
 def test_a_table_is_neither_cut_nor_interpreted() -> None:

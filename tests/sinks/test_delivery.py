@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from elasticflow import events
 from elasticflow.sinks import delivery as the_delivery
-from elasticflow.sinks.delivery import Delivery
-from elasticflow.sinks.record import record_path
+from elasticflow.sinks.delivery import Delivery, record_path
 from elasticflow.sinks.sink import SinkError
 from tests.sinks.runs import Collecting, Remote, Written, event_line, losses, step_line
 

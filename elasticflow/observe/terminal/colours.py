@@ -1,4 +1,4 @@
-"""What a stream takes: colours, by the one policy of all commands, and signs beyond ASCII."""
+"""Abilities of a stream: colours, by the one policy of all commands, signs beyond ASCII, lines drawn in place."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ def wants_colour(stream: TextIO, environment: Mapping[str, str]) -> bool:
     """Return whether *stream* gets colours."""
     choice = colour_choice(environment)
     return stream.isatty() if choice is None else choice
+
+
+def can_redraw(stream: TextIO, environment: Mapping[str, str]) -> bool:
+    """Return whether lines of *stream* can be drawn anew in place; a terminal without TERM is taken for a dumb one."""
+    return stream.isatty() and environment.get("TERM", "dumb") != "dumb"
 
 
 def speaks_utf8(stream: TextIO) -> bool:

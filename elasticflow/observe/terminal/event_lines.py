@@ -35,7 +35,7 @@ class Line:
         text: The rest of the line.
         more: Lines that follow it, under the text.
         symbol: The kind of thing that happened.
-        tone: How it is coloured.
+        tone: The colour of the line.
         quote: Somebody else's text (a traceback), shown as it is.
         seconds: Seconds since the launch began, or None.
     """

@@ -1,7 +1,8 @@
 """A person's screen: lines that scroll, and below them, on a terminal, a few rows that are drawn anew in place.
 
 Not by rich.live, which hides the cursor (a killed supervisor would leave it hidden), ends the process when nobody
-reads the pipe any more (the run must go on), and breaks or cuts long words (paths and commands are copied).
+reads the pipe any more (the run must go on), breaks or cuts long words (paths and commands are copied), and leaves
+pieces of rows behind once a terminal that got narrower has wrapped them.
 """
 
 from __future__ import annotations

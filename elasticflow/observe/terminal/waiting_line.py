@@ -1,4 +1,4 @@
-"""What a command waits for, with the seconds that it takes: drawn in place on a terminal, now and then a line elsewhere."""
+"""A line about what a command waits for, with the seconds that have passed: drawn in place on a terminal, now and then a line elsewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Self, TextIO
 
 from elasticflow.observe.terminal.activities import whole_seconds
-from elasticflow.observe.terminal.colours import wants_colour
+from elasticflow.observe.terminal.colours import can_redraw, wants_colour
 from elasticflow.observe.terminal.screen import Part, Screen
 
 if TYPE_CHECKING:
@@ -28,8 +28,9 @@ class WaitingLine:
     def __init__(
         self, stream: TextIO, environment: Mapping[str, str], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        tty = stream.isatty() and environment.get("TERM", "dumb") != "dumb"
-        self._screen = Screen(stream, tty=tty, colour=wants_colour(stream, environment))
+        self._screen = Screen(
+            stream, tty=can_redraw(stream, environment), colour=wants_colour(stream, environment)
+        )
         self._clock = clock
         self._label, self._what = "", ""
         self._began = self._since = clock()

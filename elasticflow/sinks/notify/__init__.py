@@ -1,1 +1,1 @@
-"""Who is told what becomes of a run: a webhook, a command."""
+"""Messages about the moments of a run, to a webhook or a command: the sink of `[notify]`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from elasticflow import errors, events
 from elasticflow.observe.history import RunHistory
@@ -15,7 +15,6 @@ from elasticflow.sinks.reader import Position, Reader
 from elasticflow.system.records import float_of, int_of, printable_in, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
     from elasticflow.events import EventRecord
@@ -39,17 +38,17 @@ class Moment:
     """Something that somebody is told.
 
     Attributes:
-        name: What kind of moment it is; None: none, a message is tried out.
+        name: Its kind; None: none, a message is tried out.
         at: When it was, RFC 3339.
-        sentence: What happened, in words that go on after the run's name: `failed after step 7: ...`.
+        sentence: Words that follow the run's name: `failed after step 7: ...`.
         next: The command to type next; None if there is nothing to do.
         step: Finished steps.
         steps: Steps of the whole training, where they are known.
         measured: The newest measures by then: `loss`, and the metrics of the evaluation.
         restarts_left: Restarts left; None where no failure was counted yet.
-        restart_budget: Of how many.
+        restart_budget: Restarts in all.
         error: The root cause of the failure that it is about.
-        exit_code: Of the command, where the launch ended.
+        exit_code: Exit code of the command, where the launch ended.
     """
 
     name: MomentName | None
@@ -135,7 +134,7 @@ class Moments:
         return Moment(
             name,
             at=str(record.get("timestamp")),
-            sentence=_SENTENCES[name](record, cause, _Budget(history.budget_left, self._budget)),
+            sentence=_sentence(name, record, cause, history.budget_left, self._budget),
             next=f"elasticflow {_NEXT[name]} {self._folder.run_id}",
             step=int_of(record, "step") or (stop.step if stop is not None else history.step or 0),
             steps=history.steps,
@@ -175,31 +174,40 @@ def _exit_code(name: MomentName, record: Record, history: RunHistory) -> int | N
             return None
 
 
-class _Budget(NamedTuple):
-    left: int | None
-    whole: int
+def _sentence(name: MomentName, record: Record, cause: str | None, left: int | None, budget: int) -> str:
+    match name:
+        case "finished":
+            return _finished(record)
+        case "failed":
+            return _failed(record, cause)
+        case "interrupted":
+            return _interrupted(record)
+        case "first_restart":
+            return _restarted(record, cause)
+        case "budget_low":
+            return _low(cause, left, budget)
 
 
-def _restarted(record: Record, cause: str | None, _: _Budget) -> str:
+def _restarted(record: Record, cause: str | None) -> str:
     back = span(float_of(record, "seconds_since_failure") or 0)
     return f"goes on after its first failure ({cause}): step {record.get('step')} was done {back} later"
 
 
-def _low(_: Record, cause: str | None, budget: _Budget) -> str:
+def _low(cause: str | None, left: int | None, budget: int) -> str:
     last = "" if cause is None else f". The last failure: {cause}"
-    if not budget.left:
-        return f"has no restart left of {budget.whole}: the next failure ends it{last}"
-    return f"has {plural(budget.left, 'restart')} left of {budget.whole}{last}"
+    if not left:
+        return f"has no restart left of {budget}: the next failure ends it{last}"
+    return f"has {plural(left, 'restart')} left of {budget}{last}"
 
 
-def _failed(record: Record, cause: str | None, _: _Budget) -> str:
+def _failed(record: Record, cause: str | None) -> str:
     step, why = int_of(record, "step"), text_of(record, "why")
     after = f"after step {step}" if step else "before its first step"
     words = f"failed {after}: {cause or record.get('error') or record.get('class')}"
     return f"{words} ({why})" if why else words
 
 
-def _interrupted(record: Record, _: str | None, __: _Budget) -> str:
+def _interrupted(record: Record) -> str:
     step = int_of(record, "step")
     words = f"was interrupted {f'after step {step}' if step else 'before its first step'}"
     if record.get("reason"):
@@ -209,7 +217,7 @@ def _interrupted(record: Record, _: str | None, __: _Budget) -> str:
     return f"{words}; it can go on from step {int_of(record, 'goes_on_from')}"
 
 
-def _finished(record: Record, _: str | None, __: _Budget) -> str:
+def _finished(record: Record) -> str:
     words = f"finished with {plural(int_of(record, 'step'), 'step')}"
     if restarts := int_of(record, "restarts"):
         words += f" and {plural(restarts, 'restart')}"
@@ -217,15 +225,6 @@ def _finished(record: Record, _: str | None, __: _Budget) -> str:
         words += f" ({record['stopped']})"
     parts = parts_of(record.get("run_durations")) or parts_of(record.get("durations"))
     return f"{words}, in {took(parts).partition(':')[0]}" if parts else words
-
-
-_SENTENCES: dict[MomentName, Callable[[Record, str | None, _Budget], str]] = {
-    "finished": _finished,
-    "failed": _failed,
-    "interrupted": _interrupted,
-    "first_restart": _restarted,
-    "budget_low": _low,
-}
 
 
 def _measured(folder: RunFolder, step: int) -> dict[str, Any]:
