@@ -40,8 +40,22 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.tables.types import CollateTable
 
 _OF_DATA = "dataset: OpenedDataset"
-# Of the functions themselves.
-_VARIABLES = ("inputs", "targets", "shard", "shards")
+# Of the functions themselves: what they import has other names.
+_VARIABLES = (
+    *(
+        "model",
+        "batch",
+        "inputs",
+        "targets",
+        "optimizer",
+        "optimizers",
+        "dataset",
+        "worker",
+        "shard",
+        "shards",
+    ),
+    *("training_step", "build_parameter_groups"),
+)
 
 
 @dataclass(frozen=True)
@@ -102,7 +116,7 @@ def functions_of(job: Job, forms: CallForms, taken: Iterable[str]) -> dict[str, 
     Args:
         job: The job.
         forms: How its factories are called.
-        taken: Names that mean something in train.py.
+        taken: Names that the functions find outside of themselves.
 
     Raises:
         JobRefusedError: an argument has no Python literal.

@@ -76,6 +76,8 @@ def build(report: Report, code: EntryPoint) -> Trained:
         def build() -> Any:
             try:
                 return code.call(function, **known)
+            except JobKeyError:
+                raise
             except StateError as error:  # of what was made of it
                 report.refuse("result", f"{key.rpartition('.')[0]}.entry", error)
 
