@@ -149,6 +149,36 @@ JOINED = (
     'collate = { entry = "shop:Joined", args = { dim = 0 } }\nglobal_batch_size = 8',
 )
 
+STUCK = """\
+class Stuck(torch.optim.SGD):
+    def step(self, closure=None):
+        raise RuntimeError("stuck")
+
+
+def digits():
+"""
+FALLING = """\
+class Falling(torch.optim.lr_scheduler.LRScheduler):
+    def get_lr(self):
+        return [1 / (1 - self.last_epoch)]
+
+
+def digits():
+"""
+INCLUDED = """\
+class Level:
+    def state_dict(self):
+        return {"level": torch.ones(2)}
+
+    def load_state_dict(self, state):
+        pass
+
+
+level = Level()
+
+
+def digits():
+"""
 HALF = """\
 def half():
     return [Digits()[index] for index in range(25, 50)]
@@ -351,6 +381,31 @@ PROJECTS = {
         'args = { width = { entry = "shop:twice", args = { cells = 4 } } }\nloss = "torch.nn.functional:cross_entropy"\n\n[optimizer]\nentry = "shop:Net.make_optimizer"', None, deep_step=True,
     ),
     "object_raises": Project("width = 8", 'width = { entry = "builtins:int", args = { x = 8 } }', ("EF502", "args = { width", "building the model raises TypeError"), deep_step=True),
+    "metrics_cannot_be_made": Project(
+        "def accuracy(", "def close(outputs, targets, by):\n    return 1.0\n\n\ndef accuracy(", ("EF502", "metrics = {", "making evaluation.metrics raises TypeError"), deep_step=True,
+        job=('{ accuracy = "shop:accuracy" }', '{ near = { entry = "shop:close", args = { by = { entry = "builtins:int", args = { x = 8 } } } } }'),
+    ),
+    "optimizer_cannot_step": Project("def digits():\n", STUCK, ("EF508", 'entry = "shop:Stuck"', "a step of the optimizer raises RuntimeError: stuck"), deep_step=True, job=('entry = "torch.optim:AdamW"', 'entry = "shop:Stuck"')),
+    "schedule_cannot_step": Project(
+        "def digits():\n", FALLING, ("EF508", 'entry = "shop:Falling"', "a step of the schedule raises ZeroDivisionError"), deep_step=True,
+        job=('entry = "torch.optim.lr_scheduler:CosineAnnealingLR"\nargs = { T_max = 13 }', 'entry = "shop:Falling"'),
+    ),
+    "schedule_is_no_schedule": Project("def digits():\n", "def flat(optimizer):\n    return 1\n\n\ndef digits():\n", ("EF503", 'entry = "shop:flat"', "int"), job=('entry = "torch.optim.lr_scheduler:CosineAnnealingLR"\nargs = { T_max = 13 }', 'entry = "shop:flat"')),
+    "checkpointing_of_nothing": Project("epochs = 2", 'epochs = 2\ngradient_checkpointing = ["blocks.*"]', ("EF503", "gradient_checkpointing = [", 'no module of the Net has a name like "blocks.*"')),
+    "checkpointing": Project("epochs = 2", 'epochs = 2\ngradient_checkpointing = ["inner"]', None, deep_step=True),
+    "fp16": Project("epochs = 2", 'epochs = 2\nprecision = "fp16"', None, deep_step=True),
+    "several_sets": Project(
+        '[evaluation]\nentry = "shop:digits"\noverlap = "allowed"\nmetrics = { accuracy = "shop:accuracy" }',
+        '[evaluation.val]\nentry = "shop:digits"\noverlap = "allowed"\nmetrics = { accuracy = "shop:accuracy" }\n[evaluation.test]\nentry = "shop:late"',
+        ("EF502", 'entry = "shop:late"', "opening evaluation.test raises FileNotFoundError"), deep_step=True,
+    ),
+    "weights_of_samples": Project("def digits():\n", "def weights(data):\n    return [1.0] * len(data)\n\n\ndef digits():\n", None, job=("global_batch_size = 8", 'sampler = { weights = "shop:weights" }\nglobal_batch_size = 8')),
+    "weights_of_other_samples": Project(
+        "def digits():\n", "def weights(data):\n    return [1.0]\n\n\ndef digits():\n", ("EF503", "sampler = {", "50"), job=("global_batch_size = 8", 'sampler = { weights = "shop:weights" }\nglobal_batch_size = 8')
+    ),
+    "a_mixture": Project('entry = "shop:digits"\nglobal_batch_size = 8', 'mix = [{ entry = "shop:digits", weight = 3 }, { entry = "shop:digits", weight = 1 }]\nglobal_batch_size = 8', None, deep_step=True),
+    "a_mixture_of_nothing": Project('entry = "shop:digits"\nglobal_batch_size = 8', 'mix = [{ entry = "shop:digits" }, { entry = "shop:late" }]\nglobal_batch_size = 8', ("EF502", "mix = [", "opening dataset raises FileNotFoundError")),
+    "included": Project("def digits():\n", INCLUDED, None, deep_step=True, more='\n[snapshots]\ninclude = { level = "shop:level" }\n'),
     "metric_raises": Project("(outputs.argmax(1)", "(outputs.argmax(2)", ("EF508", "metrics = ", "measuring accuracy raises IndexError"), deep_step=True),
 }  # fmt: skip
 

@@ -31,17 +31,37 @@ from elasticflow.jobfile.diagnostics.toml_literals import dotted
 from elasticflow.jobfile.tables.evaluation import path_of_set
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from elasticflow.compiler.entry_point.factory_calls import CallForms
     from elasticflow.jobfile.tables.evaluation import EvaluationTable
     from elasticflow.jobfile.tables.hooks import HookTable
     from elasticflow.jobfile.tables.job import Args, Job
+    from elasticflow.jobfile.tables.training import DatasetTable
     from elasticflow.jobfile.tables.types import CollateTable
 
 _OF_DATA = "dataset: OpenedDataset"
-# Of the functions themselves.
-_VARIABLES = ("inputs", "targets", "shard", "shards")
+_SAMPLERS = {
+    "bucket_by": "samplers.bucket_by_length",
+    "weights": "samplers.draw_by_weight",
+    "balance_by": "samplers.draw_by_class",
+}
+# Of the functions themselves: what they import has other names.
+_VARIABLES = (
+    *(
+        "model",
+        "batch",
+        "inputs",
+        "targets",
+        "optimizer",
+        "optimizers",
+        "dataset",
+        "worker",
+        "shard",
+        "shards",
+    ),
+    *("training_step", "build_parameter_groups"),
+)
 
 
 @dataclass(frozen=True)
@@ -49,24 +69,24 @@ class Function:
     """A function of train.py.
 
     Attributes:
-        key: Of the job file, that it is about.
+        key: The key of the job file that it is about.
         name: Starts its `def` line.
-        parameters: With their annotations; the caller has variables of these names.
-        returns: Annotation of what it returns.
         doc: The docstring, without its full stop.
         value: The code of what it returns; None: it returns nothing.
         imports: What its code imports.
+        parameters: With their annotations; the caller has variables of these names.
+        returns: Annotation of what it returns.
         begins: The random state in which it calls the job's code; None: the caller's.
         first: Lines before its last one.
     """
 
     key: str
     name: str
-    parameters: tuple[str, ...]
-    returns: str
     doc: str
     value: Code | None
     imports: Imports
+    parameters: tuple[str, ...] = ()
+    returns: str = "Any"
     begins: str | None = None
     first: str | None = None
 
@@ -102,7 +122,7 @@ def functions_of(job: Job, forms: CallForms, taken: Iterable[str]) -> dict[str, 
     Args:
         job: The job.
         forms: How its factories are called.
-        taken: Names that mean something in train.py.
+        taken: Names that the functions find outside of themselves.
 
     Raises:
         JobRefusedError: an argument has no Python literal.
@@ -117,55 +137,47 @@ def _functions(job: Job, forms: CallForms, taken: frozenset[str]) -> Iterator[Fu
     yield from _optimizers(job, forms, taken)
     if job.train.ema is not None:
         made = "AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(EMA))  # type: ignore[no-untyped-call]"
-        doc = "Return what averages the weights"
-        yield Function(
-            "train.ema", "build_average", ("model: nn.Module",), "AveragedModel", doc, made, Imports(taken)
-        )
+        doc, parameters = "Return what averages the weights", ("model: nn.Module",)
+        yield Function("train.ema", "build_average", doc, made, Imports(taken), parameters, "AveragedModel")
     for name, table in job.evaluations.items():
         yield from _of_evaluation(name, table, taken)
     if job.hooks is not None and job.hooks.named():
         imports = Imports(taken)
         hooks = {name: _hook(table, imports, name) for name, table in job.hooks.named().items()}
         doc = "Return the hooks, by when they are called"
-        yield Function("hooks", "build_hooks", (), "dict[str, Any]", doc, literal(hooks, "hooks"), imports)
+        yield _by_name("hooks", "build_hooks", doc, hooks, imports)
     if job.snapshots.include:
         imports = Imports(taken)
         included = {name: Name(imports.name_of(entry)) for name, entry in job.snapshots.include.items()}
         doc = "Return what snapshots hold besides"
-        value = literal(included, "snapshots.include")
-        yield Function("snapshots.include", "build_included", (), "dict[str, Any]", doc, value, imports)
+        yield _by_name("snapshots.include", "build_included", doc, included, imports)
+
+
+def _by_name(key: str, name: str, doc: str, values: Mapping[str, Any], imports: Imports) -> Function:
+    return Function(key, name, doc, literal(values, key), imports, returns="dict[str, Any]")
 
 
 def _of_data(job: Job, taken: frozenset[str]) -> Iterator[Function]:
     table, imports = job.dataset, Imports(taken)
     key = "dataset.mix" if table.entry is None else _key("dataset", table.args)
     if table.prepare is not None:
-        doc, own = "Get the data in place", Imports(taken)
+        own = Imports(taken)
         first = flat(factory(own, table.prepare))
-        yield Function("dataset.prepare", "prepare", (), "None", doc, None, own, "data", first)
+        doc = "Get the data in place"
+        yield Function("dataset.prepare", "prepare", doc, None, own, (), "None", "data", first)
     if table.shards is not None:
-        args = {**table.args, "shard": Name("shard"), "shards": Name("shards")}
-        parameters, doc = (
-            ("shard: int", "shards: int"),
+        doc, parameters = (
             "Return what yields the samples of one data shard in order",
+            ("shard: int", "shards: int"),
         )
-        yield Function(
-            key, "build_dataset", parameters, "Any", doc, training_data(table, imports, args), imports
-        )
+        args = {**table.args, "shard": Name("shard"), "shards": Name("shards")}
+        yield Function(key, "build_dataset", doc, training_data(table, imports, args), imports, parameters)
     else:
         made = training_data(table, imports, table.args)
-        yield Function(key, "build_dataset", (), "Any", "Return the training data", made, imports, "data")
-        order = _order(job, own := Imports(taken))
-        if order is not None:
-            doc = "Return the order in which samples are drawn"
-            key = (
-                "dataset.mix"
-                if table.sampler is None or table.mix
-                else f"dataset.sampler.{table.sampler.kind}"
-            )
-            yield Function(key, "build_order", ("worker: Worker", _OF_DATA), "Order", doc, order, own)
+        yield Function(key, "build_dataset", "Return the training data", made, imports, begins="data")
+        yield from _order(table, Imports(taken))
     if table.collate is not None:
-        yield _collate("build_collate", table.collate, "dataset.collate", Imports(taken))
+        yield _collate("build_collate", table.collate, "dataset.collate", Imports(taken), "collate")
 
 
 def _key(table: str, args: Args) -> str:
@@ -173,33 +185,36 @@ def _key(table: str, args: Args) -> str:
     return f"{table}.args" if args else f"{table}.entry"
 
 
-def _order(job: Job, imports: Imports) -> Call | None:
-    """Return what makes the order of samples; None for that of every job that does not say otherwise."""
-    sampler, sets = job.dataset.sampler, job.dataset.mix
-    if sets:
-        weights = [each.weight for each in sets if each.weight is not None]
+def _order(table: DatasetTable, imports: Imports) -> Iterator[Function]:
+    """Yield what makes the order of samples; nothing for that of every job that does not say otherwise."""
+    sampler = table.sampler
+    if table.mix:
+        key, weights = "dataset.mix", [each.weight for each in table.mix if each.weight is not None]
         shares: dict[str, Any] = {"weights": weights} if weights else {}
         if sampler is not None:
             shares = {"temperature": sampler.temperature}
-        return call("samplers.mix", "worker", "dataset", **shares)
-    if sampler is None:
-        return None
-    values = imports.name_of(sampler.values) if ":" in sampler.values else quoted(sampler.values)
-    if sampler.kind == "bucket_by":
-        return call(
-            "samplers.bucket_by_length", "worker", "dataset", values, "GLOBAL_BATCH_SIZE", tail=Name("TAIL")
-        )
-    make = {"weights": "samplers.draw_by_weight", "balance_by": "samplers.draw_by_class"}[sampler.kind]
-    draws = {} if sampler.draws is None else {"draws": sampler.draws}
-    return call(make, "worker", "dataset", values, **draws)
+        made = call("samplers.mix", "worker", "dataset", **shares)
+    elif sampler is None:
+        return
+    else:
+        key = f"dataset.sampler.{sampler.kind}"
+        values = imports.name_of(sampler.values) if ":" in sampler.values else quoted(sampler.values)
+        given = ["worker", "dataset", values]
+        options: dict[str, Any] = {} if sampler.draws is None else {"draws": sampler.draws}
+        if sampler.kind == "bucket_by":
+            given, options = [*given, "GLOBAL_BATCH_SIZE"], {"tail": Name("TAIL")}
+        made = call(_SAMPLERS[sampler.kind], *given, **options)
+    doc = "Return the order in which samples are drawn"
+    yield Function(key, "build_order", doc, made, imports, ("worker: Worker", _OF_DATA), "Order")
 
 
-def _collate(name: str, table: str | CollateTable, where: str, imports: Imports) -> Function:
+def _collate(
+    name: str, table: str | CollateTable, key: str, imports: Imports, begins: str | None = None
+) -> Function:
     doc = "Return what makes a batch of a list of samples"
     if isinstance(table, str):
-        return Function(where, name, (), "Any", doc, imports.name_of(table), imports)
-    begins = None if name != "build_collate" else "collate"
-    return Function(where, name, (), "Any", doc, collator(table, imports, where), imports, begins)
+        return Function(key, name, doc, imports.name_of(table), imports)
+    return Function(key, name, doc, collator(table, imports, key), imports, begins=begins)
 
 
 def _model(job: Job, imports: Imports) -> Function:
@@ -207,11 +222,11 @@ def _model(job: Job, imports: Imports) -> Function:
     doc, globs = "Return the model with its initial weights", job.train.gradient_checkpointing
     key = _key("model", job.model.args)
     if globs is False:
-        return Function(key, "build_model", (), "nn.Module", doc, made, imports, "model")
+        return Function(key, "build_model", doc, made, imports, (), "nn.Module", "model")
     chosen = [literal(globs, "globs")] if isinstance(globs, list) else []
     again = layout(call("checkpoint_activations", "model", *chosen), indent=4)
     first = f"{layout(made, indent=4, before='model = ')}\n{again}".removeprefix("    ")
-    return Function(key, "build_model", (), "nn.Module", doc, "model", imports, "model", first)
+    return Function(key, "build_model", doc, "model", imports, (), "nn.Module", "model", first)
 
 
 def _training_step(job: Job, forms: CallForms, imports: Imports) -> Function:
@@ -241,44 +256,41 @@ def _training_step(job: Job, forms: CallForms, imports: Imports) -> Function:
         value = Call("with_count", (("", value), ("", count)))
     first = "inputs, targets = batch" if job.model.loss else None
     key = "model.loss" if job.model.loss else "model.step"
-    return Function(key, "training_step", parameters, kind, doc, value, imports, first=first)
+    return Function(key, "training_step", doc, value, imports, parameters, kind, first=first)
 
 
 def _optimizers(job: Job, forms: CallForms, taken: frozenset[str]) -> Iterator[Function]:
     table, imports, moves = job.optimizer, Imports(taken), forms.step_moves_optimizers
     given = ["model" if forms.optimizer_takes_model else "model.parameters()"]
     if table.groups:
-        own = Imports(taken)
-        made = parameter_groups(table.groups, own)
-        doc = "Return which parameters have options of their own"
-        groups = Function("optimizer.groups", "build_parameter_groups", (), "list[Group]", doc, made, own)
+        own, doc = Imports(taken), "Return which parameters have options of their own"
+        made: Code = parameter_groups(table.groups, own)
+        groups = Function("optimizer.groups", "build_parameter_groups", doc, made, own, returns="list[Group]")
         yield groups
         imports.needs_data |= own.needs_data
         given = [f"parameter_groups(model, {flat(groups.call())})"]
     if forms.optimizer_is_method:
-        made_optimizer = factory(
-            imports, table.entry, args=table.args, where="optimizer.args", is_method=True
-        )
-    else:
-        made_optimizer = factory(imports, table.entry, *given, args=table.args, where="optimizer.args")
+        given = []
+    key, where, is_method = _key("optimizer", table.args), "optimizer.args", forms.optimizer_is_method
+    made = factory(imports, table.entry, *given, args=table.args, where=where, is_method=is_method)
     kind, doc = ("Any", "Return the optimizers") if moves else ("Optimizer", "Return the optimizer")
-    parameters = ("model: nn.Module",)
-    key = _key("optimizer", table.args)
-    yield Function(key, "build_optimizer", parameters, kind, doc, made_optimizer, imports, "optimizer")
+    yield Function(key, "build_optimizer", doc, made, imports, ("model: nn.Module",), kind, "optimizer")
     if job.lr_scheduler is None:
         return
     entry, args, imports = job.lr_scheduler.entry, job.lr_scheduler.args, Imports(taken)
     name = "optimizers" if moves else "optimizer"
     first = f"optimizer={name}" if forms.schedule_by_name else name
-    schedule = factory(imports, entry, first, args=args, where="scheduler.args")
+    made = factory(imports, entry, first, args=args, where="lr_scheduler.args")
     if forms.schedule_is_timms:
-        schedule = Call("CountedSchedule", (("", schedule),))
+        made = Call("CountedSchedule", (("", made),))
     if moves:
-        schedule = Call("Schedules", (("", schedule),))
-    parameters = (f"{name}: {kind}",)
-    doc = "Return the learning-rate schedule"
-    key = _key("lr_scheduler", job.lr_scheduler.args)
-    yield Function(key, "build_scheduler", parameters, "Any", doc, schedule, imports, "scheduler")
+        made = Call("Schedules", (("", made),))
+    key, doc, parameters = (
+        _key("lr_scheduler", args),
+        "Return the learning-rate schedule",
+        (f"{name}: {kind}",),
+    )
+    yield Function(key, "build_scheduler", doc, made, imports, parameters, begins="scheduler")
 
 
 def of_set(name: str, of: str) -> str:
@@ -290,21 +302,16 @@ def _of_evaluation(name: str, table: EvaluationTable, taken: frozenset[str]) -> 
     key, imports = dotted(path_of_set(name)), Imports(taken)
     made = factory(imports, table.entry, args=table.args, where=f"{key}.args")
     doc = f"Return the data of the evaluation set {name}" if name else "Return the evaluation data"
-    of_factory = _key(key, table.args)
-    yield Function(
-        of_factory, of_set("build_evaluation_dataset", name), (), "Any", doc, made, imports, "data"
-    )
+    build = of_set("build_evaluation_dataset", name)
+    yield Function(_key(key, table.args), build, doc, made, imports, begins="data")
     if table.collate is not None:
-        yield _collate(
-            of_set("build_evaluation_collate", name), table.collate, f"{key}.collate", Imports(taken)
-        )
+        build = of_set("build_evaluation_collate", name)
+        yield _collate(build, table.collate, f"{key}.collate", Imports(taken))
     if table.metrics:
-        own = Imports(taken)
-        where = f"{key}.metrics"
-        metrics = {key: metric(each, f"{where}.{key}", own) for key, each in table.metrics.items()}
-        doc = "Return what is measured, by name"
-        yield Function(
-            where, of_set("build_metrics", name), (), "dict[str, Any]", doc, literal(metrics, where), own
+        imports, where = Imports(taken), f"{key}.metrics"
+        metrics = {name: metric(each, f"{where}.{name}", imports) for name, each in table.metrics.items()}
+        yield _by_name(
+            where, of_set("build_metrics", name), "Return what is measured, by name", metrics, imports
         )
 
 

@@ -48,10 +48,6 @@ class Imports:
             self._names[module, first] = self._free_name(module, first)
         return ".".join([self._names[module, first], *rest])
 
-    def names(self) -> set[str]:
-        """Return the names that mean what is imported."""
-        return set(self._names.values())
-
     def lines(self) -> str | None:
         """Return the import statements as isort orders them, every line but the first with its margin; None without any."""
         standard: list[str] = []

@@ -83,16 +83,14 @@ def template() -> str:
 
 @cache
 def _names() -> frozenset[str]:
-    """Return the names that the template gives a meaning to."""
+    """Return the names that train.py's functions find outside of themselves."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(template())):
+    for node in ast.parse(template()).body:
         match node:
-            case ast.Name():
-                names.add(node.id)
-            case ast.FunctionDef() | ast.alias():
-                names.add(node.name)
-            case ast.arg():
-                names.add(node.arg)
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                names.update(alias.name for alias in aliases)
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.FunctionDef(name=name):
+                names.add(name)
             case _:
                 pass
     return frozenset(names)

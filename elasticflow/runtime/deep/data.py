@@ -52,7 +52,7 @@ class Data:
 
     def __init__(self, report: Report, code: EntryPoint, table: DataTable, *, most: int = 2) -> None:
         self._most, self.num_samples = most, 0
-        self._report, self._code, self._table_of_data, self._table = report, code, table, table.key
+        self._report, self._code, self._table, self._key = report, code, table, table.key
         self._args = code.key_of(table.build)
         self._entry = self._args if self._args == "dataset.mix" else f"{table.key}.entry"
         self.dataset: Any = None
@@ -63,10 +63,10 @@ class Data:
         Raises:
             BrokenError: there is none; why was reported.
         """
-        code, is_training = self._code, self._table_of_data.is_training
+        code, is_training = self._code, self._table.is_training
         if is_training and "SHARDS" in code:
             return self._collated(*self._of_shard(code["SHARDS"]))
-        build = partial(code.call, self._table_of_data.build)
+        build = partial(code.call, self._table.build)
         began = time.monotonic()
         self.dataset = dataset = self._opened(build)
         if is_training:
@@ -95,12 +95,12 @@ class Data:
         def look_up() -> overlap.Overlap:
             return overlap.compare(training.dataset, self.dataset, _OVERLAP_LIMIT_S)
 
-        doing = f"looking up samples of {self._table} in the training data"
+        doing = f"looking up samples of {self._key} in the training data"
         both = self._report.call("sample", self._entry, doing, look_up)
         if both.is_leak:
             remedy = (
                 "split the data once, with the same seed for both parts, or name data that is held back;\n"
-                f'if that is meant, say so with {self._table}.overlap = "allowed"'
+                f'if that is meant, say so with {self._key}.overlap = "allowed"'
             )
             self._report.refuse("overlap", self._entry, DatasetError(both.text(), remedy))
         if both.is_natural:
@@ -131,29 +131,29 @@ class Data:
 
     def _require_samples_that_stay(self, dataset: Any) -> None:
         look = self._report.call(
-            "sample", self._entry, f"reading samples of {self._table} twice", lambda: look_at(dataset)
+            "sample", self._entry, f"reading samples of {self._key} twice", lambda: look_at(dataset)
         )
         if look.unseen:
             self._report.note(
-                f"samples of {self._table} hold {', '.join(look.unseen)}, which cannot be looked into: other data in there "
+                f"samples of {self._key} hold {', '.join(look.unseen)}, which cannot be looked into: other data in there "
                 "is not noticed, unless an attribute `fingerprint` of the dataset tells"
             )
         if look.varying is None:
             return
         if self._code.is_exact:
-            error = varies(self._table, look.varying, "exact mode cannot repeat a step")
+            error = varies(self._key, look.varying, "exact mode cannot repeat a step")
             self._report.problem("other_data", self._entry, error)
         else:
-            error = varies(self._table, look.varying, "what a restart reads again is other data")
+            error = varies(self._key, look.varying, "what a restart reads again is other data")
             self._report.warn("other_data", self._entry, error.message, error.remedy or "")
 
     def _require_the_same_again(self, build: Callable[[], Any]) -> None:
         def marks() -> tuple[str, str]:
             return fingerprint_of(self.dataset), fingerprint_of(build())
 
-        once, again = self._report.call("factory", self._args, f"opening {self._table} again", marks)
+        once, again = self._report.call("factory", self._args, f"opening {self._key} again", marks)
         if once != again:
-            message = f"{self._table}.entry returns other data when it is called again, as every worker and every restart does"
+            message = f"{self._key}.entry returns other data when it is called again, as every worker and every restart does"
             remedy = (
                 "draw from random, numpy's global generator or torch's, which begin in the same state at each call,\n"
                 "or give a generator of your own a seed: default_rng(0), train_test_split(seed=0)"
@@ -161,14 +161,14 @@ class Data:
             self._report.problem("other_data", self._entry, DatasetError(message, remedy))
 
     def _opened(self, build: Callable[[], Any]) -> Any:
-        report, doing = self._report, f"opening {self._table}"
+        report, doing = self._report, f"opening {self._key}"
         if "prepare" not in self._code:
             return report.call("factory", self._args, doing, build)
         report.doing(doing, self._args)
         try:
             return build()
         except Exception as error:
-            why = f"{self._table} cannot be opened here ({type(error).__name__}: {error})"
+            why = f"{self._key} cannot be opened here ({type(error).__name__}: {error})"
             self._unprepared(why)
             raise BrokenError from error
 
@@ -178,12 +178,12 @@ class Data:
         self._report.warn("unknown", self._args, message, remedy)
 
     def _length(self, dataset: Any) -> int:
-        report, code, is_training = self._report, self._code, self._table_of_data.is_training
-        name = "train" if is_training else self._table
+        report, code, is_training = self._report, self._code, self._table.is_training
+        name = "train" if is_training else self._key
         length = report.call(
             "result",
             self._entry,
-            f"counting the samples of {self._table}",
+            f"counting the samples of {self._key}",
             lambda: checked_length(dataset, name, None),
         )
         if not is_training:
@@ -211,7 +211,7 @@ class Data:
                 notes.of_sample(error, dataset, index)
                 raise
 
-        doing = f"reading sample {index} of {self._table}"
+        doing = f"reading sample {index} of {self._key}"
         return self._report.call("sample", self._entry, doing, read)
 
     def _of_shard(self, shards: int) -> tuple[Any, list[int], list[Any]]:
@@ -255,7 +255,7 @@ class Data:
         Raises:
             BrokenError: it cannot be made, or cannot be called; reported.
         """
-        code, name = self._code, self._table_of_data.collate
+        code, name = self._code, self._table.collate
         if name not in code:
             name = "build_collate"
         if name not in code:
@@ -286,12 +286,12 @@ class Data:
                 notes.of_batch(error, dataset, indices, samples)
                 raise
 
-        if self._table_of_data.is_training:
+        if self._table.is_training:
             report.facts(Facts(sample=notes.form(samples[0])))
-        batch = report.call("collate", key, f"making a batch of {self._table}", make)
+        batch = report.call("collate", key, f"making a batch of {self._key}", make)
         self._look_for_generators(collate, key)
         if self._code.has_loss and not (isinstance(batch, list | tuple) and len(batch) == 2):
-            message = f"model.loss is called on batches of (inputs, targets), and a batch of {self._table} is {notes.form(batch)}"
+            message = f"model.loss is called on batches of (inputs, targets), and a batch of {self._key} is {notes.form(batch)}"
             remedy = "let samples be (input, target), or use model.step instead of model.loss"
             report.refuse("collate", key, DatasetError(message, remedy))
         return batch

@@ -69,9 +69,19 @@ def build(report: Report, code: EntryPoint) -> Trained:
     """
 
     def made(function: str, what: str, **known: Any) -> Any:
-        return report.call(
-            "factory", code.key_of(function), f"building {what}", lambda: code.call(function, **known)
-        )
+        if function not in code:
+            return None
+        key = code.key_of(function)
+
+        def build() -> Any:
+            try:
+                return code.call(function, **known)
+            except JobKeyError:
+                raise
+            except StateError as error:  # of what was made of it
+                report.refuse("result", f"{key.rpartition('.')[0]}.entry", error)
+
+        return report.call("factory", key, f"building {what}", build)
 
     model = _build_model(report, code)
     optimizer = made("build_optimizer", "the optimizer", model=model)
@@ -79,14 +89,10 @@ def build(report: Report, code: EntryPoint) -> Trained:
     _require(report, "optimizer.entry", lambda: require(optimizer))
     if "build_parameter_groups" in code:
         _look_at_groups(report, optimizer, code.call("build_parameter_groups"))
-    scheduler = None
-    if "build_scheduler" in code:
-        scheduler = made("build_scheduler", "the schedule", optimizer=optimizer, optimizers=optimizer)
-        if not code.moves_optimizers:
-            _require(report, "lr_scheduler.entry", lambda: several_optimizers.require_callable(scheduler))
-    average = (
-        made("build_average", "the average of the weights", model=model) if "build_average" in code else None
-    )
+    scheduler = made("build_scheduler", "the schedule", optimizer=optimizer, optimizers=optimizer)
+    if scheduler is not None and not code.moves_optimizers:
+        _require(report, "lr_scheduler.entry", lambda: several_optimizers.require_callable(scheduler))
+    average = made("build_average", "the average of the weights", model=model)
     # One that does not scale: a first step that overflows would leave the optimizer without a state.
     scaler = GradScaler("cpu", init_scale=1.0) if code.precision == "fp16" else None
     frozen = frozenset(id(p) for p in model.parameters() if not p.requires_grad)

@@ -60,9 +60,9 @@ def build_dataset() -> Any:
 
 def build_collate() -> Any:
     """Return what makes a batch of a list of samples."""
-    from tests.compiler.golden.pieces import collate as job_collate
+    from tests.compiler.golden.pieces import collate
 
-    return job_collate
+    return collate
 
 
 def build_model() -> nn.Module:
