@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from elasticflow import events
 from elasticflow.lint.rungs import TEMPLATES
-from tests.end_to_end.harness import ROOT, named, steps_of, tensors
+from tests.end_to_end.harness import LIMIT_S, ROOT, named, steps_of, tensors
 
 if TYPE_CHECKING:
     from tests.end_to_end.harness import Project, Running
+    from tests.forked import ForkedPrograms
 
 ARGUMENTS = {
     "function": ["--steps=3"],
@@ -28,16 +27,14 @@ PACKAGES = {"accelerate": "accelerate", "fabric": "lightning_fabric", "transform
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_an_example_trains_to_its_end(project: Project, template: str) -> None:
+def test_an_example_trains_to_its_end(project: Project, template: str, forked: ForkedPrograms) -> None:
     """By plain python, as its head says."""
     if template in PACKAGES:
         pytest.importorskip(PACKAGES[template])
     script = project.root / "examples" / TEMPLATES[template]
-    done = subprocess.run(
-        [sys.executable, script.name, *ARGUMENTS[template]], cwd=script.parent, check=False, timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    program = forked.start(script, *ARGUMENTS[template], environment=environment, cwd=script.parent)
+    assert program.wait(LIMIT_S) == 0, program.stderr.read_text()
 
 
 def _trainer_class(project: Project, run_id: str, pause: float) -> Running:

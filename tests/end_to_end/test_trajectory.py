@@ -1,4 +1,4 @@
-"""One trajectory whatever happens: the bits of `exact`, and every sample once; the campaign beside has the long form."""
+"""One trajectory whatever happens: the bits of `exact`, and every sample once; tests/measured/campaign has the long form."""
 
 from __future__ import annotations
 
@@ -13,18 +13,30 @@ if TYPE_CHECKING:
 
 # Steps that nobody comes too late for.
 SLOW = {"TRAJECTORY_PAUSE_S": "0.03"}
+SETS_OF_DATA = ", ".join(
+    f"{{ entry = 'trajectory_models:{name}', weight = {weight} }}"
+    for name, weight in (("Images", 0.7), ("Few", 0.3))
+)
 
 
 def test_killed_drained_and_resized_has_the_bits_of_one_undisturbed_worker(project: Project) -> None:
-    """A transformer in bf16: three workers with loader processes, one killed; drained; two to the end."""
+    """A transformer in bf16 on two sets, the smaller one gone through more often.
+
+    Three workers with loader processes, one killed; drained; two to the end.
+    """
     write_jobs(project)
+    mixed = ("dataset.entry=", f"dataset.mix=[{SETS_OF_DATA}]")
     loaders, outcome = "dataset.num_workers=2", Outcome("", "")
-    alone = Series(project, "alone", "nodes.nproc_per_node=1", job="transformer")
+    alone = Series(project, "alone", "nodes.nproc_per_node=1", *mixed, job="transformer")
     expected = alone.finish(None, outcome)
-    series = Series(project, "disturbed", "nodes.nproc_per_node=3", loaders, job="transformer", **SLOW)
-    disturb(series, [Act(7, "worker 2"), Act(14, "drain", ("nodes.nproc_per_node=2", loaders))], outcome)
+    series = Series(
+        project, "disturbed", "nodes.nproc_per_node=3", loaders, *mixed, job="transformer", **SLOW
+    )
+    again = ("nodes.nproc_per_node=2", loaders, *mixed)
+    disturb(series, [Act(7, "worker 2"), Act(14, "drain", again)], outcome)
     series.finish(expected, outcome)
     assert [] == outcome.problems
+    assert ["mixed"] == list({event["kind"] for event in series.named(events.ORDER_DECLARED)})
 
 
 def test_every_sample_once_whatever_a_launch_changes(project: Project) -> None:
@@ -46,18 +58,3 @@ def test_every_sample_once_whatever_a_launch_changes(project: Project) -> None:
     series.finish(None, outcome)
     assert 600 == count(series, "spill", [16, 10, 21], outcome)
     assert [] == outcome.problems
-
-
-def test_a_mixture_has_the_bits_of_one_undisturbed_worker(project: Project) -> None:
-    """Two sets, the smaller one gone through more often: three workers, one killed; drained; two to the end."""
-    write_jobs(project)
-    sets = "dataset.mix=[{ entry = 'trajectory_models:Images', weight = 0.7 }, { entry = 'trajectory_models:Few', weight = 0.3 }]"
-    options, outcome = ("dataset.entry=", sets), Outcome("", "")
-    alone = Series(project, "alone", "nodes.nproc_per_node=1", *options, job="mlp")
-    expected = alone.finish(None, outcome)
-    series = Series(project, "disturbed", "nodes.nproc_per_node=3", *options, job="mlp", **SLOW)
-    again = ("nodes.nproc_per_node=2", *options)
-    disturb(series, [Act(7, "worker 2"), Act(14, "drain", again)], outcome)
-    series.finish(expected, outcome)
-    assert [] == outcome.problems
-    assert ["mixed"] == list({event["kind"] for event in series.named(events.ORDER_DECLARED)})
