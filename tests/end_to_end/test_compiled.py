@@ -26,7 +26,7 @@ class Net(nn.Module):
         self.linear = nn.Linear(8, 3)
 
     def forward(self, x):
-        return self.linear(torch.sin(x)).relu()
+        return self.linear(x).relu()
 
 
 class Noise:
