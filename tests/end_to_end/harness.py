@@ -112,8 +112,9 @@ class Running:
     def leave_from_halt(self, rank: int, generation: int) -> None:
         """Ask the launch to leave while a worker of *generation* halts, have that go on, and see the end: exit code 75."""
         worker = self.halted(rank, generation)
+        before = len(named(self.events(), events.DRAIN_REQUESTED))
         self.process.send_signal(signal.SIGTERM)
-        self.wait_for("the drain", lambda: named(self.events(), events.DRAIN_REQUESTED))
+        self.wait_for("the drain", lambda: len(named(self.events(), events.DRAIN_REQUESTED)) > before)
         worker.resume()
         assert self.end() == 75, self.told()
 

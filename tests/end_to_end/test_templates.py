@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow import events
+from elasticflow import events, fault_injection
 from elasticflow.lint.rungs import TEMPLATES
 from tests.end_to_end.harness import LIMIT_S, ROOT, named, steps_of, tensors
 
@@ -37,19 +36,18 @@ def test_an_example_trains_to_its_end(project: Project, template: str, forked: F
     assert program.wait(LIMIT_S) == 0, program.stderr.read_text()
 
 
-def _trainer_class(project: Project, run_id: str, pause: float) -> Running:
+def _trainer_class(project: Project, run_id: str, **environment: str) -> Running:
     return project.run(
         "examples/rungs/rungs.toml", run_id, f'script.entry="examples/{TEMPLATES["class"]}"',
-        f'script.args=["1", "--pause={pause}"]', "snapshots.every=10 steps", "nodes.nproc_per_node=2", job="rungs",
+        'script.args=["1"]', "snapshots.every=10 steps", "nodes.nproc_per_node=2", job="rungs", **environment,
     )  # fmt: skip
 
 
 def test_the_trainer_class_is_killed_and_ends_with_the_same_bits(project: Project) -> None:
     """A worker dies in the middle of the epoch: the same steps and tensors as without."""
-    alone = _trainer_class(project, "alone", 0)
-    run = _trainer_class(project, "disturbed", 0.05)
-    run.wait_for("a snapshot", lambda: named(run.events(), events.SNAPSHOT_COMMITTED))
-    os.kill(run.pid_of(1), signal.SIGKILL)
+    alone = _trainer_class(project, "alone")
+    faults = {fault_injection.VARIABLE: "training.step=kill@14 rank=1 generation=1"}
+    run = _trainer_class(project, "disturbed", **faults)
     assert (run.end(), alone.end()) == (0, 0), run.told() + alone.told()
     assert [event["rank"] for event in named(run.events(), events.WORKER_FAILED)] == [1]
     assert steps_of(run.run) == steps_of(alone.run) == list(range(1, 64))
