@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from elasticflow import events
 from elasticflow.run_folder import RunFolder
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
@@ -92,11 +93,30 @@ class Running:
         workers = self.wait_for("workers", lambda: self.state().get("workers"))
         return int(next(w["pid"] for w in workers if w["rank"] == rank))
 
-    def halted(self, rank: int) -> psutil.Process:
-        """Return a worker once it has halted, as `ELASTICFLOW_FAULTS` has told it with the act `stop`."""
-        worker = psutil.Process(self.pid_of(rank))
-        self.wait_for(f"rank {rank}'s halt", lambda: worker.status() == psutil.STATUS_STOPPED)
-        return worker
+    def halted(self, rank: int, generation: int = 1) -> psutil.Process:
+        """Return a worker of *generation* once it has halted: `ELASTICFLOW_FAULTS` has the act `stop` for it."""
+
+        def stopped() -> psutil.Process | None:
+            state = self.state()
+            if state.get("generation") != generation:
+                return None
+            pids = [each["pid"] for each in state.get("workers", ()) if each["rank"] == rank]
+            with suppress(psutil.NoSuchProcess):
+                found = [each for each in map(psutil.Process, pids) if each.status() == psutil.STATUS_STOPPED]
+                return found[0] if found else None
+            return None
+
+        halted: psutil.Process = self.wait_for(f"rank {rank}'s halt", stopped)
+        return halted
+
+    def leave_from_halt(self, rank: int, generation: int) -> None:
+        """Ask the launch to leave while a worker of *generation* halts, have that go on, and see the end: exit code 75."""
+        worker = self.halted(rank, generation)
+        before = len(named(self.events(), events.DRAIN_REQUESTED))
+        self.process.send_signal(signal.SIGTERM)
+        self.wait_for("the drain", lambda: len(named(self.events(), events.DRAIN_REQUESTED)) > before)
+        worker.resume()
+        assert self.end() == 75, self.told()
 
     def end(self, limit_s: float = LIMIT_S) -> int:
         """Return the exit code."""

@@ -27,7 +27,7 @@ GROUP = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 def _start(project: Project, run_id: str) -> Series:
-    return Series(project, run_id, *SETS, job="tiny", TINY_PAUSE_S="0.01")
+    return Series(project, run_id, *SETS, job="tiny", TINY_PAUSE_S="0.03")
 
 
 def _leave(running: Running) -> int:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+from elasticflow import fault_injection
 from tests.end_to_end.harness import named, read_lines, tensors
 
 if TYPE_CHECKING:
     from tests.end_to_end.harness import Project, Running
 
 OWN = '''
-import time
-
 import torch
 import torch.distributed
 from torch import nn
@@ -40,8 +37,6 @@ class Net(nn.Module):
         self.body = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
 
     def forward(self, inputs):
-        if self.training:
-            time.sleep(0.02)  # long enough to be killed in
         return self.body(inputs)
 
 
@@ -123,10 +118,10 @@ def test_sets_are_measured_alike_and_end_training_alike(project: Project) -> Non
     """Killed between evaluations with two workers, or left alone with three: the same numbers, end and bits."""
     project.write("own.py", OWN)
     project.write("job.toml", JOB)
-    killed = project.start("run", "job.toml", "--run-id=killed", run_id="killed", job="sets")
-    killed.wait_for_step(8)
-    os.kill(killed.pid_of(1), signal.SIGKILL)
+    faults = {fault_injection.VARIABLE: "training.step=kill@8 rank=1 generation=1"}
+    killed = project.start("run", "job.toml", "--run-id=killed", run_id="killed", job="sets", **faults)
     assert killed.end() == 0, killed.told()
+    assert len(named(killed.events(), "worker.failed")) == 1
     three = project.start(
         "run", "job.toml", "--run-id=three", "--set=nodes.nproc_per_node=3", run_id="three", job="sets"
     )

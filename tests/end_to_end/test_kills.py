@@ -128,6 +128,8 @@ def test_whoever_is_killed_and_however_a_worker_fails_no_bit_is_lost(
     tiny_job.cue(project, "daemonize", 1)
     course.series.wait("the cue", (project.root / "taken-daemonize@1").exists)
     assert [] == [problem for done in course.end(tiny_reference.found) for problem in done.problems]
+    assert "finished" == course.series.running.state()["status"]
+    assert [] == named(course.series.look(), events.RUN_FAILED)
     # Those that were dying with a fork server when they were asked to end are named as well.
     [left] = [e for e in course.series.named(events.PROCESS_LEFT_BEHIND) if e["was_killed"]]
     assert "n0" == left["node"]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import TYPE_CHECKING
 
+from elasticflow import fault_injection
 from tests.end_to_end.by_hand import undisturbed
 from tests.end_to_end.harness import named, tensors
 
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from tests.forked import ForkedPrograms
 
 GPT = """
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,8 +75,6 @@ class Chars:
 
 
 def step(model, batch):
-    if not Path("hurry").exists():
-        time.sleep(0.05)  # long enough to be killed in
     return model(*batch)
 """
 
@@ -125,6 +121,8 @@ nproc_per_node = 2
 [snapshots]
 every = "5 steps"
 """
+# Rank 1 is killed after 8 steps; rank 0 of the next generation halts after 9, so that the launch can be asked to leave.
+FAULTS = "training.step=kill@8 rank=1 generation=1, training.step=stop@9 rank=0 generation=2"
 
 
 def test_groups_schedule_and_values_of_the_data_survive_a_kill_and_a_drain(
@@ -133,13 +131,9 @@ def test_groups_schedule_and_values_of_the_data_survive_a_kill_and_a_drain(
     """Bit for bit as undisturbed; what each group took is told; the same data with another value is refused."""
     project.write("gpt.py", GPT)
     job_file = project.write("gpt.toml", JOB)
-    disturbed = project.run("gpt.toml", "disturbed", job="gpt")
-    disturbed.wait_for_step(8)
-    os.kill(disturbed.pid_of(1), signal.SIGKILL)
-    disturbed.wait_for_step(14, generation=1)
-    os.kill(disturbed.process.pid, signal.SIGTERM)
-    assert disturbed.end() == 75, disturbed.told()
-    project.write("hurry", "")
+    faults = {fault_injection.VARIABLE: FAULTS}
+    disturbed = project.run("gpt.toml", "disturbed", job="gpt", **faults)
+    disturbed.leave_from_halt(0, generation=2)
     project.write("larger", "")
     refused = project.start("resume", "disturbed", run_id="disturbed", job="gpt")
     assert refused.end() == 1, refused.told()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+from elasticflow import fault_injection
 from elasticflow.observe.status import read_status
 from elasticflow.system.records import unix_time
 from examples.mnist import digits
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from tests.end_to_end.harness import Project
 
 OWN = '''
-import time
-
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -45,8 +42,6 @@ def optimizer(model):
 
 
 def step(model, batch):
-    if model.training:
-        time.sleep(0.03)  # long enough to be drained in
     return cross_entropy(model(batch[0]), batch[1]) + model.moved - model.moved.detach()
 
 
@@ -147,10 +142,9 @@ def test_what_is_measured_is_what_is_kept(project: Project) -> None:
     project.write("own.py", OWN)
     project.write("job.toml", JOB)
     sets = {"run_id": "m", "job": "measured"}
-    first = project.start("run", "job.toml", "--run-id=m", **sets)
-    first.wait_for_step(6)
-    os.kill(first.process.pid, signal.SIGTERM)
-    assert first.end() == 75, first.told()
+    halts = {fault_injection.VARIABLE: "training.step=stop@6 rank=0"}
+    first = project.start("run", "job.toml", "--run-id=m", **sets, **halts)
+    first.leave_from_halt(0, generation=1)
     second = project.start("run", "job.toml", "--run-id=m", "--scale=1@0s 1@900s", **sets)
     assert second.end() == 0, second.told()
 

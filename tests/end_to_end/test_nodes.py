@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
 
 BATCH = 16  # of the job
-EPOCHS = 1000  # longer than all that happens; it is drained then
+EPOCHS = 1_000_000  # longer than all that happens; it is drained then
 
 
 def test_job_outlives_a_worker_and_the_node_of_rank_0(project: Project) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import TYPE_CHECKING
 
-import psutil
-
-from elasticflow import events
+from elasticflow import events, fault_injection
 from tests.end_to_end.harness import named, steps_of, wait_gone
 
 if TYPE_CHECKING:
@@ -40,7 +36,6 @@ def leave_behind():
 
 
 def step(model, batch):
-    time.sleep(float(os.environ.get("PAUSE", "0")))
     inputs, targets = batch
     return torch.nn.functional.mse_loss(model(inputs), targets)
 """
@@ -71,11 +66,9 @@ def test_a_pool_in_a_data_set_ends_and_only_the_job_s_processes_are_told_of(proj
     """A worker is killed, then an agent with all its helpers: loaders, fork server and writer end without a word."""
     project.write("pooled.py", CODE)
     project.write("pooled.toml", JOB)
-    run = project.run("pooled.toml", "run", job="pooled", PAUSE="0.2")
-    run.wait_for("a snapshot", lambda: named(run.events(), events.SNAPSHOT_COMMITTED))
-    os.kill(run.pid_of(1), signal.SIGKILL)
-    run.wait_for_step(8, generation=1)
-    above = psutil.Process(run.pid_of(0)).parents()
+    faults = "training.step=kill@4 rank=1 generation=1, training.step=stop@4 rank=0 generation=2"
+    run = project.run("pooled.toml", "run", job="pooled", **{fault_injection.VARIABLE: faults})
+    above = run.halted(0, generation=2).parents()
     next(process for process in above if "elasticflow.launcher.agent.main" in process.cmdline()).kill()
     assert run.end() == 0, run.told()
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow import events
+from elasticflow import events, fault_injection
 from tests.end_to_end.harness import named, steps_of, tensors
 
 if TYPE_CHECKING:
     from tests.end_to_end.harness import Project
 
 SCRIPT = """
-import os, time
 import torch
 from torch.nn.functional import cross_entropy
 import elasticflow as ef
@@ -34,7 +31,6 @@ for batch in run.batches(digits(split="train"), size=64, steps=60):
     loss = run.gradients(loss_of, batch)
     optimizer.step()
     run.step(loss=loss)
-    time.sleep(float(os.environ.get("PAUSE", "0")))
 if run.is_finished and run.rank == 0:
     print("all is done", flush=True)
 run.finish()
@@ -57,12 +53,9 @@ def test_an_own_loop_is_killed_drained_and_resized(project: Project) -> None:
     project.write("loop.py", SCRIPT)
     project.write("loop.toml", JOB)
     alone = project.run("loop.toml", "alone", "nodes.nproc_per_node=1", job="loop")
-    run = project.run("loop.toml", "disturbed", job="loop", PAUSE="0.1")
-    run.wait_for("a snapshot", lambda: named(run.events(), events.SNAPSHOT_COMMITTED))
-    os.kill(run.pid_of(1), signal.SIGKILL)
-    run.wait_for_step(14, generation=1)
-    run.process.send_signal(signal.SIGTERM)
-    assert run.end() == 75, run.told()
+    faults = "training.step=kill@14 rank=1 generation=1, training.step=stop@8 rank=0 generation=2"
+    run = project.run("loop.toml", "disturbed", job="loop", **{fault_injection.VARIABLE: faults})
+    run.leave_from_halt(0, generation=2)
     assert alone.end() == 0, alone.told()
     last = project.start(
         "resume", "disturbed", "--set=nodes.nproc_per_node=1", run_id="disturbed", job="loop"

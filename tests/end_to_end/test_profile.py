@@ -36,7 +36,7 @@ def profile(project: Project, *arguments: str) -> subprocess.CompletedProcess[st
 def test_traces_while_it_trains_and_the_same_bits(project: Project, tiny_reference: Reference) -> None:
     """Both ranks trace three steps; then one is killed while it traces; the weights are those of a run without all that."""
     tiny_job.write_standard(project)
-    traced = project.run("jobs/tiny.toml", "traced", job="tiny", TINY_PAUSE_S="0.02")
+    traced = project.run("jobs/tiny.toml", "traced", job="tiny", TINY_PAUSE_S="0.05")
     traced.wait_for_step(3)
 
     done = profile(project, "traced", "--steps", "3", "--ranks", "all", "--format", "json")

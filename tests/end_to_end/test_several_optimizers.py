@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import TYPE_CHECKING, Any
 
+from elasticflow import fault_injection
 from elasticflow.snapshots.read import load
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
@@ -17,9 +16,6 @@ if TYPE_CHECKING:
     from tests.forked import ForkedPrograms
 
 GAN = """
-import time
-from pathlib import Path
-
 import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
@@ -63,8 +59,6 @@ curriculum = Curriculum()
 
 
 def step(model, batch, optimizers):
-    if not Path("hurry").exists():
-        time.sleep(0.05)  # long enough to be killed in
     curriculum.seen += 1
     curriculum.trace[curriculum.seen % 3] = curriculum.seen
     fake, ones = model.g(torch.randn(len(batch), 4)), torch.ones(len(batch), 1)
@@ -133,6 +127,8 @@ every = "10 steps"
 include = { curriculum = "gan:curriculum" }
 """
 STEPS = 70
+# Rank 1 is killed after 13 steps; rank 0 of the next generation halts after 14, so that the launch can be asked to leave.
+FAULTS = "training.step=kill@13 rank=1 generation=1, training.step=stop@14 rank=0 generation=2"
 
 
 def included(running: Running) -> tuple[int, dict[str, Any], list[float]]:
@@ -156,15 +152,10 @@ def test_both_optimizers_and_an_included_object_survive_a_kill_and_a_drain(
     """
     project.write("gan.py", GAN)
     job_file = project.write("gan.toml", JOB)
-    disturbed = project.run("gan.toml", "disturbed", job="gan")
-    disturbed.wait_for_step(13)
-    os.kill(disturbed.pid_of(1), signal.SIGKILL)
-    disturbed.wait_for_step(24, generation=1)
-    os.kill(disturbed.process.pid, signal.SIGTERM)
-    assert disturbed.end() == 75, disturbed.told()
+    disturbed = project.run("gan.toml", "disturbed", job="gan", **{fault_injection.VARIABLE: FAULTS})
+    disturbed.leave_from_halt(0, generation=2)
     left_at, state, _ = included(disturbed)
     assert state["seen"] == left_at < STEPS
-    project.write("hurry", "")
     resumed = project.start("resume", "disturbed", run_id="disturbed", job="gan")
     assert resumed.end() == 0, resumed.told()
 

@@ -45,6 +45,10 @@ def data():
     return [(torch.arange(4.0) + n, torch.tensor(n % 3)) for n in range(32)]
 
 
+def again():
+    return data()
+
+
 def step(model, batch):
     inputs, targets = batch
     return {"loss": torch.nn.functional.cross_entropy(model(inputs / 32), targets), "gap": inputs.mean()}
@@ -74,9 +78,8 @@ args = {{ lr = 0.1 }}
 entry = "sent:data"
 global_batch_size = 8
 [evaluation]
-entry = "sent:data"
+entry = "sent:again"
 every = "10 steps"
-overlap = "allowed"
 [hooks]
 on_step = "sent:watch"
 [train]
@@ -98,7 +101,6 @@ format = "json"
 [restarts]
 budget = 1
 """
-TELL = "test -e tried || { touch tried; echo no display; exit 3; }; cat > told.json"
 Points = list[tuple[int, float]]
 
 
@@ -126,6 +128,11 @@ def run_story(project: Project, sinks: list[str], tables: str, **environment: st
     assert second.end() == 0, second.told()
     events = second.events()
     assert named(events, "sink.unsent") == named(events, "follower.lost") == []
+    # It is evaluated on what it is trained on: the launch that begins says so, and none that resumes.
+    (event,) = named(events, "overlap.found")
+    assert (32, 32, 32) == (event["found"], event["looked_up"], event["compared"])
+    leak = "32 of 32 evaluation samples looked up are in the training data"
+    assert [True, False] == [leak in launch.told() for launch in (first, second)]
     return second
 
 
@@ -270,23 +277,6 @@ def test_killed_and_resumed_each_sink_has_each_point_once(project: Project) -> N
     ]
     kept = [path.read_bytes() for path in run.path.rglob("*") if path.is_file()]
     assert not any(part.encode() in data for part in SECRET.split("/") for data in kept)
-
-
-def test_a_run_that_fails_is_told_by_a_command(project: Project) -> None:
-    """[notify] alone has somebody told; a command that fails first is run again before the launch ends."""
-    project.write("sent.py", f"{CODE}\n\ndef fail(context):\n    raise ValueError('no such thing')\n")
-    notify = f"[notify]\ncommand = ['sh', '-c', {json.dumps(TELL)}]\n"
-    job = JOB.format(sinks=[], tables=notify).replace("sent:watch", "sent:fail")
-    project.write("sent.toml", job.replace("on_step", "on_start"))
-    running = project.run("sent.toml", "f1", job="sent")
-    assert running.end() == 1, running.told()
-
-    told = json.loads((project.root / "told.json").read_text())
-    assert ("failed", 1, "elasticflow why f1") == (told["event"], told["exit_code"], told["next"])
-    assert "failed before its first step: rank 0: ValueError: no such thing" in told["text"]
-    (failed,) = named(running.events(), "sink.failed")
-    assert ("notify.command", "sh: exit code 3: no display") == (failed["sink"], failed["error"])
-    assert "sh: no display" in (running.run.path / "logs" / "sinks.log").read_text()
 
 
 @pytest.mark.integration

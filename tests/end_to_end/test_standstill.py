@@ -94,7 +94,7 @@ def test_whatever_stands_still_is_found_and_named(project: Project) -> None:
         "restarts.budget=9",
     )
     running = project.run(
-        "jobs/mnist.toml", "moody", *sets, "train.epochs=1000", f"restarts.hang_timeout={LIMIT_S} s"
+        "jobs/mnist.toml", "moody", *sets, "train.epochs=1000000", f"restarts.hang_timeout={LIMIT_S} s"
     )
 
     stopped = hang(project, running, lambda: os.kill(running.pid_of(1), signal.SIGSTOP), 1)

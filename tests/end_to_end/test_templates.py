@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow import events
+from elasticflow import events, fault_injection
 from elasticflow.lint.rungs import TEMPLATES
-from tests.end_to_end.harness import ROOT, named, steps_of, tensors
+from tests.end_to_end.harness import LIMIT_S, ROOT, named, steps_of, tensors
 
 if TYPE_CHECKING:
     from tests.end_to_end.harness import Project, Running
+    from tests.forked import ForkedPrograms
 
 ARGUMENTS = {
     "function": ["--steps=3"],
@@ -28,31 +26,28 @@ PACKAGES = {"accelerate": "accelerate", "fabric": "lightning_fabric", "transform
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_an_example_trains_to_its_end(project: Project, template: str) -> None:
+def test_an_example_trains_to_its_end(project: Project, template: str, forked: ForkedPrograms) -> None:
     """By plain python, as its head says."""
     if template in PACKAGES:
         pytest.importorskip(PACKAGES[template])
     script = project.root / "examples" / TEMPLATES[template]
-    done = subprocess.run(
-        [sys.executable, script.name, *ARGUMENTS[template]], cwd=script.parent, check=False, timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    program = forked.start(script, *ARGUMENTS[template], environment=environment, cwd=script.parent)
+    assert program.wait(LIMIT_S) == 0, program.stderr.read_text()
 
 
-def _trainer_class(project: Project, run_id: str, pause: float) -> Running:
+def _trainer_class(project: Project, run_id: str, **environment: str) -> Running:
     return project.run(
         "examples/rungs/rungs.toml", run_id, f'script.entry="examples/{TEMPLATES["class"]}"',
-        f'script.args=["1", "--pause={pause}"]', "snapshots.every=10 steps", "nodes.nproc_per_node=2", job="rungs",
+        'script.args=["1"]', "snapshots.every=10 steps", "nodes.nproc_per_node=2", job="rungs", **environment,
     )  # fmt: skip
 
 
 def test_the_trainer_class_is_killed_and_ends_with_the_same_bits(project: Project) -> None:
     """A worker dies in the middle of the epoch: the same steps and tensors as without."""
-    alone = _trainer_class(project, "alone", 0)
-    run = _trainer_class(project, "disturbed", 0.05)
-    run.wait_for("a snapshot", lambda: named(run.events(), events.SNAPSHOT_COMMITTED))
-    os.kill(run.pid_of(1), signal.SIGKILL)
+    alone = _trainer_class(project, "alone")
+    faults = {fault_injection.VARIABLE: "training.step=kill@14 rank=1 generation=1"}
+    run = _trainer_class(project, "disturbed", **faults)
     assert (run.end(), alone.end()) == (0, 0), run.told() + alone.told()
     assert [event["rank"] for event in named(run.events(), events.WORKER_FAILED)] == [1]
     assert steps_of(run.run) == steps_of(alone.run) == list(range(1, 64))

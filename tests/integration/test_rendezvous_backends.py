@@ -144,7 +144,7 @@ def test_run_goes_on_without_the_machine_that_began_it(
         f"nodes.endpoint=127.0.0.1:{etcd_port}",
         "nodes.max=2",
         "nodes.nproc_per_node=1",
-        "train.epochs=5000",
+        "train.epochs=1000000",
         "snapshots.every=50 steps",
         "snapshots.keep.last=3",
         f"snapshots.uri={tmp_path / 'shared'}",
@@ -212,7 +212,7 @@ def test_run_meets_in_a_store_of_its_own_and_ends_with_it(projects: Callable[[st
         "torchrun.rdzv_conf={is_host=false}",
         "nodes.max=2",
         "nodes.nproc_per_node=1",
-        "train.epochs=5000",
+        "train.epochs=1000000",
         job="counting",
     )
     running.wait_for_step(1)

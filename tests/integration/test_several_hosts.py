@@ -63,7 +63,7 @@ def test_host_is_refused_with_another_job_then_joins_is_cut_off_and_comes_back(
         f"nodes.endpoint={address}",
         "nodes.max=2",
         "nodes.nproc_per_node=1",
-        "train.epochs=5000",
+        "train.epochs=1000000",
         "snapshots.every=50 steps",
         "snapshots.keep.last=3",
         "snapshots.uri=snapshots",
@@ -142,7 +142,7 @@ def test_hosts_that_speak_ipv6_only_with_clocks_that_differ(
         "nodes.min=2",
         "nodes.max=2",
         "nodes.nproc_per_node=1",
-        "train.epochs=5000",
+        "train.epochs=1000000",
         "snapshots.every=50 steps",
         f"snapshots.uri={tmp_path / 'shared'}",
     )

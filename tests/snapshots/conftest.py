@@ -57,7 +57,7 @@ class Bench:
 
     def connect(self, writer: WriterProcess, rank: int = 0, world: int = 1, **options: Any) -> StagingClient:
         """Connect a rank; all ranks on one node, generation 1, unless *options* say otherwise."""
-        options = {"local_world_size": world, "generation": 1, "timeout_s": 20.0, **options}
+        options = {"local_world_size": world, "generation": 1, "timeout_s": 100.0, **options}
         self.clients.append(StagingClient.connect(writer.address, rank=rank, world_size=world, **options))
         return self.clients[-1]
 

@@ -46,9 +46,9 @@ def save(
         for step, (rank, client) in itertools.product(steps, enumerate(clients)):
             bench.share(client, step, rank=rank, generation=generation, size=SIZE)
         for client in clients:
-            client.flush(20)
+            client.flush(300)
     except SnapshotError:
-        return writer.process.wait(60)
+        return writer.process.wait(300)
     return 0
 
 
@@ -146,7 +146,7 @@ def test_worker_killed(bench: Bench, forked: ForkedPrograms) -> None:
     address = bench.writer(keep_last=KEEP).address
     arguments = (address, bench.uri, *IN_A_SAVING_WORKER)
     program = forked.start(DYING_WORKERS, *arguments, environment=os.environ)
-    assert 0 == program.wait(100), program.stderr.read_text()
+    assert 0 == program.wait(300), program.stderr.read_text()
     expected = [
         [point, rank, 2 if point == "snapshot.after_stage" else 1]
         for point in IN_A_SAVING_WORKER
