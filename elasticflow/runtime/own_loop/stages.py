@@ -1,4 +1,4 @@
-"""Which stage of its schedule a script's calls belong to: each loop over `Run.batches`, or over `Run.epochs`, is one."""
+"""The stages of a script's training: each loop over `Run.batches`, or over `Run.epochs`, is one."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Stages:
         self.epochs.first_step, self.epochs.has_batches = position.step, False
 
     def has_stepped(self, position: Position) -> bool:
-        """Whether a step was made in the current epoch."""
+        """Return True if a step was made in the current epoch."""
         return self.epochs is not None and position.step > self.epochs.first_step
 
     def require_whole_epoch(self, position: Position) -> None:
