@@ -90,8 +90,7 @@ def join(
         gradients = Gradients(virtual_shards=virtual_shards)
     job = name or Path(sys.argv[0]).stem.lstrip("-") or "script"
     own = settings.of_arguments(job, seed, snapshots, every, keep, ignore, log_every, threads)
-    own = replace(own, log_level=log_level)
-    run = _joined(own, settings.policy_of(own), folder, gradients)
+    run = _joined(replace(own, log_level=log_level), None, folder, gradients)
     _report_what_ends_the_script()
     process = os.getpid()
     atexit.register(lambda: run.end_if_forgotten() if os.getpid() == process else None)
@@ -126,20 +125,21 @@ def join_job(
 
 def _joined(
     own: LoopSettings,
-    policy: Policy,
+    policy: Policy | None,
     folder: str | os.PathLike[str] | None,
     gradients: Gradients | None,
     *,
     is_job: bool = False,
     **options: Any,
 ) -> Run:
-    """Join the process group; what the job file of a script says goes before its *own* settings and *policy*."""
+    """Join the process group; settings in the job file of a script win over its *own* and its *policy*, None: the own one."""
     _require_first_call()
     given = settings.told(os.environ)
     chosen = given or own
     if gradients is not None and gradients.virtual_shards is not None and chosen.threads is None:
         chosen = replace(chosen, threads=1)  # sums inside of an operation depend on their number
-    policy = policy if given is None else settings.policy_of(given)
+    if policy is None or given is not None:
+        policy = settings.policy_of(chosen)
     place = Path(folder) if folder is not None else Path("runs") / chosen.job / "by-hand"
     worker = _member(chosen, place, policy, is_job=is_job)
     worker.is_exact = gradients is not None and gradients.virtual_shards is not None

@@ -287,18 +287,17 @@ class Run:
                 or the loop over this data is over.
             LoopDriftError: an argument differs from what the snapshot was taken with, so that going on would be another run.
         """
-        arguments: dict[str, Any] = {
+        given: dict[str, Any] = {
             "size": size,
             "epochs": epochs,
             "steps": steps,
             "tail": tail,
             "shards": shards,
         }
+        of_loader = {"num_workers": num_workers, "micro_batch_size": micro_batch_size}
+        self._stages.require_arguments(dataset, {**given, **of_loader})
         in_epochs = self._stages.epochs
-        if in_epochs is not None:
-            arguments["epochs"] = in_epochs.number
-        of_loader: dict[str, Any] = {"num_workers": num_workers, "micro_batch_size": micro_batch_size}
-        self._stages.require_arguments(dataset, **{**arguments, "epochs": epochs}, **of_loader)
+        arguments = given if in_epochs is None else {**given, "epochs": in_epochs.number}
         if self._is_training and self.worker.should_leave:
             return Batches(lambda: iter(()))
         with _ends_here_if_asked(self.worker):
