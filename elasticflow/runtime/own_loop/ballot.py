@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,9 +19,10 @@ import torch
 import torch.distributed as dist
 
 from elasticflow.errors import StateError, StepResultError
-from elasticflow.protocol import run_files
+from elasticflow.protocol import run_files, worker_environment
 from elasticflow.runtime.measuring.scalars import LOSS_KEYS, require_name, require_room, scalars_in
 from elasticflow.runtime.process.step_log import LateNumber
+from elasticflow.runtime.process.stopping import Stopped
 from elasticflow.runtime.training.step_row import NO_REQUESTS, StepRow
 
 if TYPE_CHECKING:
@@ -56,11 +58,6 @@ def require_loss(loss: Any, samples: Any) -> None:
         )
 
 
-def steps_to_fixed(position: Position) -> int:
-    """Return after how many steps from *position* on all ranks meet by number."""
-    return _MOST_STEPS - position.step % _MOST_STEPS
-
-
 class _Step(NamedTuple):
     """A step that the other ranks do not know of yet: the values of its line, which come later, and this rank's own."""
 
@@ -72,7 +69,11 @@ class _Step(NamedTuple):
 
 
 class Ballot:
-    """Tells the others of this rank's steps. Every rank has one, and calls it at the same steps."""
+    """Tells the other ranks of this rank's steps. Every rank has one, and calls it at the same steps.
+
+    Attributes:
+        is_end_due: All ranks ask each other before the next step whether one of them wants training to end.
+    """
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -82,6 +83,10 @@ class Ballot:
         self._waiting: list[_Step] = []
         self._share, self._since = 1, time.monotonic()
         self._has_met = True  # since the last step that was added
+        # Only rank 0 records, but every rank has to meet it after each step.
+        self._is_recorded = bool(os.environ.get(worker_environment.TRAJECTORY))
+        self._is_owed = self.is_end_due = False  # a request came in a pass that only added to gradients
+        self._why_end: str | None = None
 
     def note(self, scalars: Mapping[str, Any]) -> None:
         """Remember scalars of this rank's part of the step.
@@ -110,7 +115,7 @@ class Ballot:
 
         Args:
             loss: Mean over this rank's *samples*, a number or a tensor; None: not given.
-            samples: Of this rank.
+            samples: Number of this rank's samples.
         """
         if self._has_met:
             self._worker.vote.resolve(NO_REQUESTS)
@@ -120,15 +125,36 @@ class Ballot:
         self._waiting.append(step)
         return step.mean, step.means
 
-    @property
-    def is_full(self) -> bool:
-        """True if as many steps wait as share a meeting; the same on every rank."""
-        return len(self._waiting) >= self._share
+    def room_after(self, position: Position) -> int:
+        """Return how many steps from *position* on need no meeting; the same on every rank."""
+        if self._is_recorded or self._is_owed:
+            return 0
+        return min(self._share - len(self._waiting), _MOST_STEPS - position.step % _MOST_STEPS) - 1
 
-    @property
-    def room(self) -> int:
-        """Number of steps that can be added before one of them has to meet; the same on every rank."""
-        return self._share - len(self._waiting) - 1
+    def hold_back(self) -> None:
+        """Leave requests to the step in which an optimizer moves: a snapshot now would lose the gradients added up so far."""
+        vote = self._worker.vote
+        self._is_owed |= vote.leave or vote.snapshot or vote.memory
+        vote.leave = vote.snapshot = vote.memory = False
+
+    def request_end(self, reason: str) -> None:
+        """Want training to end on all ranks."""
+        self._why_end = reason or "no reason given"
+        self._worker.vote.end_wanted = True
+
+    def agree_on_end(self) -> None:
+        """Take no further step if some rank wants training to end. Collective: every rank."""
+        self.is_end_due = False
+        for rank, reason in enumerate(self._worker.gather_text(self._why_end or "")):
+            if reason and self._worker.stopped is None:
+                self._worker.stopped = Stopped(reason, rank)
+
+    def meet_if_due(self, end: Position, *, is_end: bool, is_needed: bool, is_pending: bool) -> None:
+        """Meet after the step that ends at *end*, if it *is_needed* or time to; the rest is as for `meet`."""
+        is_now = is_needed or self._is_recorded or self._is_owed or len(self._waiting) >= self._share
+        if is_now or is_fixed(end, is_end=is_end):
+            self._is_owed = False
+            self.meet(is_pending=is_pending)
 
     def meet(self, *, is_pending: bool = False) -> int:
         """Tell of the steps that wait, if any; afterwards `worker.vote` says what all ranks want. Collective: every rank.

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Batch:
-    """What one rank reads of a global batch, on the run's device.
+    """One rank's part of a global batch, on the run's device.
 
     Attributes:
-        samples: Of this rank. 0: the batch has fewer samples than there are ranks. `data` has one or two of another rank
-            then, so that the model can run, and `share` is 0.
-        total: Of all ranks.
-        share: What to multiply the mean loss of `data` by, so that the mean over ranks that DistributedDataParallel
+        samples: Number of this rank's samples. 0: the batch has fewer samples than there are ranks. `data` has one or two
+            of another rank then, so that the model can run, and `share` is 0.
+        total: Number of all ranks' samples.
+        share: Factor for the mean loss of `data`, so that the mean over ranks that DistributedDataParallel
             makes of the gradients is the mean over the global batch: 1 where all ranks have as many samples.
         end: Position after the step: `end.step` counts from 1, `end.epoch` the finished passes over the dataset.
         most: Samples of the rank that has most of them.
@@ -45,7 +45,7 @@ class Batch:
 
     @property
     def data(self) -> Any:
-        """What the dataset's samples were made into: by `collate`, or as torch's DataLoader does.
+        """The samples as `collate` has joined them, or as torch's DataLoader does.
 
         Raises:
             StateError: the run's gradients are made part by part: each is read in its turn, by `Run.gradients`.
@@ -59,7 +59,7 @@ class Batch:
 
     @property
     def is_last_of_epoch(self) -> bool:
-        """Whether the step of this batch reaches or crosses the end of an epoch."""
+        """True if the step of this batch reaches or crosses the end of an epoch."""
         return self.end.is_epoch_end
 
     @property

@@ -1,4 +1,4 @@
-"""What a script's loop is made with, recorded in its snapshots and compared where a run goes on.
+"""The arguments of a script's loop, recorded in its snapshots and compared where a run is resumed.
 
 The settings bear the names that job files give them, and the same table says how much a difference matters
 (`protocol/key_weights.py`): a corrupting one is refused, one that changes the trajectory is refused unless it is wanted, and
@@ -39,7 +39,7 @@ _DIGEST_SHOWN = 12
 
 
 def of_join(worker: Worker, gradients: Gradients | None) -> dict[str, Any]:
-    """Return what `elasticflow.join` was told, by the keys of a job file; in exact mode the digests of the project's code, too."""
+    """Return the arguments of `elasticflow.join` by the keys of a job file; in exact mode the digests of the project's code, too."""
     settings: dict[str, Any] = {"job.seed": worker.seed}
     if gradients is not None:
         settings["train.precision"] = gradients.precision
@@ -51,21 +51,21 @@ def of_join(worker: Worker, gradients: Gradients | None) -> dict[str, Any]:
 
 
 def of_batches(**arguments: Any) -> dict[str, Any]:
-    """Return what `Run.batches` was told, by the keys of a job file; arguments that are None are left out."""
+    """Return the arguments of `Run.batches` by the keys of a job file, but for those that are None."""
     keys = {argument: key for key, argument in _ARGUMENTS.items()}
     return {keys[name]: value for name, value in arguments.items() if value is not None}
 
 
 def is_of_batches(key: str) -> bool:
-    """Whether `Run.batches` is told this setting, not `elasticflow.join`."""
+    """Return True if this is an argument of `Run.batches`, not of `elasticflow.join`."""
     return key.startswith("dataset.") or key in {"train.epochs", "train.steps"}
 
 
 def require_same_on_ranks(worker: Worker, settings: Mapping[str, Any]) -> None:
-    """Make sure that all ranks were told the same. Collective: every rank.
+    """Make sure that all ranks have the same arguments. Collective: every rank.
 
     Raises:
-        StateError: a rank was told something else than rank 0; named, on every rank.
+        StateError: a rank has another argument than rank 0; named, on every rank.
     """
     if worker.world_size == 1:
         return
@@ -80,7 +80,7 @@ def require_same_on_ranks(worker: Worker, settings: Mapping[str, Any]) -> None:
 
 
 def require_unchanged(worker: Worker, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Compare what the loop is made with to what it was made with when the snapshot was taken; tell what differs. Every rank.
+    """Compare the arguments of this start with those in the snapshot; log the differences. Every rank.
 
     Args:
         worker: This worker.
@@ -116,7 +116,7 @@ def require_unchanged(worker: Worker, before: Mapping[str, Any], now: Mapping[st
 
 
 def _name(key: str) -> str:
-    """Return what the script calls a key."""
+    """Return the name of a key in the script."""
     return _ARGUMENTS.get(key) or key.removeprefix(_SOURCES)
 
 

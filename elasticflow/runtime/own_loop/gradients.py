@@ -1,4 +1,4 @@
-"""How `Run.gradients` makes the gradients of the global batch, and what makes them."""
+"""The ways in which `Run.gradients` makes the gradients of the global batch."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Gradients:
-    """How `Run.gradients` makes the gradients of the global batch.
+    """The way in which `Run.gradients` makes the gradients of the global batch.
 
     Attributes:
-        precision: Of the forward: "fp32", "bf16" or "fp16", for which `Run.keep` is given a GradScaler.
-        on_nonfinite: What a loss that is not finite does: "stop", or "skip" the step.
+        precision: "fp32", "bf16" or "fp16" forwards; for fp16 `Run.keep` is given a GradScaler.
+        on_nonfinite: "stop" at a loss that is not finite, or "skip" the step.
         virtual_shards: Parts of each batch that are added up in a fixed order, so that the bits are the same at any number
             of workers up to this one; None: DistributedDataParallel adds up what each rank has of it.
         ddp: Options of DistributedDataParallel, and sync_batchnorm.
-        moves_optimizers: What `Run.gradients` calls moves the optimizers itself, once each: before one moves, the gradients
-            of its parameters become the global batch's. It is called with all samples of a rank.
-        clip_grad_norm: Of such optimizers: most that the norm of one's gradients may be.
-        logs_grad_norm: Of such optimizers: a step's line says that norm.
+        moves_optimizers: The function given to `Run.gradients` moves the optimizers itself, once each: before one moves, the
+            gradients of its parameters become the global batch's. It is called with all samples of a rank.
+        clip_grad_norm: Largest norm of the gradients of such an optimizer.
+        logs_grad_norm: A step's line says that norm for each such optimizer.
     """
 
     precision: str = "fp32"
@@ -48,8 +48,8 @@ class LoopStep:
 
     Args:
         worker: This worker.
-        how: How gradients are made; None: the script exchanges them.
-        parts: What a snapshot is to hold, as `State` is given it.
+        how: The way in which gradients are made; None: the script exchanges them.
+        parts: The arguments of `State`.
 
     Attributes:
         is_exact: Steps have the same bits at every world size.
@@ -63,7 +63,7 @@ class LoopStep:
 
     @property
     def was_skipped(self) -> bool:
-        """Whether the last step's loss was not finite, and the step is left out."""
+        """True if the last step's loss was not finite, and the step is left out."""
         return self._step is not None and self._step.was_skipped
 
     def forward_backward(self, fn: Callable[[Batch], Any], part: OwnPart) -> float:

@@ -67,20 +67,20 @@ def join(
     folder goes on where the first one ended.
 
     Args:
-        seed: Of the order of the samples and of everything that is drawn at random.
-        name: Of the job; default: the script's file name.
+        seed: Seed of the order of the samples and of everything that is drawn at random.
+        name: Name of the job; default: the script's file name.
         folder: Where a run that elasticflow did not start writes; default: runs/NAME/by-hand.
         snapshots: Any fsspec URL or path; default: that folder.
         every: When a snapshot is taken, any of these: "500 steps", "10 min", "1 epoch"; always at the end, and before
             this process leaves.
-        keep: How many of the newest stay.
+        keep: Number of the newest that stay.
         ignore: State that no step depends on, by the path that a refusal gives it: "self.history".
         virtual_shards: For `Run.gradients`: the same bits at any number of workers up to this one. None: `batches` gives
             each rank its part as a whole, and the script exchanges gradients.
         log_every: A line is logged after so many steps.
         threads: CPU threads; None: the machine's cores shared out among its workers, one with virtual shards.
         log_level: Lines below it are left out of the log.
-        gradients: How `Run.gradients` makes them, with virtual shards or without; None: as *virtual_shards* says.
+        gradients: The way in which `Run.gradients` makes them, with virtual shards or without; None: as *virtual_shards* says.
 
     Raises:
         StateError: it was called before in this process.

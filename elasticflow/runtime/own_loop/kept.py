@@ -1,24 +1,31 @@
-"""The script's objects as what a snapshot holds."""
+"""The script's objects as parts of a snapshot: by class or by name, plain values and random generators among them."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+import random
+from collections.abc import Iterable, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.own_loop import values
 from elasticflow.runtime.process.torch_private import COMPILED_MODEL
+from elasticflow.runtime.snapshot.reachable import GENERATORS
+from elasticflow.runtime.state.codec import Encoder
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from elasticflow.runtime.state.state import State
 
+_PLAIN = (type(None), bool, int, float, str, list, tuple, dict, Tensor)
 _PARTS = {
     "model",
     "optimizer",
@@ -38,6 +45,133 @@ _FABRIC_MODULE = "_FabricModule"
 """Name of the class in which Lightning Fabric wraps a model (lightning_fabric 2.6, `wrappers.py`)."""
 
 
+class Value:
+    """A plain value as a part of a snapshot: its state is the value itself.
+
+    Args:
+        name: For messages.
+        value: At the beginning of the run.
+
+    Attributes:
+        value: The value now.
+
+    Raises:
+        StateError: a snapshot cannot hold the value; names the part of it.
+    """
+
+    def __init__(self, name: str, value: Any) -> None:
+        require_storable(name, value)
+        self.value = value
+
+    def state_dict(self) -> Any:
+        """Return the value."""
+        return self.value
+
+    def load_state_dict(self, state: Any) -> None:
+        """Take over a value: lists, dicts and tensors are the same objects afterwards, with other contents."""
+        self.value = _restored(self.value, state)
+
+
+class Generator:
+    """A random generator as a part of a snapshot.
+
+    Args:
+        generator: Python's, NumPy's (old or new) or torch's.
+    """
+
+    def __init__(self, generator: Any) -> None:
+        self.generator = generator
+
+    def state_dict(self) -> Any:
+        """Return where it is."""
+        match self.generator:
+            case torch.Generator():
+                return self.generator.get_state()
+            case random.Random():
+                return self.generator.getstate()
+            case np.random.RandomState():
+                return _without_arrays(self.generator.get_state(legacy=False))
+            case _:
+                return _without_arrays(self.generator.bit_generator.state)
+
+    def load_state_dict(self, state: Any) -> None:
+        """Resume from *state*.
+
+        Raises:
+            ValueError: it is the state of another kind of generator.
+        """
+        match self.generator:
+            case torch.Generator():
+                self.generator.set_state(state.cpu())
+            case random.Random():
+                self.generator.setstate(state)
+            case np.random.RandomState():
+                self.generator.set_state(_with_arrays(state, self.generator.get_state(legacy=False)))
+            case _:
+                bits = self.generator.bit_generator
+                bits.state = _with_arrays(state, bits.state)
+
+
+class KeptValues(MutableMapping[str, Any]):
+    """The plain values that `run.keep` was given, by the names that they have there. Snapshots hold what is in it.
+
+    Args:
+        values: By name.
+    """
+
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the value.
+
+        Raises:
+            StateError: `run.keep` was given no such value.
+        """
+        return self._of(name).value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Have the next snapshots hold *value*; the same on every rank.
+
+        Raises:
+            StateError: `run.keep` was given no such value, or a snapshot cannot hold *value*.
+        """
+        kept = self._of(name)
+        require_storable(name, value)
+        kept.value = value
+
+    def __delitem__(self, name: str) -> NoReturn:
+        """Raise: what is kept stays so."""
+        raise StateError(
+            f"run.kept[{name!r}] cannot be taken away: snapshots hold it", f"run.kept[{name!r}] = None"
+        )
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether `run.keep` was given such a value."""
+        return name in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the names."""
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        """Count the values."""
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        """Show them as a dict."""
+        return repr({name: kept.value for name, kept in self._values.items()})
+
+    def _of(self, name: str) -> Value:
+        if name not in self._values:
+            there = ", ".join(self._values) or "none"
+            raise StateError(
+                f"run.keep was given no plain value called {name!r}; it was given: {there}",
+                f"run.keep(..., {name}=0): with the value that it has at the beginning",
+            )
+        return self._values[name]
+
+
 def bare(model: nn.Module) -> nn.Module:
     """Return the model itself, out of DistributedDataParallel, torch.compile and Lightning Fabric."""
     while True:
@@ -50,13 +184,13 @@ def bare(model: nn.Module) -> nn.Module:
 
 
 def is_wrapped(model: nn.Module) -> bool:
-    """Whether the script has wrapped *model* in DistributedDataParallel itself; takes a while: it looks at every object there is."""
+    """Return True if the script has wrapped *model* in DistributedDataParallel itself; slow: looks at every object of the process."""
     wrappers = (each for each in gc.get_objects() if isinstance(each, DistributedDataParallel))
     return any(bare(wrapper) is model or model in wrapper.modules() for wrapper in wrappers)
 
 
 def parts_of(objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a snapshot is to hold, as `State` is given it: by class, whatever the names are.
+    """Return the arguments of `State` for *objects*, which are known by their classes, whatever their names are.
 
     The model is what is called `model`, or the only one. Plain values and generators are included as they are.
 
@@ -106,25 +240,25 @@ def _no_optimizer(objects: Mapping[str, Any]) -> StateError:
 
 
 def parts_by_name(objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a snapshot is to hold of an entry point that the compiler wrote: each part has its name; others are included."""
+    """Return the arguments of `State` for a train.py that the compiler wrote: each part has its name; other objects are included."""
     parts = {name: value for name, value in objects.items() if name in _PARTS}
     others = {name: value for name, value in objects.items() if name not in _PARTS}
     return {**parts, "include": {**parts.get("include", {}), **_plain_wrapped(others)}}
 
 
-def values_of(state: State) -> values.KeptValues:
+def values_of(state: State) -> KeptValues:
     """Return the plain values that *state* holds, for the script to read and write."""
-    return values.KeptValues(
+    return KeptValues(
         {
             name.removeprefix(_INCLUDED): value
             for name, value in state.objects.items()
-            if isinstance(value, values.Value)
+            if isinstance(value, Value)
         }
     )
 
 
 def _plain_wrapped(objects: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: values.part_of(name, value) for name, value in objects.items()}
+    return {name: part_of(name, value) for name, value in objects.items()}
 
 
 def own_objects(state: State) -> list[str]:
@@ -132,7 +266,7 @@ def own_objects(state: State) -> list[str]:
     return [
         name.removeprefix(_INCLUDED)
         for name, value in state.objects.items()
-        if name.startswith(_INCLUDED) and not isinstance(value, values.Value)
+        if name.startswith(_INCLUDED) and not isinstance(value, Value)
     ]
 
 
@@ -143,7 +277,7 @@ def has_loader(state: State) -> bool:
 
 
 def inside(value: Any) -> Any:
-    """Return what a library has wrapped: a model, an optimizer (Accelerate's and Fabric's have one), a schedule (Accelerate's)."""
+    """Return the object that a library has wrapped: a model, an optimizer (Accelerate's and Fabric's have one), a schedule (Accelerate's)."""
     if isinstance(value, nn.Module):
         return bare(value)
     if isinstance(value, Optimizer):
@@ -183,3 +317,64 @@ def _is_called(value: Any, name: str) -> bool:
 
 def _only(objects: Mapping[str, Any]) -> Any:
     return next(iter(objects.values())) if len(objects) == 1 else None
+
+
+def part_of(name: str, value: Any) -> Any:
+    """Return *value* as what a snapshot can include: plain values and generators get `state_dict` and `load_state_dict`.
+
+    Raises:
+        StateError: a list or a dict holds what a snapshot cannot hold.
+    """
+    if isinstance(value, GENERATORS):
+        return Generator(value)
+    return Value(name, value) if type(value) in _PLAIN else value
+
+
+def require_storable(name: str, value: Any) -> None:
+    """Make sure that a snapshot can hold a value.
+
+    Raises:
+        StateError: it cannot; names the part of it.
+    """
+    try:
+        Encoder().encode(value, name)
+    except RecursionError:
+        raise StateError(f"{name} is nested too deeply, or holds itself") from None
+
+
+def _restored(live: Any, saved: Any) -> Any:
+    """Return *saved*, in the lists, dicts and tensors of *live* as far as there are any."""
+    if isinstance(live, Tensor) and isinstance(saved, Tensor) and live.shape == saved.shape:
+        with torch.no_grad():
+            return live.copy_(saved)
+    if type(live) is list and type(saved) is list:
+        same = [_restored(old, new) for old, new in zip(live, saved, strict=False)]
+        live[:] = [*same, *saved[len(same) :]]
+        return live
+    if type(live) is dict and type(saved) is dict:
+        items = {key: _restored(live.get(key), new) for key, new in saved.items()}
+        live.clear()
+        live.update(items)
+        return live
+    return saved
+
+
+def _without_arrays(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {key: _without_arrays(item) for key, item in state.items()}
+    return state.tolist() if isinstance(state, np.ndarray | np.generic) else state
+
+
+def _with_arrays(state: Any, like: Any) -> Any:
+    """Return *state* with arrays where *like*, the state of such a generator, has them.
+
+    Raises:
+        ValueError: it is the state of another kind of generator.
+    """
+    if isinstance(like, dict):
+        if not isinstance(state, dict) or state.keys() != like.keys():
+            raise ValueError(f"the generator is a {like.get('bit_generator')} now")
+        return {key: _with_arrays(item, like[key]) for key, item in state.items()}
+    if isinstance(like, np.ndarray):
+        return np.asarray(state, dtype=like.dtype)
+    return state

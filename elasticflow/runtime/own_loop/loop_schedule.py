@@ -52,7 +52,7 @@ class LoopSchedule:
 
     @property
     def order_record(self) -> int | Mapping[str, Any]:
-        """What tells its order of samples from every other one."""
+        """Identifies the order of the samples among all orders."""
         return _OWN_ORDER if self.steps is None else self.steps.order_record
 
     def is_end(self, position: Position) -> bool:

@@ -29,7 +29,7 @@ class _Other(NamedTuple):
         kind: Name of its class.
         moves_model: It has parameters of what is kept.
         has_state: It has a state after its step.
-        is_alike: Its parameters have the shapes of a kept optimizer's.
+        is_alike: The shapes of its parameters are those of a kept optimizer.
     """
 
     kind: str
@@ -42,7 +42,7 @@ class Movers:
     """Sees each optimizer of this process that takes a step.
 
     Args:
-        state: What a snapshot holds, at `run.keep`.
+        state: Objects given to `run.keep`.
     """
 
     def __init__(self, state: State) -> None:

@@ -30,7 +30,7 @@ class Pass:
     """The pass that is under way. Every rank has one.
 
     Attributes:
-        batch: What the script was given; None between two passes, and where it reads its data itself.
+        batch: The script's batch; None between two passes, and where it reads its data itself.
         is_left: The loop was left by break or by an exception.
     """
 
@@ -89,11 +89,11 @@ class Pass:
 
     @property
     def has_moved(self) -> bool:
-        """Whether an optimizer moved since the last `settle`."""
+        """True if an optimizer moved since the last `settle`."""
         return self._has_moved
 
     def is_pending(self) -> bool:
-        """Whether this pass added to gradients that no optimizer has used yet.
+        """Return True if this pass added to gradients that no optimizer has used yet.
 
         A pass that a GradScaler skipped, because of an overflow, is not pending: it lowers the scale instead of moving.
         """
@@ -103,12 +103,12 @@ class Pass:
 
     @property
     def holds_gradients(self) -> bool:
-        """Whether the pass that was finished last only added to gradients, and no optimizer has moved since."""
+        """True if the pass that was finished last only added to gradients, and no optimizer has moved since."""
         return self._was_pending and not self._has_moved
 
     @property
     def is_closed(self) -> bool:
-        """Whether no pass is under way, and no optimizer has moved since the last one, but for gradients that it had left."""
+        """True if no pass is under way, and no optimizer has moved since the last one, but for gradients that it had left."""
         moved_late = self._has_moved and self._has_settled and not self._was_pending
         return self.batch is None and not moved_late
 
@@ -156,7 +156,7 @@ def _moved_late(step: int) -> StateError:
 
 
 class Batches:
-    """What `Run.batches` returns: one loop over the run's batches.
+    """One loop over the run's batches, as `Run.batches` returns it.
 
     A `for` loop holds the only reference to its iterator, so that `break` ends that iterator at once: the run knows then
     that the loop was left.
@@ -190,7 +190,7 @@ class Batches:
 
 
 def _watched_for_enumerate(iterator: Iterator[Batch], check: Callable[[int, Batch], None]) -> Iterator[Batch]:
-    """Return what yields the same; *check* is called with the first batch and the number that `enumerate` gives it, if it does."""
+    """Return an iterator of the same batches; calls *check* with the first one and the number that `enumerate` gives it, if any."""
     reference: list[weakref.ref[Any]] = []
 
     def watched() -> Iterator[Batch]:

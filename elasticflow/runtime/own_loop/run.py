@@ -14,14 +14,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elasticflow import events, fault_injection
 from elasticflow.errors import StateError
-from elasticflow.protocol import worker_environment
 from elasticflow.runtime import worker as life
 from elasticflow.runtime.data import index_loader
 from elasticflow.runtime.data.dataset import OpenedDataset
 from elasticflow.runtime.evaluation import several
 from elasticflow.runtime.model import replicable
 from elasticflow.runtime.own_loop import drift, kept
-from elasticflow.runtime.own_loop.ballot import Ballot, is_fixed, require_loss, steps_to_fixed
+from elasticflow.runtime.own_loop.ballot import Ballot, is_fixed, require_loss
 from elasticflow.runtime.own_loop.gradients import LoopStep
 from elasticflow.runtime.own_loop.loop_schedule import (
     LoopSchedule,
@@ -54,8 +53,8 @@ if TYPE_CHECKING:
     from elasticflow.runtime.measuring.speed import Measures
     from elasticflow.runtime.own_loop.batch import Batch
     from elasticflow.runtime.own_loop.gradients import Gradients
+    from elasticflow.runtime.own_loop.kept import KeptValues
     from elasticflow.runtime.own_loop.script_checks import ScriptChecks
-    from elasticflow.runtime.own_loop.values import KeptValues
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.process.learning_rates import AnyOptimizers
     from elasticflow.runtime.process.position import Position
@@ -79,7 +78,7 @@ class Run:
 
     Attributes:
         rank: Number of this process, from 0.
-        local_rank: Its number among those on its machine.
+        local_rank: Number of this process on its machine, from 0.
         world_size: Number of processes.
         device: Where the model and the batches are: a GPU of this rank's own, or the CPU.
         position: After the last finished step: `step`, `epoch` and `samples` count what is done, over all launches.
@@ -101,8 +100,6 @@ class Run:
         # None: the loop is that of a train.py that the compiler wrote.
         self._policy, self._gradients, self._script = policy, gradients, script
         self._compare_every, self._log_every, self._measures = compare_replicas, log_every, measures
-        # Only rank 0 records, but every rank has to meet it after each step.
-        self._is_recorded = bool(os.environ.get(worker_environment.TRAJECTORY))
         self.rank, self.local_rank, self.world_size = worker.rank, worker.local_rank, worker.world_size
         self.device: torch.device = worker.device
         self._ballot, self._pass, self._stages = Ballot(worker), Pass(), Stages()
@@ -117,20 +114,17 @@ class Run:
         self._step: LoopStep | None = None
         self._wrapped: set[int] = set()  # `id` of the parameters that were trained when `wrap` was called
         self._is_training = self._is_over = False
-        # Ranks meet again before the next step: all of them called `evaluate`, or a request met a pending pass.
-        self._has_evaluated = self._is_owed_a_meeting = False
-        self._why_stop: str | None = None
         self._began_after = 0  # step
         self._quiet_steps = 0  # after which nothing is due but their line: see `_step_quietly`
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0: for what one process does alone, such as printing."""
+        """True on rank 0: for work of one process alone, such as printing."""
         return self.rank == 0
 
     @property
     def is_finished(self) -> bool:
-        """Whether training has come to its end, and not only this launch: for what is to be done once, after the loop.
+        """True if training has come to its end, and not only this launch: for work that is to be done once, after the loop.
 
         It has where no step is left, `stop` was agreed on, or the loop was left by break. `finish`, the exit code and the next
         start say the same.
@@ -142,7 +136,7 @@ class Run:
 
     @property
     def should_leave(self) -> bool:
-        """Whether all ranks have agreed, in the last `step`, to make no further one: a loop of `batches` ends by itself."""
+        """True if all ranks have agreed, in the last `step`, to make no further one: a loop of `batches` ends by itself."""
         return self.worker.should_leave
 
     def keep(self, **objects: Any) -> None:
@@ -279,7 +273,7 @@ class Run:
             size: Samples of a global batch; a rank has its part of them. Need not divide by the number of ranks.
             epochs: Passes over the dataset; or
             steps: Steps over the dataset; neither inside `epochs`.
-            tail: What becomes of samples at an epoch's end that fill no batch: "spill" (the batch goes on in the next
+            tail: Treatment of samples at an epoch's end that fill no batch: "spill" (the batch goes on in the next
                 epoch), "short" (a smaller batch) or "drop".
             num_workers: Loader processes of each rank; 0 reads in this process.
             collate: Makes a batch of a list of samples; None for torch's.
@@ -293,18 +287,17 @@ class Run:
                 or the loop over this data is over.
             LoopDriftError: an argument differs from what the snapshot was taken with, so that going on would be another run.
         """
-        arguments: dict[str, Any] = {
+        given: dict[str, Any] = {
             "size": size,
             "epochs": epochs,
             "steps": steps,
             "tail": tail,
             "shards": shards,
         }
+        of_loader = {"num_workers": num_workers, "micro_batch_size": micro_batch_size}
+        self._stages.require_arguments(dataset, {**given, **of_loader})
         in_epochs = self._stages.epochs
-        if in_epochs is not None:
-            arguments["epochs"] = in_epochs.number
-        of_loader: dict[str, Any] = {"num_workers": num_workers, "micro_batch_size": micro_batch_size}
-        self._stages.require_arguments(dataset, **{**arguments, "epochs": epochs}, **of_loader)
+        arguments = given if in_epochs is None else {**given, "epochs": in_epochs.number}
         if self._is_training and self.worker.should_leave:
             return Batches(lambda: iter(()))
         with _ends_here_if_asked(self.worker):
@@ -417,7 +410,7 @@ class Run:
             state.evaluation.after_step(self.position)
         self._seed_own_step(batch)
         if is_pending:
-            self._hold_back()
+            self._ballot.hold_back()
         else:
             self._snapshot_and_leave(snapshots, state)
             if batch is not None:
@@ -445,9 +438,9 @@ class Run:
             loss: Takes outputs and targets, and returns their mean.
             metrics: By name: takes outputs and targets and returns a mean over them, or a class whose objects have
                 `update(outputs, targets)` and `compute()`. Without *loss* a function takes the model and a batch.
-            name: Of the set, before the names of its metrics in the log: `val` makes `val.accuracy`. The returned names are
+            name: Name of the set, before the names of its metrics in the log: `val` makes `val.accuracy`. The returned names are
                 without it: `loss`, `accuracy`.
-            model: What is measured; None: the model that was kept.
+            model: The model to measure; None: the one that was kept.
             size: Samples of a batch.
             samples: Most that are measured, always the same ones; None: all.
             collate: Makes a batch of a list of samples; None for torch's.
@@ -467,7 +460,7 @@ class Run:
             opened, self.schedule, metrics=metrics, batch_size=size, samples=samples, collate=collate,
         )  # fmt: skip
         measured = several.run_sets(worker, {name: evaluation}, self.position, ranked=None, stop_when=None)
-        self._has_evaluated = True
+        self._ballot.is_end_due = True
         if measured is None:
             self._end(takes_snapshot=not self._stages.is_after_batches)
         return {key.removeprefix(f"{name}."): value for key, value in measured.items()}
@@ -483,8 +476,7 @@ class Run:
         last of an epoch; with `gradients`, and where the script reads its own data, after this one. Where all ranks have
         called `evaluate` since the last step, no further one is made.
         """
-        self._why_stop = reason or "no reason given"
-        self.worker.vote.end_wanted = True
+        self._ballot.request_end(reason)
 
     def finish(self) -> NoReturn:
         """Take the last snapshot, wait until it is committed, and end this process. Collective: every rank, last of all.
@@ -618,13 +610,12 @@ class Run:
 
         In all others `step` looks at everything. It comes to the same meetings: ranks may differ in which steps are quiet.
         """
-        is_busy = self._gradients is not None or self._is_recorded or self._is_owed_a_meeting
-        if is_busy or self._hooks is not None or state.evaluation is not None or self.worker.should_leave:
+        is_busy = self._gradients is not None or self._hooks is not None or state.evaluation is not None
+        if is_busy or self.worker.should_leave:
             return 0
-        position, size = self.position, self.schedule.global_batch_size
-        left = self.schedule.remaining(position)
-        most = min(self._ballot.room, steps_to_fixed(position) - 1, 0 if left is None else left - 1)
-        return snapshots.idle_steps(position, most, size)
+        left = self.schedule.remaining(self.position)
+        most = min(self._ballot.room_after(self.position), 0 if left is None else left - 1)
+        return snapshots.idle_steps(self.position, most, self.schedule.global_batch_size)
 
     def _tell_step(self, loss: Any, batch: Batch | None, samples: int, *, is_pending: bool) -> None:
         """Report a step whose gradients say nothing to other ranks, and tell them if it is time to."""
@@ -634,11 +625,8 @@ class Run:
         if batch is None:
             self._finish_step(after_own_step(self.position, self._ballot.meet(is_pending=is_pending)), mean)
             return
-        # What is recorded, or held, after each step is of a step that is told.
-        is_now = self._is_recorded or self._is_owed_a_meeting or snapshots.is_due(batch.end)
-        if is_now or self._ballot.is_full or is_fixed(batch.end, is_end=self.schedule.is_end(batch.end)):
-            self._is_owed_a_meeting = False
-            self._ballot.meet(is_pending=is_pending)
+        is_end, is_needed = self.schedule.is_end(batch.end), snapshots.is_due(batch.end)
+        self._ballot.meet_if_due(batch.end, is_end=is_end, is_needed=is_needed, is_pending=is_pending)
         self._finish_step(batch.end, mean)
 
     def _finish_step(self, position: Position, loss: float | LateNumber) -> None:
@@ -651,22 +639,9 @@ class Run:
         if self.worker.vote.end and (
             knows_at_once or is_fixed(self.position, is_end=self.schedule.is_end(self.position))
         ):
-            self._has_evaluated = True
-        if self._has_evaluated:
-            self._settle_end()
-
-    def _settle_end(self) -> None:
-        """Take no further step if some rank called `stop`. Collective: every rank."""
-        self._has_evaluated = False
-        for rank, reason in enumerate(self.worker.gather_text(self._why_stop or "")):
-            if reason and self.worker.stopped is None:
-                self.worker.stopped = Stopped(reason, rank)
-
-    def _hold_back(self) -> None:
-        """Leave requests to the step in which an optimizer moves: a snapshot now would lose the gradients added up so far."""
-        vote = self.worker.vote
-        self._is_owed_a_meeting |= vote.leave or vote.snapshot or vote.memory
-        vote.leave = vote.snapshot = vote.memory = False
+            self._ballot.is_end_due = True
+        if self._ballot.is_end_due:
+            self._ballot.agree_on_end()
 
     def _snapshot_and_leave(self, snapshots: Snapshots, state: State) -> None:
         worker, epochs = self.worker, self._stages.epochs
@@ -731,7 +706,7 @@ class Run:
             self.position = after_own_epoch(self.position)
         if not worker.should_leave:
             stages.require_whole_epoch(self.position)
-        self._settle_end()
+        self._ballot.agree_on_end()
         if worker.should_leave and not self.position.is_epoch_end:
             return
         is_pending = self._pass.holds_gradients
@@ -763,8 +738,8 @@ class Run:
         """Return whether the loop over batches ends with the pass that ended at *end*; in the middle of an epoch, leave."""
         if self._pass.batch is not None:
             raise StateError(f"run.step was not called in step {end.step}", MISSING)
-        if self._has_evaluated:
-            self._settle_end()
+        if self._ballot.is_end_due:
+            self._ballot.agree_on_end()
         is_in_epochs = self._stages.epochs is not None
         if self.worker.should_leave and is_in_epochs and not end.is_epoch_end and not self.is_finished:
             self._end()
@@ -800,7 +775,7 @@ class Run:
                     "end the loop after the same step on every rank: run.stop(reason), called by any of them, does",
                 )
         if not worker.should_leave:
-            self._settle_end()
+            self._ballot.agree_on_end()
         if worker.should_leave or self.schedule.is_end(self.position):
             return
         if self._pass.is_left:

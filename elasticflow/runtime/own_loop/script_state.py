@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.own_loop import kept, values
+from elasticflow.runtime.own_loop import kept
 from elasticflow.runtime.snapshot import reachable, unsaved
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _METHODS = ("state_dict", "load_state_dict")
 _DEEPEST = 2
 _MOST_ITEMS = 1000
-"""Of a container: a longer one is data."""
+"""Items of a container; a longer one is data."""
 _OURS = "elasticflow."
 _SIMPLE = (bool, int, float, str)
 
@@ -40,7 +40,7 @@ class Found(NamedTuple):
     """An object of the script that has state of its own, and is not kept.
 
     Attributes:
-        path: How the script gets at it: `self.ema`.
+        path: Expression for the object in the script: `self.ema`.
         value: The object.
         is_told: It is told as soon as it is found, not only once it changes.
     """
@@ -63,12 +63,12 @@ class _Seen(NamedTuple):
 
 
 class ScriptState:
-    """Looks at what the script holds, in the first steps and before snapshots. Every rank.
+    """Looks at the objects of the script, in the first steps and before snapshots. Every rank.
 
     Args:
-        state: What a snapshot holds.
-        frame: Of the function that called `run.keep`.
-        passed: What that was given, by name.
+        state: Objects that snapshots hold.
+        frame: Frame of the function that called `run.keep`.
+        passed: Arguments of `run.keep`.
         ignored: Paths that are no state, as a refusal names them.
         tell: Called with name and kind of what no snapshot holds.
     """
@@ -249,7 +249,7 @@ def _kept(state: State) -> Iterator[Any]:
             continue
         seen.add(id(value))
         yield value
-        if isinstance(value, values.Generator):
+        if isinstance(value, kept.Generator):
             yield value.generator
         elif isinstance(value, nn.Module):
             modules = list(value.modules())

@@ -1,4 +1,4 @@
-"""What a loop of the script's own is told: by the job file, under our agent; else by the arguments of `elasticflow.join`."""
+"""The settings of a script's loop: of the job file, under our agent; else the arguments of `elasticflow.join`."""
 
 from __future__ import annotations
 

@@ -34,12 +34,12 @@ class Source:
 
     Args:
         worker: This worker.
-        dataset: Of the script, or opened already.
-        gradients: How `Run.gradients` makes them; None: each rank gets its part of a batch as a whole.
-        options: Of the loader: `num_workers` and `collate`.
+        dataset: The script's, or opened already.
+        gradients: As `join` was given them; None: each rank gets its part of a batch as a whole.
+        options: `num_workers` and `collate` of the loader.
         micro_batch_size: Most samples that `Run.gradients` gives its function at once.
         size: Samples of a global batch.
-        order: Of the samples; None: each once per epoch, shuffled.
+        order: Order of the samples; None: each once per epoch, shuffled.
         shards: Data shards, each read in order; None: samples are read by index.
         stage: Number of the loop's stage that reads it.
         length: Either `epochs` or `steps`, and `tail`.

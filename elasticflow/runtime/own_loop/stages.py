@@ -1,4 +1,4 @@
-"""Which stage of its schedule a script's calls belong to: each loop over `Run.batches`, or over `Run.epochs`, is one."""
+"""The stages of a script's training: each loop over `Run.batches`, or over `Run.epochs`, is one."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.position import Position
 
 _TAILS = ("spill", "short", "drop")
+_NEVER_NONE = ("size", "num_workers")
 
 
 @dataclass
@@ -84,7 +85,7 @@ class Stages:
         self.epochs.first_step, self.epochs.has_batches = position.step, False
 
     def has_stepped(self, position: Position) -> bool:
-        """Whether a step was made in the current epoch."""
+        """Return True if a step was made in the current epoch."""
         return self.epochs is not None and position.step > self.epochs.first_step
 
     def require_whole_epoch(self, position: Position) -> None:
@@ -178,18 +179,7 @@ class Stages:
             epochs.reading = source.batches(position)
         return epochs.reading
 
-    def require_arguments(
-        self,
-        dataset: Any,
-        *,
-        size: int,
-        epochs: int | None,
-        steps: int | None,
-        tail: str,
-        shards: int | None,
-        num_workers: int,
-        micro_batch_size: int | None,
-    ) -> None:
+    def require_arguments(self, dataset: Any, given: Mapping[str, Any]) -> None:
         """Make sure that `Run.batches` can be called like this.
 
         Raises:
@@ -200,28 +190,29 @@ class Stages:
                 "run.batches was given a DataLoader, which makes batches itself",
                 "give it the dataset: run.batches(loader.dataset, size=..., num_workers=..., collate=...)",
             )
-        numbers = {"epochs": epochs, "steps": steps, "shards": shards, "micro_batch_size": micro_batch_size}
-        given_numbers = {name: value for name, value in numbers.items() if value is not None}
-        for name, value in {"size": size, **given_numbers, "num_workers": num_workers}.items():
+        for name, value in given.items():
+            if name == "tail" or (value is None and name not in _NEVER_NONE):
+                continue
             least = 0 if name == "num_workers" else 1
             if type(value) is not int or value < least:
                 raise StateError(
                     f"run.batches({name}={value!r}): must be a whole number from {least}",
                     f"give it another {name}",
                 )
-        if tail not in _TAILS:
+        if given["tail"] not in _TAILS:
+            names = ", ".join(_TAILS)
             raise StateError(
-                f"run.batches(tail={tail!r}): must be one of {', '.join(_TAILS)}", "spill is the default"
+                f"run.batches(tail={given['tail']!r}): must be one of {names}", "spill is the default"
             )
-        given = [name for name, value in (("epochs", epochs), ("steps", steps)) if value is not None]
-        if self.epochs is not None and given:
+        lengths = [name for name in ("epochs", "steps") if given[name] is not None]
+        if self.epochs is not None and lengths:
             raise StateError(
-                f"run.batches was given {given[0]} inside of run.epochs, which says how many there are",
+                f"run.batches was given {lengths[0]} inside of run.epochs, which says how many there are",
                 "leave it out",
             )
-        if self.epochs is None and len(given) != 1:
+        if self.epochs is None and len(lengths) != 1:
             raise StateError(
-                f"run.batches was given {'both epochs and steps' if given else 'neither epochs nor steps'}",
+                f"run.batches was given {'both epochs and steps' if lengths else 'neither epochs nor steps'}",
                 "run.batches(dataset, size=256, epochs=10); inside of run.epochs(10) it needs neither",
             )
 
