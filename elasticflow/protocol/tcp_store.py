@@ -229,16 +229,8 @@ class _Connection:
 
     def __init__(self, address: StoreAddress, answer_s: float) -> None:
         self.address, self.answer_s = address, answer_s
-        self.socket = _connect(address, answer_s)
-        self.frames = Frames()
         self._error: Exception | None = None
-        try:
-            self.state = self._state()
-        except (OSError, ValueError) as error:
-            self.socket.close()
-            raise _lost(address, error) from error
-        if self.state:
-            _notice_silence(self.socket)
+        self.state = self._open(answer_s, min(answer_s, _CONNECT_S))
 
     def ask(self, limit_s: float, request: Request, *parts: bytes) -> tuple[int, list[bytes]]:
         """Return kind and parts of the answer to *request*.
@@ -265,26 +257,30 @@ class _Connection:
         if not self.state or isinstance(error, ValueError):
             # The first error is the cause: a connection that is closed fails in other ways.
             raise _lost(self.address, self._error) from error
-        deadline = time.monotonic() + AWAY_S
-        state = None
-        while state is None:
-            try:
-                self.socket = _connect_once(self.address, _TRY_S)
-                self.frames = Frames()
-                state = self._state()
-            except (OSError, ValueError) as again:
-                self.socket.close()
-                if time.monotonic() > deadline:
-                    raise _lost(self.address, again) from again
-                time.sleep(_AGAIN_S)
-        if state != self.state:
+        if self._open(_TRY_S, AWAY_S) != self.state:
             self.socket.close()
             raise StoreLostError(
                 f"the store at {self.address.endpoint} was started again, and does not know this launch: "
                 "elasticflow rendezvous serve needs the --state that it had"
             )
-        _notice_silence(self.socket)
         self._error = None
+
+    def _open(self, try_s: float, limit_s: float) -> str:
+        """Connect; return which keys the server keeps. Tried again for *limit_s*: a link may flap, a server be away."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            try:
+                with contextlib.ExitStack() as on_error:
+                    self.socket = on_error.enter_context(_connect(self.address, try_s))
+                    self.frames = Frames()
+                    if state := self._state():
+                        _notice_silence(self.socket)
+                    on_error.pop_all()
+                    return state
+            except (OSError, ValueError) as error:
+                if time.monotonic() + _AGAIN_S > deadline:
+                    raise _lost(self.address, error) from error
+                time.sleep(_AGAIN_S)
 
     def _state(self) -> str:
         _, parts = self.ask(min(self.answer_s, _CONNECT_S), Request.STATE, b"")
@@ -379,18 +375,6 @@ class _Mirror:
 
 
 def _connect(address: StoreAddress, answer_s: float) -> socket.socket:
-    """Return a connection to the store at *address*, whose server knows the token; tried again: a link may flap."""
-    deadline = time.monotonic() + min(answer_s, _CONNECT_S)
-    while True:
-        try:
-            return _connect_once(address, answer_s)
-        except OSError as error:
-            if time.monotonic() + _AGAIN_S > deadline:
-                raise _lost(address, error) from error
-            time.sleep(_AGAIN_S)
-
-
-def _connect_once(address: StoreAddress, answer_s: float) -> socket.socket:
     with contextlib.ExitStack() as on_error:
         connection = on_error.enter_context(
             socket.create_connection((address.host, address.port), timeout=answer_s)

@@ -125,7 +125,7 @@ def open_store(plan: LaunchPlan, token: str = "") -> LaunchStore:
 
 
 def _serve(listener: socket.socket, token: str) -> StoreServer:
-    # asyncio takes 20 ms to import, which a process that only joins or uses a store need not wait for.
+    # asyncio takes 30 ms to import: a process that joins a launch, or uses a store outside, does not wait for it.
     from elasticflow.launcher.rendezvous.store_server import StoreServer
 
     return StoreServer(listener, token)

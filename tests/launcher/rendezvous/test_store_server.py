@@ -394,10 +394,11 @@ def test_frames_come_whole_however_they_are_cut(parts: list[bytes], cuts: list[i
 
 @pytest.mark.usefixtures("real_processes")
 def test_neither_side_needs_torch() -> None:
-    """What supervisor and agents talk by is there without torch."""
+    """What supervisor and agents talk by is there without torch; asyncio is imported only by who serves."""
     code = (
-        "import sys; sys.modules['torch'] = None\n"
-        "import elasticflow.protocol.tcp_store, elasticflow.launcher.supervisor.supervisor, elasticflow.launcher.join"
+        "import sys; sys.modules['torch'] = sys.modules['asyncio'] = None\n"
+        "import elasticflow.protocol.tcp_store, elasticflow.launcher.supervisor.supervisor, elasticflow.launcher.join\n"
+        "import elasticflow.launcher.agent.main"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
