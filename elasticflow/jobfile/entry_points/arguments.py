@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.python_source.signatures import Parameter, Signature
 
 
+_MOST_SHOWN = 600  # letters of the arguments that a function takes
+
+
 class ArgumentCheck:
     """The check of an entry point's arguments.
 
@@ -185,7 +188,10 @@ class ArgumentCheck:
                 f"above [{dotted(args)}]" if has_header(self._entry.source, args) else f"out of {args[-1]}"
             )
             return f"it is a key of [{dotted(table)}]: move it up, {where}"
-        return f"it takes: {misfit.wanted}"
+        wanted = misfit.wanted
+        if len(wanted) > _MOST_SHOWN:
+            wanted = f"{wanted[:_MOST_SHOWN].rpartition(', ')[0]}, ..."
+        return f"it takes: {wanted}"
 
 
 def makes_its_own_groups(entry: EntryPoint) -> Diagnostic | None:

@@ -89,8 +89,9 @@ def check_entry_points(source: Source, root: Path, cache: EntryPointCache | None
         check, key = _EntryPointCheck(entry), (own, call, content_of(entry.named_arguments()))
         if re.fullmatch(ENTRY, call.text) and key not in cache.clean:
             wrong = check.problems()
-            problems += [each for each in wrong if each not in problems]  # of groups with one optimizer
+            problems += wrong
             cache.clean |= set() if wrong or check.depends_on_others else {key}
+    problems = list(dict.fromkeys(problems))  # groups with one optimizer share its own
     return [*problems, *_missing_values(source, cache.resolvers[own])]
 
 

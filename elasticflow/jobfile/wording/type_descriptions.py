@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import types
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
@@ -52,6 +53,7 @@ def describe(annotation: Any) -> str:
     return plain.get(annotation, "something else")
 
 
+@lru_cache(maxsize=1024)
 def annotation_at(path: KeyPath) -> Any:
     """Return the type of what stands at *path*; None where the models know no such key."""
     annotation: Any = Job
@@ -77,12 +79,18 @@ def _inside(annotation: Any, part: str | int) -> Any:
     if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         return None
     if annotation.model_config.get("extra") == "allow":
-        return _inside(get_type_hints(annotation, include_extras=True)["__pydantic_extra__"], part)
+        return _inside(_extra_of(annotation), part)
     if part in annotation.model_fields:
         field = annotation.model_fields[str(part)]
         marks = [mark for mark in field.metadata if isinstance(mark, Description)]
         return Annotated[field.annotation, marks[0]] if marks else field.annotation
     return None
+
+
+@lru_cache
+def _extra_of(model: type[BaseModel]) -> Any:
+    """Return the annotation of the keys that a model does not list."""
+    return get_type_hints(model, include_extras=True)["__pydantic_extra__"]
 
 
 def kind_of_key(path: KeyPath) -> str:
