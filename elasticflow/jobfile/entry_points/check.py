@@ -142,6 +142,8 @@ class _EntryPointCheck:
         except UnreadableModuleError as error:
             version = f"{sys.version_info.major}.{sys.version_info.minor}"
             message = f"not valid Python {version}: {error}"
+            if self.resolver.finder.has_torch:  # this Python is the one that trains
+                return [self._entry.problem(codes.UNREADABLE_MODULE, message, "importing it will fail")]
             remedy = "importing it will fail, unless training runs with a newer Python"
             return [self._entry.problem(codes.UNREADABLE_MODULE, message, remedy, "warning")]
         except NotInstalledError as error:
