@@ -1,4 +1,4 @@
-"""How much work a job file is: it grows with the file, and not with the file times its mistakes. Calls are counted, not seconds."""
+"""The work of validating a job file grows with the file, not with the file times its mistakes. Calls are counted, not seconds."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], in
 
 @pytest.mark.parametrize("kind", FILES)
 def test_twice_the_file_is_twice_the_work(calls: Callable[[str], int], kind: str) -> None:
-    """What a hundred more of something take, two hundred further ones take twice."""
+    """Two hundred more lines take twice the calls of a hundred more."""
     make = FILES[kind]
     calls(make(50))  # what is kept for later files is there
     few, some, many = (calls(make(count)) for count in (100, 200, 400))

@@ -51,7 +51,7 @@ def _adapter(path: KeyPath) -> TypeAdapter[Any]:
 
 
 def same_value(path: KeyPath, value: object) -> object | None:
-    """Return what the key at *path* takes and says the same as *value*, which it does not take; None if nothing does."""
+    """Return the same value in a form that the key at *path* takes; None if there is none."""
     if isinstance(value, str) and len(value) > _MOST:
         return None
     return next((each for each in _forms(path, value) if accepts(path, each)), None)

@@ -1,4 +1,4 @@
-"""What may stand at a place of the job file, in words, read off the models."""
+"""Descriptions of the values that the job file takes at each place, read off the models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def model_at(path: KeyPath) -> type[BaseModel] | None:
 
 
 def describe(annotation: Any) -> str:
-    """Return what a value of this type is, as in "must be ..."."""
+    """Return the description of a type, as it follows "must be"."""
     for mark in get_args(annotation)[1:] if get_origin(annotation) is Annotated else ():
         if isinstance(mark, Description):
             return mark.words
@@ -94,7 +94,7 @@ def _extra_of(model: type[BaseModel]) -> Any:
 
 
 def kind_of_key(path: KeyPath) -> str:
-    """Return what the keys of the free table around *path* are."""
+    """Return the description of the keys of the free table around *path*."""
     table = annotation_at(path[:-1])
     return describe(get_args(table)[0]) if get_origin(table) is dict else "a name"
 
