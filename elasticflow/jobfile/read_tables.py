@@ -200,13 +200,8 @@ def _sifted(problems: list[TableProblem]) -> list[TableProblem]:
         rival = best.get(at)
         if rival is None or _rank(each, weight) > _rank(rival, weight):
             best[at] = each
-    paths = [each.path for each in best.values()]
-    return [
-        each
-        for each in best.values()
-        if each.code != codes.WRONG_TYPE
-        or not any(len(path) > len(each.path) and path[: len(each.path)] == each.path for path in paths)
-    ]
+    around = {each.path[:length] for each in best.values() for length in range(len(each.path))}
+    return [each for each in best.values() if each.code != codes.WRONG_TYPE or each.path not in around]
 
 
 def _rank(problem: TableProblem, weight: dict[str, int]) -> tuple[int, int]:

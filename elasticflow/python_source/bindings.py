@@ -142,6 +142,8 @@ def origin(module: Module, node: ast.expr) -> str:
     return ".".join([first, *names[1:]]) if first else ""
 
 
+# Thousands of parameters may have one annotation.
+@functools.lru_cache(maxsize=1024)
 def _first(text: str, name: str) -> str:
     is_builtin = hasattr(builtins, name) and not _has_star(text)
     if is_builtin and not any(each + name in text for each in _BINDING):

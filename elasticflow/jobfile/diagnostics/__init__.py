@@ -1,1 +1,1 @@
-"""What is wrong with a job file: code, place, excerpt, help, and the formats of all that."""
+"""Diagnostics of job files: code, place, excerpt, help, and their formats."""

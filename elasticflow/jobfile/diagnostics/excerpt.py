@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
+from bisect import bisect_left
 
+from elasticflow.jobfile.diagnostics.positions import offsets_of
 from elasticflow.system.redaction import is_secret, with_stars
 
 _WIDTH = 110
@@ -26,8 +28,10 @@ def line_at(text: str, start: int) -> str:
     begin, end = text.rfind("\n", 0, start) + 1, text.find("\n", start)
     line = text[begin : end if end >= 0 else len(text)]
     for quotes in ('"""', "'''"):
-        if text.count(quotes, 0, begin) % 2:  # the line begins inside a text of several lines
-            opened = text.rfind(quotes, 0, begin)
+        offsets = offsets_of(text, quotes)
+        number = bisect_left(offsets, begin)
+        if number % 2:  # the line begins inside a text of several lines
+            opened = offsets[number - 1]
             first = text[text.rfind("\n", 0, opened) + 1 : opened + 3] + "x"
             inside, close, rest = line.partition(quotes)
             if mask_secrets(first) != first:

@@ -1,4 +1,4 @@
-"""What each code means: read from `codes.md`, which is written by hand."""
+"""The explanation of each code, read from `codes.md`, which is written by hand."""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@ tomli owns syntax errors and values but tells no positions; this index only walk
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
+from functools import lru_cache
 from typing import NamedTuple
 
 _BLANK = re.compile(r"[ \t]*")
@@ -49,7 +51,15 @@ def spots_in(text: str) -> dict[KeyPath, Spot]:
 
 def line_and_column(text: str, at: int) -> tuple[int, int]:
     """Return line and column of an offset, both from 1, the column in code points."""
-    return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
+    line = bisect_left(offsets_of(text, "\n"), at)
+    return line + 1, at - text.rfind("\n", 0, at)
+
+
+# A file may have thousands of findings: each looks its place up, and none reads the text again from its beginning.
+@lru_cache(maxsize=16)
+def offsets_of(text: str, part: str) -> list[int]:
+    """Return where a text has a part, in order; parts that overlap count once."""
+    return [match.start() for match in re.finditer(re.escape(part), text)]
 
 
 class _SpotFinder:

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from elasticflow.python_source.signatures import Parameter, Signature
 
 
+_BY_PLACE = "it is taken by place only, and a job file gives arguments by name: name a function of yours that passes it on"
+_MOST_SHOWN = 600  # letters of the arguments that a function takes
+
+
 class ArgumentCheck:
     """The check of an entry point's arguments.
 
@@ -42,6 +46,7 @@ class ArgumentCheck:
 
     def __init__(self, entry: EntryPoint, definition: Definition, signature: Signature) -> None:
         self._entry, self._definition, self._signature = entry, definition, signature
+        self._by_place_only = {each.name for each in signature.positional_only}
         # A step's third argument, where it is no method: the optimizers, if it is called so.
         self._third_of_step: str | None = None
         self.depends_on_others = False
@@ -145,6 +150,8 @@ class ArgumentCheck:
     def _how_to_give(self, name: str) -> str:
         """Return how an argument that is needed gets a value."""
         call = self._entry.call
+        if call.args is not None and name in self._by_place_only:
+            return _BY_PLACE
         if call.args is not None:
             add = f"add to {dotted(call.args)}: {name} = ..."
             is_class = isinstance(self._definition.node, ast.ClassDef)
@@ -173,6 +180,8 @@ class ArgumentCheck:
         from elasticflow.jobfile.wording.misplaced_keys import has_header
         from elasticflow.jobfile.wording.type_descriptions import keys_at
 
+        if misfit.name in self._by_place_only:
+            return _BY_PLACE
         table, args = path[:1], path[:-1]
         near, meaning = misfit.near, meaning_of(misfit.name)
         if near is None and meaning is not None and meaning.key.startswith(f"{dotted(args)}."):
@@ -185,7 +194,10 @@ class ArgumentCheck:
                 f"above [{dotted(args)}]" if has_header(self._entry.source, args) else f"out of {args[-1]}"
             )
             return f"it is a key of [{dotted(table)}]: move it up, {where}"
-        return f"it takes: {misfit.wanted}"
+        wanted = misfit.wanted
+        if len(wanted) > _MOST_SHOWN:
+            wanted = f"{wanted[:_MOST_SHOWN].rpartition(', ')[0]}, ..."
+        return f"it takes: {wanted}"
 
 
 def makes_its_own_groups(entry: EntryPoint) -> Diagnostic | None:

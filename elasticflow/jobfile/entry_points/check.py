@@ -89,8 +89,9 @@ def check_entry_points(source: Source, root: Path, cache: EntryPointCache | None
         check, key = _EntryPointCheck(entry), (own, call, content_of(entry.named_arguments()))
         if re.fullmatch(ENTRY, call.text) and key not in cache.clean:
             wrong = check.problems()
-            problems += [each for each in wrong if each not in problems]  # of groups with one optimizer
+            problems += wrong
             cache.clean |= set() if wrong or check.depends_on_others else {key}
+    problems = list(dict.fromkeys(problems))  # groups with one optimizer share its own
     return [*problems, *_missing_values(source, cache.resolvers[own])]
 
 
@@ -141,6 +142,8 @@ class _EntryPointCheck:
         except UnreadableModuleError as error:
             version = f"{sys.version_info.major}.{sys.version_info.minor}"
             message = f"not valid Python {version}: {error}"
+            if self.resolver.finder.has_torch:  # this Python is the one that trains
+                return [self._entry.problem(codes.UNREADABLE_MODULE, message, "importing it will fail")]
             remedy = "importing it will fail, unless training runs with a newer Python"
             return [self._entry.problem(codes.UNREADABLE_MODULE, message, remedy, "warning")]
         except NotInstalledError as error:

@@ -114,7 +114,11 @@ class _Reader:
             text = read_text(path, name, self._texts.get(str(_real(path))))
             raw = parse_toml(text, name)
         except UnreadableError as error:
-            self.problems.append(error.diagnostic)
+            found = error.diagnostic
+            if chain and path.suffix != ".toml":
+                # Any file can be named here, and its lines may be nobody's business.
+                found = found._replace(excerpt=None, help="extends names job files, and these end in .toml")
+            self.problems.append(found)
             return
         layer = Layer(name, text, raw, lambda: spots_in(text), is_file=True)
         self.files.append(path)

@@ -1,4 +1,4 @@
-"""What is wrong with a text that is not TOML: the parser's reason, its place, and the rule of TOML that was broken."""
+"""Syntax errors of TOML: the parser's reason, its place, and the rule that the line breaks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _RULES = tuple(
 
 
 def explain_syntax_error(reason: str, text: str, start: int) -> tuple[str, Span, str | None]:
-    """Return what is wrong with a text that is not TOML, where, and what to do.
+    """Return the message for a text that is not TOML, its place, and the help.
 
     Args:
         reason: tomli's message.

@@ -16,6 +16,8 @@ from elasticflow.jobfile.type_checks.annotations import (
 if TYPE_CHECKING:
     from elasticflow.python_source.signatures import Parameter, Signature
 
+_MOST_NEAR = 50  # unknown arguments of one call for which a near name is looked for
+
 
 class Misfit(NamedTuple):
     """One argument that does not fit.
@@ -45,14 +47,16 @@ def misfits(signature: Signature, num_places: int, arguments: dict[str, object])
     open_names = {
         each.name: each for each in (*signature.positional, *signature.named) if each.name not in filled
     }
+    wanted, num_unknown = _listed(list(open_names)), 0
     for name, value in arguments.items():
         if name in filled:
             wrong.append(Misfit("twice", name))
         elif parameter := open_names.get(name):
             wrong += _wrong_type(parameter, value)
         elif name not in open_names and not signature.takes_any_named:
-            near_names = nearest(name, open_names)
-            wrong.append(Misfit("unknown", name, _listed(list(open_names)), next(iter(near_names), None)))
+            num_unknown += 1
+            near_names = nearest(name, open_names) if num_unknown <= _MOST_NEAR else []
+            wrong.append(Misfit("unknown", name, wanted, next(iter(near_names), None)))
     only = signature.positional_only[num_places:]
     required = [*only, *open_names.values()]
     wrong += [

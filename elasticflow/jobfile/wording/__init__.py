@@ -1,1 +1,1 @@
-"""What is said of the tables of a job file: pydantic's errors, unknown keys and values of other tools, in its words."""
+"""Messages about the tables of a job file: pydantic's errors, unknown keys, names of other tools."""

@@ -27,7 +27,7 @@ TOOLS = {
 
 
 class Meaning(NamedTuple):
-    """What a name of another tool is in a job file.
+    """The meaning of another tool's name in a job file.
 
     Attributes:
         key: The key that holds it, dotted; a table without a dot; empty where nothing holds it.
@@ -78,7 +78,7 @@ ENTRIES: Mapping[str, Mapping[str, str]] = {
 
 @cache
 def meanings() -> Mapping[str, Meaning]:
-    """Return what each name means, by its plain form; of a name with two meanings, the one that stands first."""
+    """Return the meaning of each name, by its plain form; a name with two meanings has the first."""
     by_name = {
         option: Meaning("", note=note) for option, note in DECIDED_ELSEWHERE.items() if option != "module"
     }
@@ -89,6 +89,6 @@ def meanings() -> Mapping[str, Meaning]:
 
 
 def meaning_of(name: str) -> Meaning | None:
-    """Return what a name of another tool is in a job file; None for one that no tool has."""
+    """Return the meaning of another tool's name in a job file; None for a name that no tool has."""
     by_name, wanted = meanings(), plain(name)
     return by_name.get(wanted) or by_name.get(wanted.removeprefix("pet_"))  # torchrun's options as variables

@@ -1,4 +1,4 @@
-"""What was meant by a key that its table does not have: one of another table, another name, or nothing there is."""
+"""Suggestions for a key that its table does not have: a misspelt key, a key of another table, a name of another tool."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LONGEST = 80
 
 
 class KeySuggestion(NamedTuple):
-    """What was meant by a key that its table does not have.
+    """A suggestion for a key that its table does not have.
 
     Attributes:
         keys: The keys that may be meant, the whole path of each; one if it is certain, none if no key is.
@@ -49,7 +49,7 @@ class KeySuggestion(NamedTuple):
     is_slip: bool = False
 
     def in_file(self, path: KeyPath, raw: TomlTable, *, has_header: bool) -> str:
-        """Return what to do about the key at *path* of a job's file.
+        """Return the help for the key at *path* of a job's file.
 
         Args:
             path: Where it stands.
@@ -71,7 +71,7 @@ class KeySuggestion(NamedTuple):
         return f"{self._line(key, around, raw)}{self._noted()}"
 
     def in_flag(self, value: object) -> str:
-        """Return what to write instead of a `--set` that gives what stands at the key this value."""
+        """Return the `--set` to write instead of one that sets the key to this value."""
         if len(self.keys) != 1:
             return self._several("") if self.keys else self.note
         key, text = self.keys[0], self.value
@@ -84,7 +84,7 @@ class KeySuggestion(NamedTuple):
         return f"{set_flag(key, text)}{self._noted()}"
 
     def in_axis(self) -> str:
-        """Return what to write instead of an axis or of a key of a case."""
+        """Return the help for an axis, or for a key of a case."""
         if len(self.keys) != 1:
             return self._several("") if self.keys else self.note
         return f"did you mean {dotted(self.keys[0])}?{self._noted()}"
@@ -164,7 +164,7 @@ def flag_for(option: str, text: str) -> str | None:
 
 
 def suggest_key(path: KeyPath, value: object) -> KeySuggestion:
-    """Return what was meant by the unknown key at *path*, which has this value."""
+    """Return the suggestion for the unknown key at *path*, which has this value."""
     suggestion = _suggestion(path, value)
     if without_set(path) == path:
         return suggestion
@@ -255,7 +255,7 @@ def _homes(name: str, around: KeyPath) -> tuple[KeyPath, ...]:
 
 
 def _in_matrix(path: KeyPath, value: object) -> KeySuggestion:
-    """Return what is meant by a key in [matrix]: another one of its keys, or an axis."""
+    """Return the suggestion for a key in [matrix]: one of its keys, or an axis."""
     name, own = str(path[-1]), keys_at(path[:-1])
     if near := nearest(name, own, _SURE if isinstance(value, list) else 0.6):
         return KeySuggestion(((*path[:-1], near[0]),), is_slip=True)

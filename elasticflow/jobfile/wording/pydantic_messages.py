@@ -1,4 +1,4 @@
-"""What pydantic finds, in the words of the job file: each mistake once, at its place."""
+"""pydantic's errors in the words of the job file: each mistake once, at its place."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def _real_path(loc: KeyPath, raw: object) -> KeyPath:
 
 
 def mixed_problem(table: Mapping[str, object], own: list[str]) -> TableProblem:
-    """Return what is wrong with an [evaluation] that has keys of its own beside tables of sets."""
+    """Return the problem of an [evaluation] that has keys of its own beside tables of sets."""
     sets = [key for key, value in table.items() if key not in own and isinstance(value, dict)]
     several = len(own) > 1
     message = (
@@ -325,7 +325,7 @@ def _diagnostic(source: Source, problem: TableProblem) -> Diagnostic:
 
 
 def _for_flag(source: Source, problem: TableProblem) -> str | None:
-    """Return what to write instead of a `--set`."""
+    """Return the `--set` to write instead."""
     value = value_at(problem.path, source.raw)
     if problem.suggestion is not None:
         return problem.suggestion.in_flag(value)

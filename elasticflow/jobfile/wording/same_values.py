@@ -13,7 +13,7 @@ from elasticflow.jobfile.diagnostics.suggestions import SHORT_MODULES, nearest
 from elasticflow.jobfile.diagnostics.toml_literals import dotted
 from elasticflow.jobfile.type_checks.annotations import as_numbers
 from elasticflow.jobfile.wording.foreign_names import ENTRIES, SAME_VALUES, plain
-from elasticflow.jobfile.wording.type_descriptions import annotation_at, choices, model_at
+from elasticflow.jobfile.wording.type_descriptions import annotation_at, choices, keys_at, model_at
 from elasticflow.system.units import BYTES, COUNTS, SECONDS
 
 if TYPE_CHECKING:
@@ -29,8 +29,12 @@ _CALL = re.compile(r"\s*\(.*\)$", re.DOTALL)
 
 def accepts(path: KeyPath, value: object) -> bool:
     """Return whether the key at *path*, which the models know, takes a value."""
+    # Elements of a list have one type, and so have the keys of a free table.
+    alike = tuple(0 if isinstance(part, int) else part for part in path)
+    if isinstance(alike[-1], str) and not keys_at(alike[:-1]):
+        alike = (*alike[:-1], "NAME")
     try:
-        _adapter(path).validate_python(value, strict=True)
+        _adapter(alike).validate_python(value, strict=True)
     except (ValidationError, RecursionError):
         return False
     return True
@@ -47,12 +51,10 @@ def _adapter(path: KeyPath) -> TypeAdapter[Any]:
 
 
 def same_value(path: KeyPath, value: object) -> object | None:
-    """Return what the key at *path* takes and says the same as *value*, which it does not take; None if nothing does."""
+    """Return the same value in a form that the key at *path* takes; None if there is none."""
     if isinstance(value, str) and len(value) > _MOST:
         return None
-    # Elements of a list have one type.
-    typed = tuple(0 if isinstance(part, int) else part for part in path)
-    return next((each for each in _forms(path, value) if accepts(typed, each)), None)
+    return next((each for each in _forms(path, value) if accepts(path, each)), None)
 
 
 def _forms(path: KeyPath, value: object) -> Iterator[object]:

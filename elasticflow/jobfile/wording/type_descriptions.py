@@ -1,9 +1,10 @@
-"""What may stand at a place of the job file, in words, read off the models."""
+"""Descriptions of the values that the job file takes at each place, read off the models."""
 
 from __future__ import annotations
 
 import json
 import types
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
@@ -30,7 +31,7 @@ def model_at(path: KeyPath) -> type[BaseModel] | None:
 
 
 def describe(annotation: Any) -> str:
-    """Return what a value of this type is, as in "must be ..."."""
+    """Return the description of a type, as it follows "must be"."""
     for mark in get_args(annotation)[1:] if get_origin(annotation) is Annotated else ():
         if isinstance(mark, Description):
             return mark.words
@@ -52,6 +53,7 @@ def describe(annotation: Any) -> str:
     return plain.get(annotation, "something else")
 
 
+@lru_cache(maxsize=1024)
 def annotation_at(path: KeyPath) -> Any:
     """Return the type of what stands at *path*; None where the models know no such key."""
     annotation: Any = Job
@@ -77,7 +79,7 @@ def _inside(annotation: Any, part: str | int) -> Any:
     if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         return None
     if annotation.model_config.get("extra") == "allow":
-        return _inside(get_type_hints(annotation, include_extras=True)["__pydantic_extra__"], part)
+        return _inside(_extra_of(annotation), part)
     if part in annotation.model_fields:
         field = annotation.model_fields[str(part)]
         marks = [mark for mark in field.metadata if isinstance(mark, Description)]
@@ -85,8 +87,14 @@ def _inside(annotation: Any, part: str | int) -> Any:
     return None
 
 
+@lru_cache
+def _extra_of(model: type[BaseModel]) -> Any:
+    """Return the annotation of the keys that a model does not list."""
+    return get_type_hints(model, include_extras=True)["__pydantic_extra__"]
+
+
 def kind_of_key(path: KeyPath) -> str:
-    """Return what the keys of the free table around *path* are."""
+    """Return the description of the keys of the free table around *path*."""
     table = annotation_at(path[:-1])
     return describe(get_args(table)[0]) if get_origin(table) is dict else "a name"
 

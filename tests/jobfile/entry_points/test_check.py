@@ -357,6 +357,30 @@ def test_an_argument_given_by_place_cannot_be_given_again(said: Callable[..., Sa
     assert [each.message for each in found] == ['pkg.ok:optimizer gets "parameters" from elasticflow already']
 
 
+def test_an_argument_taken_by_place_only_is_said_to_be_that(
+    said: Callable[..., Said], tmp_path: Path
+) -> None:
+    """It is missing, and giving it by name is no cure: both findings say so."""
+    assert len(said("def it(width, /, depth=1): ...", args="{ width = 3 }")) == 2
+    helps = {str(each.help).partition(":")[0] for each in load_job(tmp_path / "job.toml").diagnostics}
+    assert helps == {"it is taken by place only, and a job file gives arguments by name"}
+
+
+@pytest.mark.parametrize(("has_torch", "severity"), [(True, "error"), (False, "warning")])
+def test_a_module_that_is_no_python_is_an_error_where_it_would_train(
+    said: Callable[..., Said],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    has_torch: bool,
+    severity: str,
+) -> None:
+    """Without torch, in a hook, training may use a newer Python."""
+    monkeypatch.setattr(modules.Finder, "has_torch", has_torch)
+    assert said("def it()\n    pass\n")[0][0] == "EF208"
+    assert load_job(tmp_path / "job.toml").diagnostics[0].severity == severity
+
+
 def test_datasets_with_length_pass_whatever_they_inherit_from(said: Callable[..., Said]) -> None:
     """__len__ and __getitem__ may come from a base, or from one that cannot be read."""
     base = "class Base:\n    def __len__(self): ...\n"

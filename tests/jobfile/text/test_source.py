@@ -269,3 +269,13 @@ def test_ipv6_endpoint_needs_no_quotes(folder: Path) -> None:
     source = load_source(folder / "job.toml", ["nodes.endpoint=[fd00::1]:29400"])
     assert not source.problems
     assert source.raw == {"nodes": {"endpoint": "[fd00::1]:29400"}}
+
+
+@pytest.mark.parametrize(("name", "is_shown"), [("passwd", False), ("base.toml", True)])
+def test_line_of_a_file_that_is_no_job_file_is_not_shown(folder: Path, name: str, *, is_shown: bool) -> None:
+    """`extends` can name any file of the machine, and what is said goes into logs of others."""
+    (folder / name).write_text("root:x:0:0:root:/root:/bin/bash\n", "utf-8")
+    write(folder, job=f'extends = "{name}"\n')
+    text = render(load_source(folder / "job.toml").problems)
+    assert f"{name}:1:5" in text
+    assert ("/bin/bash" in text) is is_shown

@@ -105,6 +105,24 @@ def test_keys_named_in_notes_are_keys() -> None:
         assert [each for each in spoken if each not in KEYS] == []
 
 
+def test_a_note_beside_a_key_has_no_place_for_the_value() -> None:
+    """It is shown as it stands: the value is in the line to write."""
+    assert [row for row in ROWS if row.meaning.key and "{}" in row.meaning.note] == []
+
+
+def test_what_other_tools_write_is_not_taken_over_unread(told: Callable[..., Told]) -> None:
+    """Hydra's list of defaults, Composer's duration, Kubernetes's list of variables."""
+    path = 'write extends = "FILE.toml" at the top of the file, above all tables'
+    assert told(job='name = "x"\ndefaults = ["base", "_self_"]')[0] == (codes.UNKNOWN_KEY, path)
+    duration = "this is train.epochs, train.steps or, as a time, train.time_limit here"
+    assert told(job='name = "x"\nmax_duration = "10ep"')[0] == (codes.UNKNOWN_KEY, duration)
+    variables = "write [env], not [[env]], and below it NAME = ... on a line for each"
+    assert told(train='epochs = 5\n[[env]]\nname = "A"')[0] == (codes.WRONG_TYPE, variables)
+    assert told(model='entry = "bert-base-uncased"\nloss = "torch.nn.functional:mse_loss"') == [
+        (codes.MALFORMED, None)
+    ]
+
+
 def test_no_name_is_two_things_by_accident() -> None:
     """A name stands in two rows only where two tools mean two things, and the first is the more common."""
     seen: dict[str, set[str]] = {}
