@@ -169,6 +169,7 @@ class Worker:
         """Say what this rank is doing, for whoever watches its heartbeat; see `Heartbeat`."""
         self.heartbeat.phase(name)
 
+    # As the train.py of older launches calls it, which may have been edited.
     def seed_for(self, factory: str) -> None:
         """Put every random generator into the state in which *factory* begins: it follows from the seed and that name."""
         random_streams.begin(self.seed, factory)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +13,7 @@ from elasticflow.compiler.entry_point.functions import functions_of
 from elasticflow.compiler.entry_point.render import render, template
 from elasticflow.compiler.launch_folder.edited_entry_point import stale_import
 from elasticflow.compiler.provenance.job_json import job_digest
+from elasticflow.errors import JobRefusedError
 from elasticflow.jobfile.load import require_job
 from elasticflow.jobfile.type_checks.annotations import DatasetValue
 from tests.compiler.golden.regenerate import CASES, FILES, HERE, ROOT, made
@@ -329,6 +331,13 @@ def test_a_function_that_needs_a_value_of_the_data_is_given_the_data() -> None:
     assert 'open_dataset(worker, build_dataset, "train", values=VALUES)' in text
     text = _rendered(make_job(evaluation__entry="pieces:other", evaluation__args={"width": value}))
     assert 'worker, lambda: build_evaluation_dataset(dataset), "evaluation"' in text
+
+
+def test_what_has_no_literal_is_refused_at_its_key() -> None:
+    """A date, which TOML has and a job cannot hand over."""
+    job = make_job(lr_scheduler__entry=SCHEDULER["entry"], lr_scheduler__args={"when": date(2026, 1, 1)})
+    with pytest.raises(JobRefusedError, match=r"^lr_scheduler\.args\.when: a date cannot be an argument"):
+        render(job, digest="", job_file="job.toml", root=".")
 
 
 def test_each_function_says_which_key_it_is_about() -> None:
