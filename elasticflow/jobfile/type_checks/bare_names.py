@@ -1,4 +1,4 @@
-"""The entry point that a name without its module stands for, of those torch or elasticflow has for a key."""
+"""Finds the entry point of torch or elasticflow that a name without its module stands for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HOMES = {
     ("optimizer", "module"): "torch.nn",  # of a group of parameters
 }
 _OURS = "elasticflow.schedules"
-# What schedules are called elsewhere, and those that are not torch's.
+# Names of schedules in other libraries, and schedules that torch does not have.
 _NAMES = {
     "cosine": "CosineAnnealingLR",
     "linear": "LinearLR",
@@ -42,12 +42,12 @@ _NAMES = {
 
 
 def with_module(path: KeyPath, name: str, *, is_exact: bool = False) -> str | None:
-    """Return `module:name` for a bare name; None where torch has nothing like it.
+    """Return `module:name` for a bare name; None if torch has nothing like it.
 
     Args:
         path: The key.
-        name: The name; of a class of losses also the function that does the same is found.
-        is_exact: Its spelling is right.
+        name: The bare name; for the class of a loss the equivalent function is found, too.
+        is_exact: The spelling is right.
     """
     home = _HOMES.get((str(path[0]), str(path[-1])))
     name = re.sub(r"\s*\(.*\)$", "", name, flags=re.DOTALL)
@@ -88,6 +88,6 @@ def _names_in(resolver: Resolver, home: str) -> list[str]:
 
 
 def _as_function(name: str) -> list[str]:
-    """Return what the function of a loss may be called: CrossEntropyLoss is cross_entropy, MSELoss mse_loss."""
+    """Return possible names of a loss's function: cross_entropy for CrossEntropyLoss, mse_loss for MSELoss."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
     return [words.removesuffix("_loss"), words, f"{words}_loss"]
