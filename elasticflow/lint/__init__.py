@@ -1,1 +1,1 @@
-"""`elasticflow lint`: training scripts read for what goes wrong when they are killed, restarted or resized."""
+"""`elasticflow lint`: finds faults of training scripts under a kill, a restart or a resize."""

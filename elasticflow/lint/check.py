@@ -46,29 +46,29 @@ RULES: tuple[Callable[[View], Iterator[Finding]], ...] = (
     collectives.collectives_in_handlers,
     replicas.unused_parameters,
 )
-# What is imported by whoever trains on several processes; other files of a folder are not parsed.
+# Imports of scripts that train in several processes; other files of a folder are not parsed.
 _MENTIONS = (b"torch", b"accelerate", b"lightning")
 
 
 class Selection(NamedTuple):
-    """Which codes are wanted: those that begin with one of *select* and with none of *ignore*; the longer one wins."""
+    """The selected codes: they begin with a text of *select* and with none of *ignore*; the longer text wins."""
 
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
 
     def wants(self, code: str) -> bool:
-        """Return whether findings with a code are wanted."""
+        """Return whether a code is selected."""
         chosen = max((len(each) for each in self.select if code.startswith(each)), default=-1)
         refused = max((len(each) for each in self.ignore if code.startswith(each)), default=-1)
         return (chosen >= 0 or not self.select) and (refused < 0 or refused < chosen)
 
 
 EVERYTHING = Selection()
-"""Every code is wanted."""
+"""Every code is selected."""
 
 
 def may_train(path: Path) -> bool:
-    """Return whether a file mentions what training scripts import; True for one that cannot be read."""
+    """Return whether a file mentions an import of training scripts; True if the file cannot be read."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -77,12 +77,12 @@ def may_train(path: Path) -> bool:
 
 
 def lint_file(path: Path, name: str, selection: Selection = EVERYTHING) -> list[Diagnostic]:
-    """Return what is found in a file.
+    """Return the findings in a file.
 
     Args:
         path: The file.
-        name: As the user called it.
-        selection: Which codes are wanted.
+        name: The path as the user typed it.
+        selection: The selected codes.
     """
     try:
         content = path.read_bytes()
@@ -92,7 +92,7 @@ def lint_file(path: Path, name: str, selection: Selection = EVERYTHING) -> list[
 
 
 def lint_source(content: bytes, name: str, selection: Selection = EVERYTHING) -> list[Diagnostic]:
-    """Return what is found in the source of a file, in no particular order."""
+    """Return the findings in the source of a file, in no particular order."""
     try:
         text = importlib.util.decode_source(content)
         script = Script(text)

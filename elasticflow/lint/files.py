@@ -1,4 +1,4 @@
-"""Which Python files of a folder are looked at."""
+"""Finds the Python files of a folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LEFT_OUT = {RUNS, "__pycache__", "node_modules", "site-packages"}
 def python_files_in(folder: Path) -> list[Path]:
     """Return the Python files of a folder at any depth, sorted.
 
-    Hidden folders, virtual environments and installed packages, and runs with their copies of sources are left alone.
+    Hidden folders, virtual environments, installed packages, and runs with their copies of sources are left out.
     """
     found: list[Path] = []
     for place, folders, files in os.walk(folder):

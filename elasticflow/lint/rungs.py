@@ -1,4 +1,4 @@
-"""The rung of a script, the lines that the next rung changes, and the finished example of its form."""
+"""The rung of a script, the lines to change for the next rung, and the finished example of its form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RUNGS = (
     "elasticflow.join: snapshots, every sample once, on in the middle of an epoch",
     "run.gradients: the same bits at any number of workers",
 )
-# By name: a file of examples/ that makes the calls. End-to-end tests train each of them.
+# Files of examples/ that make the calls, by form. End-to-end tests train each file.
 TEMPLATES = {
     "function": "gpt/train_own_loop.py",
     "class": "rungs/tutorial_1.py",
@@ -33,12 +33,12 @@ _ENDS = ("torch.distributed.destroy_process_group",)
 
 
 class Change(NamedTuple):
-    """A line of the script, and what the next rung has there.
+    """A line of the script, and its replacement on the next rung.
 
     Attributes:
         line: Number of the line, from 1.
         before: Text of the line.
-        after: Text that replaces it, or a remark about the place.
+        after: Text that replaces the line, or a remark about it.
     """
 
     line: int
@@ -47,7 +47,7 @@ class Change(NamedTuple):
 
 
 def template_of(script: Script, form: Form) -> str | None:
-    """Return the key in TEMPLATES of the example to follow; None if `elasticflow.join` does not take the form."""
+    """Return the key in TEMPLATES of the example to follow; None if `elasticflow.join` does not support the form."""
     if form.kind in {"accelerate", "fabric"}:
         return form.kind
     if form.kind == "trainer":
@@ -59,7 +59,7 @@ def template_of(script: Script, form: Form) -> str | None:
 
 
 def next_changes(script: Script, form: Form) -> list[Change]:
-    """Return the lines that the next rung changes, in their order; only those that the text shows for sure."""
+    """Return the lines to change for the next rung, in order; only lines that the text shows for sure."""
     if form.rung == 1:
         return [*_to_exact(script)]
     if form.rung or form.kind not in {"accelerate", "fabric", *_PLAIN}:
@@ -110,7 +110,7 @@ def _to_exact(script: Script) -> Iterator[Change]:
 
 
 def _backwards(script: Script) -> Iterator[ast.Call]:
-    """Yield the calls of `backward` that train; not those of an autograd function's own `backward`."""
+    """Yield the calls of `backward` that train, without the `backward` of autograd functions."""
     for call in script.calls:
         function = script.function_of(call)
         if called_name(call) == "backward" and (function is None or function.name != "backward"):
@@ -118,10 +118,10 @@ def _backwards(script: Script) -> Iterator[ast.Call]:
 
 
 def _loops(script: Script) -> list[ast.For | ast.While | ast.AsyncFor]:
-    """Return the loops around the backward pass, innermost first, through functions that one place calls.
+    """Return the loops around the backward pass, innermost first, through functions with a single caller.
 
-    Empty where it takes a guess: gradients in several functions, a third loop, or an innermost one that counts, which
-    may go over parts of a batch.
+    Empty if that would be a guess: gradients in several functions, a third loop, or an innermost loop that counts,
+    which may iterate over parts of a batch.
     """
     backwards = [*_backwards(script)]
     if not backwards or len({script.function_of(call) for call in backwards}) > 1:

@@ -1,4 +1,4 @@
-"""The end of a report: which rules were looked for, how often each found something, and which questions reading leaves open."""
+"""The end of a report: the rules, the number of findings of each, and the questions that reading leaves open."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ UNTOLD = (
 
 
 def looked_for(findings: Iterable[Diagnostic], selection: Selection) -> list[tuple[str, str, str]]:
-    """Return a row for each subject that is selected: its codes, what was looked for, and how much was found, by code.
+    """Return a row for each selected subject: its codes, the fault, and the number of findings by code.
 
     Args:
-        findings: All, notes too.
-        selection: Which codes are wanted.
+        findings: All findings, including notes.
+        selection: The selected codes.
     """
     findings = list(findings)
     found = Counter(each.code for each in findings)

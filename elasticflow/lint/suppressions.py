@@ -1,4 +1,4 @@
-"""Comments that take findings away: `# noqa: EF601` on a line, `# elasticflow: noqa: EF601` for the file."""
+"""Comments that suppress findings: `# noqa: EF601` on a line, `# elasticflow: noqa: EF601` for the file."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _ALL = frozenset({"all"})
 
 @dataclass
 class Suppressions:
-    """What the comments of a file say.
+    """The suppressed codes of a file.
 
     Attributes:
-        lines: By line from 1, the codes that are not wanted there; `all` for every code.
-        file: The codes that are not wanted anywhere.
+        lines: The suppressed codes of each line, from 1; `all` for every code.
+        file: The codes that are suppressed in the whole file.
     """
 
     lines: dict[int, frozenset[str]] = field(default_factory=dict)
     file: frozenset[str] = frozenset()
 
     def covers(self, code: str, first: int, last: int) -> bool:
-        """Return whether a finding from one line to another is not wanted."""
+        """Return whether a finding from line *first* to line *last* is suppressed."""
         wanted = {code, *_ALL}
         return bool(wanted & self.file) or any(
             wanted & self.lines.get(line, frozenset()) for line in range(first, last + 1)
@@ -38,7 +38,7 @@ class Suppressions:
 
 
 def suppressions_in(text: str) -> Suppressions:
-    """Return what the comments of a valid Python file say; texts that look like comments do not count."""
+    """Return the suppressions in the comments of a valid Python file; strings that look like comments do not count."""
     found = Suppressions()
     if "noqa" not in text.lower():
         return found

@@ -1,5 +1,5 @@
-"""Python read as text: where a name is defined, what a call takes; nothing is imported.
+"""Python read as text: definitions of names, parameters of calls; nothing is imported.
 
 Why not griffe or jedi: importing either takes about as long as all of `validate` may, jedi needs seconds to look up
-torch's optimizers, and both guess where a decorator or a condition hides the answer; this says that it cannot tell.
+torch's optimizers, and both guess if a decorator or a condition hides the answer; this room says that it cannot tell.
 """

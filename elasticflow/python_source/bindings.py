@@ -1,4 +1,4 @@
-"""Which statements of a source text bind a name, and where a name comes from by its imports."""
+"""The statements of a source text that bind a name, and the origin of a name by its imports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elasticflow.python_source.syntax import decorators_of, dotted_names, import
 if TYPE_CHECKING:
     from elasticflow.python_source.modules import Module
 
-# Beyond this many characters only the definition asked for is parsed: torch/nn/functional.py takes 24 ms, a slice 1 ms.
+# Beyond this many characters only the requested definition is parsed: torch/nn/functional.py takes 24 ms, a slice 1 ms.
 _LARGE = 30_000
 
 
@@ -35,7 +35,7 @@ def parse_python(text: str) -> list[ast.stmt]:
 
 
 def bindings(text: str, name: str) -> tuple[list[ast.stmt], bool]:
-    """Return the statements that bind *name* at module level, last first, and whether all of them always run."""
+    """Return the statements that bind *name* at module level, last first, and True if all of them always run."""
     if is_large(text) and (definition := _slice(text, name)):
         return [definition], True
     always: list[ast.stmt] = []
@@ -67,7 +67,7 @@ def _slice(text: str, name: str) -> ast.stmt | None:
 
 
 def _lines(text: str, start: str, then: str) -> list[int]:
-    """Return where lines begin with *start* and one of the characters *then*; many times faster than a pattern."""
+    """Return the offsets of lines that begin with *start* and a character of *then*; much faster than a pattern."""
     offsets, at = [], 0 if text.startswith(start) else text.find(f"\n{start}") + 1
     while at or text.startswith(start, at):
         if text[at + len(start) : at + len(start) + 1] in then:
@@ -79,7 +79,7 @@ def _lines(text: str, start: str, then: str) -> list[int]:
 
 
 def _conditional(statement: ast.stmt) -> list[ast.stmt]:
-    """Return the statements inside an `if`, `try` or `with` at module level; not those for type checkers only."""
+    """Return the statements inside an `if`, `try` or `with` at module level, except those for type checkers only."""
     if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.dump(statement.test):
         return statement.orelse
     if isinstance(statement, ast.If | ast.Try | ast.With | ast.For | ast.While):
@@ -117,10 +117,10 @@ def _targets(target: ast.expr) -> list[str]:
             return []  # AdamW.__doc__ = ... binds no name
 
 
-_BINDING = ("import ", " as ", "class ", "def ", "\n")  # one of these stands before a name that is bound
+_BINDING = ("import ", " as ", "class ", "def ", "\n")  # text before a name that is bound
 HIDDEN_STAR = r"^[ \t]+from[ \t].*import[ \t(]+\*"
-"""Pattern of an import under a condition of names that it does not list."""
-# Decorators that leave the arguments as they are.
+"""Pattern of a star import under a condition."""
+# Decorators that do not change the parameters.
 _TRANSPARENT = {
     "abc.abstractmethod", "builtins.classmethod", "builtins.staticmethod", "functools.cache", "functools.lru_cache",
     "torch.compile", "torch.enable_grad", "torch.inference_mode", "torch.no_grad", "typing.final", "typing.override",
@@ -132,7 +132,7 @@ _TRANSPARENT = {
 def origin(module: Module, node: ast.expr) -> str:
     """Return the dotted name an expression stands for: `functools.partial`, `builtins.int`.
 
-    Empty for a name of the module's own, and where imports do not show it.
+    Empty for a name that the module defines itself, and if imports do not show the origin.
     """
     names = dotted_names(node)
     try:
@@ -157,7 +157,7 @@ def _has_star(text: str) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _table(text: str) -> dict[str, str]:
-    """Return where each imported name comes from, also under `if TYPE_CHECKING:` and `try:`; "" for own names."""
+    """Return the origin of each imported name, also under `if TYPE_CHECKING:` and `try:`; "" for own names."""
     try:
         statements = _imports_of_large(text) if is_large(text) else parse_python(text)
     except SyntaxError:
@@ -174,7 +174,7 @@ def _table(text: str) -> dict[str, str]:
             own |= {target.id for target in targets if isinstance(target, ast.Name)}
         elif isinstance(each, ast.Import | ast.ImportFrom):
             found = imported_names(each)
-            # Of the module's own package: no dotted name shows it.
+            # A relative import has no absolute dotted name here.
             origins |= {name: "" if what.startswith(".") else what for name, what in found.items()}
         elif isinstance(each, ast.If | ast.Try | ast.With):
             pending += (inner for inner in ast.iter_child_nodes(each) if isinstance(inner, ast.stmt))
@@ -192,6 +192,6 @@ def _imports_of_large(text: str) -> list[ast.stmt]:
 
 
 def refuse_decorators(module: Module, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
-    """Raise CannotTellError if a decorator may change what is called."""
+    """Raise CannotTellError if a decorator may replace the function or class."""
     if any(origin(module, decorator) not in _TRANSPARENT for decorator in decorators_of(node)):
         raise CannotTellError(f"{node.name} is decorated")

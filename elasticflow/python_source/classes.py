@@ -1,4 +1,4 @@
-"""The classes a class inherits from, in the order Python looks methods up, and what each defines."""
+"""The classes that a class inherits from, in Python's order of method lookup, and their methods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from elasticflow.python_source.definitions import DottedNames
     from elasticflow.python_source.modules import Module
 
-# Bases that define nothing a check looks for.
+# Bases without any name that a check looks for.
 _EMPTY = {"builtins.object", "abc.ABC"} | {
     f"{home}.{name}" for home in ("typing", "typing_extensions") for name in ("Generic", "Protocol", "NamedTuple")
 }  # fmt: skip
@@ -26,13 +26,13 @@ _CIRCLE = "classes inherit in a circle"
 
 
 def is_named_tuple(definition: Definition) -> bool:
-    """Return whether the class is made by `class Name(NamedTuple)`."""
+    """Return whether the class is defined as `class Name(NamedTuple)`."""
     assert isinstance(definition.node, ast.ClassDef)
     return any(origin(definition.module, base) in _NAMED_TUPLES for base in definition.node.bases)
 
 
 def base_names(definition: Definition) -> list[str]:
-    """Return what the bases of a class are called: by their imports if these show it, else as written; "" for a call."""
+    """Return the names of a class's bases: by their imports if these show them, else as written; "" for a call."""
     assert isinstance(definition.node, ast.ClassDef)
     return [_base_name(definition.module, base) for base in definition.node.bases]
 
@@ -57,19 +57,17 @@ def classes_of(
     is_left_out: Callable[[str], bool] = lambda _: False,
     skips_unreadable: bool = False,
 ) -> Iterator[Definition]:
-    """Yield a class and all it inherits from, as `__mro__` has them, without those that define nothing.
+    """Yield a class and all its bases in the order of `__mro__`, except bases that define nothing.
 
-    A base is read once it is asked for, as long as each class has one base only: who finds what he looks for early
-    need not read the rest, which may lie in a large package or nowhere.
+    As long as each class has only one base, a base is read on demand: a caller that stops early does not read the
+    remaining bases, which may lie in a large package or be missing.
 
     Args:
-        definition: The class.
-        resolver: Finds the bases.
-        is_left_out: Tells of a base, by its name as in `base_names`, whether it is not read.
+        is_left_out: True for the name of a base, as in `base_names`, that is not to be read.
         skips_unreadable: Leave out bases that cannot be read.
 
     Raises:
-        UnresolvedError: a base does not exist or cannot be read, or there is no such order.
+        UnresolvedError: a base does not exist or cannot be read, or the bases have no common order.
     """
     return _Walk(resolver, is_left_out, skips_unreadable).classes(definition)
 
@@ -123,7 +121,7 @@ class _Walk(NamedTuple):
 
 
 def _merged(rows: list[list[Definition]]) -> Iterator[Definition]:
-    """Yield the classes of all rows once, each before what stands after it in any row: Python's own order (C3)."""
+    """Yield the classes of all rows once, keeping the order of every row: Python's own order (C3)."""
     while rows := [row for row in rows if row]:
         heads = [row[0] for row in rows]
         free = [head for head in heads if not any(head in row[1:] for row in rows)]

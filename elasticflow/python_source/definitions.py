@@ -1,4 +1,4 @@
-"""What a name of a job can turn out to be, and why it cannot be found."""
+"""The possible meanings of a name in a job, and the errors if it cannot be found."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class NoAttributeError(UnresolvedError):
     """The module or class binds no such name.
 
     Attributes:
-        beside: Names that it does bind and that can be called through it.
-        methods: Of a class of the job's own code: its plain methods, which are called on an object of it.
+        beside: Callable names that the module or class does bind.
+        methods: The plain methods of a class in the job's own code, which need an object of the class.
     """
 
     def __init__(self, module: str, name: str, beside: list[str], methods: tuple[str, ...] = ()) -> None:
@@ -35,7 +35,7 @@ class UnreadableModuleError(UnresolvedError):
 
 
 class MadeByCallError(CannotTellError):
-    """The name stands for what a call returns: `curriculum = Curriculum()`."""
+    """The name stands for the result of a call: `curriculum = Curriculum()`."""
 
     def __init__(self, module: Module, call: ast.Call) -> None:
         super().__init__("it is made by a call")
@@ -44,7 +44,7 @@ class MadeByCallError(CannotTellError):
 
 
 class MethodError(CannotTellError):
-    """The name is a method: it is called on an object of its class.
+    """The name is a method, which needs an object of its class.
 
     Attributes:
         owner: The class that was named.
@@ -58,7 +58,7 @@ class MethodError(CannotTellError):
 
 
 def file_seen_from_here(module: Module) -> str:
-    """Return a module's file as seen from the current folder, or its full name when it lies outside."""
+    """Return a module's file relative to the current folder, or its full path if it lies outside."""
     assert module.file is not None  # only source has lines
     current = Path.cwd()
     return str(module.file.relative_to(current) if module.file.is_relative_to(current) else module.file)
@@ -68,10 +68,10 @@ class Definition(NamedTuple):
     """A function, class or lambda.
 
     Attributes:
-        module: The module whose names its source uses.
-        node: Its source.
-        num_bound: Places that are taken: by `functools.partial`, or by the class of a class method.
-        preset: Names that `functools.partial` gives a value.
+        module: The module in whose namespace the source is read.
+        node: The parsed source.
+        num_bound: Number of positional arguments bound by `functools.partial`, or by the class of a class method.
+        preset: Names of the keyword arguments bound by `functools.partial`.
     """
 
     module: Module
@@ -81,7 +81,7 @@ class Definition(NamedTuple):
 
     @property
     def where(self) -> str:
-        """File and line, the file as seen from the current folder where it lies inside."""
+        """File and line, the file relative to the current folder if it lies inside."""
         return f"{file_seen_from_here(self.module)}:{self.node.lineno}"
 
 
@@ -95,7 +95,7 @@ Resolved = Definition | Module | PlainValue
 
 
 class DottedNames(Protocol):
-    """Finds what dotted names mean; `resolve.Resolver` does."""
+    """Finds the meaning of dotted names; `resolve.Resolver` implements it."""
 
     def dotted(self, module: Module, names: list[str]) -> Resolved:
-        """Return what a dotted name means inside *module*."""
+        """Return the meaning of a dotted name inside *module*."""

@@ -1,6 +1,6 @@
-"""Where modules lie, those of the job and those that are installed, without importing anything.
+"""Finds modules, the job's own and installed ones, without importing anything.
 
-`importlib.util.find_spec("torch.optim")` would import torch; this looks at files only, in the order Python does.
+`importlib.util.find_spec("torch.optim")` would import torch; this looks at files only, in Python's order.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _HOME = Path(__file__).parents[2]
 
 
 class UnresolvedError(Exception):
-    """Reading source does not lead from a name to its definition: there is none, or something hides it."""
+    """Reading source does not lead from a name to its definition: the definition is missing or hidden."""
 
 
 class CannotTellError(UnresolvedError):
-    """Reading source does not show it: an extension module, a decorator, a package that is not installed here."""
+    """Reading source does not show the answer: an extension module, a decorator, a package that is not installed."""
 
 
 class NotInstalledError(CannotTellError):
@@ -36,9 +36,9 @@ class NoModuleError(UnresolvedError):
     """There is no such module.
 
     Attributes:
-        name: Dotted name of what is missing.
+        name: Dotted name of the missing module.
         beside: Modules that the package does have.
-        package: Where it was looked for.
+        package: The package that was searched.
     """
 
     def __init__(self, name: str, beside: list[str], package: Module) -> None:
@@ -53,9 +53,9 @@ class Module(NamedTuple):
 
     Attributes:
         name: Dotted name.
-        file: Its source; None for a namespace package.
-        folders: Where its submodules are looked for; empty for a plain module.
-        is_own: On the job's path, not installed.
+        file: Source file; None for a namespace package.
+        folders: Folders of its submodules; empty for a plain module.
+        is_own: The module is on the job's path, not installed.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Module(NamedTuple):
 
 @dataclass(frozen=True)
 class Finder:
-    """Finds modules: on the job's own path first, then among what is installed."""
+    """Finds modules: on the job's own path first, then among installed packages."""
 
     own: tuple[Path, ...]
     installed: tuple[Path, ...]
@@ -82,22 +82,22 @@ class Finder:
         return cls(tuple(project_root / part for part in job_path), installed_folders())
 
     def has_own(self, top: str) -> bool:
-        """Return whether a top-level module seems to lie on the job's own path; a cheap look before `find`."""
+        """Return whether a top-level module seems to lie on the job's own path; a cheap check before `find`."""
         return any((folder / f"{top}.py").is_file() or (folder / top).is_dir() for folder in self.own)
 
     def find(self, name: str) -> Module:
         """Return the module.
 
         Raises:
-            NoModuleError: its package is here and has no such module.
-            NotInstalledError: the top-level package is not here.
-            CannotTellError: it is built in or compiled.
+            NoModuleError: the package exists and has no such module.
+            NotInstalledError: the top-level package does not exist here.
+            CannotTellError: the module is built in or compiled.
         """
         top, *rest = name.split(".")
         if top in sys.builtin_module_names:  # before any file of that name
             raise CannotTellError(f"{top} is built into Python")
         module = _look_for(top, top, (*self.own, *self.installed), self.own)
-        if module is None and top == "elasticflow":  # it is running, in whatever way it was installed
+        if module is None and top == "elasticflow":  # it is running, however it was installed
             module = _look_for(top, top, (_HOME,), ())
         if module is None:
             raise NotInstalledError(top)
@@ -115,10 +115,10 @@ class Finder:
         return module
 
     def refuse_namespace(self, module: Module, name: str, beside: list[str]) -> None:
-        """Raise CannotTellError unless a name that is missing in *module* is missing for certain.
+        """Raise CannotTellError unless *name* is certainly missing in *module*.
 
-        A folder without __init__.py gives way to an installed package of its name, and without torch this is not the
-        environment the job trains in.
+        An installed package takes precedence over a folder of the same name without __init__.py, and an environment
+        without torch is not the one that the job trains in.
         """
         import difflib  # most jobs hold no mistake
 
@@ -130,7 +130,7 @@ class Finder:
 
     @property
     def has_torch(self) -> bool:
-        """Whether torch is installed: this may be the environment that the job trains in."""
+        """True if torch is installed, so that the job may train in this environment."""
         return any((folder / "torch").is_dir() for folder in self.installed)
 
     def names(self) -> list[str]:
@@ -139,9 +139,9 @@ class Finder:
 
 
 def is_found_by_hooks(top: str) -> bool:
-    """Return whether Python finds a top-level module that lies in none of its folders; nothing is imported.
+    """Return whether Python finds a top-level module outside of its folders; nothing is imported.
 
-    So it finds editable installations, which are found by code of setuptools, and what lies in archives.
+    This covers editable installations, which setuptools finds by code of its own, and modules in archives.
     """
     archives = [each for each in sys.path if each and Path(each).is_file()]
     for finder in sys.meta_path:
@@ -153,12 +153,12 @@ def is_found_by_hooks(top: str) -> bool:
 
 
 def _has_editable_installs() -> bool:
-    """Return whether packages are found by code of setuptools, which may add to any namespace."""
+    """Return whether setuptools finds packages by code of its own, which may add to any namespace."""
     return any("__editable__" in getattr(each, "__module__", "") for each in sys.meta_path)
 
 
 def _look_for(name: str, part: str, parents: tuple[Path, ...], own: tuple[Path, ...]) -> Module | None:
-    """Return the module; like Python, a folder without __init__.py only when no other folder holds a module of its name."""
+    """Return the module; as in Python, a folder without __init__.py counts only if no other folder has such a module."""
     namespace: list[Path] = []
     for parent in parents:
         is_own = any(parent.is_relative_to(root) for root in own)
@@ -194,7 +194,7 @@ def source_of(module: Module) -> str:
     """Return the module's source; empty for a namespace package.
 
     Raises:
-        CannotTellError: it cannot be read.
+        CannotTellError: the file cannot be read.
     """
     if module.file is None:
         return ""
@@ -210,14 +210,14 @@ def _read(file: Path, _changed: int, _size: int) -> str:
         raise CannotTellError(f"{file} cannot be read") from error
 
 
-# What is installed under another name than it is imported by.
+# Distributions with another name than the module they install.
 _DISTRIBUTIONS = {
     "PIL": "pillow", "bs4": "beautifulsoup4", "cv2": "opencv-python-headless",
     "skimage": "scikit-image", "sklearn": "scikit-learn", "yaml": "pyyaml",
     "pytorch_lightning": "pytorch-lightning", "dateutil": "python-dateutil", "streaming": "mosaicml-streaming",
 }  # fmt: skip
 
-# What is installed under the name it is imported by. Other names are not recommended: anybody can register a typing error.
+# Distributions with the name of their module. No other name is recommended: anybody can register a misspelling.
 _SAME_NAME = frozenset(
     {
         "accelerate", "albumentations", "datasets", "diffusers", "einops", "h5py", "kornia", "lightning", "matplotlib",
@@ -228,13 +228,13 @@ _SAME_NAME = frozenset(
 
 
 def installed_folders() -> tuple[Path, ...]:
-    """Return the folders Python finds installed packages in; the current folder is not one of them."""
+    """Return the folders of installed packages, without the current folder."""
     folders = (Path(text) for text in dict.fromkeys(sys.path) if text)
     return tuple(folder for folder in folders if folder != Path.cwd() and folder.is_dir())
 
 
 def install_help(top: str, finder: Finder) -> str:
-    """Return what to do about a package that is neither on the job's path nor installed."""
+    """Return the remedy for a package that is neither on the job's path nor installed."""
     name = "'elasticflow[torch]'" if top == "torch" else _DISTRIBUTIONS.get(top)
     name = top if top in _SAME_NAME else name
     what = f"pip install {name}" if name else f"install the package that has {top}"
@@ -242,12 +242,12 @@ def install_help(top: str, finder: Finder) -> str:
 
 
 def looked_in(finder: Finder) -> str:
-    """Return the folders of the job's own code, as a sentence has them."""
+    """Return the folders of the job's own code as a comma-separated list."""
     return ", ".join(seen_from_here(folder) for folder in finder.own)
 
 
 def seen_from_here(folder: Path) -> str:
-    """Return a folder as seen from the current one, where it lies inside."""
+    """Return a folder relative to the current one if it lies inside, else its full path."""
     if not folder.is_relative_to(Path.cwd()):
         return str(folder)
     return f"./{folder.relative_to(Path.cwd())}".removesuffix(".")

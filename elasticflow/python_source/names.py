@@ -1,4 +1,4 @@
-"""Where names come from: imports under any alias, and what is assigned to them."""
+"""Origins of names: imports under any alias, and assigned values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-# One thing has one name below, whichever module it was imported from.
+# One name for each object, whichever module it was imported from.
 _SAME = {
     "torch.distributed.distributed_c10d": "torch.distributed",
     "torch.nn.parallel.distributed": "torch.nn.parallel",
@@ -91,15 +91,15 @@ class Names:
                 pass
 
     def assigned(self, name: str) -> list[ast.expr | None]:
-        """Return what a file assigns to a variable of this name, anywhere; None for what the text does not show."""
+        """Return the values that a file assigns to a variable of this name; None for a value that the text does not show."""
         return self._values.get(name, [])
 
     def assigned_attribute(self, name: str) -> list[ast.expr | None]:
-        """Return what a file assigns to attributes of this name, of whatever object."""
+        """Return the values that a file assigns to attributes of this name, of any object."""
         return self._attributes.get(name, [])
 
     def is_rebound(self, name: str) -> bool:
-        """Return whether a variable or parameter has this name, too."""
+        """Return whether a variable or parameter has the same name."""
         return name in self._bound
 
     def is_parameter(self, name: str, scope: ast.AST) -> bool:
@@ -143,7 +143,7 @@ class Names:
         return f"{next(iter(self._stars))}.{name}"
 
     def _alias(self, name: str, hops: int) -> str:
-        """Return what a variable stands for that is another name for something imported."""
+        """Return the origin of a variable that is an alias of an imported name."""
         values = self._values.get(name, [])
         if len(values) != 1 or hops > _MOST_HOPS or name in self._imported or len(self._bound[name]) != 1:
             return ""

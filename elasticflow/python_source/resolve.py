@@ -36,7 +36,7 @@ _PLAIN: dict[type[ast.expr], str] = {
     ast.JoinedStr: "a text", ast.Tuple: "a tuple", ast.List: "a list", ast.ListComp: "a list",
     ast.Dict: "a dict", ast.DictComp: "a dict", ast.Set: "a set", ast.SetComp: "a set",
 }  # fmt: skip
-# Names made at run time: reading cannot show them.
+# Text that makes names at run time, which reading cannot show.
 _DYNAMIC = re.compile(
     r"^(?:def )?__getattr__\b|\bglobals\(\)|\bexec\(|sys\.modules\[__name__\]", re.MULTILINE
 )
@@ -44,7 +44,7 @@ _DYNAMIC = re.compile(
 
 @functools.lru_cache(maxsize=256)
 def _hidden_stars(text: str) -> tuple[int, ...]:
-    """Return the lines, from 0, that import everything under a condition: a millisecond for torch's large modules."""
+    """Return the lines, from 0, with a star import under a condition; takes a millisecond for torch's large modules."""
     return tuple(text.count("\n", 0, star.start()) for star in re.finditer(HIDDEN_STAR, text, re.MULTILINE))
 
 
@@ -55,18 +55,18 @@ class Resolver:
         self.finder = finder
 
     def entry(self, entry: str) -> Resolved:
-        """Return what `module:attribute` names.
+        """Return the definition that `module:attribute` names.
 
         Raises:
-            NoModuleError, NoAttributeError: it does not exist.
+            NoModuleError, NoAttributeError: the module or the attribute does not exist.
             UnreadableModuleError: a module of the job is not valid Python.
-            CannotTellError: reading does not show it.
+            CannotTellError: reading does not show the definition.
         """
         module, _, attribute = entry.partition(":")
         return self.dotted(self.finder.find(module), attribute.split("."))
 
     def dotted(self, module: Module, names: list[str], hops: int = 0) -> Resolved:
-        """Return what a dotted name means inside *module*."""
+        """Return the meaning of a dotted name inside *module*."""
         resolved = self.name(module, names[0], hops)
         for name in names[1:]:
             if isinstance(resolved, Module):
@@ -78,7 +78,7 @@ class Resolver:
         return resolved
 
     def name(self, module: Module, name: str, hops: int = 0) -> Resolved:
-        """Return what one name means inside *module*."""
+        """Return the meaning of a single name inside *module*."""
         if hops > _MOST_HOPS:
             raise CannotTellError("imports go round in circles")
         text = source_of(module)
@@ -169,7 +169,7 @@ class Resolver:
                 raise CannotTellError("it is made by a call")
 
     def _called(self, module: Module, call: ast.Call, hops: int) -> Definition:
-        """Return what `functools.partial` of a definition is."""
+        """Return the definition with the arguments of a `functools.partial` bound."""
         names = [each.arg for each in call.keywords if each.arg is not None]
         is_plain = len(names) == len(call.keywords) and not any(isinstance(a, ast.Starred) for a in call.args)
         if is_plain and call.args and origin(module, call.func) == "functools.partial":
@@ -189,7 +189,7 @@ def member_of(owner: Definition, name: str, resolver: DottedNames) -> Definition
 
     Raises:
         NoAttributeError: the class has no such name.
-        CannotTellError: it is bound in another way, or may be made by a base or a decorator.
+        CannotTellError: the name is bound in another way, or may come from a base or a decorator.
     """
     assert isinstance(owner.node, ast.ClassDef)
     own = _own_member(owner, name)
@@ -236,7 +236,7 @@ def _as_called(owner: Definition, member: ast.stmt, name: str) -> Definition:
 
 
 def _callable_names(owner: Definition) -> list[str]:
-    """Return what can be called through the class itself."""
+    """Return the names that can be called through the class itself."""
     names = []
     assert isinstance(owner.node, ast.ClassDef)
     for each in owner.node.body:
@@ -248,7 +248,7 @@ def _callable_names(owner: Definition) -> list[str]:
 
 
 def _plain_methods(owner: Definition) -> list[str]:
-    """Return what is called on an object of the class, private methods left out."""
+    """Return the names of the public methods that need an object of the class."""
     assert isinstance(owner.node, ast.ClassDef)
     return [
         each.name

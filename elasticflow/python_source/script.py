@@ -1,4 +1,4 @@
-"""One Python file: its tree, its functions and classes, and which of them a call means."""
+"""One Python file: its tree, its functions and classes, and the function that a call means."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Script:
         text: The file, with line feeds as newlines.
 
     Raises:
-        SyntaxError: it is not Python of this version.
+        SyntaxError: the text is not Python of this version.
     """
 
     def __init__(self, text: str) -> None:
@@ -53,7 +53,7 @@ class Script:
         self.names = Names(self.nodes, self.scope_of)
 
     def origin(self, node: ast.AST) -> str:
-        """Return the dotted name that an expression stands for by the imports: `torch.save`; empty if they do not say."""
+        """Return the dotted name of an expression by the imports: `torch.save`; empty if they do not show it."""
         return self.names.origin(node)
 
     def calls_of(self, *origins: str) -> Iterator[ast.Call]:
@@ -84,7 +84,7 @@ class Script:
         return scope if isinstance(scope, ast.ClassDef) else None
 
     def above(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
-        """Yield what a node lies in, with its part on the way there, up to its function or module."""
+        """Yield the nodes around a node, each with its child on the way, up to the function or module."""
         part, whole = node, self.parents.get(node)
         while whole is not None:
             yield whole, part
@@ -93,7 +93,7 @@ class Script:
             part, whole = whole, self.parents.get(whole)
 
     def called(self, call: ast.Call) -> Function | None:
-        """Return the function of this file that a call means; None if it is another's, or cannot be told."""
+        """Return the function of this file that a call means; None for a function of another file, or if unclear."""
         return self.meant(call.func)
 
     def meant(self, node: ast.expr) -> Function | None:
@@ -109,7 +109,7 @@ class Script:
         return None
 
     def method(self, owner: ast.ClassDef, name: str, hops: int = 8) -> Function | None:
-        """Return a method of a class of this file, also one that it inherits from a class of this file."""
+        """Return a method of a class of this file, its own or inherited within the file."""
         own = [each for each in owner.body if isinstance(each, Function) and each.name == name]
         if own:
             return own[0] if len(own) == 1 else None
@@ -120,7 +120,7 @@ class Script:
         return None
 
     def class_called(self, name: str) -> ast.ClassDef | None:
-        """Return the one class of this file with a name."""
+        """Return the class of this file with a name; None unless there is exactly one."""
         classes = self.classes.get(name, [])
         return classes[0] if len(classes) == 1 else None
 
@@ -134,7 +134,7 @@ class Script:
 
     @cached_property
     def callers(self) -> dict[Function, list[ast.Call]]:
-        """By function of this file, the calls that mean it."""
+        """The calls of each function of this file."""
         callers: dict[Function, list[ast.Call]] = defaultdict(list)
         for call in self.calls:
             if (function := self.called(call)) is not None:

@@ -1,4 +1,4 @@
-"""What a function or a class takes, read from its source."""
+"""Signatures of functions and classes, read from their source."""
 
 from __future__ import annotations
 
@@ -22,11 +22,8 @@ class Parameter(NamedTuple):
     """One parameter.
 
     Attributes:
-        name: Its name.
-        is_optional: It has a default.
-        annotation: Its annotation, if there is one.
-        module: Whose names the annotation uses.
-        default: Its default, if it has one.
+        is_optional: The parameter has a default.
+        module: The module in whose namespace the annotation is read.
     """
 
     name: str
@@ -38,14 +35,13 @@ class Parameter(NamedTuple):
 
 @dataclass(frozen=True)
 class Signature:
-    """What a call takes; `self` is left out.
+    """Parameters of a call, without `self`.
 
     Attributes:
-        positional_only: Cannot be given by name.
-        positional: By place or by name.
-        named: By name only.
-        takes_any_positional: Has `*args`.
-        takes_any_named: Has `**kwargs`.
+        positional: Parameters that are given by position or by name.
+        named: Parameters that are given by name only.
+        takes_any_positional: The function has `*args`.
+        takes_any_named: The function has `**kwargs`.
     """
 
     positional_only: list[Parameter] = field(default_factory=list)
@@ -55,10 +51,10 @@ class Signature:
     takes_any_named: bool = False
 
     def after(self, num_places: int, names: Sequence[str]) -> Signature:
-        """Return what is left to give when the first places are taken and *names* have a value.
+        """Return the remaining signature when the first *num_places* positions and *names* have a value.
 
         Raises:
-            CannotTellError: it takes fewer, or has no such name.
+            CannotTellError: there are fewer positions, or no such name.
         """
         only, by_place = self.positional_only[num_places:], list(self.positional)
         by_place = by_place[max(0, num_places - len(self.positional_only)) :]
@@ -74,7 +70,7 @@ class Signature:
 
 
 def from_arguments(arguments: ast.arguments, module: Module, *, skip: int = 0) -> Signature:
-    """Return the signature of a `def`, less its first *skip* parameters."""
+    """Return the signature of a `def` without its first *skip* parameters."""
     by_place = [*arguments.posonlyargs, *arguments.args]
     num_required = len(by_place) - len(arguments.defaults)
     defaults = [*([None] * num_required), *arguments.defaults]
@@ -102,17 +98,17 @@ _MAKERS = {"__init__", "__new__"}
 
 
 def constructor_of(definition: Definition, resolver: Resolver) -> Signature:
-    """Return what making an object of a class takes; no arguments where no class it inherits from has a constructor.
+    """Return the signature of a class's constructor, which is empty if neither the class nor a base has one.
 
     Raises:
-        CannotTellError: a decorator, metaclass or base hides it.
+        CannotTellError: a decorator, metaclass or base hides the constructor.
     """
     signatures = (_own_constructor(each, resolver) for each in classes_of(definition, resolver))
     return next((each for each in signatures if each is not None), Signature())
 
 
 def _own_constructor(definition: Definition, resolver: Resolver) -> Signature | None:
-    """Return what the class's own constructor takes; None when it has none."""
+    """Return the signature of the class's own constructor; None if it has none."""
     node, module = definition.node, definition.module
     assert isinstance(node, ast.ClassDef)
     for each in node.keywords:
@@ -146,7 +142,7 @@ def _refuse_hidden_constructor(node: ast.ClassDef) -> None:
 
 
 def _dataclass_options(node: ast.ClassDef, module: Module) -> dict[str, object] | None:
-    """Return the options of `@dataclass`; None when the class is none, or has other decorators too."""
+    """Return the options of `@dataclass`; None if the class is no dataclass, or has other decorators too."""
     if len(node.decorator_list) != 1:
         return None
     mark = node.decorator_list[0]
@@ -166,7 +162,7 @@ def _constants(name: str, keywords: list[ast.keyword]) -> dict[str, object]:
 
 
 def _of_dataclass(definition: Definition, resolver: Resolver) -> Signature:
-    """Return the fields of a dataclass and of those it inherits from, in the order of its constructor."""
+    """Return the fields of a dataclass, inherited ones included, in the order of its constructor."""
     by_place: dict[str, Parameter] = {}
     by_name: dict[str, Parameter] = {}
     valued: set[str] = set()  # a default may be any attribute of a class below
@@ -231,10 +227,10 @@ def _parameter(each: ast.AnnAssign, module: Module, is_optional: bool) -> Parame
 
 
 def signature_of(definition: Definition, resolver: Resolver) -> Signature:
-    """Return the signature of a function or of a class's constructor, less what is bound already.
+    """Return the signature of a function or of a class's constructor, without bound arguments.
 
     Raises:
-        CannotTellError: a decorator, metaclass or base hides it.
+        CannotTellError: a decorator, metaclass or base hides the signature.
     """
     node = definition.node
     if isinstance(node, ast.ClassDef):

@@ -1,4 +1,4 @@
-"""What a piece of Python's syntax says by itself, before any name is looked up."""
+"""Facts that a piece of Python's syntax shows by itself, before any name is looked up."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 STAR = "*"
-"""The name under which `imported_names` has what `from module import *` imports from."""
+"""The key under which `imported_names` lists the module of `from module import *`."""
 
 
 def parse(text: str) -> ast.Module:
     """Return the tree of a source text.
 
     Raises:
-        SyntaxError: it is not Python of this version.
+        SyntaxError: the text is not Python of this version.
     """
     import warnings
 
@@ -32,7 +32,7 @@ def parse(text: str) -> ast.Module:
 
 
 def dotted_name(node: ast.AST) -> str:
-    """Return `a.b.c` for such an expression; empty for any other one."""
+    """Return `a.b.c` for an expression of this form; empty for any other expression."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -54,7 +54,7 @@ def dotted_names(node: ast.expr) -> list[str]:
 
 
 def unquoted(annotation: ast.expr) -> ast.expr | None:
-    """Return an annotation, also one that is written in quotes, as an expression; None if its text is none."""
+    """Return an annotation, quoted or not, as an expression; None if a quoted text is no expression."""
     if not isinstance(annotation, ast.Constant) or not isinstance(annotation.value, str):
         return annotation
     try:
@@ -64,12 +64,12 @@ def unquoted(annotation: ast.expr) -> ast.expr | None:
 
 
 def decorators_of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> list[ast.expr]:
-    """Return what decorates a definition, without the arguments it is called with."""
+    """Return the decorators of a definition, without their arguments."""
     return [mark.func if isinstance(mark, ast.Call) else mark for mark in node.decorator_list]
 
 
 def own_nodes(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.AST]:
-    """Yield the nodes of a function's body in their order, without those of functions and classes inside it."""
+    """Yield the nodes of a function's body in order, without the nodes of inner functions and classes."""
     inner = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.GeneratorExp)
     waiting: list[ast.AST] = [*reversed(function.body)]
     while waiting:
@@ -80,7 +80,7 @@ def own_nodes(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.
 
 
 def imported_from(statement: ast.ImportFrom, module: Module) -> str:
-    """Return the whole name of what a `from ... import` in *module* imports from."""
+    """Return the full name of the module that a `from ... import` in *module* imports from."""
     base = [statement.module] if statement.module else []
     if statement.level:
         around = module.package.split(".")
@@ -89,7 +89,7 @@ def imported_from(statement: ast.ImportFrom, module: Module) -> str:
 
 
 def imported_modules(node: ast.AST, module: Module) -> list[str]:
-    """Return what an import statement in *module* may import as modules: of `from a import b`, a and a.b."""
+    """Return the modules that an import statement in *module* may import: for `from a import b`, a and a.b."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):
@@ -99,7 +99,7 @@ def imported_modules(node: ast.AST, module: Module) -> list[str]:
 
 
 def imported_names(statement: ast.Import | ast.ImportFrom) -> dict[str, str]:
-    """Return the names that an import binds, and what they stand for: `nn` is `torch.nn`, of `from . import data` `..data`."""
+    """Return the names that an import binds and their origins: `nn` is `torch.nn`; by `from . import data` `data` is `..data`."""
     if isinstance(statement, ast.Import):
         tops = {each.name.partition(".")[0] for each in statement.names if not each.asname}
         return {each.asname: each.name for each in statement.names if each.asname} | {
@@ -113,7 +113,7 @@ def imported_names(statement: ast.Import | ast.ImportFrom) -> dict[str, str]:
 
 
 def called_name(call: ast.Call) -> str:
-    """Return the last part of what is called: `backward` of `loss(x).backward()`; empty where there is no name."""
+    """Return the last name of the called expression: `backward` of `loss(x).backward()`; empty if there is no name."""
     match call.func:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name
@@ -122,7 +122,7 @@ def called_name(call: ast.Call) -> str:
 
 
 def argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
-    """Return what a call passes under a name, or at a position from 0; None if it does not, or with `*` and `**` only."""
+    """Return the argument that a call passes by name, or at a position from 0; None if absent or hidden by `*` or `**`."""
     for keyword in call.keywords:
         if keyword.arg == name:
             return keyword.value
@@ -133,7 +133,7 @@ def argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr
 
 
 def has_unpacked(call: ast.Call) -> bool:
-    """Return whether a call passes arguments that its text does not show: `*args`, `**options`."""
+    """Return whether a call passes arguments that the text does not show: `*args`, `**options`."""
     return any(keyword.arg is None for keyword in call.keywords) or any(
         isinstance(each, ast.Starred) for each in call.args
     )

@@ -36,13 +36,13 @@ BESIDES = {
 HEAD = """\
 # Job reference: every table and key
 
-Made from the models that check job files (`python -m tests.guide.test_job_reference`), so it cannot differ from them. How job files are
-written, checked and composed: [job files](job-files.md).
+Made from the models that check job files (`python -m tests.guide.test_job_reference`), so it cannot differ from them. Writing, checking and
+composing job files: [job files](job-files.md).
 
 - An *entry point* is `"package.module:name"`: a function or a class of yours, of torch, or of any other package.
-- A *time* is a number and a unit, such as `"30 s"`, `"10 min"`, `"2.5 h"` or `"7 d"`. An *interval* is a time, or it counts: `"500 steps"`,
+- A *time* is a number and a unit, such as `"30 s"`, `"10 min"`, `"2.5 h"` or `"7 d"`. An *interval* is a time or a count: `"500 steps"`,
   `"1 epoch"`, `"100000 samples"`. A *size* is `"4 GiB"` or `"500 MB"`.
-- What is *required* may come from another file that the job file `extends`.
+- A *required* key may come from another file that the job file `extends`.
 """
 
 

@@ -168,13 +168,13 @@ def test_editor_explains_tables_and_keys_where_the_pointer_rests(editor: Editor)
     text = "#:schema job.schema.json\n[snapshots]\nkeep = { last = 5 }\n\n[train]\nepochs = 5\n"
     document = editor.open("b.toml", text)
     said = editor.ask("textDocument/hover", **document, **at(2, 10))["contents"]["value"]
-    assert "The newest ones." in said
+    assert "Keep this many of the newest snapshots." in said
     assert "Default: `3`" in said
     said = editor.ask("textDocument/hover", **document, **at(5, 2))["contents"]["value"]
     assert "Passes over the dataset." in said
     assert "Examples:\n- `5`" in said
     said = editor.ask("textDocument/hover", **document, **at(4, 2))["contents"]["value"]
-    assert "How long and how to train." in said
+    assert "Length and manner of training." in said
 
 
 def test_editor_underlines_the_wrong_value(editor: Editor) -> None:

@@ -1,4 +1,4 @@
-"""What a job calls a function with, against what it takes."""
+"""Checks the arguments of an entry point against its signature."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class ArgumentCheck:
 
     Args:
         entry: The entry point.
-        definition: What it names.
-        signature: What that takes.
+        definition: The function or class that it names.
+        signature: Signature of the definition.
 
     Attributes:
-        depends_on_others: The problems follow from other keys of the job, too, than the entry and its arguments.
+        depends_on_others: The problems also follow from keys other than the entry and its arguments.
     """
 
     def __init__(self, entry: EntryPoint, definition: Definition, signature: Signature) -> None:
@@ -52,7 +52,7 @@ class ArgumentCheck:
         self.depends_on_others = False
 
     def problems(self) -> list[Diagnostic]:
-        """Return what is wrong with the arguments."""
+        """Return the problems of the arguments."""
         given = len(self._entry.call.given)
         beside: list[Diagnostic] = []
         names = [each.name for each in (*self._signature.positional_only, *self._signature.positional)]
@@ -88,7 +88,7 @@ class ArgumentCheck:
         ]
 
     def _of_sklearn(self) -> Diagnostic:
-        """Return that a function takes what a metric is called with in the other order."""
+        """Return the problem of a metric that takes (y_true, y_pred), the arguments in the other order."""
         text = self._entry.call.text
         message = f"{text} takes the targets first, and classes: a metric is called with outputs, targets"
         name = text.rpartition(":")[2]
@@ -99,12 +99,12 @@ class ArgumentCheck:
         return self._entry.problem(codes.BAD_ARGUMENT, message, remedy, "warning")
 
     def _names_options(self) -> bool:
-        """Return whether the optimizer's arguments are the options of a group: a function's are its own business."""
+        """Return whether the optimizer's arguments are options of its groups; False for a function's, which may be anything."""
         others = len(self._signature.positional) + len(self._signature.named)
         return isinstance(self._definition.node, ast.ClassDef) and others > 1
 
     def _plain(self, argument: tuple[str, Definition]) -> Diagnostic:
-        """Return what is wrong with a plain table where a dataclass is taken."""
+        """Return the problem of a plain table in place of a dataclass."""
         name, kind = argument
         assert isinstance(kind.node, ast.ClassDef)
         message = f'{self._entry.call.text} takes {kind.node.name} as "{name}", not a plain table'
@@ -148,7 +148,7 @@ class ArgumentCheck:
                 return self._entry.problem(codes.BAD_ARGUMENT, message, f"let it take {given}\n{defined}")
 
     def _how_to_give(self, name: str) -> str:
-        """Return how an argument that is needed gets a value."""
+        """Return the remedy for a missing argument."""
         call = self._entry.call
         if call.args is not None and name in self._by_place_only:
             return _BY_PLACE
@@ -201,7 +201,7 @@ class ArgumentCheck:
 
 
 def makes_its_own_groups(entry: EntryPoint) -> Diagnostic | None:
-    """Return that an optimizer's factory, which gets the model, leaves no use for groups; None for a job without any."""
+    """Return the problem of groups beside an optimizer's factory that gets the model; None for a job without groups."""
     if not table_at(entry.source.raw, "optimizer").get("groups"):
         return None
     message = f"{entry.call.text} is given the model and makes its own groups: optimizer.groups would change nothing"
@@ -213,10 +213,10 @@ def makes_its_own_groups(entry: EntryPoint) -> Diagnostic | None:
 def dataclasses_meant(
     signature: Signature, arguments: dict[str, object], resolver: Resolver
 ) -> Iterator[tuple[str, Definition]]:
-    """Yield the arguments that are tables where the signature takes a dataclass, and that dataclass."""
+    """Yield each argument that is a table in place of a dataclass, with the dataclass."""
     for parameter in (*signature.positional, *signature.named):
         value = arguments.get(parameter.name)
-        # What has an `entry` is an object, or told as what only looks like one.
+        # A table with an `entry` is an object, or is reported as a table that only looks like an object.
         if isinstance(value, dict) and not isinstance(value, ObjectTable) and "entry" not in value:
             definition = annotated_class(parameter, resolver)
             if definition is not None and _is_dataclass(definition):
@@ -224,7 +224,7 @@ def dataclasses_meant(
 
 
 def annotated_class(parameter: Parameter, resolver: Resolver) -> Definition | None:
-    """Return the class that a parameter is annotated with, also as `... | None`; None where reading does not show one."""
+    """Return the class in a parameter's annotation, also `... | None`; None if reading does not show one."""
     annotation = None if parameter.annotation is None else unquoted(parameter.annotation)
     if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):  # Config | None
         annotation = annotation.left

@@ -1,4 +1,4 @@
-"""The entry points a job names, what each is called with, and what was found out about them."""
+"""The entry points of a job, their calls, and the cached results of their checks."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class EntryCall(NamedTuple):
 
     Attributes:
         text: `module:attribute`.
-        path: Its key.
-        given: Names of what is passed by place.
-        args: Where its named arguments stand; None when it takes none.
-        named: Names of what is passed by name besides.
-        is_object: It is not called: the object itself is meant, for its state.
-        is_class: It is not called: the class itself is meant.
-        is_argument: It makes an object: an argument of another entry point, or a sink.
-        is_partial: Its arguments need not be all.
-        is_metric: It may be a class, too, whose objects take in what the model returns.
-        as_method: What is passed by place if it turns out to be a method of the model's class; None if it may not be one.
+        path: Key of the entry point.
+        given: Names of the positional arguments.
+        args: Key of the named arguments; None if the entry takes none.
+        named: Names of further arguments that are passed by name.
+        is_object: The entry is not called: the job uses the object itself, for its state.
+        is_class: The entry is not called: the job uses the class itself.
+        is_argument: The entry makes an object: an argument of another entry point, or a sink.
+        is_partial: The arguments may be incomplete.
+        is_metric: The entry may also be a class whose objects are fed the model's outputs.
+        as_method: Names of the positional arguments of a method of the model's class; None if no method is allowed.
     """
 
     text: str
@@ -64,7 +64,7 @@ class EntryCall(NamedTuple):
 
 
 def table_entry(path: KeyPath) -> KeyPath:
-    """Return the key whose kind of entry point stands at *path*: of a set of the mixture, that of a dataset."""
+    """Return the key that defines the kind of entry point at *path*: the key of a dataset for a set of the mixture."""
     return ("dataset", "entry") if path[:2] == ("dataset", "mix") and path[3:] == ("entry",) else path
 
 
@@ -74,7 +74,7 @@ def calls_of(job: Job) -> Iterator[EntryCall]:
 
 
 def entry_calls(raw: TomlTable) -> Iterator[EntryCall]:
-    """Yield every entry point of a merged job, whatever else is wrong with its table."""
+    """Yield every entry point of a merged job, even if its table has other problems."""
     batch = ("model", "batch") if "step" in table_at(raw, "model") else ("outputs", "targets")
     fixed: list[tuple[str, str, tuple[str, ...], bool]] = [
         ("model", "entry", (), True),
@@ -116,13 +116,13 @@ def entry_calls(raw: TomlTable) -> Iterator[EntryCall]:
 
 
 def _of_data(raw: TomlTable) -> Iterator[EntryCall]:
-    """Yield the sets of a mixture, what makes batches with arguments, and the functions that say how samples are drawn."""
+    """Yield the sets of a mixture, collators with arguments, and the functions of a sampler."""
     for path, table in mixed_sets(raw):
         if isinstance(text := table.get("entry"), str):
             yield EntryCall(text, (*path, "entry"), (), (*path, "args"))
     for path, table in collate_tables(raw):
         if isinstance(text := table.get("entry"), str):
-            is_called = table.get("partial") is True  # with samples; else what it returns is
+            is_called = table.get("partial") is True  # called with samples; else its result is
             given = ("samples",) if is_called else ()
             yield EntryCall(text, (*path, "entry"), given, (*path, "args"), is_argument=True)
     for key, text in table_at(raw, "dataset", "sampler").items():
@@ -131,7 +131,7 @@ def _of_data(raw: TomlTable) -> Iterator[EntryCall]:
 
 
 def _of_metrics(table: TomlTable, path: KeyPath, batch: tuple[str, ...]) -> Iterator[EntryCall]:
-    """Yield the metrics of an evaluation set; *batch*: what a function is called with that is a mean over a batch."""
+    """Yield the metrics of an evaluation set; *batch*: arguments of a function that is a mean over a batch."""
     for name, metric in table_at(table, "metrics").items():
         where: KeyPath = (*path, name)
         if isinstance(metric, str):
@@ -175,18 +175,19 @@ def _of_sinks(raw: TomlTable) -> Iterator[EntryCall]:
 
 
 def takes_optimizers(names: Sequence[str], *, is_method: bool = False) -> bool:
-    """Return whether a step with parameters of these names is called with the optimizers, which it moves itself.
+    """Return whether a step with these parameters is called with the optimizers, which it steps itself.
 
-    *names* are those after `self` where it is a method.
+    *names* do not include the `self` of a method.
     """
     given = 1 if is_method else 2
     return list(names[given : given + 1]) == ["optimizers"]
 
 
 def takes_optimizer_later(entry: str, names: Sequence[str]) -> bool:
-    """Return whether a schedule's factory with parameters of these names takes the optimizer after something else.
+    """Return whether a schedule's factory with these parameters takes the optimizer after another argument.
 
-    So does transformers' and diffusers' `get_scheduler(name, optimizer, ...)`, whose source is not found under that name.
+    An example is `get_scheduler(name, optimizer, ...)` of transformers and diffusers, whose source is not found under
+    that name.
     """
     is_theirs = entry in {"transformers:get_scheduler", "diffusers.optimization:get_scheduler"}
     return "optimizer" in names[1:] or (not names and is_theirs)
@@ -196,11 +197,11 @@ _Result = TypeVar("_Result")
 
 
 class EntryPointCache:
-    """What was found out while the jobs of one file were checked.
+    """Results of checking the jobs of one file.
 
     Attributes:
-        resolvers: By the folders of the jobs' own code.
-        clean: Calls of entry points with nothing to say about.
+        resolvers: Resolvers by the folders of the jobs' own code.
+        clean: Calls of entry points without problems.
     """
 
     def __init__(self) -> None:
@@ -209,7 +210,7 @@ class EntryPointCache:
         self._results: dict[tuple[object, ...], object] = {}
 
     def once(self, make: Callable[[], _Result], *key: object) -> _Result:
-        """Return what *make* returned, or raise what it raised, when it was called for this key; the first time, call it."""
+        """Call *make* once for this key; return its cached result, or raise its cached error, afterwards."""
         if key not in self._results:
             try:
                 self._results[key] = make()
@@ -226,10 +227,10 @@ class EntryPoint:
 
     Attributes:
         source: The job's keys, each with its place.
-        resolver: Finds what the entry names.
-        call: Where it stands, and what it is called with.
-        module: What stands before the colon.
-        attribute: What stands after it.
+        resolver: Finds the definition of the entry.
+        call: Key and arguments of the entry.
+        module: Text before the colon.
+        attribute: Text after the colon.
     """
 
     def __init__(self, source: Source, resolver: Resolver, call: EntryCall, cache: EntryPointCache) -> None:
@@ -238,23 +239,23 @@ class EntryPoint:
         self._cache = cache
 
     def named_arguments(self) -> TomlTable:
-        """Return what is passed by name, as the job file has it, objects marked."""
+        """Return the named arguments of the job file, with objects marked."""
         arguments = None if self.call.args is None else value_at(self.call.args, self.source.raw)
         if not isinstance(arguments, dict):
             return {}
         return {name: with_objects_marked(value) for name, value in arguments.items()}
 
     def once(self, what: str, make: Callable[[], _Result], *more: object) -> _Result:
-        """Return what *make* returns for this entry; it is called once for all jobs of a file that name the same entry."""
+        """Return the result of *make* for this entry, called once for all jobs of a file that name the same entry."""
         return self._cache.once(make, what, self.resolver.finder.own, self.call.text, *more)
 
     def problem(
         self, code: str, message: str, remedy: str | None, severity: Severity = "error", path: KeyPath = ()
     ) -> Diagnostic:
-        """Return what is wrong, shown at the entry, or at the key *path*."""
+        """Return a problem, shown at the entry, or at the key *path*."""
         where = path or self.call.path
         return self.source.problem(code, message, where, at_key=bool(path), severity=severity, remedy=remedy)
 
     def note(self, reason: str) -> Diagnostic:
-        """Return that the entry is not checked, and why."""
+        """Return a note that the entry is not checked, with the reason."""
         return self.problem(codes.CANNOT_TELL, f"{self.call.text} is not checked: {reason}", None, "note")

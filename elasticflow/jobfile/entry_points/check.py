@@ -1,4 +1,4 @@
-"""The functions and classes a job names: there, callable, and taking the arguments.
+"""Checks that the functions and classes of a job exist, are callable, and take their arguments.
 
 Reads source only: user code never runs here, and torch is neither needed nor loaded.
 """
@@ -63,9 +63,9 @@ _ATTRIBUTE = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 
 
 def check_entry_points(source: Source, root: Path, cache: EntryPointCache | None = None) -> list[Diagnostic]:
-    """Return what is wrong with the job's entry points, also in tables that have other problems.
+    """Return the problems of the job's entry points, also in tables that have other problems.
 
-    *cache*: what checking other jobs has found out; added to.
+    Reads and extends *cache*, the results for other jobs.
     """
     cache = cache or EntryPointCache()
     parts = table_at(source.raw, "job").get("path", ["."])
@@ -96,7 +96,7 @@ def check_entry_points(source: Source, root: Path, cache: EntryPointCache | None
 
 
 def _missing_values(source: Source, resolver: Resolver) -> Iterator[Diagnostic]:
-    """Yield the arguments and samplers that name an attribute which the training data certainly does not have."""
+    """Yield the arguments and samplers that name an attribute that the training data certainly lacks."""
     values = [(path, value.name, str(value)) for path, value in dataset_values(source.raw)]
     for key, text in table_at(source.raw, "dataset", "sampler").items():
         if isinstance(text, str) and re.fullmatch(_ATTRIBUTE, text):
@@ -128,7 +128,7 @@ class _EntryPointCheck:
         self.depends_on_others = False  # on other keys of the job than the entry and its arguments
 
     def problems(self) -> list[Diagnostic]:
-        """Return what is wrong with the entry point; a note where reading its source does not tell."""
+        """Return the problems of the entry point; a note if reading its source cannot tell."""
         try:
             return self._of_named()
         except NoModuleError as error:
@@ -156,10 +156,10 @@ class _EntryPointCheck:
             return [self._entry.note(str(error))]
 
     def _of_named(self) -> list[Diagnostic]:
-        """Return what is wrong with what the entry names.
+        """Return the problems of the definition that the entry names.
 
         Raises:
-            UnresolvedError: reading does not lead to it.
+            UnresolvedError: reading does not lead to the definition.
         """
         if self.call.is_object:
             return self._included_object()
@@ -176,7 +176,7 @@ class _EntryPointCheck:
         return self._wrong_kind(resolved) or [*self._arguments(resolved), *self._missing_methods(resolved)]
 
     def _metric_class(self, definition: Definition) -> list[Diagnostic]:
-        """Return what is wrong with a class whose objects are to take in what the model returns."""
+        """Return the problems of a class whose objects are to be fed the model's outputs."""
         over = value_at((*self.call.path[:-1], "over"), self.source.raw) if self.call.args else None
         if over in {"batch", "loss"}:
             message = (
@@ -195,7 +195,7 @@ class _EntryPointCheck:
         return self._arguments(definition)
 
     def _foreign_method(self, method: MethodError) -> list[Diagnostic]:
-        """Return what is wrong with a method that is called on the model."""
+        """Return the problems of a method that is called on the model."""
         owner = method.owner.node
         model = self._class_of_model()
         if self.call.path == ("optimizer", "entry") and (wrong := makes_its_own_groups(self._entry)):
@@ -212,7 +212,7 @@ class _EntryPointCheck:
         return [self._entry.problem(codes.FOREIGN_METHOD, message, remedy)]
 
     def _class_of_model(self) -> list[Definition] | None:
-        """Return the model's class and those it inherits from; None where reading does not tell."""
+        """Return the model's class and its bases; None if reading does not show them."""
         entry = value_at(("model", "entry"), self.source.raw)
         if not isinstance(entry, str) or not re.fullmatch(ENTRY, entry):
             return None
@@ -293,12 +293,12 @@ class _EntryPointCheck:
         return self._entry.problem(codes.NO_MODULE, message, remedy, "error" if is_sure else "warning")
 
     def _is_in(self, top: str, near: str) -> bool:
-        """Return whether the entry is found once its top-level module is called *near*.
+        """Return whether the entry is found with *near* as its top-level module.
 
         Without torch this may be a hook's environment: `datasets` beside a dataset.py can be the installed package.
         """
         if self.module.partition(".")[0] != top:
-            return False  # the module is there, and something in it is imported from *top*
+            return False  # the module exists, and it imports a name from *top*
         try:
             self.resolver.entry(f"{near}{self.call.text.removeprefix(top)}")
         except UnresolvedError:

@@ -1,4 +1,4 @@
-"""Values of the free tables (`args`, `options`), which no model checks."""
+"""Checks values of the free tables (`args`, `options`), which no pydantic model checks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def check_free_values(source: Source) -> Iterator[Diagnostic]:
-    """Yield the values of free tables that cannot be passed on to a call."""
+    """Yield the values of free tables that cannot be passed to a call."""
     tables: list[tuple[KeyPath, TomlTable]] = [*argument_tables(source.raw)]
     for place, arguments in tables:
         yield from _names(source, arguments, place)
@@ -52,7 +52,7 @@ def _names(source: Source, arguments: TomlTable, path: KeyPath) -> Iterator[Diag
 
 
 def not_passable(value: object) -> tuple[str, str] | None:
-    """Return what a value is that cannot be passed on or kept in JSON without loss, and the remedy."""
+    """Return why a value cannot be passed to a call or kept in JSON without loss, and the remedy."""
     if isinstance(value, dt.date | dt.time):
         return "a date or time, which cannot be passed on", "write it as a text in quotes"
     if isinstance(value, float) and not math.isfinite(value):
@@ -64,7 +64,7 @@ def not_passable(value: object) -> tuple[str, str] | None:
 
 def check_secrets(source: Source) -> Iterator[Diagnostic]:
     """Yield a warning for each secret in the file, which is checked in and copied into every run folder."""
-    written = source.written or source.raw  # what was looked up is not in the file
+    written = source.written or source.raw  # values of variables do not stand in the file
     remedy = "take it out: credentials come from the machine's role or from the environment"
     for path, value in _leaves(table_at(written, "snapshots", "options"), ("snapshots", "options")):
         is_told = any(redaction.is_secret(str(part)) for part in path[2:])
@@ -82,7 +82,7 @@ def check_secrets(source: Source) -> Iterator[Diagnostic]:
 
 
 def _of_variables(source: Source, written: TomlTable) -> Iterator[Diagnostic]:
-    """Yield secrets of [env] that the file holds: it is copied into every run folder, where no secret may be."""
+    """Yield secrets of [env] in the file, which is copied into every run folder, where no secret may be."""
     for name, content in table_at(written, "env").items():
         path: KeyPath = ("env", name, "value") if isinstance(content, dict) else ("env", name)
         value = value_at(path, written)

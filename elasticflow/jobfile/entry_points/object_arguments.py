@@ -1,7 +1,7 @@
 """Objects among the arguments of a factory: `config = { entry = "model:GPTConfig", args = { n_layer = 4 } }`.
 
 A table is an object if its keys are `entry` and, where wanted, `args` and `partial`, and its `entry` is a text of the form
-`package.module:attribute`. Every other table is a dict. A dict that looks like an object is made by one:
+`package.module:attribute`. Every other table is a dict. A dict that looks like an object is written as an object:
 `{ entry = "builtins:dict", args = { entry = "a:b" } }`.
 """
 
@@ -36,10 +36,10 @@ class ObjectArgument(NamedTuple):
     """One object of the job file.
 
     Attributes:
-        path: Of its table.
+        path: Key of the object's table.
         entry: `package.module:attribute`.
-        args: Its own arguments.
-        is_partial: A `functools.partial` is meant, not what the call returns.
+        args: The object's own arguments.
+        is_partial: The object is a `functools.partial`, not the result of the call.
     """
 
     path: KeyPath
@@ -49,7 +49,7 @@ class ObjectArgument(NamedTuple):
 
 
 def argument_tables(raw: TomlTable) -> Iterator[tuple[KeyPath, TomlTable]]:
-    """Yield every table of arguments of a merged job, which may hold objects; those of objects themselves left out."""
+    """Yield every table of arguments of a merged job, which may hold objects, except the arguments of objects."""
     for name in _ARGS_OF:
         yield (name, "args"), table_at(raw, name, "args")
     for path, table in set_tables(raw):
@@ -94,14 +94,14 @@ def mixed_sets(raw: TomlTable) -> Iterator[tuple[KeyPath, TomlTable]]:
 
 
 def collate_tables(raw: TomlTable) -> Iterator[tuple[KeyPath, TomlTable]]:
-    """Yield what makes batches where it has arguments: `collate` of the training data, and of evaluation sets."""
+    """Yield the collators with arguments: `collate` of the training data and of evaluation sets."""
     for path, table in ((("dataset",), table_at(raw, "dataset")), *set_tables(raw)):
         if isinstance(collate := table.get("collate"), dict):
             yield (*path, "collate"), collate
 
 
 def object_of(value: object, path: KeyPath = ()) -> ObjectArgument | None:
-    """Return the object that a value among arguments stands for; None if the value itself is meant."""
+    """Return the object that a value among arguments stands for; None for a plain value."""
     if not isinstance(value, dict) or not _is_meant(value):
         return None
     args, is_partial = value.get("args", {}), value.get("partial", False)
@@ -116,7 +116,7 @@ def _is_meant(value: TomlTable) -> bool:
 
 
 def objects_in(arguments: object, path: KeyPath) -> Iterator[ObjectArgument]:
-    """Yield every object among arguments, also inside other objects, lists and dicts; the outer ones first."""
+    """Yield every object among arguments, also inside other objects, lists and dicts; outer objects first."""
     for inner_path, value in _tables_in(arguments, path):
         argument = object_of(value, inner_path)
         if argument is not None:
@@ -138,7 +138,7 @@ def with_objects_marked(value: Any) -> Any:
 
 
 def check_objects(source: Source) -> Iterator[Diagnostic]:
-    """Yield what is wrong with objects, and the tables that are dicts though they look like objects."""
+    """Yield the problems of objects, and of tables that are dicts though they look like objects."""
     for place, arguments in argument_tables(source.raw):
         for path, value in _tables_in(arguments, place):
             if isinstance(value.get("entry"), str):
@@ -148,7 +148,7 @@ def check_objects(source: Source) -> Iterator[Diagnostic]:
 
 
 def _of_another_tool(source: Source, path: KeyPath, value: TomlTable) -> Diagnostic:
-    """Return how an object of Hydra's or jsonargparse's is written; to the factory it would be a plain dict."""
+    """Return the remedy for an object in the notation of Hydra or jsonargparse, which would be a plain dict."""
     word = next(word for word in _TARGETS if isinstance(value.get(word), str))
     target = str(value[word])
     module, _, name = target.rpartition("." if ":" not in target else ":")
@@ -197,7 +197,7 @@ def _wrong(source: Source, path: KeyPath, value: TomlTable) -> Iterator[Diagnost
 def _tables_in(
     value: object, path: KeyPath, *, is_arguments: bool = True
 ) -> Iterator[tuple[KeyPath, TomlTable]]:
-    """Yield every table below a table of arguments; those of arguments themselves are no values."""
+    """Yield every table below a table of arguments, except tables of arguments themselves."""
     if isinstance(value, dict):
         if not is_arguments:
             yield path, value

@@ -1,4 +1,4 @@
-"""What a step that takes (model, batch, optimizers), and moves them itself, cannot be combined with."""
+"""Keys that cannot be combined with a step that takes (model, batch, optimizers) and steps them itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.text.source import Source
 
 _Value = tuple[str, str]
-"""Why it cannot be done, and what to do."""
+"""Reason and remedy."""
 
 _CAST = (
     "it runs forward and backward itself",
@@ -76,7 +76,7 @@ def _found(raw: TomlTable) -> Iterator[tuple[KeyPath, _Value]]:
 
 
 def _of_losses(raw: TomlTable) -> Iterator[tuple[KeyPath, _Value]]:
-    """Yield what goes by the loss over an evaluation set."""
+    """Yield the keys that depend on the loss over an evaluation set."""
     rule = value_at(("train", "stop_when"), raw)
     if isinstance(rule, str) and re.match(r"((min|max) )?([A-Za-z_]\w*\.)?loss ", rule):
         yield ("train", "stop_when"), _BEST

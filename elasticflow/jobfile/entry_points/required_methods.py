@@ -1,4 +1,4 @@
-"""Whether source shows that an object lacks the methods its key asks for: datasets, included state."""
+"""Finds objects that certainly lack the methods their key needs: datasets, metrics, included state."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _NOT_READ = {"Dataset", _ITERABLE, "object", "Generic", "Protocol", "ABC"}
 
 
 def why_not_map_style(definition: Definition, resolver: Resolver) -> str | None:
-    """Return what makes the class, or what the function returns, no map-style dataset; None when it may be one.
+    """Return why the class, or the result of the function, is no map-style dataset; None if it may be one.
 
     Raises:
-        CannotTellError: a base or a value hides it.
+        CannotTellError: a base or a value hides the answer.
     """
     node = definition.node
     if isinstance(node, ast.ClassDef):
@@ -74,7 +74,7 @@ def _last(name: str) -> str:
 
 
 def _refuse_hidden_methods(owner: Definition, known_decorators: Collection[str] = ()) -> None:
-    """Raise CannotTellError if a metaclass or a decorator may give a class methods that its body does not show."""
+    """Raise CannotTellError if a metaclass or a decorator may add methods that the class body does not show."""
     node = owner.node
     assert isinstance(node, ast.ClassDef)
     decorators = decorators_of(node)
@@ -83,10 +83,10 @@ def _refuse_hidden_methods(owner: Definition, known_decorators: Collection[str] 
 
 
 def attributes_of(definition: Definition, resolver: Resolver) -> set[str]:
-    """Return the attributes of the objects that a class, or a function of the job's own that returns one, makes.
+    """Return the attributes of the objects of a class, or of the class that a function of the job returns.
 
     Raises:
-        UnresolvedError: a base or a value hides some.
+        UnresolvedError: a base or a value hides some attributes.
     """
     node = definition.node
     if isinstance(node, ast.FunctionDef) and definition.module.is_own:
@@ -117,7 +117,7 @@ def methods_missing(definition: Definition, resolver: Resolver) -> list[str]:
     """Return which of `update` and `compute` a class certainly lacks.
 
     Raises:
-        UnresolvedError: reading does not show it.
+        UnresolvedError: reading does not show the methods.
     """
     assert isinstance(definition.node, ast.ClassDef)
     if any(isinstance(each, ast.FunctionDef) and each.name == "__new__" for each in definition.node.body):
@@ -129,11 +129,11 @@ METHODS = ("state_dict", "load_state_dict")
 
 
 def why_not_stateful(resolver: Resolver, entry: str) -> tuple[str, str | None] | None:
-    """Return why `module:attribute` is no object that a snapshot can hold, and where it is defined; None if it is one.
+    """Return why a snapshot cannot hold the object `module:attribute`, and the place of its definition; None if it can.
 
     Raises:
-        NoModuleError, NoAttributeError, UnreadableModuleError: it does not exist.
-        CannotTellError: reading does not show it.
+        NoModuleError, NoAttributeError, UnreadableModuleError: the object does not exist.
+        CannotTellError: reading does not show the answer.
     """
     try:
         resolved = resolver.entry(entry)
@@ -154,7 +154,7 @@ def _why_not_made(resolver: Resolver, made: MadeByCallError) -> tuple[str, str |
         raise made
     resolved = resolver.dotted(made.module, names)
     if not isinstance(resolved, Definition) or not isinstance(resolved.node, ast.ClassDef):
-        raise made  # what a function returns is not read
+        raise made  # the result of a function is not read
     for method in METHODS:
         if not _has(resolver, resolved, method):
             return f"is a {resolved.node.name}, which has no `{method}`", resolved.where

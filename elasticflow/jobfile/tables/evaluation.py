@@ -60,21 +60,21 @@ class MetricTable(Table):
     )
     over: Literal["batch", "set", "loss"] | None = Field(
         default=None,
-        description="What a function is called with: (outputs, targets) of a batch (default: its value is a mean over the "
+        description="Arguments of a function: (outputs, targets) of a batch (default: its value is a mean over the "
         "batch), of the whole set in the order of its samples, or the mean loss over the whole set.",
     )
     outputs: Part | None = Field(
         default=None,
-        description="The part of what the model returns that is meant: a key, an attribute or a place; default: all.",
+        description="The part of the model's output to use: a key, an attribute or an index; default: all.",
     )
     targets: Part | None = Field(
         default=None,
-        description="The part of the targets that is meant or, with model.step, of the batch; default: all.",
+        description="The part of the targets to use or, with model.step, of the batch; default: all.",
     )
 
 
 class EvaluationTable(Table):
-    """Metrics over a second dataset, every sample once; or a table for each of several: [evaluation.val]."""
+    """Metrics over a second dataset, every sample once; for several datasets a table each: [evaluation.val]."""
 
     entry: Entry = Field(description="Any callable that returns a map-style dataset.")
     args: Annotated[Args, MayRefer()] = Field(
@@ -86,11 +86,11 @@ class EvaluationTable(Table):
         default=None,
         ge=1,
         le=MOST_SAMPLES,
-        description="Measure at most so many of its samples: always the same ones, spread over the whole set by chance, "
-        "which depends on its length alone; default: all.",
+        description="Measure at most this many samples: always the same, spread at random over the whole set, "
+        "depending only on its length; default: all.",
     )
     every: IntervalText | list[IntervalText] = Field(
-        default="1 epoch", description="When to evaluate; always at the end."
+        default="1 epoch", description="Intervals between evaluations; there is always one at the end."
     )
     batch_size: int | None = Field(
         default=None,
@@ -108,15 +108,18 @@ class EvaluationTable(Table):
     )
     best: Best | None = Field(
         default=None,
-        description='What keep.best means: "max accuracy", "min loss"; a value equal to the best is a best one, too.',
+        description='Criterion of keep.best: "max accuracy", "min loss"; a value equal to the best counts as best, '
+        "too.",
     )
     weights: Literal["ema", "raw", "both"] | None = Field(
         default=None,
-        description="Whose metrics: ema (the average; default with train.ema), raw, or both; best goes by the average's.",
+        description="Weights to evaluate: ema (the average; default with train.ema), raw, or both; best uses the "
+        "average.",
     )
     overlap: Literal["reported", "allowed"] = Field(
         default="reported",
-        description="Samples that are in the training data too: reported, by `validate --deep` as an error; allowed: meant.",
+        description="Samples that are also in the training data: reported (an error of `validate --deep`), or "
+        "allowed because it is intended.",
     )
 
     @model_validator(mode="after")

@@ -9,15 +9,13 @@ from elasticflow.jobfile.tables.types import Args, Entry, StepsText, Table, bad_
 
 
 class HookTable(Table):
-    """A hook with more to say of it than its function."""
+    """A hook with arguments or an interval."""
 
     entry: Entry = Field(
         description="Called with a context: step, epoch, model, metrics, log_text, log_image, log_scalar ..."
     )
     args: Args = Field(default={}, description="Keyword arguments of the callable, besides the context.")
-    every: StepsText | None = Field(
-        default=None, description="Of on_step: after so many steps; default: each."
-    )
+    every: StepsText | None = Field(default=None, description="For on_step: an interval; default: each step.")
     all_ranks: bool = Field(default=False, description="Every worker calls it; default: rank 0 alone.")
 
 
@@ -25,11 +23,11 @@ class HooksTable(Table):
     """Functions of yours that are called while the job trains; they look, log and change nothing."""
 
     on_start: Entry | HookTable | None = Field(
-        default=None, description="Called when training begins, and each time it goes on after a restart."
+        default=None, description="Called when training begins, and each time it resumes after a restart."
     )
     on_step: Entry | HookTable | None = Field(
         default=None,
-        description='Called after each step, or each of so many: { entry = ..., every = "100 steps" }.',
+        description='Called after each step, or at an interval: { entry = ..., every = "100 steps" }.',
     )
     on_evaluation: Entry | HookTable | None = Field(
         default=None, description='Called after each evaluation; its metrics are in context.metrics["eval"].'

@@ -82,7 +82,7 @@ class MatrixTable(Table):
     )
     exclude: list[dict[str, Any]] = Field(
         default=[],
-        description="Combinations that are left out: all with these values of these axes.",
+        description="Combinations to leave out: all with these values of these axes.",
         examples=[[{"optimizer": {"args": {"lr": 3e-3}}, "job": {"seed": 2}}]],
     )
     cases: dict[Name, dict[str, Any]] = Field(

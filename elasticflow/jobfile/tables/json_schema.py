@@ -13,8 +13,8 @@ _Schema = dict[str, Any]
 SCHEMA_FILE = Path(__file__).with_name("job.schema.json")
 
 _EXTENDS = {
-    "description": "Job files this one builds on, relative to it: tables merge, this file wins. "
-    "With it, what the others give may be left out here.",
+    "description": "Job files that this file builds on, relative to it: tables merge, this file wins. Keys that "
+    "they give may be left out here.",
     "examples": ["base.toml", ["base.toml", "large.toml"]],
     "anyOf": [
         {"type": "string", "minLength": 1},

@@ -65,22 +65,22 @@ Word = Annotated[
 
 
 class ResourcesTable(Table):
-    """What each pod asks for, and its limit."""
+    """Requests and limits of each pod."""
 
     cpu: float | None = Field(default=None, gt=0, le=100_000, description="Cores.", examples=[8, 0.5])
     memory: SizeText | None = Field(default=None, description="Memory.", examples=["64 GiB"])
     gpu: int | None = Field(default=None, ge=0, le=64, description="GPUs.", examples=[8])
     gpu_resource: KeyName = Field(
         default="nvidia.com/gpu",
-        description="What the cluster calls a GPU.",
+        description="The cluster's name of a GPU.",
         examples=["nvidia.com/gpu", "amd.com/gpu"],
     )
 
 
 class VolumeTable(Table):
-    """Files of each pod: a claim's, a secret's, or, with neither, a folder of its own that is empty at first."""
+    """Files of each pod: from a claim, from a secret, or, with neither, a folder of its own that is empty at first."""
 
-    path: AbsolutePath = Field(description="Where the pods have it.")
+    path: AbsolutePath = Field(description="Path in the pods.")
     claim: ObjectName | None = Field(
         default=None, description="A PersistentVolumeClaim, which outlives pods.", examples=["datasets"]
     )
@@ -88,7 +88,7 @@ class VolumeTable(Table):
         default=None, description="A Secret: a file for each of its keys.", examples=["gcs-key"]
     )
     size: SizeText | None = Field(
-        default=None, description="Most that an empty folder takes.", examples=["100 GiB"]
+        default=None, description="Maximum size of an empty folder.", examples=["100 GiB"]
     )
     read_only: bool = Field(default=False, description="The pods only read it.")
 
@@ -104,7 +104,7 @@ class VolumeTable(Table):
 
 
 class TolerationTable(Table):
-    """A taint of nodes that pods put up with."""
+    """A taint of nodes that the pods tolerate."""
 
     key: KeyName | None = Field(
         default=None, description="The taint's key; none: any.", examples=["nvidia.com/gpu"]
@@ -114,7 +114,7 @@ class TolerationTable(Table):
     )
     value: LabelValue | None = Field(default=None, description="Its value.", examples=["spot"])
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        default=None, description="What the taint does; none: whatever it does."
+        default=None, description="The taint's effect; none: any."
     )
 
     @model_validator(mode="after")
@@ -128,7 +128,7 @@ class TolerationTable(Table):
 
 
 class KubernetesTable(Table):
-    """How Kubernetes runs the job, for `elasticflow render kubernetes`: a pod for each node."""
+    """Options for `elasticflow render kubernetes`: one pod per node."""
 
     image: Image = Field(
         description="The container image: your code, elasticflow and torch (examples/clusters/Dockerfile)."
@@ -142,25 +142,25 @@ class KubernetesTable(Table):
         default="/workspace", description="The project's folder in the image.", examples=["/workspace"]
     )
     port: int = Field(
-        default=29400, ge=1024, le=65535, description="Port at which the pods meet.", examples=[29400]
+        default=29400, ge=1024, le=65535, description="Port of the rendezvous of pods.", examples=[29400]
     )
     rendezvous_pod: bool = Field(
         default=False,
-        description="The store in which the pods meet has a pod of its own, and any other pod may lead; else index 0 does.",
+        description="Give the rendezvous store a pod of its own, so that any other pod may lead; else index 0 leads.",
     )
     resources: ResourcesTable = Field(
         default=ResourcesTable(),
-        description="What each pod asks for, and its limit.",
+        description="Requests and limits of each pod.",
         examples=[{"cpu": 8, "memory": "64 GiB", "gpu": 8}],
     )
     shared_memory: SizeText | None = Field(
         default=None,
-        description="Most of the pod's memory that /dev/shm takes, for loader processes and snapshots; default: all of it.",
+        description="Maximum size of /dev/shm, for loader processes and snapshots; default: all of the pod's memory.",
         examples=["16 GiB"],
     )
     volumes: dict[DnsLabel, VolumeTable] = Field(
         default={},
-        description="Volumes of each pod, by a name for each.",
+        description="Volumes of each pod, by name.",
         examples=[{"data": {"claim": "datasets", "path": "/data", "read_only": True}}],
     )
     env: dict[VariableName, Annotated[str, Field(pattern=r"^[^\x00]*$", max_length=100_000)]] = Field(
@@ -178,7 +178,7 @@ class KubernetesTable(Table):
     )
     tolerations: list[TolerationTable] = Field(
         default=[],
-        description="Taints that the pods put up with.",
+        description="Taints that the pods tolerate.",
         examples=[[{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]],
     )
     service_account: ObjectName | None = Field(
@@ -224,17 +224,18 @@ class KubernetesTable(Table):
         default=6,
         ge=0,
         le=10**6,
-        description="Pods that may end otherwise than by leaving or by a disruption.",
+        description="Number of pods that may fail other than by a disruption or exit code 75.",
         examples=[6],
     )
     ttl_after_finished: DurationText | None = Field(
         default=None,
-        description="Time after which a Job or JobSet that has ended is deleted with its pods; default: it stays.",
+        description="Time after which a finished Job or JobSet is deleted with its pods; default: it stays.",
         examples=["7 d"],
     )
     patch: Word | None = Field(
         default=None,
-        description="A YAML file of the project whose objects are merged into the manifest's: what has no key here.",
+        description="A YAML file of the project whose objects are merged into the manifest's, for fields without a "
+        "key here.",
         examples=["jobs/site.yaml"],
     )
 

@@ -102,12 +102,12 @@ def _with_named_keys(schema: dict[str, Any]) -> None:
 
 
 class VariableTable(Table):
-    """A variable of which is said whether its value is a secret."""
+    """A variable that is declared secret or not."""
 
     value: VariableText = Field(description="Its value; may hold ${env:NAME}.")
     secret: bool = Field(
         default=True,
-        description="Keep its value out of every record and of what is shown; names with token, key, password and the like "
+        description="Keep its value out of every record and all output; names with token, key, password and the like "
         "are secret unless this is false.",
     )
 
@@ -115,7 +115,7 @@ class VariableTable(Table):
 class EnvTable(Table, extra="allow", json_schema_extra=_with_named_keys):
     """Environment variables of the workers, set before torch and the job's modules are imported; texts may hold ${env:NAME}.
 
-    What looks secret by its name, or is declared so with { value = "${env:NAME}", secret = true }, stands in no record.
+    A value whose name looks secret, or that is declared so with { value = "${env:NAME}", secret = true }, stands in no record.
     """
 
     __pydantic_extra__: dict[str, VariableText | VariableTable] = Field(init=False)
@@ -183,26 +183,26 @@ ModuleName = Annotated[
 
 
 class ScriptTable(Table):
-    """A training script of your own, started as torchrun starts it; instead of [model], [optimizer], [dataset] and [train]."""
+    """A training script of your own, started as by torchrun; instead of [model], [optimizer], [dataset] and [train]."""
 
     entry: ScriptFile | None = Field(
-        default=None, description="The script, relative to the project root, where it is started."
+        default=None, description="The script, relative to the project root, which is its working folder."
     )
     module: ModuleName | None = Field(
         default=None, description="Instead of a file: the module that `python -m` would run."
     )
     args: list[Argument] = Field(
-        default=[], max_length=1000, description="Arguments of the script, each as it is."
+        default=[], max_length=1000, description="Arguments of the script, passed unchanged."
     )
     preload: list[ModuleName] = Field(
         default=[],
         max_length=1000,
-        description="Modules that are imported once for all workers and restarts; torch is, in any case.",
+        description="Modules to import once for all workers and restarts; torch always is.",
     )
     silence: DurationText | None = Field(
         default=None,
-        description="Workers that print nothing for this long hang: a failure. Without it nothing counts as a hang, "
-        "until the script calls `elasticflow.join`.",
+        description="Workers that print nothing for this long count as hung: a failure. Without it nothing counts as "
+        "a hang until the script calls `elasticflow.join`.",
     )
 
     @model_validator(mode="after")
@@ -215,8 +215,8 @@ class ScriptTable(Table):
 class NodesTable(Table):
     """The range of nodes the job may run on."""
 
-    min: int = Field(default=1, ge=1, le=MOST_NODES, description="Fewest nodes the job trains on.")
-    max: int = Field(default=1, ge=1, le=MOST_NODES, description="Most nodes the job trains on.")
+    min: int = Field(default=1, ge=1, le=MOST_NODES, description="Minimum number of nodes.")
+    max: int = Field(default=1, ge=1, le=MOST_NODES, description="Maximum number of nodes.")
     nproc_per_node: Literal["auto", "gpu", "cpu"] | Annotated[int, Field(ge=1, le=1024)] = Field(
         default="auto", description="Workers per node; auto: one per GPU, else one per core."
     )
@@ -226,13 +226,14 @@ class NodesTable(Table):
     )
     interface: Annotated[Interface | None, MayRefer()] = Field(
         default=None,
-        description="Network interface the workers talk over: name, address or network; may hold ${env:NAME}.",
+        description="Network interface of the workers' traffic: name, address or network; may hold ${env:NAME}.",
     )
     token_file: Annotated[str | None, MayRefer("/etc/elasticflow/token")] = Field(
         default=None,
         min_length=1,
         examples=["~/elasticflow-token"],
-        description="File with the token that the run's machines share, on each; ELASTICFLOW_TOKEN goes before it.",
+        description="File with the token that the run's machines share, on each machine; ELASTICFLOW_TOKEN overrides "
+        "it.",
     )
 
     @model_validator(mode="after")
@@ -252,7 +253,7 @@ class NodesTable(Table):
 
 
 class RestartsTable(Table):
-    """What a failure costs."""
+    """Restarts after failures."""
 
     budget: int = Field(
         default=3,
@@ -266,34 +267,37 @@ class RestartsTable(Table):
     )
     hang_timeout: DurationText = Field(
         default="10 min",
-        description="Without progress for this long the workers hang: a failure. The run teaches shorter limits, phase by phase.",
+        description="Workers without progress for this long count as hung: a failure. The run learns shorter limits, "
+        "phase by phase.",
     )
     warm: Warm = Field(
         default="auto",
-        description="What a restart finds ready: a process to fork, standby workers that have imported all and opened the GPU, or nothing.",
+        description="Preparation for a restart: a process to fork, standby workers that have imported everything and "
+        "opened the GPU, or nothing.",
     )
 
 
 class KeepTable(Table):
-    """Which snapshots stay."""
+    """Retention of snapshots."""
 
-    last: int = Field(default=3, ge=1, le=10**6, description="The newest ones.")
+    last: int = Field(default=3, ge=1, le=10**6, description="Keep this many of the newest snapshots.")
     best: int | None = Field(
         default=None,
         ge=1,
         le=10**6,
-        description="The best ones by evaluation.best; of equal ones the newest. A snapshot is taken at each new best value.",
+        description="Keep this many of the best snapshots by evaluation.best; of equal ones the newest. A snapshot "
+        "is taken at each new best value.",
     )
     every: IntervalText | None = Field(
-        default=None, description='One at each of these: "5000 steps", "1 epoch", "6 h".'
+        default=None, description='Keep a snapshot at each interval: "5000 steps", "1 epoch", "6 h".'
     )
     within: DurationText | None = Field(
-        default=None, description='Those at most this much older than the newest: "2 h".'
+        default=None, description="Keep snapshots that are at most this much older than the newest."
     )
 
 
 class SnapshotsTable(Table):
-    """When snapshots are taken, where they go, which stay."""
+    """Interval, place and retention of snapshots."""
 
     uri: Annotated[str | None, MayRefer("s3://bucket/name")] = Field(
         default=None,
@@ -301,28 +305,30 @@ class SnapshotsTable(Table):
         description="Any fsspec URL or path; default: the run folder. May hold ${env:NAME} and ${job.name}.",
     )
     every: IntervalText | list[IntervalText] = Field(
-        default=["10 min", "1 epoch"], description="Any of these; always at the end and on drain."
+        default=["10 min", "1 epoch"],
+        description="A snapshot at any of these; always one at the end and on drain.",
     )
     memory: IntervalText | None = Field(
         default=None,
-        description='Also held in the node\'s memory, at each of these: "1 step". Outlives workers, never a launch.',
+        description="Also hold snapshots in the node's memory, at this interval. They outlive workers, never a "
+        "launch.",
     )
     staging_limit: SizeText | None = Field(
-        default=None, description='Most memory each node takes for snapshots: "4 GiB"; default: as it has.'
+        default=None, description="Maximum memory of each node for snapshots; default: as much as is free."
     )
-    keep: KeepTable = Field(default=KeepTable(), description="Which snapshots stay.")
+    keep: KeepTable = Field(default=KeepTable(), description="Retention of snapshots.")
     include: dict[IncludedName, Entry] = Field(
         default={},
-        description="Objects of your modules, by a name for each, whose state_dict() belongs to a snapshot.",
+        description="Objects of your modules, by name, whose state_dict() belongs to a snapshot.",
     )
     ignore: list[StatePath] = Field(
         default=[],
-        description="What no snapshot holds and no step depends on, by the names that a refusal has for it.",
+        description="State that no snapshot holds and no step depends on, by the names in the refusal.",
     )
     integrity: Integrity = Field(
         default="crc32", description="Digest of every file, taken while it is written and checked on load."
     )
-    grace: DurationText = Field(default="30 s", description="Time a preempted worker has.")
+    grace: DurationText = Field(default="30 s", description="Time that a preempted worker has to exit.")
     options: Annotated[Args, MayRefer()] = Field(
         default={},
         description='For the file system; secrets come from the environment: secret = "${env:NAME}".',
@@ -347,17 +353,17 @@ class TorchrunTable(Table):
 
     rdzv_backend: Literal["c10d", "etcd-v2", "static"] = Field(
         default="c10d",
-        description="How nodes find each other; static: a fixed set of nodes, each told its rank.",
+        description="Rendezvous of nodes; static: a fixed set of nodes, each started with its rank.",
     )
     rdzv_conf: dict[ConfKey, ConfText | int | float | bool] = Field(
         default={},
         description="Extra rendezvous configuration; is_host = false: `elasticflow rendezvous serve` serves the endpoint.",
     )
     start_method: Literal["fork", "spawn"] = Field(
-        default="fork", description="How `elasticflow run` starts workers; fork: from a warm server."
+        default="fork", description="Start of workers by `elasticflow run`; fork: from a warm server."
     )
     monitor_interval: float = Field(
-        default=0.1, gt=0, le=60, description="Seconds between torchrun's looks at its workers."
+        default=0.1, gt=0, le=60, description="Seconds between torchrun's checks of its workers."
     )
     tee: Streams | None = Field(default=None, description="torchrun --tee.")
     redirects: Streams | None = Field(default=None, description="torchrun --redirects.")

@@ -68,8 +68,8 @@ class TensorBoardTable(Table):
 
     folder: Annotated[PathText | None, MayRefer()] = Field(
         default=None,
-        description="Where the run's event files go, each run in a folder <job>/<run id> of it; default: tensorboard in the "
-        "run folder. A relative path starts at the project root.",
+        description="Folder of the event files, with a folder <job>/<run id> for each run; default: tensorboard in "
+        "the run folder. A relative path starts at the project root.",
         examples=["tensorboard"],
     )
 
@@ -95,7 +95,7 @@ class WandbTable(Table):
         default=None, description="Its project; default: the job's name.", examples=["mnist"]
     )
     entity: Annotated[NameText | None, MayRefer()] = Field(
-        default=None, description="User or team; default: as W&B has it.", examples=["my-team"]
+        default=None, description="User or team; default: that of W&B.", examples=["my-team"]
     )
     mode: Literal["online", "offline"] | None = Field(
         default=None, description="offline: files that `wandb sync` sends; default: $WANDB_MODE, else online."
@@ -120,8 +120,8 @@ class OtlpTable(Table):
 
     endpoint: Annotated[UriText | None, MayRefer()] = Field(
         default=None,
-        description="Where it listens; default: $OTEL_EXPORTER_OTLP_ENDPOINT, else http://localhost:4318. Headers, with their "
-        "secrets, come from $OTEL_EXPORTER_OTLP_HEADERS.",
+        description="Its address; default: $OTEL_EXPORTER_OTLP_ENDPOINT, else http://localhost:4318. Headers, with "
+        "their secrets, come from $OTEL_EXPORTER_OTLP_HEADERS.",
         examples=["http://collector:4318"],
     )
 
@@ -137,7 +137,8 @@ class PrometheusTable(Table):
     )
     listen: Annotated[Endpoint | None, MayRefer()] = Field(
         default=None,
-        description="Address at which /metrics is served as well while the run goes on; 0.0.0.0:9464: for other machines, too.",
+        description="Address at which /metrics is served during the run as well; 0.0.0.0:9464: for other machines, "
+        "too.",
         examples=["127.0.0.1:9464"],
     )
 
@@ -151,21 +152,22 @@ class CustomSinkTable(Table):
     )
     args: Args = Field(
         default={},
-        description="Its options: what the object has as `options`.",
+        description="Its options, which the object has as `options`.",
         examples=[{"path": "table.csv"}],
     )
 
 
 class LoggingTable(Table):
-    """What is logged."""
+    """Log levels, metrics and sinks."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Lines below it are dropped."
     )
-    every: StepsText = Field(default="1 step", description="A metrics line at each of these.")
+    every: StepsText = Field(default="1 step", description="Interval of the lines in metrics.jsonl.")
     count_name: CountName | None = Field(
         default=None,
-        description='What the `count` of a step counts, "tokens": their number per second is logged; default: items.',
+        description='Name of the items in a step\'s `count`, such as "tokens": their number per second is logged; '
+        "default: items.",
     )
     grad_norm: bool | None = Field(
         default=None,
@@ -175,12 +177,12 @@ class LoggingTable(Table):
         default=None,
         gt=0,
         allow_inf_nan=False,
-        description="FLOP/s that one device can do at most, for MFU; default: known GPUs' by their name.",
+        description="Peak FLOP/s of one device, for MFU; default: by the name of a known GPU.",
     )
     sinks: list[SinkName] = Field(
         default=[],
-        description="Where metrics, events and what hooks log go besides the run folder; a process beside the supervisor "
-        "sends them.",
+        description="Destinations of metrics, events and logged values of hooks, besides the run folder; a process "
+        "beside the supervisor sends them.",
     )
     tensorboard: TensorBoardTable | None = Field(
         default=None, description="Options of the sink tensorboard.", examples=[{"folder": "tensorboard"}]
@@ -208,7 +210,7 @@ class LoggingTable(Table):
     )
     custom: dict[CustomName, CustomSinkTable] = Field(
         default={},
-        description="Sinks of your own, by a name for each: those given here are used.",
+        description="Sinks of your own, by name: all given here are used.",
         examples=[{"table": {"entry": "my_sinks:Table"}}],
     )
 

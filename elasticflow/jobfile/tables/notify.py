@@ -51,17 +51,17 @@ Argument = Annotated[str, Field(max_length=10_000, pattern=r"^[^\x00]*$"), Descr
 
 
 class NotifyTable(Table):
-    """Who is told what becomes of the run: a webhook, a command, or both."""
+    """Messages about the run, by a webhook, a command, or both."""
 
     url: Annotated[Address | None, MayRefer(is_late=True)] = Field(
         default=None,
-        description="A webhook to which each message is posted. What is a secret comes from the environment, "
+        description="A webhook to which each message is posted. A secret comes from the environment, "
         '"${env:SLACK_WEBHOOK_URL}": it is looked up when a message is sent, and no record holds it.',
     )
     format: Format = Field(
         default="slack",
-        description="What the webhook takes; slack: Mattermost, Rocket.Chat and Google Chat do, too; json: everything that is "
-        "known, as an object.",
+        description="Format of the message; slack: also for Mattermost, Rocket.Chat and Google Chat; json: an object "
+        "with everything that is known.",
     )
     command: list[Argument] | None = Field(
         default=None,
@@ -73,13 +73,13 @@ class NotifyTable(Table):
     on: list[MomentName] = Field(
         default=["finished", "failed", "first_restart", "budget_low"],
         min_length=1,
-        description="When. interrupted: the launch ended before training did, after Ctrl-C, SIGTERM or a preemption; "
-        "first_restart: training goes on after the run's first failure; budget_low: a quarter of restarts.budget is left, or one, "
-        "and again when none is.",
+        description="Moments of messages. interrupted: the launch ended before training did, after Ctrl-C, SIGTERM "
+        "or a preemption; first_restart: training resumes after the run's first failure; budget_low: a "
+        "quarter of restarts.budget is left, or one restart, and again when none is left.",
         examples=[["finished", "failed", "interrupted"]],
     )
     timeout: DurationText = Field(
-        default="10 s", description="Time limit of one try; after one that failed there is another one."
+        default="10 s", description="Time limit of one try; a failed try is repeated."
     )
 
     @model_validator(mode="after")

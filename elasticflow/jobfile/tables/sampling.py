@@ -32,14 +32,14 @@ def _exactly_one() -> JsonDict:
 
 
 class SamplerTable(Table):
-    """How samples are drawn, where not each once per epoch in a shuffled order."""
+    """Another order than each sample once per epoch, shuffled."""
 
     model_config = ConfigDict(json_schema_extra=_exactly_one())
 
     weights: SampleValues | None = Field(
         default=None,
-        description="A number for each sample: drawn with replacement, as often as it says. A column or an attribute of the "
-        "dataset, or a function called once with it.",
+        description="A number for each sample, which is drawn with replacement in proportion to it. A column or an "
+        "attribute of the dataset, or a function called once with it.",
     )
     balance_by: SampleValues | None = Field(
         default=None,
@@ -48,21 +48,21 @@ class SamplerTable(Table):
     )
     bucket_by: SampleValues | None = Field(
         default=None,
-        description="The length of each sample: batches of like length, in a shuffled order, each sample once per epoch. "
-        "A column or an attribute of the dataset, or a function called once with it.",
+        description="The length of each sample: batches of similar length, in a shuffled order, each sample once per "
+        "epoch. A column or an attribute of the dataset, or a function called once with it.",
     )
     temperature: float | None = Field(
         default=None,
         gt=0,
         le=1000,
-        description="Of [[dataset.mix]]: each set's share is its size to the power of 1 / temperature: 1 draws by size, "
-        "more raises small sets' shares.",
+        description="Of [[dataset.mix]]: each set's share is its size to the power of 1 / temperature: 1 draws by "
+        "size, a higher value raises the shares of small sets.",
     )
     draws: int | None = Field(
         default=None,
         ge=1,
         le=MOST_SAMPLES,
-        description="Draws that make an epoch, with weights or balance_by; default: as many as there are samples.",
+        description="Draws in an epoch, with weights or balance_by; default: the number of samples.",
     )
 
     @property
@@ -100,7 +100,7 @@ class SamplerTable(Table):
 
 
 class MixTable(Table):
-    """One of several sets that are trained on together."""
+    """One of several training sets."""
 
     entry: Entry = Field(description="Any callable that returns a map-style dataset.")
     args: Args = Field(

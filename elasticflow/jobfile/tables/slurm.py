@@ -37,12 +37,12 @@ OwnCode = Annotated[
 
 
 class SlurmTable(Table):
-    """How Slurm runs the job, for `elasticflow render slurm` and `submit slurm`: one process per node, which starts the workers."""
+    """Options for `elasticflow render slurm` and `submit slurm`: one process per node starts the workers."""
 
     form: Literal["gang", "array"] = Field(
         default="gang",
-        description="One allocation of nodes.min to nodes.max nodes, which shrinks; or an array of nodes.max jobs of one node "
-        "each, which grows and shrinks, and meets at a store that stands elsewhere.",
+        description="One allocation of nodes.min to nodes.max nodes, which shrinks; or an array of nodes.max jobs of "
+        "one node each, which grows and shrinks, and whose store runs elsewhere.",
     )
     partition: SlurmName | None = Field(default=None, description="sbatch --partition.", examples=["gpu"])
     account: SlurmName | None = Field(default=None, description="sbatch --account.", examples=["vision"])
@@ -54,7 +54,8 @@ class SlurmTable(Table):
     )
     notice: DurationText | None = Field(
         default=None,
-        description="How long before the time limit the nodes are asked to leave; default: snapshots.grace and a minute more.",
+        description="Time before the time limit at which the nodes are asked to stop; default: snapshots.grace and a "
+        "minute more.",
         examples=["2 min"],
     )
     gpus: int | None = Field(default=None, ge=1, le=1024, description="GPUs of each node.", examples=[4])
@@ -68,15 +69,15 @@ class SlurmTable(Table):
         default=100,
         ge=0,
         le=10_000,
-        description="Most times that the script queues the job again; 0: it ends with 75 instead.",
+        description="Maximum number of times that the script queues the job again; 0: it ends with 75 instead.",
         examples=[100],
     )
     output: OutputFile = Field(
-        default="slurm-%x-%j.out", description="File of what the script prints, in the project's folder."
+        default="slurm-%x-%j.out", description="File for the output of the script, in the project's folder."
     )
     exit_codes: dict[OwnCode, Annotated[int, Field(ge=0, le=255)]] = Field(
         default={},
-        description="What the job ends with instead of our exit codes: 1 failed, 2 refused, 3 budget spent, 75 interrupted.",
+        description="Exit codes of the job in place of ours: 1 failed, 2 refused, 3 budget spent, 75 interrupted.",
         examples=[{"75": 0, "3": 1}],
     )
     setup: list[Line] = Field(

@@ -43,19 +43,19 @@ StopWhenText = Annotated[
 
 
 class JobTable(Table):
-    """Who the job is."""
+    """Name and seed of the job."""
 
     name: Name = Field(description="Name of the job; its runs lie in runs/<name>/.")
     seed: int = Field(
         default=0, ge=0, le=2**63 - 1, description="Seed of the data order and of every random stream."
     )
     path: list[str] = Field(
-        default=["."], min_length=1, description="Where factories are found, relative to the project root."
+        default=["."], min_length=1, description="Folders of the job's modules, relative to the project root."
     )
 
 
 class ModelTable(Table):
-    """The model and what one training step does."""
+    """The model and its training step."""
 
     entry: Entry = Field(description="Any callable that returns an nn.Module.")
     args: Args = Field(default={}, description=_ARGS_FROM_DATA)
@@ -64,15 +64,15 @@ class ModelTable(Table):
     )
     step: Entry | None = Field(
         default=None,
-        description="Called as step(model, batch), a method of the model's class on the model; "
-        "returns a loss, (loss_sum, count) or a dict with `loss`, `count` and scalars to log. "
-        "One that takes (model, batch, optimizers), or a method that takes (batch, optimizers), moves them itself, "
+        description="Called as step(model, batch), a method of the model's class on the model; returns a loss, "
+        "(loss_sum, count) or a dict with `loss`, `count` and scalars to log. A step that takes (model, "
+        "batch, optimizers), or a method that takes (batch, optimizers), steps the optimizers itself, "
         "and returns the loss to report.",
     )
     loss_count: Entry | None = Field(
         default=None,
-        description="Called as loss_count(batch): over how many items the loss is a mean, such as tokens without padding; "
-        "default: the samples.",
+        description="Called as loss_count(batch): the number of items that the loss is a mean over, such as tokens "
+        "without padding; default: the samples.",
     )
     flops_per_sample: float | None = Field(
         default=None,
@@ -82,7 +82,8 @@ class ModelTable(Table):
     )
     weights: Annotated[str | None, MayRefer()] = Field(
         default=None,
-        description="Weights to start from: a safetensors file, its index, or a folder that transformers has saved; may hold ${env:NAME}.",
+        description="Weights to start from: a safetensors file, its index, or a folder saved by transformers; may "
+        "hold ${env:NAME}.",
     )
 
     @model_validator(mode="after")
@@ -107,11 +108,11 @@ GroupName = Annotated[str, Field(min_length=1, max_length=100), Description("a n
 
 
 class GroupTable(Table):
-    """Parameters with options of their own; a parameter is in the first group that takes it."""
+    """Parameters with options of their own; a parameter belongs to the first group that fits it."""
 
     match: Glob | list[Glob] | None = Field(
         default=None,
-        description="Takes parameters by name: a glob or several, one of which fits; * also stands for dots.",
+        description="Takes parameters by name: a glob, or several of which one must match; * also matches dots.",
     )
     ndim: Ndim | list[Ndim] | None = Field(
         default=None,
@@ -119,11 +120,11 @@ class GroupTable(Table):
     )
     module: Entry | list[Entry] | None = Field(
         default=None,
-        description="Takes the parameters of modules of this class, or several classes, and of what is inside them.",
+        description="Takes the parameters of modules of this class, or several classes, and of their submodules.",
     )
     args: Args = Field(default={}, description="Options that win over optimizer.args for these parameters.")
     name: GroupName | None = Field(
-        default=None, description="What the group is called where rates are logged; default: what selects it."
+        default=None, description="Name of the group where rates are logged; default: its selector."
     )
 
     @property
@@ -147,8 +148,8 @@ class OptimizerTable(Table):
     """The optimizer."""
 
     entry: Entry = Field(
-        description="Called with the parameters, with the model if its first parameter is named `model`, "
-        "or on the model if it is a method of its class; may return several in a dict, for a step that moves them."
+        description="Called with the parameters, with the model if its first parameter is named `model`, or on the "
+        "model if it is a method of its class; may return several in a dict, for a step that steps them."
     )
     args: Args = Field(default={}, description=_ARGS_FROM_DATA)
     clip_grad_norm: float | None = Field(
@@ -157,7 +158,7 @@ class OptimizerTable(Table):
     groups: list[GroupTable] = Field(
         default=[],
         description="Groups of parameters with options of their own, such as no weight decay for biases and norms; "
-        "the first that fits counts, the rest takes args.",
+        "the first group that fits a parameter takes it; the other parameters use args.",
     )
 
 
@@ -166,11 +167,13 @@ class LrSchedulerTable(Table):
 
     entry: Entry = Field(description="Called with the optimizer.")
     args: Args = Field(default={}, description=_ARGS_FROM_DATA)
-    interval: Literal["step", "epoch"] = Field(default="step", description="When the schedule advances.")
+    interval: Literal["step", "epoch"] = Field(
+        default="step", description="The schedule advances after each step or epoch."
+    )
 
 
 class DatasetTable(Table):
-    """The training data and how it is cut into batches."""
+    """The training data and its batches."""
 
     entry: Entry | None = Field(
         default=None,
@@ -179,42 +182,45 @@ class DatasetTable(Table):
     args: Annotated[Args, MayRefer()] = Field(default={}, description=_ARGS_AND_REFERENCES)
     mix: Annotated[list[MixTable], MayRefer()] = Field(
         default=[],
-        description="Several sets instead of one, each drawn as often as its weight says, in epochs of its own.",
+        description="Several sets instead of one, drawn in proportion to their weights, each in epochs of its own.",
     )
     shards: int | None = Field(
         default=None,
         ge=1,
         le=MOST_NODES,
-        description="For data read in order only: the callable also gets `shard` and `shards`, and is called for each.",
+        description="For data that can only be read in order: the callable also gets `shard` and `shards`, and is "
+        "called for each shard.",
     )
     prepare: Entry | None = Field(
         default=None, description="Called without arguments once per node before the dataset is opened."
     )
     collate: Collate | None = Field(
         default=None,
-        description="Turns a list of samples into a batch: a function, or { entry, args } makes an object that does, as "
+        description="Turns a list of samples into a batch: a function, or { entry, args } for an object, such as "
         "transformers' collators; default: torch's.",
     )
     samples: int | None = Field(
         default=None,
         ge=1,
         le=MOST_SAMPLES,
-        description="Length of the dataset; lets `plan` know more, checked when the run starts.",
+        description="Length of the dataset, for `plan`; checked when the run starts.",
     )
     sampler: SamplerTable | None = Field(
         default=None,
-        description="How samples are drawn: by weights, balanced by class, or in batches of like length; "
-        "default: each once per epoch, shuffled.",
+        description="Order of samples: by weights, balanced by class, or in batches of similar length; default: each "
+        "once per epoch, shuffled.",
     )
     global_batch_size: int = Field(
         ge=1, le=10**9, description="Samples per optimizer step, the same at every node count."
     )
     micro_batch_size: int | None = Field(
-        default=None, ge=1, le=10**9, description="Most samples one worker takes in one forward."
+        default=None, ge=1, le=10**9, description="Maximum number of samples of a worker in one forward."
     )
     num_workers: int = Field(default=0, ge=0, le=1024, description="Loader processes of each worker.")
     tail: Literal["spill", "short", "drop"] = Field(
-        default="spill", description="What becomes of the samples at an epoch's end that fill no batch."
+        default="spill",
+        description="The last samples of an epoch, which fill no batch: begin the next epoch's first batch, make a "
+        "short batch, or are dropped.",
     )
 
     @model_validator(mode="after")
@@ -225,7 +231,7 @@ class DatasetTable(Table):
 
 
 class TrainTable(Table):
-    """How long and how to train."""
+    """Length and manner of training."""
 
     epochs: int | None = Field(default=None, ge=1, le=10**9, description="Passes over the dataset.")
     steps: int | None = Field(default=None, ge=1, le=10**12, description="Optimizer steps.")
@@ -254,7 +260,7 @@ class TrainTable(Table):
         description="CPU threads per worker; default: the node's cores shared out.",
     )
     on_nonfinite: Literal["stop", "skip"] = Field(
-        default="stop", description="What a loss that is not finite does."
+        default="stop", description="On a loss that is not finite: end the run, or leave the step out."
     )
     consistency: Literal["batch", "exact"] = Field(
         default="batch", description="exact: bitwise the same weights at any world size."
@@ -264,19 +270,21 @@ class TrainTable(Table):
     )
     compare_replicas: StepsText | Literal["never"] = Field(
         default="1000 steps",
-        description="When the workers' parameters are compared, besides before each snapshot: finds one that went astray.",
+        description="Interval of comparisons of the workers' parameters, besides those before each snapshot: they "
+        "find a corrupted worker.",
     )
 
     time_limit: DurationText | None = Field(
         default=None,
-        description="A launch leaves after this long, with a snapshot, as for SIGTERM (exit code 75); the same command goes on.",
+        description="A launch ends after this time, with a snapshot, as on SIGTERM (exit code 75); the same command "
+        "resumes the run.",
     )
 
     stop_when: StopWhenText | None = Field(
         default=None,
-        description="End training when a metric of an evaluation says so: it was not better for some evaluations in a row "
-        '(min or max before it where neither the loss nor `best` tells; "by 0.001" for at least so much), or is above or below '
-        "a number.",
+        description="End training when a metric of an evaluation has not been better for some evaluations in a row "
+        '(with min or max before it if neither the loss nor `best` tells; "by 0.001" for a least '
+        "difference), or is above or below a number.",
     )
 
     @model_validator(mode="after")

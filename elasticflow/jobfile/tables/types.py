@@ -188,10 +188,11 @@ class Table(BaseModel):
 
 
 class CollateTable(Table):
-    """What makes batches, with arguments: an object that is called with a list of samples, or a function."""
+    """A collator with arguments: an object that is called with a list of samples, or a function."""
 
     entry: Entry = Field(
-        description="Called with args: what it returns makes a batch of a list of samples, as transformers' collators do."
+        description="Called with args; the result makes a batch from a list of samples, as transformers' collators "
+        "do."
     )
     args: Args = Field(
         default={},
@@ -200,7 +201,7 @@ class CollateTable(Table):
     )
     partial: bool = Field(
         default=False,
-        description="The entry itself is called with a list of samples and, besides, these args, as functools.partial does.",
+        description="Call the entry itself with a list of samples and these args, as functools.partial does.",
     )
 
 

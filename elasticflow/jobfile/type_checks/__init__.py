@@ -1,1 +1,1 @@
-"""Values and entry points of a job against what Python source says: annotations, signatures, base classes."""
+"""Checks values and entry points of a job against Python source: annotations, signatures, base classes."""

@@ -1,4 +1,4 @@
-"""Whether a value of the job file fits a parameter, by its annotation or its default, and which value was meant."""
+"""Compares values of the job file with a parameter's annotation or default, and finds the value that was meant."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ _ANY_LISTS = {
 _TABLES = {"builtins.dict", "typing.Dict"} | {
     f"{home}.{name}" for home in ("typing", "collections.abc") for name in ("Mapping", "MutableMapping")
 }
-# Classes that no text is meant for.
+# Classes that accept no text.
 _NO_TEXTS = {"torch.Tensor", "torch.nn.Parameter", "numpy.ndarray", "numpy.number", "builtins.complex"}
 
 
 class ObjectTable(dict[str, Any]):
-    """A table that makes an object: what the object is, and so whether it fits an annotation, is not known."""
+    """A table that makes an object of unknown class, which cannot be compared with an annotation."""
 
 
 class DatasetValue:
-    """`"${dataset.vocab_size}"` as an argument: an attribute of the training data, known once that is opened.
+    """`"${dataset.vocab_size}"` as an argument: an attribute of the training data, known once the data is opened.
 
-    No text: the text `${dataset.vocab_size}` itself, which is written with `$${`, is another value.
+    It differs from the text `${dataset.vocab_size}` itself, which is written with `$${`.
 
     Attributes:
-        name: Of the attribute; with dots, of an attribute's attribute.
+        name: Name of the attribute, with dots for attributes of attributes.
     """
 
     __slots__ = ("name",)
@@ -58,12 +58,12 @@ class DatasetValue:
         return hash((DatasetValue, self.name))
 
     def __repr__(self) -> str:
-        """Return it as the job file has it."""
+        """Return the value as it stands in the job file."""
         return f"${{dataset.{self.name}}}"
 
 
 def fits(value: object, annotation: ast.expr | None, module: Module) -> bool:
-    """Return whether a parameter may take a value of the job file: False only where that is certain."""
+    """Return whether a parameter may take a value of the job file: False only if it certainly does not."""
     if isinstance(value, ObjectTable | DatasetValue):
         return True
     match annotation:
@@ -121,7 +121,7 @@ def _is_ellipsis(node: ast.expr) -> bool:
 
 
 def in_words(annotation: ast.expr, module: Module) -> str:
-    """Return what an annotation takes: choices as the job file writes them, else the annotation itself."""
+    """Return an annotation in words: its choices as the job file writes them, else the annotation itself."""
     listed = choices(annotation, module)
     if not listed:
         return ast.unparse(annotation)
@@ -147,7 +147,7 @@ def choices(annotation: ast.expr, module: Module) -> list[object]:
 
 
 def nearest_choice(value: object, annotation: ast.expr, module: Module) -> str | None:
-    """Return the listed value that is nearly *value*, as the job file writes it."""
+    """Return the listed value most like *value*, as the job file writes it."""
     listed = [each for each in choices(annotation, module) if isinstance(each, str)]
     near = nearest(value, listed) if isinstance(value, str) else []
     return show(near[0]) if near else None
@@ -157,9 +157,9 @@ _NUMBER, _TRUTH = "a number", "true or false"
 
 
 def in_words_of_default(default: ast.expr | None, value: object) -> str:
-    """Return what a parameter without an annotation takes, by its default; empty unless *value* is that in quotes.
+    """Return the type of a parameter without annotation, by its default; empty unless *value* is that type in quotes.
 
-    `"1e-3"` for `lr=0.1` is a slip; `"auto"` for it may be meant.
+    `"1e-3"` for `lr=0.1` is a mistake; `"auto"` may be intended.
     """
     if isinstance(default, ast.UnaryOp):
         default = default.operand
@@ -173,7 +173,7 @@ def in_words_of_default(default: ast.expr | None, value: object) -> str:
 
 
 def near_value(value: object, wanted: ast.expr | str, module: Module | None = None) -> str | None:
-    """Return what was most likely meant, as the job file writes it."""
+    """Return the value that was most likely meant, as the job file writes it."""
     from elasticflow.jobfile.diagnostics.toml_literals import to_toml
 
     for each in ways(value):
@@ -220,7 +220,7 @@ def ways(value: object) -> Iterator[object]:
 
 
 def as_numbers(text: str) -> Iterator[int | float]:
-    """Yield the number that a text is: `8`, `1_000`, `1e-3`, `50%`; none of `1,000`, whose comma may be a decimal one."""
+    """Yield the number that a text spells: `8`, `1_000`, `1e-3`, `50%`; none for `1,000`, whose comma may be decimal."""
     for kind in (int, float):
         try:
             if len(text) < 30 and text.isascii() and re.match(r"[+-]?[.\d]", text):

@@ -1,6 +1,6 @@
-"""What an entry point makes, as far as its bases or its return annotation show it: a model, an optimizer, a dataset ....
+"""Finds the kind of object that an entry point makes, by its bases or return annotation: a model, a dataset ....
 
-Reads source only; where reading does not show it, nothing is said.
+Reads source only; reports nothing if the source does not show the kind.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Kind(NamedTuple):
     """A kind of object.
 
     Attributes:
-        words: What one is.
-        base: The class of torch that all inherit from.
+        words: The kind in words.
+        base: The class of torch that all objects of the kind inherit from.
     """
 
     words: str
@@ -46,7 +46,7 @@ _WANTED: dict[KeyPath, Kind] = {
     ("dataset", "entry"): DATASET,
     ("evaluation", "entry"): DATASET,
 }
-# By the module that defines the base in torch's source, and by what imports call it where torch is not installed.
+# By the module that defines the base in torch's source, and by its import name if torch is not installed.
 _BASES = {
     "torch.nn.modules.module.Module": MODEL, "torch.nn.Module": MODEL,
     "torch.optim.optimizer.Optimizer": OPTIMIZER, "torch.optim.Optimizer": OPTIMIZER,
@@ -54,7 +54,7 @@ _BASES = {
     "torch.utils.data.dataset.Dataset": DATASET, "torch.utils.data.Dataset": DATASET, "torch.utils.data.IterableDataset": DATASET,
     "torch.utils.data.dataloader.DataLoader": LOADER, "torch.utils.data.DataLoader": LOADER,
 }  # fmt: skip
-# Modules whose classes are of the kind.
+# Modules whose classes all belong to the kind.
 _HOMES = {
     OPTIMIZER: tuple(
         f"torch.optim.{each}" for each in ("adam", "adamw", "sgd", "rmsprop", "adagrad", "nadam", "radam")
@@ -66,13 +66,13 @@ _HOMES = {
 
 
 class WrongKind(NamedTuple):
-    """An entry point makes something that its key is not for.
+    """An entry point makes an object of another kind than its key needs.
 
     Attributes:
-        found: What it makes, in words.
-        wanted: What the key is for.
-        beside: Classes beside it that are of that kind.
-        is_loader: It makes batches, not samples.
+        found: The kind of object that the entry point makes, in words.
+        wanted: The kind that the key needs.
+        beside: Classes of the wanted kind beside the entry point.
+        is_loader: The object yields batches, not samples.
     """
 
     found: str
@@ -82,7 +82,7 @@ class WrongKind(NamedTuple):
 
 
 def wrong_kind(path: KeyPath, definition: Definition, resolver: Resolver) -> WrongKind | None:
-    """Return what the entry point of a key makes if that is certainly not what the key is for."""
+    """Return the wrong kind that the entry point of a key makes; None unless it is certainly wrong."""
     wanted = _WANTED.get(path)
     if wanted is None:
         return None
@@ -100,13 +100,13 @@ def wrong_kind(path: KeyPath, definition: Definition, resolver: Resolver) -> Wro
 
 
 def kinds_made(definition: Definition, resolver: Resolver) -> set[Kind]:
-    """Return the kinds of object that a class or function makes; empty where reading does not show it."""
+    """Return the kinds of object that a class or function makes; empty if reading does not show them."""
     is_class = isinstance(definition.node, ast.ClassDef)
     return _kinds(definition, resolver) if is_class else _returned(definition, resolver)
 
 
 def _kinds(definition: Definition, resolver: Resolver) -> set[Kind]:
-    """Return the kinds that a class is, by all the bases that can be read."""
+    """Return the kinds of a class, by all its bases that can be read."""
     kinds: set[Kind] = set()
     if not isinstance(definition.node, ast.ClassDef):
         return kinds
@@ -131,7 +131,7 @@ def _kinds_of_name(module: Module, name: ast.expr, resolver: Resolver) -> set[Ki
 
 
 def _returned(definition: Definition, resolver: Resolver) -> set[Kind]:
-    """Return the kinds of what a function returns, by its annotation, or by a class it calls in its only return."""
+    """Return the kinds of a function's result, by its annotation, or by the class it calls in its only return."""
     node = definition.node
     if not isinstance(node, ast.FunctionDef) or node.decorator_list:
         return set()

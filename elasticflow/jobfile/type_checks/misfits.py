@@ -23,10 +23,10 @@ class Misfit(NamedTuple):
     """One argument that does not fit.
 
     Attributes:
-        kind: unknown, missing, twice (given by place already), places (too many), or type.
+        kind: unknown, missing, twice (given by position already), places (too many positions), or type.
         name: Name of the parameter or of the argument.
-        wanted: What is taken instead: names, or a type in words.
-        near: The nearest name or value, as it would be written.
+        wanted: The accepted names, or the accepted type in words.
+        near: The nearest name or value, as the job file would write it.
     """
 
     kind: Literal["unknown", "missing", "twice", "places", "type"]
@@ -36,7 +36,7 @@ class Misfit(NamedTuple):
 
 
 def misfits(signature: Signature, num_places: int, arguments: dict[str, object]) -> list[Misfit]:
-    """Return what does not fit when called with *num_places* positional and the named arguments."""
+    """Return the misfits of a call with *num_places* positional and the named arguments."""
     by_place = [*signature.positional_only, *signature.positional]
     wrong: list[Misfit] = []
     if num_places > len(by_place) and not signature.takes_any_positional:
@@ -68,7 +68,7 @@ def misfits(signature: Signature, num_places: int, arguments: dict[str, object])
 
 
 def _wrong_type(parameter: Parameter, value: object) -> list[Misfit]:
-    """Return one misfit if a value is certainly not of the parameter's type, else none."""
+    """Return a misfit if a value is certainly not of the parameter's type, else nothing."""
     annotation, module = parameter.annotation, parameter.module
     if annotation is None:
         words = in_words_of_default(parameter.default, value)

@@ -1,1 +1,1 @@
-"""What `elasticflow lint` looks for: one module per concept, one function per code."""
+"""The rules of `elasticflow lint`: one module per concept, one function per code."""

@@ -1,4 +1,4 @@
-"""Checkpoints that a kill destroys, that all ranks write, or from which training does not go on as it was."""
+"""Checkpoints that a kill destroys, that all ranks write, or from which training does not resume as it was."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _SCALER = re.compile(r"scaler|(^|_)amp(_|$)", re.IGNORECASE)
 _AVERAGE = re.compile(r"(^|_)ema(_|$)|averag|(^|_)swa(_|$)|shadow", re.IGNORECASE)
 _RANDOM = re.compile(r"rng|random|generator", re.IGNORECASE)
 _MOVES = ("os.replace", "os.rename", "os.renames", "shutil.move", "shutil.copy", "shutil.copyfile", "shutil.copy2", "os.link", "os.symlink")  # fmt: skip
-# With these, what a rank holds is its own, or the framework writes.
+# With these, each rank holds a part of its own, or the framework writes.
 _SHARDED = re.compile(
     r"FullyShardedDataParallel|\bFSDP\b|deepspeed|fully_shard|tensor_parallel|megatron|xla_model|torch_xla"
 )
 
 
 def saved_in_place(view: View) -> Iterator[Finding]:
-    """Yield a checkpoint that every save writes over, where no other one is kept."""
+    """Yield a checkpoint that every save overwrites, if no other checkpoint is kept."""
     script = view.script
     saves = [save for save in saves_in(script) if save.has_model or not save.contents]
     if not saves or any(script.calls_of(*_MOVES)) or _renames(script):
@@ -56,7 +56,7 @@ def saved_in_place(view: View) -> Iterator[Finding]:
 
 
 def _renames(script: Script) -> bool:
-    """Return whether a path is renamed, or a file or an old checkpoint moved, by a method."""
+    """Return whether a method renames a path, or moves a file or an old checkpoint."""
     return any(
         isinstance(call.func, ast.Attribute)
         and (call.func.attr in {"rename", "symlink_to", "link_to", "hardlink_to"} or (call.func.attr == "replace" and len(call.args) == 1))
@@ -74,7 +74,7 @@ def _spelled(script: Script, path: ast.expr) -> str:
 
 
 def _is_the_same_each_time(script: Script, path: ast.expr) -> bool:
-    """Return whether a path is made of constants, options and attributes that nothing counts on."""
+    """Return whether a path is made of constants, options and attributes that nothing increments."""
     given = values_given(script, path)
     return len(given) == 1 and _is_fixed(script, given[0])
 
@@ -106,7 +106,7 @@ def _is_fixed(script: Script, node: ast.expr, hops: int = 4) -> bool:
 
 
 def _all_fixed_or_folder(script: Script, parts: Iterable[ast.expr], hops: int) -> bool:
-    """Return whether every part is fixed; what comes before the last may be any folder that no loop makes."""
+    """Return whether every part is fixed; the parts before the last may be any folder that no loop makes."""
     parts = list(parts)
     if not parts or not hops:
         return False
@@ -131,13 +131,13 @@ def _is_in_loop(script: Script, node: ast.AST) -> bool:
 
 
 def _is_given_to_init(script: Script, node: ast.expr) -> bool:
-    """Return whether an attribute is what `__init__` was given, and every call in this file gives something fixed."""
+    """Return whether an attribute is an argument of `__init__`, and every call in this file passes a fixed value."""
     given = values_given(script, node)
     return bool(given) and given != [node] and all(_is_fixed(script, each, 2) for each in given)
 
 
 def saved_by_all(view: View) -> Iterator[Finding]:
-    """Yield each checkpoint that all ranks write to one file, by all the text shows."""
+    """Yield each checkpoint that all ranks write to the same file, as far as the text shows."""
     script = view.script
     if not _is_replicated(script) or _SHARDED.search(script.text):
         return
@@ -161,7 +161,7 @@ def _is_replicated(script: Script) -> bool:
 
 
 def _is_run_by_all(script: Script, node: ast.AST, hops: int = 6) -> bool:
-    """Return whether nothing on the way to a place, in this file, may tell ranks apart."""
+    """Return whether no condition in this file on the way to a place may distinguish ranks."""
     if not hops:
         return False
     line = getattr(node, "lineno", 0)
@@ -210,7 +210,7 @@ def _leaves(branch: ast.If) -> bool:
 
 
 def saved_in_part(view: View) -> Iterator[Finding]:
-    """Yield a checkpoint that this file goes on from, and that leaves out what the file trains with."""
+    """Yield a checkpoint that this file resumes from, and that lacks state which the file trains with."""
     script = view.script
     found = _resumed(script)
     if found is None:
@@ -244,7 +244,7 @@ def saved_in_part(view: View) -> Iterator[Finding]:
 
 
 def saved_without_random_state(view: View) -> Iterator[Finding]:
-    """Yield a checkpoint that this file goes on from, without the state of the random number generators."""
+    """Yield a checkpoint that this file resumes from, without the state of the random number generators."""
     found = _resumed(view.script)
     if found is None:
         return
@@ -260,9 +260,9 @@ def saved_without_random_state(view: View) -> Iterator[Finding]:
 
 
 def _resumed(script: Script) -> tuple[Save, list[Contents]] | None:
-    """Return the first checkpoint that the file writes in a loop and goes on from, and all that it ever writes.
+    """Return the first checkpoint that the file writes in a loop and resumes from, and all content that it ever writes.
 
-    None if there is none, or if the text does not show all that stands in it.
+    None if there is no such checkpoint, or if the text does not show its whole content.
     """
     if not any(resumes(script, load) for load in loads_in(script)) or not any(
         called_name(call) == "backward" for call in script.calls
@@ -290,7 +290,7 @@ _NO_WORDS = {"state_dict"}
 
 
 def _has_stateful_optimizer(script: Script) -> bool:
-    """Return whether an optimizer of torch keeps something between steps; SGD without momentum does not."""
+    """Return whether an optimizer of torch keeps state between steps; SGD without momentum does not."""
     for call in script.calls:
         origin = script.origin(call.func)
         if not origin.startswith("torch.optim.") or origin.startswith(
@@ -318,7 +318,7 @@ def _has_schedule(script: Script) -> bool:
 
 
 def _reads_position_of_name(script: Script) -> bool:
-    """Return whether a number is read from a path, as scripts do that have the step in a checkpoint's name."""
+    """Return whether a number is read from a path, as in scripts with the step in a checkpoint's name."""
     parts = {"splitext", "basename", "split", "rsplit", "stem", "search", "match", "findall", "replace"}
     return any(
         script.origin(call.func) == "builtins.int" and any(words_of(each) & parts for each in call.args)
@@ -327,13 +327,13 @@ def _reads_position_of_name(script: Script) -> bool:
 
 
 def _has_scaler(script: Script) -> bool:
-    """Return whether a scaler of gradients is made that is not switched off by a constant."""
+    """Return whether a gradient scaler is made that no constant switches off."""
     made = [call for call in script.calls if script.origin(call.func).endswith(".GradScaler")]
     return any(not is_constant(argument(call, "enabled"), False) for call in made)
 
 
 def _has_average(script: Script) -> bool:
-    """Return whether averaged weights are kept beside the model: assigned by a call, under a name that says so."""
+    """Return whether averaged weights are kept beside the model: the result of a call, under a telling name."""
     for node in script.nodes:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             made = script.origin(node.value.func) == "torch.optim.swa_utils.AveragedModel"
@@ -344,7 +344,7 @@ def _has_average(script: Script) -> bool:
 
 
 def load_without_map(view: View) -> Iterator[Finding]:
-    """Yield each torch.load by which every rank of a script for several GPUs puts tensors on the GPU of rank 0."""
+    """Yield each torch.load with which every rank of a script for several GPUs puts tensors on rank 0's GPU."""
     script = view.script
     if not _is_replicated(script) and not reads_of_environment(script, {"LOCAL_RANK"}):
         return

@@ -1,4 +1,4 @@
-"""Collectives that a part of the ranks reaches, or that a signal handler calls."""
+"""Collectives that only some ranks reach, or that a signal handler calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SERVES = "for ever, or until the process group's timeout"
 
 
 def collectives_of_some_ranks(view: View) -> Iterator[Finding]:
-    """Yield each collective that rank 0 alone, or all but rank 0, come into."""
+    """Yield each collective that only rank 0, or all ranks but rank 0, enter."""
     script = view.script
     groups: dict[ast.AST, list[Split]] = {}
     for scope in (script.tree, *(each for several in script.functions.values() for each in several)):

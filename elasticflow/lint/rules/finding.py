@@ -1,4 +1,4 @@
-"""What a rule finds in a script."""
+"""The findings of rules, and the view of a script that rules get."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Finding(NamedTuple):
     """One problem.
 
     Attributes:
-        code: Explained by `elasticflow explain`.
-        node: The expression or statement meant; the carets stand under it.
-        message: What is wrong.
-        help: What to do.
-        severity: An error loses work or hangs by itself; a warning does under circumstances; a note is told on request.
+        code: Code for `elasticflow explain`.
+        node: The expression or statement that the carets mark.
+        message: The fault.
+        help: The remedy.
+        severity: An error loses work or hangs by itself; a warning may do so; a note is shown on request.
     """
 
     code: str
@@ -32,7 +32,7 @@ class Finding(NamedTuple):
 
 
 class View(NamedTuple):
-    """What rules look at: a script, and what is known of its conditions and collectives."""
+    """A script with the analysis of its conditions and collectives."""
 
     script: Script
     ranks: Ranks

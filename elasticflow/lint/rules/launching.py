@@ -1,4 +1,4 @@
-"""How processes are started, and where they meet."""
+"""Start and rendezvous of processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REMEDY = "let torchrun choose it (`torchrun --standalone`), and call init_proce
 
 
 def fixed_ports(view: View) -> Iterator[Finding]:
-    """Yield each place that says at which port the ranks meet, whatever the environment says."""
+    """Yield each place that fixes the rendezvous port, regardless of the environment."""
     script = view.script
     for node in script.nodes:
         if isinstance(node, ast.Assign):
@@ -65,7 +65,7 @@ def _of_port(node: ast.expr, port: str) -> Finding:
 
 
 def _port(script: Script, value: ast.expr) -> str | None:
-    """Return the port that an expression is for sure; None if it may be another, or is 0: any that is free."""
+    """Return the certain port of an expression; None if it may vary, or is 0, which means any free port."""
     if isinstance(value, ast.Call) and script.origin(value.func) == "builtins.str" and len(value.args) == 1:
         value = value.args[0]
     if isinstance(value, ast.Name):
@@ -78,7 +78,7 @@ def _port(script: Script, value: ast.expr) -> str | None:
 
 
 def _is_asked(script: Script, node: ast.AST) -> bool:
-    """Return whether a condition around a place asks how the script was started."""
+    """Return whether a condition around a place tests how the script was started."""
     for whole, part in script.above(node):
         if isinstance(whole, ast.ExceptHandler):
             return True
@@ -90,7 +90,7 @@ def _is_asked(script: Script, node: ast.AST) -> bool:
 
 
 def _is_variable(node: ast.expr, names: set[str]) -> bool:
-    """Return whether an expression is a variable of the environment: `os.environ["NAME"]`."""
+    """Return whether an expression is an environment variable: `os.environ["NAME"]`."""
     return (
         isinstance(node, ast.Subscript)
         and dotted_name(node.value).endswith("environ")
@@ -100,7 +100,7 @@ def _is_variable(node: ast.expr, names: set[str]) -> bool:
 
 
 def reads_of_environment(script: Script, names: set[str]) -> bool:
-    """Return whether a script reads one of these variables of the environment, and never sets it."""
+    """Return whether a script reads one of these environment variables, and never sets it."""
     is_read = False
     for node in script.nodes:
         if isinstance(node, ast.Subscript) and _is_variable(node, names):
@@ -115,7 +115,7 @@ def reads_of_environment(script: Script, names: set[str]) -> bool:
 
 
 def spawns_under_torchrun(view: View) -> Iterator[Finding]:
-    """Yield each `mp.spawn` that workers of torchrun would call, too."""
+    """Yield each `mp.spawn` that torchrun's workers would call as well."""
     script = view.script
     if not reads_of_environment(script, {"LOCAL_RANK"}):
         return
@@ -131,7 +131,7 @@ def spawns_under_torchrun(view: View) -> Iterator[Finding]:
 
 
 def _is_conditional(script: Script, node: ast.AST) -> bool:
-    """Return whether some condition but `__name__ == "__main__"` stands before a place, in its function or a caller's."""
+    """Return whether a condition other than `__name__ == "__main__"` guards a place, in its function or a caller."""
     above = list(script.above(node))
     if any(isinstance(whole, ast.If) and not is_entry_check(whole.test) for whole, _ in above):
         return True
@@ -150,7 +150,7 @@ def _is_conditional(script: Script, node: ast.AST) -> bool:
 
 
 def local_rank_by_argument(view: View) -> Iterator[Finding]:
-    """Yield the option `--local_rank` of a script that takes its GPU from it, and never looks at LOCAL_RANK."""
+    """Yield the option `--local_rank` of a script that takes its GPU from the option, and never reads LOCAL_RANK."""
     script = view.script
     if "LOCAL_RANK" in script.text or script.names.modules & {"deepspeed", "accelerate", "transformers"}:
         return
@@ -173,7 +173,7 @@ def local_rank_by_argument(view: View) -> Iterator[Finding]:
 
 
 def _is_set_elsewhere(script: Script) -> bool:
-    """Return whether a function of another file is given all arguments, and may set the rank in them."""
+    """Return whether a function of another file gets all arguments, and may set the rank in them."""
     return any(
         script.called(call) is None
         and re.search(r"dist|setup|init|prepare|env", called_name(call), re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""How the model is replicated."""
+"""Replication of the model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHECKPOINTS = ("torch.utils.checkpoint.checkpoint", "torch.utils.checkpoint.che
 
 
 def unused_parameters(view: View) -> Iterator[Finding]:
-    """Yield each DDP with `find_unused_parameters=True`, by what stands beside it."""
+    """Yield each DDP whose `find_unused_parameters=True` is harmful, beside other options or checkpointing."""
     script = view.script
     for call in script.calls_of(DDP):
         keyword = next((each for each in call.keywords if each.arg == "find_unused_parameters"), None)
@@ -51,7 +51,7 @@ def unused_parameters(view: View) -> Iterator[Finding]:
 
 
 def _reentrant(script: Script) -> int | None:
-    """Return the line that says that activations are checkpointed the reentrant way; None if none does."""
+    """Return the line that selects reentrant activation checkpointing; None if there is none."""
     checkpoints: list[ast.Call] = list(script.calls_of(*_CHECKPOINTS))
     reentrant = [call for call in checkpoints if is_constant(argument(call, "use_reentrant"), True)]
     return reentrant[0].lineno if reentrant and len(reentrant) == len(checkpoints) else None

@@ -1,4 +1,4 @@
-"""Checks by which a script ends where the number of workers is another one."""
+"""Checks that end a script if the number of workers has changed."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _WORLD = re.compile(
     r"_?((ddp|dist|dp|data_parallel|global)_)?world_?size_?|num_(processes|replicas|workers_total)|get_world_size",
     re.IGNORECASE,
 )
-# Groups inside a model: how many take part there, no resize changes.
+# Groups inside a model, whose size no resize changes.
 _INNER = re.compile(r"(^|_)(tp|tensor|pp|pipeline|mp|model_parallel|cp|ep|sp|expert|intra|inner|group|shard)(_|$)", re.IGNORECASE)  # fmt: skip
 _OF_NODE = re.compile(r"local|node|device_count|nproc|machine|group|parallel|pipeline|(^|_)tp(_|$)", re.IGNORECASE)  # fmt: skip
 
 
 def world_sizes_asserted(view: View) -> Iterator[Finding]:
-    """Yield each assertion, or condition with `raise`, that holds for some numbers of workers only."""
+    """Yield each assertion, or condition with `raise`, that holds only for some numbers of workers."""
     script = view.script
     for node in script.nodes:
         if isinstance(node, ast.Assert) or (
@@ -52,7 +52,7 @@ def _is_of_some_sizes(script: Script, part: ast.AST) -> bool:
             whole = script.parents[part]
             if isinstance(whole, ast.Compare) and not isinstance(whole.comparators[-1], ast.Constant):
                 return False
-            # A resize adds or removes whole nodes: what divides by the workers of one still does.
+            # A resize adds or removes whole nodes: a multiple of a node's workers stays one.
             is_by_node = any(_OF_NODE.search(word) for word in words_of(right))
             is_padded = any("pad" in word.lower() for word in words_of(left))
             return (_is_size(script, right) and not is_padded) or (_is_size(script, left, hops=0) and not is_by_node)  # fmt: skip
@@ -69,7 +69,7 @@ def _is_of_some_sizes(script: Script, part: ast.AST) -> bool:
 
 
 def _is_size(script: Script, node: ast.expr, hops: int = 1) -> bool:
-    """Return whether an expression is made of the number of workers, of all that there are."""
+    """Return whether an expression is computed from the total number of workers."""
     if hops == 0 and isinstance(node, ast.Call) and called_name(node) != "get_world_size":
         return False
     own = words_of(node)

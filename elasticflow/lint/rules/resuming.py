@@ -1,4 +1,4 @@
-"""Scripts that a restart begins anew: nothing loads what they save, or only an argument or a trainer's call does."""
+"""Scripts that a restart begins anew: they load no checkpoint, or only by an argument or a trainer's call."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LOOK = f"have the script load its newest checkpoint when it begins, if there is
 
 
 def never_loaded(view: View) -> Iterator[Finding]:
-    """Yield the first save of a script that loads nothing, or its backward pass where it saves nothing either."""
+    """Yield the first save of a script that loads nothing, or its backward pass if it saves nothing either."""
     script = view.script
     backward = next((call for call in script.calls if called_name(call) == "backward"), None)
     if backward is None or form_of(script).kind == "joined" or not trains(script) or _may_load(script):
@@ -57,7 +57,7 @@ def never_loaded(view: View) -> Iterator[Finding]:
 
 
 def _may_load(script: Script) -> bool:
-    """Return whether something may load a state: this file, a function of another one, or who is given its path."""
+    """Return whether state may be loaded: by this file, by a function of another file, or by a receiver of the path."""
     return bool(_loads_to_train(script)) or any(
         keyword.arg and re.search(r"resume|ckpt|checkpoint|restore|load_from", keyword.arg)
         for call in script.calls
@@ -70,14 +70,14 @@ def _may_load(script: Script) -> bool:
 
 
 def _names_in(script: Script) -> set[str]:
-    """Return the names that a script uses, defines or imports; not those in its comments and texts."""
+    """Return the names that a script uses, defines or imports, without names in comments and strings."""
     names = {each.id for each in script.nodes if isinstance(each, ast.Name)}
     names |= {each.attr for each in script.nodes if isinstance(each, ast.Attribute)}
     return names | {each.name for each in script.nodes if isinstance(each, ast.alias | ast.FunctionDef)}
 
 
 def _loads_to_train(script: Script) -> list[ast.Call]:
-    """Return the calls that may load a state to be trained: not after training, and not where an option asks to test it."""
+    """Return the calls that may load state for training, without calls after training or under an option for tests."""
     options = Options(script)
     loads = [call for call in state_loads(script) if not _is_after_training(script, call)]
     guards = [(call, _guard_of(script, options, call)) for call in loads]
@@ -85,14 +85,14 @@ def _loads_to_train(script: Script) -> list[ast.Call]:
 
 
 class _Guard(NamedTuple):
-    """A condition that is false where no option is given, and keeps a load from being reached."""
+    """A condition that is false without options, so that a load is not reached."""
 
     option: Option
     branch: ast.If
 
 
 def loaded_by_argument(view: View) -> Iterator[Finding]:
-    """Yield the first load of a script that loads a state by an option only, which is off by default."""
+    """Yield the first load of a script that loads state only by an option, which is off by default."""
     script = view.script
     if form_of(script).kind == "joined" or not trains(script):
         return
@@ -103,7 +103,7 @@ def loaded_by_argument(view: View) -> Iterator[Finding]:
     guarded = [(call, guard) for call, guard in loads if guard is not None]
     if not loads or len(guarded) < len(loads):
         return
-    # Beside what goes on from a checkpoint, others may begin with known weights.
+    # Besides loads that resume from a checkpoint, others may load pretrained weights.
     meant = [each for each in guarded if _RESUMES.search(each[1].option.name)] or guarded
     load = meant[0][0]
     by = list({guard.option.spelling: guard for _, guard in meant}.values())
@@ -118,7 +118,7 @@ def loaded_by_argument(view: View) -> Iterator[Finding]:
 
 
 def _guard_of(script: Script, options: Options, node: ast.AST, hops: int = 4) -> _Guard | None:
-    """Return what keeps a place from being reached where no option is given; None if it may be reached."""
+    """Return the guard of a place that is not reached without options; None if it may be reached."""
     for whole, part in script.above(node):
         if isinstance(whole, ast.If) and part is not whole.test:
             value, option = options.by_default(whole.test)
@@ -138,7 +138,7 @@ def _guard_of(script: Script, options: Options, node: ast.AST, hops: int = 4) ->
 
 
 def _is_after_training(script: Script, node: ast.AST, hops: int = 4) -> bool:
-    """Return whether a place comes after the loop that trains, where the best weights are loaded to be tested."""
+    """Return whether a place comes after the training loop, where the best weights are loaded for a test."""
     function = script.function_of(node)
     block = script.tree.body if function is None else function.body
     loops = [
@@ -153,7 +153,7 @@ def _is_after_training(script: Script, node: ast.AST, hops: int = 4) -> bool:
 
 
 def _flat(block: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements of a block and of the conditions in it, without those of loops."""
+    """Yield the statements of a block and of its conditions, but not of its loops."""
     for statement in block:
         yield statement
         if isinstance(statement, ast.If | ast.With | ast.Try):
@@ -170,7 +170,7 @@ def _trains_in(script: Script, node: ast.AST, hops: int = 4) -> bool:
 
 
 def _advice(script: Script, guard: _Guard, load: ast.Call) -> str:
-    """Return arguments only where they are right for the first start, too: without a file, or with one."""
+    """Return advice, which names arguments only if they suit the first start, too, with or without a file."""
     flag = guard.option.spelling
     if guard.option.takes_value and flag.startswith("-"):
         if "mkdir" in script.text.replace("makedirs", "mkdir") and _takes_newest(guard):
@@ -182,7 +182,7 @@ def _advice(script: Script, guard: _Guard, load: ast.Call) -> str:
 
 
 def _takes_newest(guard: _Guard) -> bool:
-    """Return whether the option may be `latest`, and no checkpoint at all is told and passed over."""
+    """Return whether the option may be `latest`, and a missing checkpoint is reported and skipped."""
     inside = list(ast.walk(guard.branch))
     is_known = any(isinstance(each, ast.Constant) and each.value == "latest" for each in inside)
     passes = any(isinstance(each, ast.Compare) and isinstance(each.ops[0], ast.Is | ast.IsNot) and isinstance(each.comparators[0], ast.Constant) and each.comparators[0].value is None for each in inside)  # fmt: skip
@@ -190,7 +190,7 @@ def _takes_newest(guard: _Guard) -> bool:
 
 
 def _path_for(script: Script, guard: _Guard, load: ast.Call) -> str | None:
-    """Return the one path that the script saves to, if the load asks first whether the option's file is there."""
+    """Return the only path that the script saves to, if the load first checks that the option's file exists."""
     asked = None
     for whole, part in script.above(load):
         if isinstance(whole, ast.If) and part in whole.body and _asks_for_file(whole.test, guard.option.name):
@@ -219,7 +219,7 @@ def _asks_for_file(test: ast.expr, name: str) -> bool:
 
 
 def trainer_without_checkpoint(view: View) -> Iterator[Finding]:
-    """Yield each call that trains by a library's trainer and is not told where to go on."""
+    """Yield each training call of a library's trainer that gets no checkpoint to resume from."""
     script = view.script
     if not trains(script) and not any(script.calls_of(*_TRAINERS, *_HF_TRAINERS)):
         return
@@ -246,7 +246,7 @@ def trainer_without_checkpoint(view: View) -> Iterator[Finding]:
 
 
 def _makers(script: Script, node: ast.expr) -> set[str]:
-    """Return the classes that an object is made of, by the calls that the file assigns to its name."""
+    """Return the possible classes of an object, by the calls that the file assigns to its name."""
     if isinstance(node, ast.Call):
         return {script.origin(node.func)}
     values: list[ast.expr | None] = []

@@ -1,4 +1,4 @@
-"""Who reads which samples: DistributedSampler and batch sizes."""
+"""Assignment of samples to ranks: DistributedSampler and batch sizes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SAMPLER = "torch.utils.data.DistributedSampler"
 LOADER = "torch.utils.data.DataLoader"
-# Frameworks that call set_epoch, or put samplers of their own in the place of the script's.
+# Frameworks that call set_epoch, or replace the script's samplers by their own.
 _FRAMEWORKS = {"accelerate", "pytorch_lightning", "lightning", "lightning_fabric", "ignite", "composer", "deepspeed", "mmengine", "mmcv", "catalyst", "ray"}  # fmt: skip
 _EVALUATION = re.compile(
     r"(^|_)(val|valid|validation|eval|evaluation|test|testing|dev)(_|\d|$)", re.IGNORECASE
@@ -46,7 +46,7 @@ def sampler_without_epoch(view: View) -> Iterator[Finding]:
         if not is_default or has_unpacked(call) or _is_for_evaluation(script, call):
             continue
         if is_repeated(script, call):
-            continue  # with a seed of its own each time, perhaps
+            continue  # perhaps with a new seed each time
         yield Finding(
             codes.LINT_SET_EPOCH,
             call.func,
@@ -56,7 +56,7 @@ def sampler_without_epoch(view: View) -> Iterator[Finding]:
 
 
 def _trains_epochs(script: Script) -> bool:
-    """Return whether a loop over epochs stands in the file, and the backward pass in it or in what it calls."""
+    """Return whether the file has a loop over epochs with the backward pass inside, directly or in a called function."""
     return any(_is_in_epochs(script, call) for call in script.calls if called_name(call) == "backward")
 
 
@@ -77,7 +77,7 @@ def _is_in_epochs(script: Script, node: ast.AST, hops: int = 4) -> bool:
 
 
 def _is_epoch_loop(loop: ast.For) -> bool:
-    """Return whether a loop is over numbers of epochs, more than one."""
+    """Return whether a loop counts epochs, and more than one."""
     if not isinstance(loop.iter, ast.Call) or called_name(loop.iter) not in {"range", "trange"}:
         return False
     if (
@@ -90,7 +90,7 @@ def _is_epoch_loop(loop: ast.For) -> bool:
 
 
 def _is_for_evaluation(script: Script, call: ast.Call) -> bool:
-    """Return whether a sampler is for evaluation by the names of its data and of what it is assigned to."""
+    """Return whether a sampler is for evaluation, by the names of its data and of its variable."""
     words = _names_of(script, call)
     return any(_EVALUATION.search(word) for word in words) and not any(map(_TRAINING.search, words))
 
@@ -132,7 +132,7 @@ def repeated_samples(view: View) -> Iterator[Finding]:
 
 
 def _is_cut(script: Script) -> bool:
-    """Return whether something is cut to a length, as what was gathered is, to take the repeated samples away."""
+    """Return whether gathered results are cut to a length, which removes the repeated samples."""
     return any(
         isinstance(node, ast.Slice) and node.upper is not None and any("len" in word or "num" in word or "total" in word or "size" in word for word in words_of(node.upper))
         for node in script.nodes
@@ -140,7 +140,7 @@ def _is_cut(script: Script) -> bool:
 
 
 def _is_counted_here(script: Script, sampler: ast.Call) -> bool:
-    """Return whether a loop of this file goes over the sampler's loader, and sums what it finds over all ranks."""
+    """Return whether a loop of this file iterates over the sampler's loader, and sums results over all ranks."""
     loaders = _loaders_of(script, sampler)
     reduces = any(script.calls_of("torch.distributed.all_reduce", "torch.distributed.reduce"))
     return reduces and any(_is_gone_over(script, name) for name in loaders)
@@ -160,7 +160,7 @@ def _loaders_of(script: Script, sampler: ast.Call) -> set[str]:
 
 
 def _is_gone_over(script: Script, name: str) -> bool:
-    """Return whether a loop goes over what a variable holds, in its function or in one of this file that it is passed to."""
+    """Return whether a loop iterates over a variable, in its function or in a function of this file that gets it."""
     for node in script.nodes:
         if isinstance(node, ast.For) and name in words_of(node.iter):
             return True
@@ -175,7 +175,7 @@ def _is_gone_over(script: Script, name: str) -> bool:
 
 
 def batch_per_rank(view: View) -> Iterator[Finding]:
-    """Yield each batch size per rank of a script that goes on with another number of ranks."""
+    """Yield each batch size per rank of a script that may resume with another number of ranks."""
     script = view.script
     if _is_framework(script) or not _is_elastic(script) or _knows_world_size(script):
         return
@@ -199,7 +199,7 @@ def batch_per_rank(view: View) -> Iterator[Finding]:
 
 
 def _is_elastic(script: Script) -> bool:
-    """Return whether torchrun starts the script, and it goes on from a checkpoint by itself or says that it is elastic."""
+    """Return whether torchrun starts the script, and the script resumes by itself or declares itself elastic."""
     if not reads_of_environment(script, {"LOCAL_RANK", "RANK", "WORLD_SIZE"}):
         return False
     if "elastic" in script.text and (

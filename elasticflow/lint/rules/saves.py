@@ -1,4 +1,4 @@
-"""Where a script writes checkpoints, and what stands in them."""
+"""The checkpoints that a script writes and loads, and their content."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ class Save:
     """A call of torch.save.
 
     Attributes:
-        call: The call.
-        path: Where to; the path of an opened file.
-        contents: What is written, as far as the file shows it: each dict that it may be.
+        path: The path, also of an opened file.
+        contents: Each dict that the call may write, as far as the file shows.
     """
 
     call: ast.Call
@@ -36,17 +35,17 @@ class Save:
 
     @property
     def has_model(self) -> bool:
-        """Whether some state_dict is written."""
+        """True if a state_dict is written."""
         return any(each.has_state for each in self.contents)
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What a checkpoint holds.
+    """Content of a checkpoint.
 
     Attributes:
-        words: Keys of a dict and the names in its values; of something else, the names in it.
-        is_dict: It is a dict of which every key is known.
+        words: Keys of a dict and the names in its values; for another expression, its names.
+        is_dict: The content is a dict whose keys are all known.
     """
 
     words: frozenset[str]
@@ -54,7 +53,7 @@ class Contents:
 
     @property
     def has_state(self) -> bool:
-        """Whether it holds a state_dict."""
+        """True if the content has a state_dict."""
         return _STATE in self.words
 
 
@@ -74,7 +73,7 @@ def saves_in(script: Script) -> list[Save]:
 
 
 def _opened(script: Script, target: ast.expr) -> ast.expr:
-    """Return the path of `with open(path, "wb") as target`, else what is given."""
+    """Return the path of `with open(path, "wb") as target`, else *target* itself."""
     if isinstance(target, ast.Name):
         for value in script.names.assigned(target.id):
             if isinstance(value, ast.Call) and called_name(value) == "open" and value.args:
@@ -83,7 +82,7 @@ def _opened(script: Script, target: ast.expr) -> ast.expr:
 
 
 def contents_of(script: Script, node: ast.expr) -> list[Contents]:
-    """Return what an expression may hold: a dict with what is added to it later, or names."""
+    """Return the possible contents of an expression: a dict with later additions, or names."""
     if isinstance(node, ast.Name):
         scope = script.function_of(node)
         values = [
@@ -102,7 +101,7 @@ def contents_of(script: Script, node: ast.expr) -> list[Contents]:
 
 
 def _is_empty_or_loaded(script: Script, value: ast.expr) -> bool:
-    """Return whether a variable holds nothing by this value, or what an earlier start has saved."""
+    """Return whether this value makes a variable empty, or loads what an earlier start has saved."""
     return is_constant(value, None) or (
         isinstance(value, ast.Call) and script.origin(value.func) == "torch.load"
     )
@@ -126,14 +125,14 @@ def _of_pairs(script: Script, keys: list[ast.expr | None], values: list[ast.expr
         else:
             is_known = False
         words |= words_behind(script, value, 2)
-        # What the script itself says its state is, anything may stand in.
+        # A state that the script itself defines may hold anything.
         owner = dotted_name(value.func) if isinstance(value, ast.Call) else dotted_name(value)
         is_known = is_known and owner not in {"self.state_dict", "state", "self.state", "trainer.state_dict", "extra", "extra_state", "meta", "metadata", "kwargs"}  # fmt: skip
     return Contents(frozenset(words), is_known)
 
 
 def _added(script: Script, name: str, scope: ast.AST | None) -> tuple[frozenset[str], bool]:
-    """Return the words in what is put into a dict later, `name[key] = value`, and whether no more can be."""
+    """Return the words that `name[key] = value` adds to a dict later, and whether there can be no other additions."""
     words: set[str] = set()
     is_known = True
     for node in script.nodes:
@@ -156,7 +155,7 @@ _RESUMES = re.compile(r"resum|snapshot|restart|continu|epoch|step|iter|optim|sch
 
 
 def resumes(script: Script, load: ast.Call) -> bool:
-    """Return whether training goes on from what is loaded, by the words around: `resume`, `checkpoint["epoch"]`."""
+    """Return whether training resumes from a load, by the words around it: `resume`, `checkpoint["epoch"]`."""
     words = {word for each in load.args for word in words_of(each)}
     function = script.function_of(load)
     if function is not None and function.name != "main":
@@ -171,7 +170,7 @@ def resumes(script: Script, load: ast.Call) -> bool:
 
 
 def _keys_read(script: Script, name: str, scope: ast.AST | None) -> set[str]:
-    """Return the keys that a function reads of a dict."""
+    """Return the keys that a function reads from a dict."""
     return {
         word
         for node in script.nodes
@@ -183,7 +182,7 @@ def _keys_read(script: Script, name: str, scope: ast.AST | None) -> set[str]:
 
 
 def loads_in(script: Script) -> Iterator[ast.Call]:
-    """Yield the calls of torch.load of which some object takes its state."""
+    """Yield the calls of torch.load from which an object takes its state."""
     for call in script.calls_of("torch.load"):
         whole = script.parents.get(call)
         while isinstance(whole, ast.Subscript | ast.Attribute):
@@ -196,7 +195,7 @@ def loads_in(script: Script) -> Iterator[ast.Call]:
 
 
 def _is_loaded_from(script: Script, load: ast.Call, target: ast.expr) -> bool:
-    """Return whether `x.load_state_dict(name[...])` stands in the function that has assigned a load to a name."""
+    """Return whether a function assigns a load to a name and then calls `x.load_state_dict(name[...])`."""
     name, scope = dotted_name(target), script.function_of(load)
     return bool(name) and any(
         called_name(call) == "load_state_dict"
@@ -213,9 +212,9 @@ def _begins_with(node: ast.expr, name: str) -> bool:
 
 
 def loaded_words(script: Script) -> set[str] | None:
-    """Return the names in whatever takes a state, and the keys read of loaded checkpoints; None: another may take them.
+    """Return the names of objects that take a state, and the keys read from loaded checkpoints; None if unclear.
 
-    A function that is given a whole checkpoint may load any part of it.
+    It is unclear if a function gets a whole checkpoint, of which it may load any part.
     """
     words: set[str] = set()
     for load in loads_in(script):
@@ -242,7 +241,7 @@ def loaded_words(script: Script) -> set[str] | None:
     return words | {called_name(call) for call in state_loads(script)}
 
 
-# Names of calls that write a state, whoever has them.
+# Names of methods and functions that write a state.
 _STATE_CALLS = {
     "save_state",
     "save_pretrained",
@@ -264,13 +263,13 @@ _LOADS = {
     "reload",
     "warmstart",
 }
-# What a script loads that is none of its checkpoints: by the words of a call's name, and by its library.
+# Loads of other things than checkpoints: by the words in the name of a call, and by its library.
 _OF_DATA = {"data", "dataset", "datasets", "loader", "loaders", "dataloader", "tokens", "image", "images", "classes", "config", "configs", "cfg", "args", "json", "yaml", "metric", "metrics", "vocab", "tokenizer", "wav", "audio", "hparams", "env", "dotenv", "csv", "text", "file", "files", "filepaths", "filenames", "shard", "batch", "samples", "features", "labels", "mask", "masks", "annotations", "corpus", "names", "safe", "full", "module", "inline", "extension", "graph", "lines", "svmlight", "split", "splits", "card"}  # fmt: skip
 _OTHERS = ("numpy", "json", "yaml", "datasets", "torchvision", "torchaudio", "librosa", "soundfile", "evaluate", "tomllib", "toml", "csv", "PIL", "pandas", "omegaconf", "importlib", "wandb", "builtins", "dotenv", "torchtext", "sklearn", "scipy", "torch.utils.cpp_extension", "torch.hub", "torch.jit", "hydra", "marshal", "sentencepiece", "cv2", "imageio", "h5py", "pickle", "joblib", "logging")  # fmt: skip
 
 
 def state_saves(script: Script) -> list[ast.Call]:
-    """Return the calls that write a state to a file, in the order of the file, by whatever library."""
+    """Return the calls of any library that write a state to a file, in the order of the file."""
     by_torch = {id(save.call) for save in saves_in(script)}
     return [call for call in script.calls if id(call) in by_torch or _saves_state(script, call)]
 
@@ -285,7 +284,7 @@ def _saves_state(script: Script, call: ast.Call) -> bool:
 
 
 def state_loads(script: Script) -> list[ast.Call]:
-    """Return the calls that load a state, or may, by their names; `from_pretrained` only of what the script itself saves."""
+    """Return the calls that load or may load a state, by name; `from_pretrained` only for paths that the script saves."""
     return [call for call in script.calls if _may_load_state(script, call)]
 
 
@@ -300,19 +299,19 @@ def _may_load_state(script: Script, call: ast.Call) -> bool:
         return False
     if isinstance(call.func, ast.Attribute) and {"wandb", "np", "json", "yaml"} & words_of(call.func.value):
         return False
-    # The loads in a function of this file count themselves.
+    # The loads inside a function of this file are counted there.
     return script.called(call) is None
 
 
 def _is_copy(call: ast.Call) -> bool:
-    """Return whether a call takes over what another object holds now: `a.load_state_dict(b.state_dict())`."""
+    """Return whether a call copies the state of another object: `a.load_state_dict(b.state_dict())`."""
     return any(
         isinstance(each, ast.Call) and called_name(each) in {_STATE, "parameters"} for each in call.args
     )
 
 
 def _is_of_state_dict_method(script: Script, call: ast.Call) -> bool:
-    """Return whether a call stands in a `load_state_dict` that the file defines, which whoever loads calls."""
+    """Return whether a call stands in a `load_state_dict` that the file defines, and that a load calls."""
     function = script.function_of(call)
     return function is not None and function.name in {"load_state_dict", "set_state_dict", "load_model_hook"}
 

@@ -1,1 +1,1 @@
-"""A training script read as text: what its names stand for, who runs its statements, what its values come from."""
+"""A training script read as text: its options, the ranks that run a statement, the origin of a value."""

@@ -1,4 +1,4 @@
-"""Calls that every rank must make, here and in the functions of the file, and who does make them."""
+"""Calls that every rank must make, also inside functions of the file, and the ranks that do make them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from elasticflow.lint.script.ranks import Ranks, Side
     from elasticflow.python_source.script import Function, Script
 
-# Each with the position of its argument `group`: with one, a part of the ranks may be meant.
+# Each with the position of its argument `group`, which may name only some of the ranks.
 _IN_TORCH = {
     "barrier": 0, "monitored_barrier": 0, "all_reduce": 2, "all_gather": 2, "all_gather_into_tensor": 2,
     "all_gather_object": 2, "all_to_all": 2, "all_to_all_single": 4, "broadcast": 2, "broadcast_object_list": 2,
@@ -22,7 +22,7 @@ _IN_TORCH = {
 }  # fmt: skip
 _COLLECTIVES = {f"torch.distributed.{name}": position for name, position in _IN_TORCH.items()}
 _ACCELERATE = "wait_for_everyone"
-# Calls of other files that no rank waits in.
+# Calls of other files in which no rank waits.
 _HARMLESS = ("builtins.", "os.", "sys.", "time.", "json.", "logging.", "shutil.", "pathlib.", "datetime.", "torch.save", "torch.load", "torch.device", "torch.manual_seed", "torch.tensor", "torch.zeros", "torch.ones", "torch.empty", "torch.cuda.", "warnings.", "wandb.", "random.", "numpy.", "copy.", "math.", "tqdm", "gc.", "io.", "re.", "subprocess.", "contextlib.")  # fmt: skip
 _LEAVES = {"sys.exit", "os._exit", "builtins.exit", "builtins.quit"}
 _MOST_HOPS = 8
@@ -31,13 +31,13 @@ Leaving = Literal["block", "function"]
 
 
 class Reached(NamedTuple):
-    """A call by which some rank comes into a collective.
+    """A call by which a rank enters a collective.
 
     Attributes:
-        call: The call in the function looked at.
-        collective: The collective itself, by the name it is called by there.
-        line: Its line.
-        is_direct: The call is the collective.
+        call: The call in the examined function.
+        collective: Name of the collective as written where it is called.
+        line: Line of the collective.
+        is_direct: The call itself is the collective.
     """
 
     call: ast.Call
@@ -47,12 +47,12 @@ class Reached(NamedTuple):
 
 
 class Split(NamedTuple):
-    """A collective that a part of the ranks reaches.
+    """A collective that only some ranks reach.
 
     Attributes:
-        reached: How.
-        side: Which ranks do.
-        cause: The condition that parts them, or the statement by which the others leave before.
+        reached: The call that reaches it.
+        side: The ranks that reach it.
+        cause: The condition that separates the ranks, or the statement by which the others leave before.
     """
 
     reached: Reached
@@ -78,7 +78,7 @@ class Collectives:
         return group is None or is_constant(group, None) or self._script.origin(group).endswith(".WORLD")
 
     def reached_by(self, call: ast.Call, hops: int = _MOST_HOPS) -> Reached | None:
-        """Return the collective that whoever makes a call comes into for sure; None if there is none."""
+        """Return the collective that a call certainly enters; None if there is none."""
         if self.is_collective(call):
             return Reached(call, ast.unparse(call.func), call.lineno, is_direct=True)
         function = self._script.called(call) if hops else None
@@ -91,15 +91,15 @@ class Collectives:
         return None if inner is None else Reached(call, inner.collective, inner.line, is_direct=False)
 
     def first_of(self, nodes: Sequence[ast.AST]) -> Reached | None:
-        """Return the first collective in some nodes, conditions or not; None if there is none."""
+        """Return the first collective in some nodes, also under conditions; None if there is none."""
         return next(filter(None, (self.reached_by(call) for call in _calls(nodes))), None)
 
     def may_take_part(self, nodes: Sequence[ast.AST]) -> bool:
-        """Return whether a collective may be called in there, be it in a function of another file."""
+        """Return whether the nodes may call a collective, also in a function of another file."""
         return any(self._may_be(call) for call in _calls(nodes))
 
     def has_own(self, nodes: Sequence[ast.AST]) -> bool:
-        """Return whether a collective is called in there, or in functions of this file that are."""
+        """Return whether the nodes call a collective, directly or in functions of this file."""
         return any(self.is_collective(call) or self._in_function(call) for call in _calls(nodes))
 
     def _in_function(self, call: ast.Call) -> bool:
@@ -121,12 +121,12 @@ class Collectives:
             return not origin.startswith(_HARMLESS)
         if isinstance(call.func, ast.Name):
             return True
-        # A method of an object: only where its name says so.
+        # A method of an object: only if its name says so.
         name = called_name(call).lower()
         return any(word in name for word in ("barrier", "broadcast", "gather", "reduce", "scatter", "sync", "wait", "recv", "send", "serve", "worker"))  # fmt: skip
 
     def _surely(self, block: Sequence[ast.stmt], hops: int) -> tuple[Reached | None, bool]:
-        """Return the first collective that every rank in a block comes into, and whether it may leave before."""
+        """Return the first collective that every rank in a block enters, and whether a rank may leave before."""
         for statement in block:
             for part in _inner_blocks(statement):
                 found, may_leave = (
@@ -145,7 +145,7 @@ class Collectives:
         return None, False
 
     def _is_run(self, statement: ast.stmt, part: Sequence[ast.stmt]) -> bool:
-        """Return whether a part of a compound statement is run where there are several processes."""
+        """Return whether a part of a compound statement runs with several processes."""
         if isinstance(statement, ast.If):
             if self._ranks.is_distributed(statement.test):
                 return part is statement.body
@@ -153,7 +153,7 @@ class Collectives:
         return isinstance(statement, ast.For | ast.With | ast.Try) and part is statement.body
 
     def _leaves_several(self, statement: ast.stmt, part: Sequence[ast.stmt]) -> bool:
-        """Return whether a part that is not always run may leave the function where there are several processes."""
+        """Return whether a conditional part may leave the function with several processes."""
         if isinstance(statement, ast.If):
             is_alone = (self._ranks.is_alone(statement.test) and part is statement.body) or (
                 self._ranks.is_distributed(statement.test) and part is statement.orelse
@@ -163,13 +163,13 @@ class Collectives:
         return any(isinstance(node, ast.Return | ast.Raise) for each in part for node in ast.walk(each))
 
     def splits(self, function: Function | ast.Module) -> list[Split]:
-        """Return the collectives in a function that a part of the ranks reaches, its inner functions apart."""
+        """Return the collectives in a function that only some ranks reach, without those in inner functions."""
         found: list[Split] = []
         self._walk(function.body, None, found)
         return found
 
     def _walk(self, block: Sequence[ast.stmt], now: _Now | None, found: list[Split]) -> tuple[_Now | None, Leaving | None]:  # fmt: skip
-        """Note what is reached by a part of the ranks, and return who goes on behind the block, and why it changed."""
+        """Record collectives that only some ranks reach; return the ranks that continue after the block, and the cause."""
         scope: Leaving | None = None
         for statement in block:
             if isinstance(statement, ast.If):
@@ -208,7 +208,7 @@ class Collectives:
         return changed
 
     def _is_hidden(self, part: Sequence[ast.stmt]) -> bool:
-        """Return whether those who leave may have been in a collective that the text does not show."""
+        """Return whether the leaving ranks may have entered a collective that the text does not show."""
         return self.may_take_part(part) and not any(self.is_collective(call) for call in _calls(part))
 
     def _leaving(self, part: Sequence[ast.stmt]) -> Leaving | None:
@@ -230,7 +230,7 @@ class Collectives:
 
 
 class _Now(NamedTuple):
-    """Who runs the statements that are walked over, if not all ranks do."""
+    """The ranks that run the current statements, if not all do."""
 
     side: Side
     cause: ast.stmt
@@ -238,7 +238,7 @@ class _Now(NamedTuple):
 
 
 def _inner_blocks(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
-    """Yield the blocks of a compound statement, in their order; none of a function or class."""
+    """Yield the blocks of a compound statement, in order; no block of a function or class."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return
     for name in ("body", "orelse", "finalbody"):
@@ -249,7 +249,7 @@ def _inner_blocks(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
 
 
 def _own_expressions(statement: ast.stmt) -> list[ast.AST]:
-    """Return the expressions of a statement that do not stand in a block of it."""
+    """Return the expressions of a statement outside of its blocks."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return []
     return [
@@ -260,7 +260,7 @@ def _own_expressions(statement: ast.stmt) -> list[ast.AST]:
 
 
 def _calls(nodes: Sequence[ast.AST]) -> Iterator[ast.Call]:
-    """Yield the calls in some nodes in their order, without those of functions and classes defined there."""
+    """Yield the calls in some nodes in order, without calls in functions and classes defined there."""
     waiting = [*reversed(nodes)]
     while waiting:
         node = waiting.pop()

@@ -1,4 +1,4 @@
-"""What trains in a script: torch's DistributedDataParallel, Accelerate, Fabric, a trainer of a library, and so on."""
+"""Recognizes how a script trains: by DistributedDataParallel, Accelerate, Fabric, a library's trainer, and so on."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ _LOOPS: dict[Kind, tuple[str, ...]] = {
     "ddp": (DDP,),
     "wrapped": _WRAPPED,
 }
-# What is written by scripts of several processes, however they form them.
+# Words in scripts of several processes, however they form the group.
 _OTHERS = re.compile(
     r"torch\.distributed|DistributedDataParallel|LOCAL_RANK|local_rank|WORLD_SIZE|world_size|\bDDP\b"
 )
-# What may be about several processes, and may be not; in code, not in comments.
+# Words that may or may not concern several processes; in code, not in comments.
 _PERHAPS = re.compile(r"distribut|all_?reduce|init_dist|horovod|(^|_)hvd|slurm|(^|_)rank(_|$)|multi_?(gpu|proc|node)|num_(gpus|processes|nodes)|n_gpus?$|nproc|accelerat|fabric|engine|deepspeed|colossal|mpi(_|$)|strategy", re.IGNORECASE)  # fmt: skip
 _WORDS: dict[Kind, str] = {
     "joined": "a loop on elasticflow.join",
@@ -63,12 +63,12 @@ _WORDS: dict[Kind, str] = {
 
 
 class Form(NamedTuple):
-    """What trains in a script.
+    """The way in which a script trains.
 
     Attributes:
-        kind: Which of the known ones.
-        node: Where that is seen; None: nowhere.
-        rung: 0: torchrun's contract; 1: on `elasticflow.join`; 2: its gradients are exact.
+        kind: One of the known ways.
+        node: The node that shows it; None if there is none.
+        rung: 0: torchrun's contract; 1: on `elasticflow.join`; 2: exact gradients.
     """
 
     kind: Kind
@@ -77,12 +77,12 @@ class Form(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What it is, for a person."""
+        """The form in words."""
         return _WORDS[self.kind]
 
 
 def form_of(script: Script) -> Form:
-    """Return what trains in a script; the first that is certain of several."""
+    """Return the form of a script; of several forms the first certain one."""
     if (join := _first(script, JOIN)) is not None:
         exact = next((call for call in script.calls if called_name(call) == "gradients"), None)
         return Form("joined", join, 1 if exact is None else 2)
@@ -100,8 +100,8 @@ def form_of(script: Script) -> Form:
 
 
 def _kind_of_loop(script: Script) -> Kind:
-    """Return how many processes a loop trains in, as far as the names in the file say, whoever makes what they name."""
-    # accelerator.backward(loss), by whatever helper the accelerator was made
+    """Return the kind of a training loop, by the names in the file."""
+    # accelerator.backward(loss), however the accelerator was made
     owners = {
         dotted_name(call.func.value).lower()
         for call in script.calls
@@ -131,14 +131,14 @@ def _first(script: Script, *origins: str) -> ast.Call | None:
 
 
 def trains(script: Script) -> bool:
-    """Return whether a file is a script that trains when it is run, and not only the module of a model."""
+    """Return whether a file is a script that trains when run, and not just the module of a model."""
     if form_of(script).kind == "none" and not any(script.calls_of(INIT)):
         return False
     return any(_is_run(statement) for statement in script.tree.body)
 
 
 def _is_run(statement: ast.stmt) -> bool:
-    """Return whether a statement of the module does more than define."""
+    """Return whether a statement of the module does more than define names."""
     if isinstance(statement, ast.If) and "__name__" in ast.unparse(statement.test):
         return True
     if isinstance(statement, ast.For | ast.While | ast.With):

@@ -1,4 +1,4 @@
-"""Options of a script: what its argument parser and the constants of its module say, and what a condition is by default."""
+"""Options of a script, by its argument parser and module constants, and the default value of conditions."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Option(NamedTuple):
 
     Attributes:
         name: The attribute of the parsed arguments, or the variable of the module.
-        spelling: As a person writes it: `--resume`, or the variable.
-        default: Its value where it is not given.
-        takes_value: It stands before a value of its own, on the command line.
+        spelling: The option as typed, `--resume`, or the variable.
+        default: Value without the option.
+        takes_value: The option is followed by a value on the command line.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Options:
         self._arguments = {each.name: each for call in script.calls for each in _added(call)}
 
     def of(self, node: ast.expr) -> Option | None:
-        """Return the option that an expression is; None if it is none, or the file gives it another value."""
+        """Return the option that an expression reads; None for other expressions, and if the file changes the option."""
         if isinstance(node, ast.Attribute) and (option := self._arguments.get(node.attr)) is not None:
             later = self._script.names.assigned_attribute(node.attr)
             is_known = all(isinstance(each, ast.Constant) and not each.value for each in later)
@@ -51,7 +51,7 @@ class Options:
         return None
 
     def _of_module(self, node: ast.Name) -> Option | None:
-        """Return a variable that the module sets to one constant, as scripts without a parser have their options."""
+        """Return a variable that the module sets to a constant, the option of scripts without a parser."""
         values = self._script.names.assigned(node.id)
         if len(values) != 1 or not isinstance(values[0], ast.Constant):
             return None
@@ -60,7 +60,7 @@ class Options:
         return Option(node.id, node.id, values[0].value, takes_value=False)
 
     def by_default(self, test: ast.expr, hops: int = _MOST_HOPS) -> tuple[bool | None, Option | None]:
-        """Return what a condition is where no option is given, and the option that makes it so; None: it is not certain."""
+        """Return the value of a condition without options, and the option that decides it; None if uncertain."""
         match test:
             case ast.UnaryOp(op=ast.Not(), operand=inner):
                 value, option = self.by_default(inner, hops)
@@ -82,7 +82,7 @@ class Options:
         return (is_and, parts[0][1]) if all(value is is_and for value, _ in parts) else (None, None)
 
     def _value(self, node: ast.expr, hops: int) -> tuple[Option | None, object]:
-        """Return the default of an option, also where a function is given it; unknown for everything else."""
+        """Return the default of an option, also of one passed to a function; unknown for all other expressions."""
         if (option := self.of(node)) is not None:
             return option, option.default
         given = self._given(node) if hops else []
@@ -92,7 +92,7 @@ class Options:
         return None, _UNKNOWN
 
     def _given(self, node: ast.expr) -> list[ast.expr]:
-        """Return what the calls of this file pass for a parameter that nothing was assigned to before; else nothing."""
+        """Return the values that calls of this file pass for a parameter, unless it was reassigned before."""
         function = self._script.function_of(node)
         if not isinstance(node, ast.Name) or function is None:
             return []
@@ -139,7 +139,7 @@ def _compared(value: object, operation: ast.cmpop, other: object) -> bool | None
 
 
 def required_arguments(script: Script) -> list[str]:
-    """Return the arguments that the script's own parser asks for, as a person types them: `total_epochs`, `--data`."""
+    """Return the required arguments of the script's own parser, as typed: `total_epochs`, `--data`."""
     found = []
     for call in script.calls:
         if called_name(call) != "add_argument" or not call.args:

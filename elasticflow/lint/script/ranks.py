@@ -1,4 +1,4 @@
-"""Conditions about ranks: which ranks run a branch, as far as the text of the file shows it."""
+"""Conditions about ranks: finds the ranks that run a branch, as far as the text of the file shows."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ if TYPE_CHECKING:
 
 
 class Side(Enum):
-    """Which ranks run something."""
+    """The ranks that run a branch."""
 
     MAIN = "rank 0"
     OTHERS = "the other ranks"
 
     @property
     def opposite(self) -> Side:
-        """The ranks that do not."""
+        """The ranks that do not run the branch."""
         return Side.OTHERS if self is Side.MAIN else Side.MAIN
 
 
 class Sides(NamedTuple):
-    """Who takes each branch of a condition; None where all ranks may, or the text does not say."""
+    """The ranks that take each branch of a condition; None if all ranks may, or if the text does not say."""
 
     if_true: Side | None
     if_false: Side | None
 
 
 class _Plain(Enum):
-    """Conditions without a rank that rules need to tell apart."""
+    """Conditions without a rank that rules distinguish."""
 
     DISTRIBUTED = "there are several processes"
     ALONE = "there is one process"
@@ -46,7 +46,7 @@ _Meaning = Sides | _Plain
 _RANKS = re.compile(r"_?((global|local|world|ddp|dist|ddp_local|process)_)?rank_?", re.IGNORECASE)
 _RANK_CALLS = {"get_rank", "get_local_rank", "get_global_rank"}
 _RANK_VARIABLES = {"RANK", "LOCAL_RANK"}
-# What modules of their own call the question, most often.
+# Usual names of a project's own helpers for the question.
 _MAIN_WORDS = re.compile(
     r"_?is_(main|master|primary|chief|lead|leader|root)(_(process|proc|rank|node|worker))?_?|is_(global|local|rank)_zero|is_rank_?0"
     r"|is_local_(main|master|primary)(_process)?|_?(main|master)_process|is_global_(main|master|primary)(_process)?",
@@ -64,12 +64,12 @@ RANKISH = re.compile(
     r"rank|master|main|primary|leader|chief|is_root|dist|ddp|proc|node|worker|world|gpu|device|local|coordinator|ordinal|zero",
     re.IGNORECASE,
 )
-"""Words in a condition that may say which process goes on."""
+"""Words in a condition that may select processes."""
 _MOST_HOPS = 5
 
 
 class Ranks:
-    """Answers who takes a branch, for the conditions of one file."""
+    """Finds the ranks that take a branch, for the conditions of one file."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
@@ -77,20 +77,20 @@ class Ranks:
         self._known_names: dict[tuple[str, str], _Meaning | None] = {}
 
     def sides(self, test: ast.expr) -> Sides:
-        """Return who takes the branches of a condition."""
+        """Return the ranks that take the branches of a condition."""
         meaning = self._meaning(test, 0)
         return meaning if isinstance(meaning, Sides) else NEITHER
 
     def is_distributed(self, test: ast.expr) -> bool:
-        """Return whether a condition says no more than that there are several processes."""
+        """Return whether a condition only tests for several processes."""
         return self._meaning(test, 0) is _Plain.DISTRIBUTED
 
     def is_alone(self, test: ast.expr) -> bool:
-        """Return whether a condition says no more than that there is one process."""
+        """Return whether a condition only tests for a single process."""
         return self._meaning(test, 0) is _Plain.ALONE
 
     def is_rank(self, node: ast.expr | None) -> bool:
-        """Return whether an expression is the number of this process: of all, or of its machine."""
+        """Return whether an expression is the rank of this process: the global or the local one."""
         match node:
             case ast.Call():
                 return self._is_rank_call(node)
@@ -113,7 +113,7 @@ class Ranks:
         return self._known_ranks[key]
 
     def _is_rank_by(self, name: str, values: list[ast.expr | None]) -> bool:
-        """Return whether a name means a rank by all that is assigned to it, or by itself where that shows nothing."""
+        """Return whether a name means a rank, by all values assigned to it, or by the name if the values show nothing."""
         is_called_so = bool(_RANKS.fullmatch(name))
         known = [value for value in values if value is not None]
         if not known or len(known) < len(values):
@@ -184,7 +184,7 @@ class Ranks:
         return _Plain.DISTRIBUTED if is_known else None
 
     def _of_function(self, function: Function, hops: int) -> _Meaning | None:
-        """Return what a helper answers: `def is_main(): return not is_initialized() or get_rank() == 0`."""
+        """Return the meaning of a helper: `def is_main(): return not is_initialized() or get_rank() == 0`."""
         answers = [
             node.value
             for node in ast.walk(function)
@@ -230,7 +230,7 @@ class Ranks:
 
 
 def _of_all(meanings: list[_Meaning | None], constants: set[object]) -> _Meaning | None:
-    """Return what several answers mean together: all the same, but for the constants of a run with one process."""
+    """Return the common meaning of several results: all the same, except constants for a single process."""
     if len(set(meanings)) != 1 or meanings[0] is None:
         return None
     meaning = meanings[0]
@@ -248,7 +248,7 @@ def _negated(meaning: _Meaning | None) -> _Meaning | None:
 
 
 def _both(meanings: list[_Meaning | None]) -> _Meaning | None:
-    """Return what holds if all of several conditions do, and what if one of them does not."""
+    """Return the meaning if all of several conditions hold, and the meaning if one does not."""
     sides = [each for each in meanings if isinstance(each, Sides)]
     plain = {each for each in meanings if isinstance(each, _Plain)}
     if not sides:
@@ -303,7 +303,7 @@ def _is_minus_one(node: ast.expr) -> bool:
 
 
 def _is_zero_among(node: ast.expr) -> bool:
-    """Return whether a list is of 0, or of 0 and the -1 or None of a run with one process."""
+    """Return whether a list holds 0, or 0 with the -1 or None of a single process."""
     if not isinstance(node, ast.List | ast.Tuple | ast.Set):
         return False
     is_zero = [
@@ -319,7 +319,7 @@ def _is_number(node: ast.expr) -> bool:
 
 
 def _may_be_rank(node: ast.expr) -> bool:
-    """Return whether a variable called `rank` may be one by what is assigned: a value given from elsewhere."""
+    """Return whether a variable named `rank` may be a rank by its assigned values, which come from elsewhere."""
     return (
         _is_number(node)
         or isinstance(node, ast.Name | ast.Attribute)
@@ -348,5 +348,5 @@ def is_entry_check(test: ast.expr) -> bool:
 
 
 def may_choose_ranks(test: ast.expr) -> bool:
-    """Return whether a condition may say which process goes on, by any word in it."""
+    """Return whether a condition may select processes, by any word in it."""
     return not is_entry_check(test) and any(RANKISH.search(word) for word in words_of(test))

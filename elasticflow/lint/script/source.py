@@ -1,4 +1,4 @@
-"""The text of a training script, or why a file is none."""
+"""Reads training scripts, and says why a file is not a training script."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read(path: Path, name: str) -> Script:
         name: The path as the user typed it, for messages.
 
     Raises:
-        ScriptError: there is no such file, or it is no Python script that trains with torch.
+        ScriptError: the file does not exist, or is no Python script that trains with torch.
     """
     if path.is_dir():
         raise ScriptError(f"{name} is a folder", "name the script that torchrun starts, as train.py")

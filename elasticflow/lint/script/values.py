@@ -1,4 +1,4 @@
-"""What an expression is made of, followed through the variables of the file."""
+"""Finds the parts of an expression through the variables of the file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_VALUES = 4
 
 
 def words_behind(script: Script, node: ast.expr, hops: int = _MOST_HOPS) -> set[str]:
-    """Return the names, attributes and texts in an expression and in whatever the file assigns to them."""
+    """Return the names, attributes and texts in an expression and in all values that the file assigns to them."""
     words: set[str] = set()
     seen: set[str] = set()
     waiting: list[ast.expr] = [node]
@@ -34,7 +34,7 @@ def words_behind(script: Script, node: ast.expr, hops: int = _MOST_HOPS) -> set[
 
 
 def _assigned(script: Script, node: ast.AST) -> list[ast.expr]:
-    """Return what the file assigns to a variable or attribute; empty for one name of very many things."""
+    """Return the values that the file assigns to a variable or attribute; empty for a name with very many values."""
     values: list[ast.expr | None] = []
     if isinstance(node, ast.Name):
         values = script.names.assigned(node.id)
@@ -44,7 +44,7 @@ def _assigned(script: Script, node: ast.AST) -> list[ast.expr]:
 
 
 def values_given(script: Script, node: ast.expr) -> list[ast.expr]:
-    """Return an expression, or for a parameter what the calls in this file pass for it; empty if a call hides it."""
+    """Return the expression itself, or for a parameter the values passed in this file; empty if a call hides one."""
     function = script.function_of(node)
     if not isinstance(node, ast.Name) or function is None or not script.names.is_parameter(node.id, function):
         return [node]
@@ -58,7 +58,7 @@ def values_given(script: Script, node: ast.expr) -> list[ast.expr]:
 
 
 def passed(script: Script, call: ast.Call, function: Function, name: str) -> ast.expr | None:
-    """Return what a call of a function of this file passes for a parameter; its default; None if it cannot be told."""
+    """Return the value that a call in this file passes for a parameter, else the default; None if unclear."""
     if any(isinstance(each, ast.Starred) for each in call.args) or any(
         not each.arg for each in call.keywords
     ):
@@ -79,7 +79,7 @@ def passed(script: Script, call: ast.Call, function: Function, name: str) -> ast
 
 
 def is_repeated(script: Script, node: ast.AST, hops: int = _MOST_HOPS) -> bool:
-    """Return whether a place lies in a loop, or in a function that this file calls in one."""
+    """Return whether a place lies in a loop, or in a function that this file calls in a loop."""
     for whole, part in script.above(node):
         if isinstance(whole, ast.For | ast.AsyncFor | ast.While) and part in whole.body:
             return True
