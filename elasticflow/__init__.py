@@ -13,10 +13,10 @@ from elasticflow.system.installation import VERSION
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-    from elasticflow.runtime.own_loop.batch import Batch as Batch
-    from elasticflow.runtime.own_loop.gradients import Gradients as Gradients
-    from elasticflow.runtime.own_loop.join import join as join
-    from elasticflow.runtime.own_loop.run import Run as Run
+    from elasticflow.runtime.loop.batch import Batch as Batch
+    from elasticflow.runtime.loop.gradients import Gradients as Gradients
+    from elasticflow.runtime.loop.join import join as join
+    from elasticflow.runtime.loop.run import Run as Run
 
 __version__ = VERSION
 
@@ -27,7 +27,7 @@ _OF_OWN_LOOP = {"Batch": "batch", "Gradients": "gradients", "Run": "run", "join"
 
 def get_logger(name: str = "user") -> FilteringBoundLogger:
     """Return the structured logger whose lines land in this worker's log and bear run, generation and rank."""
-    from elasticflow import logs
+    from elasticflow.system import logs
 
     return logs.get_logger(name)
 
@@ -38,4 +38,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"elasticflow.runtime.own_loop.{_OF_OWN_LOOP[name]}"), name)
+    return getattr(import_module(f"elasticflow.runtime.loop.{_OF_OWN_LOOP[name]}"), name)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 if TYPE_CHECKING:
-    from elasticflow.runtime.hooks.context import HookContext
+    from elasticflow.runtime.loop.context import HookContext
 
 
 def first_layer(context: HookContext) -> None:

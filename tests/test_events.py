@@ -6,9 +6,10 @@ import ast
 import re
 from pathlib import Path
 
-from elasticflow import events, fault_injection
+from elasticflow import events
 from elasticflow.events import FIELDS
 from elasticflow.protocol import run_files
+from elasticflow.system import fault_injection
 
 PACKAGE = Path(events.__file__).parent
 # Dotted literals of other kinds: files, a call in train.py. `dataset.` and `job.` begin keys of the job file and are left out.

@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 PACKAGE = Path(elasticflow.__file__).parent
 # Lowest first; rooms of one floor do not know each other.
 FLOORS = (
-    {"errors", "events", "logs", "run_folder", "resume_command", "guide", "fault_injection", "torch_versions", "schedules", "metrics", "hugging_face", "system", "protocol", "storage"},
+    {"errors", "events", "run_folder", "guide", "schedules", "metrics", "hugging_face", "system", "protocol", "storage"},
     {"python_source"},
     {"jobfile", "snapshots"},
     {"compiler", "scaffold", "lint"},
     {"launcher", "runtime"},
-    {"deep_check", "observe", "clusters"},
-    {"doctor", "trials", "report", "sinks"},
+    {"deep", "observe", "clusters"},
+    {"deep/child", "doctor", "trials", "report", "sinks"},
     {"cli"},
     {"__main__", ""},  # the package itself offers scripts what lies in rooms below, and no room asks it
 )  # fmt: skip
 # The worker's side and the launcher's meet in files and messages only.
-NEVER = {("runtime", "compiler"), ("runtime", "jobfile"), ("deep_check", "runtime"), ("trials", "runtime")}
-MAY_IMPORT_TORCH = {"runtime"}
+NEVER = {("runtime", "compiler"), ("runtime", "jobfile"), ("deep", "runtime"), ("trials", "runtime")}
+MAY_IMPORT_TORCH = {"runtime", "deep/child"}
 MAY_IMPORT_TORCH_IN_FUNCTIONS = {
     "snapshots/tools/export_torch.py",
     "launcher/fork_server/torchrun_arguments.py",
@@ -46,7 +46,10 @@ MODULES = {
 
 def room_of(path: Path) -> str:
     """Return the folder or module right under the package; empty for the package's own `__init__`."""
-    first = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    parts = path.relative_to(PACKAGE).parts
+    if parts[:2] == ("deep", "child"):  # a process of its own, which has torch
+        return "deep/child"
+    first = parts[0].removesuffix(".py")
     return "" if first == "__init__" else first
 
 

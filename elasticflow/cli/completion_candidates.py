@@ -169,7 +169,7 @@ def assignments(context: click.Context, word: str) -> Iterator[Candidate]:
 
 def cases(context: click.Context, word: str) -> Iterator[Candidate]:
     """Yield the names of the cases of a file with [matrix], its own or a base's."""
-    from elasticflow.jobfile.composition.matrix import expand
+    from elasticflow.jobfile.checks.matrix import expand
     from elasticflow.jobfile.text.source import load_source
 
     source = load_source(Path(_job_file_typed(context) or ""))

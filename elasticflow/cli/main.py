@@ -46,13 +46,15 @@ COMMANDS: dict[str, CommandEntry] = {
     ),
     "run": CommandEntry("train.run", "Train a job, or go on with its run.", guide="restarts"),
     "render": CommandEntry(
-        "clusters.group", "Write a job as what a cluster's scheduler takes.", guide="machines"
+        "train.clusters_group", "Write a job as what a cluster's scheduler takes.", guide="machines"
     ),
-    "submit": CommandEntry("clusters.group", "Give a job to a cluster's scheduler.", "submit", guide="slurm"),
+    "submit": CommandEntry(
+        "train.clusters_group", "Give a job to a cluster's scheduler.", "submit", guide="slurm"
+    ),
     "resume": CommandEntry(
         "train.resume", "Go on with a run from its newest good snapshot.", guide="restarts"
     ),
-    "runs": CommandEntry("runs.group", "List runs; remove them."),
+    "runs": CommandEntry("look.runs_group", "List runs; remove them."),
     "status": CommandEntry("look.status", "Show how a run is doing.", guide="observability"),
     "why": CommandEntry(
         "look.why", "Say what went wrong in a run, root cause first.", guide="troubleshooting"
@@ -73,7 +75,7 @@ COMMANDS: dict[str, CommandEntry] = {
         "snapshots.group", "List, check, keep, prune and export a run's snapshots.", guide="snapshots"
     ),
     "sinks": CommandEntry(
-        "sinks.group", "Send what a run's sinks have not got; test [notify].", guide="sinks"
+        "look.sinks_group", "Send what a run's sinks have not got; test [notify].", guide="sinks"
     ),
     "verify-elastic": CommandEntry(
         "prove.verify_elastic", "Train a job briefly at several world sizes, and compare.", guide="exactness"

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import torch_versions
 from elasticflow.doctor.check import CheckResult, Needs, Verdict, ok
 from elasticflow.observe.terminal.formats import plural, span
+from elasticflow.system import torch_versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from elasticflow.jobfile.composition.matrix import Case
+    from elasticflow.jobfile.checks.matrix import Case
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.text.read import TomlTable
     from elasticflow.jobfile.text.source import Source
@@ -92,7 +92,7 @@ class JobFile:
         return self._source if case is None else self._with_case(self.cases[case])
 
     def _expand_matrix(self) -> dict[str, Case]:
-        from elasticflow.jobfile.composition.matrix import expand  # most files have none
+        from elasticflow.jobfile.checks.matrix import expand  # most files have none
 
         _, problems = read_table(self._source, _MATRIX)
         cases, more = ([], []) if problems else expand(self._source)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.jobfile.checks.all import check_tables
 from elasticflow.jobfile.checks.observing import check_program
+from elasticflow.jobfile.checks.references import References
 from elasticflow.jobfile.checks.script import check_script
-from elasticflow.jobfile.composition.references import References
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.diagnostic import in_order
 from elasticflow.jobfile.entry_points.calls import EntryPointCache

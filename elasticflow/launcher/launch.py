@@ -9,7 +9,6 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import torch_versions
 from elasticflow.compiler import compile_job
 from elasticflow.compiler.launch_folder.edited_entry_point import edited_entry_point
 from elasticflow.compiler.provenance.origins import Made, origins_now
@@ -28,7 +27,7 @@ from elasticflow.run_folder import snapshot_place
 from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
-from elasticflow.system import records
+from elasticflow.system import records, torch_versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -19,7 +19,7 @@ from elasticflow.observe.terminal.event_lines import (
     values,
 )
 from elasticflow.observe.terminal.formats import groups_in_words, number, order_in_words, plural, size, span
-from elasticflow.resume_command import resume_command
+from elasticflow.protocol.resume_command import resume_command
 from elasticflow.system.processes import is_killed_from_outside
 from elasticflow.system.records import Record, float_of, int_of, unix_time
 

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elasticflow.launcher.remote_files.requests import Request, copies_in, put_request
+from elasticflow.launcher.rendezvous.requests import Request, copies_in, put_request
 from elasticflow.observe.history import RunHistory
 from elasticflow.observe.status import read_status
 from elasticflow.observe.worker_logs import generations

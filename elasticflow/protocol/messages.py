@@ -489,7 +489,7 @@ class EndLaunch:
 
 @dataclass(frozen=True)
 class FilesWanted:
-    """Nodes with run folders of their own are to send files (`launcher/remote_files/requests.py`).
+    """Nodes with run folders of their own are to send files (`launcher/rendezvous/requests.py`).
 
     Attributes:
         number: Of the request, from 1.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch.distributed as dist
 
-from elasticflow import errors, events, fault_injection, logs
+from elasticflow import errors, events
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.run_files import write_imports
 from elasticflow.runtime.process import (
@@ -25,9 +25,9 @@ from elasticflow.runtime.process import (
 )
 from elasticflow.runtime.process.context import Worker
 from elasticflow.runtime.process.identity import Identity
-from elasticflow.runtime.replica_checks.trajectory import TrajectoryRecorder
+from elasticflow.runtime.snapshot.trajectory import TrajectoryRecorder
 from elasticflow.snapshots.store.catalog import Catalog
-from elasticflow.system import forked_children
+from elasticflow.system import fault_injection, forked_children, logs
 from elasticflow.system.exceptions import describe
 from elasticflow.system.process_record import ProcessRecord
 

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-from elasticflow import fault_injection
 from elasticflow.errors import StorageError
 from elasticflow.storage import errors, retry, urls
 from elasticflow.storage.local import LocalStore
 from elasticflow.storage.retry import Patience
 from elasticflow.storage.store import RangeReader
-from elasticflow.system import redaction
+from elasticflow.system import fault_injection, redaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

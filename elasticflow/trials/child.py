@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elasticflow import errors, fault_injection
+from elasticflow import errors
 from elasticflow.compiler.provenance.job_json import job_from_json, job_to_json
 from elasticflow.errors import ElasticflowError, TrialFailedError
 from elasticflow.launcher.launch import Request, launch
@@ -25,6 +25,7 @@ from elasticflow.launcher.supervisor.scale_schedule import ALONE, ScaleChange
 from elasticflow.observe.history import RunHistory, state_of
 from elasticflow.protocol import trajectory_record, worker_environment
 from elasticflow.run_folder import RunFolder
+from elasticflow.system import fault_injection
 from elasticflow.system.processes import die_with_parent
 from elasticflow.system.records import text_of
 from elasticflow.trials import fault_actions

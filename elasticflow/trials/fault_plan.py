@@ -12,10 +12,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from elasticflow import fault_injection
 from elasticflow.errors import FaultPlanError
 from elasticflow.jobfile.diagnostics import positions
 from elasticflow.jobfile.text.read import UnreadableError, parse_toml, read_text
+from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -197,7 +197,11 @@ class _Reader:
         value = str(row.get(key, ""))
         if key == "point" and value not in fault_injection.POINTS:
             near = difflib.get_close_matches(value, fault_injection.POINTS, 1)
-            remedy = f'did you mean "{near[0]}"?' if near else "see POINTS in elasticflow/fault_injection.py"
+            remedy = (
+                f'did you mean "{near[0]}"?'
+                if near
+                else "see POINTS in elasticflow/system/fault_injection.py"
+            )
             self._refuse((*at, key), f"`point` is {value!r}, which is no fault point", remedy)
         if key == "act" and not _ACT.fullmatch(value):
             self._refuse(

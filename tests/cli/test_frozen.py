@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from elasticflow.cli.clusters.group import COMMANDS as OF_RENDER
-from elasticflow.cli.clusters.group import SUBMIT_COMMANDS as OF_SUBMIT
+from elasticflow.cli.look.runs_group import COMMANDS as OF_RUNS
+from elasticflow.cli.look.sinks_group import COMMANDS as OF_SINKS
 from elasticflow.cli.main import COMMANDS, group
 from elasticflow.cli.more.rendezvous import COMMANDS as OF_RENDEZVOUS
-from elasticflow.cli.runs.group import COMMANDS as OF_RUNS
-from elasticflow.cli.sinks.group import COMMANDS as OF_SINKS
 from elasticflow.cli.snapshots.group import COMMANDS as OF_SNAPSHOTS
+from elasticflow.cli.train.clusters_group import COMMANDS as OF_RENDER
+from elasticflow.cli.train.clusters_group import SUBMIT_COMMANDS as OF_SUBMIT
 
 PROMISED = {
     "init": {

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from elasticflow import events, fault_injection
+from elasticflow import events
 from elasticflow.snapshots.read import verify
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
+from elasticflow.system import fault_injection
 from tests.end_to_end import tiny_job
 from tests.end_to_end.harness import Project, Running, named, project_at, steps_of
 

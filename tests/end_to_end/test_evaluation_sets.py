@@ -6,7 +6,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import fault_injection
+from elasticflow.system import fault_injection
 from tests.end_to_end.harness import named, read_lines, tensors
 
 if TYPE_CHECKING:

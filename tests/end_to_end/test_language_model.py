@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticflow import fault_injection
+from elasticflow.system import fault_injection
 from tests.end_to_end.by_hand import undisturbed
 from tests.end_to_end.harness import named, tensors
 

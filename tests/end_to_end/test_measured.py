@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from elasticflow import fault_injection
 from elasticflow.observe.status import read_status
+from elasticflow.system import fault_injection
 from elasticflow.system.records import unix_time
 from examples.mnist import digits
 from tests.end_to_end.harness import named, read_lines

@@ -8,7 +8,7 @@ import pytest
 
 from elasticflow.compiler.plan.forecast import Knowledge, forecast
 from elasticflow.compiler.plan.launch_plan import plan_job
-from elasticflow.deep_check.check import try_out
+from elasticflow.deep.check import try_out
 from elasticflow.jobfile.load import require_job
 from elasticflow.observe.estimates import read_run_facts
 from examples.mnist import digits

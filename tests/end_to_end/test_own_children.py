@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticflow import events, fault_injection
+from elasticflow import events
+from elasticflow.system import fault_injection
 from tests.end_to_end.harness import named, steps_of, wait_gone
 
 if TYPE_CHECKING:

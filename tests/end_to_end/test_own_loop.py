@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow import events, fault_injection
+from elasticflow import events
+from elasticflow.system import fault_injection
 from tests.end_to_end.harness import named, steps_of, tensors
 
 if TYPE_CHECKING:

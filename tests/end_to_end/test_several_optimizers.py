@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import fault_injection
 from elasticflow.snapshots.read import load
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
+from elasticflow.system import fault_injection
 from tests.end_to_end.by_hand import undisturbed
 from tests.end_to_end.harness import named, tensors
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow import events, fault_injection
+from elasticflow import events
 from elasticflow.lint.rungs import TEMPLATES
+from elasticflow.system import fault_injection
 from tests.end_to_end.harness import LIMIT_S, ROOT, named, steps_of, tensors
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow import events, fault_injection
+from elasticflow import events
 from elasticflow.snapshots.read import verify
 from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.system import fault_injection
 from tests.end_to_end import tiny_job
 from tests.end_to_end.harness import named, steps_of
 

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
-from elasticflow.launcher.remote_files.requests import note_copies
+from elasticflow.launcher.rendezvous.requests import note_copies
 from elasticflow.observe.remote_logs import fetch, missing
 from elasticflow.run_folder import RunFolder
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from elasticflow import fault_injection
+from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow import fault_injection
 from elasticflow.snapshots.read import verify
+from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow import fault_injection
 from elasticflow.errors import SnapshotError
 from elasticflow.snapshots.read import verify
+from elasticflow.system import fault_injection
 from tests.snapshots.conftest import Bench
 
 if TYPE_CHECKING:

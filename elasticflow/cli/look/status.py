@@ -21,8 +21,8 @@ from elasticflow.observe.terminal.durations import goodput, percent, took
 from elasticflow.observe.terminal.event_lines import of_weights, said_on_stderr, user_frames, values
 from elasticflow.observe.terminal.formats import elapsed, local_time, number, plural
 from elasticflow.observe.terminal.measures import parts_of_step, percent_of_peak
+from elasticflow.protocol.resume_command import resume_command
 from elasticflow.protocol.run_files import GRAD_NORM
-from elasticflow.resume_command import resume_command
 from elasticflow.run_folder import SNAPSHOT_NAME
 
 if TYPE_CHECKING:

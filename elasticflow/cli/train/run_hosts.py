@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from elasticflow.cli.train.run_options import RunOptions
     from elasticflow.jobfile.load import LoadedJob
     from elasticflow.jobfile.tables.job import Job
-    from elasticflow.launcher.hosts.hosts_file import Host
+    from elasticflow.launcher.machines.hosts_file import Host
 
 _PORT = 29400
 
@@ -30,12 +30,12 @@ def run_hosts(options: RunOptions, path: Path) -> int:
         HostsError: the file is not right, a host leads nowhere, or there are more than the job may have.
         TokenError: the run's token cannot be had.
     """
-    from elasticflow.launcher.hosts.hosts_file import read_hosts
-    from elasticflow.launcher.hosts.order import Order
-    from elasticflow.launcher.hosts.run_on_hosts import run_on_hosts
+    from elasticflow.launcher.machines.hosts_file import read_hosts
+    from elasticflow.launcher.machines.order import Order
+    from elasticflow.launcher.machines.run_on_hosts import run_on_hosts
     from elasticflow.launcher.rendezvous.token import given_token, new_token
     from elasticflow.protocol.handshake import TOKEN
-    from elasticflow.resume_command import RESUME_COMMAND
+    from elasticflow.protocol.resume_command import RESUME_COMMAND
     from elasticflow.system.units import parse_duration
 
     hosts = read_hosts(path)

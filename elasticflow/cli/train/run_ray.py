@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.load import LoadedJob
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.launcher.launch import Request
-    from elasticflow.launcher.on_ray.cluster import Demand
+    from elasticflow.launcher.machines.cluster import Demand
 
 
 def run_ray(options: RunOptions, launch: Callable[[Request], int]) -> int:
@@ -33,13 +33,13 @@ def run_ray(options: RunOptions, launch: Callable[[Request], int]) -> int:
         RayError: there is no ray, no cluster, or the job says that the store is elsewhere.
         TokenError: the run's token cannot be had.
     """
-    from elasticflow.launcher.hosts.order import Order
-    from elasticflow.launcher.on_ray.cluster import connect, demand_of
-    from elasticflow.launcher.on_ray.ray_nodes import RayNodes
+    from elasticflow.launcher.machines.cluster import connect, demand_of
+    from elasticflow.launcher.machines.order import Order
+    from elasticflow.launcher.machines.ray_nodes import RayNodes
     from elasticflow.launcher.rendezvous.token import given_token, new_token
     from elasticflow.launcher.supervisor.scale_schedule import ELSEWHERE
     from elasticflow.protocol.handshake import TOKEN
-    from elasticflow.resume_command import RESUME_COMMAND
+    from elasticflow.protocol.resume_command import RESUME_COMMAND
     from elasticflow.system.units import parse_duration
 
     ray = connect()

@@ -12,7 +12,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from elasticflow.deep_check.check import DeepReport
+    from elasticflow.deep.check import DeepReport
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.load import LoadedJob
 
@@ -56,8 +56,8 @@ def try_out_loaded(
     loaded: LoadedJob, overrides: Sequence[str], request: DeepRequest
 ) -> tuple[DeepReport, list[Diagnostic]]:
     """Return what trying out a job without errors tells, and its findings, each at its place in the job file."""
-    from elasticflow.deep_check.check import try_out
-    from elasticflow.deep_check.diagnostics import diagnostics_of
+    from elasticflow.deep.check import try_out
+    from elasticflow.deep.diagnostics import diagnostics_of
     from elasticflow.errors import TrialRefusedError
     from elasticflow.jobfile.checks.deep_facts import check_deep_facts
     from elasticflow.jobfile.job_file import JobFile

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from elasticflow.cli.write.plan_view import Answer, PlanView
     from elasticflow.compiler.plan.forecast import Knowledge, KnownSets
     from elasticflow.compiler.provenance.drift import Difference
-    from elasticflow.deep_check.check import DeepReport
+    from elasticflow.deep.check import DeepReport
     from elasticflow.jobfile.load import LoadedJob
     from elasticflow.observe.estimates import RunFacts
     from elasticflow.run_folder import RunFolder

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticflow.errors import EXIT_CODES, RenderError
-from elasticflow.resume_command import RESUME_COMMAND
+from elasticflow.protocol.resume_command import RESUME_COMMAND
 from elasticflow.run_folder import RUNS
 from elasticflow.system.units import parse_duration, parse_size
 

@@ -44,7 +44,7 @@ class Description(NamedTuple):
 
 
 class MayRefer(NamedTuple):
-    """The key's texts may hold references: `${env:NAME}` and its kind (see `jobfile/composition/references.py`).
+    """The key's texts may hold references: `${env:NAME}` and its kind (see `jobfile/checks/references.py`).
 
     Attributes:
         instead: What it is checked as where a reference is not looked up; None: as it is written.
@@ -115,7 +115,7 @@ def editor_hints(pattern: str, *examples: str) -> Any:
 
 
 def or_reference(pattern: str) -> str:
-    """Return the pattern of a text that may also hold references (`jobfile/composition/references.py`), not yet looked up."""
+    """Return the pattern of a text that may also hold references (`jobfile/checks/references.py`), not yet looked up."""
     return rf"^({pattern}|.*\$\{{.*)$"
 
 

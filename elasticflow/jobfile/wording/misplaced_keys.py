@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticflow import redaction
 from elasticflow.jobfile.diagnostics.suggestions import nearest
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, to_toml
 from elasticflow.jobfile.tables.evaluation import without_set
@@ -21,6 +20,7 @@ from elasticflow.jobfile.wording.foreign_names import (
 )
 from elasticflow.jobfile.wording.same_values import accepts, same_value
 from elasticflow.jobfile.wording.type_descriptions import annotation_at, describe, keys_at
+from elasticflow.system import redaction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -28,8 +28,8 @@ from elasticflow.launcher.agent.workers import (
     environment_of_script,
 )
 from elasticflow.launcher.fork_server.helpers import HelperLostError
-from elasticflow.launcher.remote_files.sender import FileSender
 from elasticflow.launcher.rendezvous import network
+from elasticflow.launcher.rendezvous.sender import FileSender
 from elasticflow.launcher.rendezvous.store_keys import is_requested, join_store
 from elasticflow.launcher.rendezvous.supervisor_channel import Orders, Outbox
 from elasticflow.protocol import worker_environment

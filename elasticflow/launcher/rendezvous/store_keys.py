@@ -17,7 +17,7 @@ They lie in one control store under the launch's own prefix (`protocol/control_s
     parts/<i>/<b>           what the nodes of block b are to do by that order: no agent reads what all others are to do
     orders/drain/<g>        workers of generation g are asked to leave after a step
     orders/stop/<g>         workers of generation g are to be killed now: another worker of it has failed
-    orders/files            nodes with run folders of their own are to send files (`launcher/remote_files/requests.py`)
+    orders/files            nodes with run folders of their own are to send files (`launcher/rendezvous/requests.py`)
     orders/stacks/<g>       agents are to tell where the workers of generation g stand
 
 Workers find the store of their own process group through it, under `run/<generation>/` (runtime/process/process_group.py).

@@ -24,7 +24,7 @@ from elasticflow.launcher.journal.display_thread import DisplayThread
 from elasticflow.launcher.journal.environment_record import EnvironmentRecord
 from elasticflow.launcher.journal.journal import Journal
 from elasticflow.launcher.journal.metrics import Metrics
-from elasticflow.launcher.remote_files.gatherer import RemoteFiles
+from elasticflow.launcher.rendezvous.gatherer import RemoteFiles
 from elasticflow.launcher.restarts.restart_ledger import RestartLedger
 from elasticflow.launcher.restarts.restart_policy import RestartPolicy
 from elasticflow.launcher.supervisor.agent_channel import AgentChannel
@@ -61,8 +61,8 @@ from elasticflow.protocol.messages import (
     WorkersEnded,
     WriterReports,
 )
+from elasticflow.protocol.resume_command import told_command
 from elasticflow.protocol.store_address import StoreLostError
-from elasticflow.resume_command import told_command
 from elasticflow.run_folder import step_of
 from elasticflow.snapshots.client.writer_reports import FENCED
 from elasticflow.system.clocks import on_own_clock

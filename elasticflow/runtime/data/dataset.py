@@ -12,11 +12,11 @@ from torch.utils.data import IterableDataset
 
 from elasticflow import events
 from elasticflow.errors import DatasetError
-from elasticflow.runtime.data.content.fingerprint import Varying
+from elasticflow.runtime.data.fingerprint import Varying
 from elasticflow.snapshots.format import fingerprints
 
 if TYPE_CHECKING:
-    from elasticflow.runtime.data.content.fingerprint import Look
+    from elasticflow.runtime.data.fingerprint import Look
     from elasticflow.runtime.process.context import Worker
 
 TRAINING_DATA = "train"

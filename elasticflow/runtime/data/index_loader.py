@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elasticflow.runtime.data.content import overlap
-from elasticflow.runtime.data.content.fingerprint import look_at
+from elasticflow.runtime.data import overlap
 from elasticflow.runtime.data.dataset import (
     OpenedDataset,
     checked_length,
@@ -15,6 +14,7 @@ from elasticflow.runtime.data.dataset import (
     require_the_same_samples,
     source_of,
 )
+from elasticflow.runtime.data.fingerprint import look_at
 from elasticflow.runtime.data.loader_processes import LoaderProcesses
 from elasticflow.runtime.data.sample_reader import SampleReader
 from elasticflow.runtime.data.step_plan import StepPlan

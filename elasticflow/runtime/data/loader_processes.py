@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from elasticflow.errors import DatasetError, LoaderProcessError, WorkerError
-from elasticflow.runtime.data.content import notes
+from elasticflow.runtime.data import notes
 from elasticflow.runtime.process.torch_private import LOADER_TIMED_OUT, loader_processes_of
 from elasticflow.system.processes import LOADER, die_with_parent, set_name
 

@@ -11,8 +11,8 @@ from math import gcd, lcm
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import DatasetError
-from elasticflow.runtime.data.content.fingerprint import combined, look_at
 from elasticflow.runtime.data.dataset import checked_length, source_of
+from elasticflow.runtime.data.fingerprint import combined, look_at
 from elasticflow.runtime.data.order.mixed import MOST_SHARE
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import default_collate
 
 from elasticflow.errors import DatasetError
-from elasticflow.runtime.data.content import held_generators, notes
+from elasticflow.runtime.data import held_generators, notes
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.process.random_streams import Draws, Generators
 

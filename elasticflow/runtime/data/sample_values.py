@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from elasticflow.errors import JobKeyError
-from elasticflow.runtime.data.content import notes
+from elasticflow.runtime.data import notes
 
 ValuesSource = str | Callable[[Any], Any]
 """Name of a column or an attribute, or a function that is called with the dataset."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from elasticflow.runtime.data.content import notes
+from elasticflow.runtime.data import notes
 
 
 def num_bytes(value: Any) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from elasticflow.errors import MetricError
-from elasticflow.runtime.data.content import notes
+from elasticflow.runtime.data import notes
 from elasticflow.runtime.evaluation.joining import joined, num_bytes
 from elasticflow.system.free_memory import available
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from elasticflow.errors import MetricError
-from elasticflow.runtime.data.content import notes
+from elasticflow.runtime.data import notes
 from elasticflow.runtime.evaluation.exchange import hand_over
 from elasticflow.runtime.evaluation.packing import packed, unpacked
 from elasticflow.runtime.process import random_streams

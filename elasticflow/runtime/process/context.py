@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from elasticflow import events, logs
+from elasticflow import events
 from elasticflow.errors import StopTraining
 from elasticflow.runtime.measuring.gradient_norm import norm_of, read_late
 from elasticflow.runtime.measuring.speed import Measures, device_name
@@ -18,6 +18,7 @@ from elasticflow.runtime.process.compiler import Compilation
 from elasticflow.runtime.process.moments import Moments
 from elasticflow.runtime.process.step_log import Heartbeat, LateNumber, Progress
 from elasticflow.runtime.process.votes import Vote
+from elasticflow.system import logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +56,7 @@ class AnyScheduler(Protocol):
 
 
 class StepRecorder(Protocol):
-    """Records what every step makes of the state (`runtime/replica_checks/trajectory.py`)."""
+    """Records what every step makes of the state (`runtime/snapshot/trajectory.py`)."""
 
     def begin(self, state: Any, position: Position, *, is_exact: bool) -> None:
         """Record *state* at *position* and after each step from here on; rank 0. *is_exact*: as every world size makes it."""

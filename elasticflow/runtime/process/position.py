@@ -20,7 +20,7 @@ class Position(NamedTuple):
         cursors: Samples that each data shard has given in this epoch; see `runtime/data/shard_schedule.py`. Empty for a
             map-style dataset.
         stage: Where the current stage of a loop of the script's own began: its number from 0, then step, offset, epoch and
-            samples at its beginning. Empty in the first stage; see `runtime/own_loop/loop_schedule.py`.
+            samples at its beginning. Empty in the first stage; see `runtime/loop/loop_schedule.py`.
     """
 
     step: int

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 # Public; torch's type hints do not say so.
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from elasticflow import torch_versions
 from elasticflow.errors import TorchChangedError
+from elasticflow.system import torch_versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

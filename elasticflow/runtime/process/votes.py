@@ -55,7 +55,7 @@ class Vote:
         """Have *is_wanted* say once per step whether this rank makes the *request*: another one is forgotten.
 
         `snapshot`, `evaluation` and `memory` are due by rank 0's clock; `buffers`: this step changed buffers that the next one
-        reads (`model/model_buffers.py`); `random`: the model or the optimizer draws from python's or numpy's generator.
+        reads (`training/model_buffers.py`); `random`: the model or the optimizer draws from python's or numpy's generator.
         """
         self._asked[request] = is_wanted
 

@@ -6,7 +6,6 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from elasticflow import fault_injection
 from elasticflow.errors import StorageError
 from elasticflow.run_folder import SNAPSHOT_NAME
 from elasticflow.runtime.snapshot.rank_shard import view_of
@@ -15,6 +14,7 @@ from elasticflow.runtime.state.tensors import BY_NAME
 from elasticflow.snapshots.client.memory_tier import MemoryTierClient
 from elasticflow.snapshots.format.manifest import Manifest
 from elasticflow.snapshots.format.policy import Due
+from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
     from elasticflow.runtime.process.context import Worker

@@ -52,7 +52,7 @@ class StateRecord:
         job_digest: Identifies the resolved job.
         tree: State as JSON with references to tensors; see `Captured.tree`.
         options: What the job had made its optimizers and schedules with; None in older snapshots.
-        loop: What a script's loop was made with (`own_loop/drift.py`); None of job files and in older snapshots.
+        loop: What a script's loop was made with (`loop/drift.py`); None of job files and in older snapshots.
         scalars: Names of the job's own scalars, in the order of their places; see `runtime/measuring/scalars.py`.
     """
 

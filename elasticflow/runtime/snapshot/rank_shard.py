@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from elasticflow import fault_injection
 from elasticflow.runtime.state.tensors import BY_NAME, DTYPES, Copies
 from elasticflow.snapshots.format.shard_file import TensorEntry
+from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

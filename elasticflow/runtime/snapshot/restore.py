@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from elasticflow import events, fault_injection
+from elasticflow import events
 from elasticflow.errors import SnapshotError, StorageError
 from elasticflow.runtime.process import stopping
-from elasticflow.runtime.replica_checks import checksums
+from elasticflow.runtime.snapshot import checksums
 from elasticflow.runtime.state.codec import LazyTensors
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError, UnreadableSnapshotError
+from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

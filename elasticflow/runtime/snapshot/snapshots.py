@@ -7,7 +7,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from elasticflow import events, fault_injection
+from elasticflow import events
 from elasticflow.errors import SnapshotError
 from elasticflow.protocol.snapshot_settings import Keep, SnapshotSettings
 from elasticflow.runtime.data.dataset import EVALUATION_DATA, TRAINING_DATA, opened, require_same
@@ -16,13 +16,12 @@ from elasticflow.runtime.data.values import marks_of
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process import environment, leaving, random_streams
 from elasticflow.runtime.process.context import Restored
-from elasticflow.runtime.replica_checks import checksums
-from elasticflow.runtime.replica_checks.captured import CaptureCheck
-from elasticflow.runtime.replica_checks.replicas import ReplicaCheck, flip
-from elasticflow.runtime.snapshot import memory_tier, restore, writer_connection
+from elasticflow.runtime.snapshot import checksums, memory_tier, restore, writer_connection
+from elasticflow.runtime.snapshot.captured import CaptureCheck
 from elasticflow.runtime.snapshot.memory_tier import MemoryTier
 from elasticflow.runtime.snapshot.metadata import FROZEN, SnapshotMetadata, StateRecord, frozen
 from elasticflow.runtime.snapshot.rank_shard import ShardPlanner, nbytes_of
+from elasticflow.runtime.snapshot.replicas import ReplicaCheck, flip
 from elasticflow.runtime.snapshot.staging_copy import copier_for
 from elasticflow.runtime.snapshot.unsaved import Unsaved
 from elasticflow.runtime.snapshot.writer_connection import WriterReports
@@ -32,6 +31,7 @@ from elasticflow.snapshots.client.writer_reports import SnapshotReport
 from elasticflow.snapshots.format import fingerprints
 from elasticflow.snapshots.format.policy import Due
 from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from elasticflow import fault_injection
 from elasticflow.runtime.snapshot.rank_shard import address_of
 from elasticflow.runtime.state.tensors import copy
+from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -23,8 +23,8 @@ from torch.optim import Optimizer
 from elasticflow import events
 from elasticflow.errors import StateError
 from elasticflow.runtime.process.torch_private import buffers_of, has_plain_state, unsaved_buffers_of
-from elasticflow.runtime.replica_checks.checksums import sums_of
 from elasticflow.runtime.snapshot import reachable
+from elasticflow.runtime.snapshot.checksums import sums_of
 from elasticflow.runtime.snapshot.model_attributes import held_by, is_doubtful
 from elasticflow.runtime.training import several_optimizers
 from elasticflow.snapshots.format.state_json import StateMark

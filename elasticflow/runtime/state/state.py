@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from elasticflow import fault_injection
 from elasticflow.errors import StateError
 from elasticflow.runtime.state import codec, loading
 from elasticflow.runtime.state.cached_parts import TensorSet, part_of
 from elasticflow.runtime.state.options import JobOptions
 from elasticflow.runtime.training import several_optimizers
+from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

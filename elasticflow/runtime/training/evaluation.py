@@ -22,11 +22,10 @@ from elasticflow.runtime.evaluation.recorder import Listener, Recorder
 from elasticflow.runtime.evaluation.source import source_of
 from elasticflow.runtime.evaluation.whole_set import OfBatch, WholeSet
 from elasticflow.runtime.measuring.marks import mark
-from elasticflow.runtime.model import model_buffers
-from elasticflow.runtime.model.modes import evaluating
 from elasticflow.runtime.process import random_streams
-from elasticflow.runtime.training import loss_weights
+from elasticflow.runtime.training import loss_weights, model_buffers
 from elasticflow.runtime.training.loss import parse_loss
+from elasticflow.runtime.training.modes import evaluating
 from elasticflow.runtime.training.precision import AUTOCAST, autocast
 from elasticflow.snapshots.format import fingerprints
 from elasticflow.snapshots.format.manifest import measure_of

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.measuring.marks import mark
-from elasticflow.runtime.model import model_buffers
 from elasticflow.runtime.process import environment
 from elasticflow.runtime.process.position import even_split
 from elasticflow.runtime.process.torch_private import foreach_copy_, foreach_div_
-from elasticflow.runtime.training import determinism
+from elasticflow.runtime.training import determinism, model_buffers
 from elasticflow.runtime.training.fixed_order_sum import BucketLayout, FixedOrderAllReduce
 from elasticflow.runtime.training.replicated_step import ReplicatedStep
 from elasticflow.runtime.training.step_row import NO_REQUESTS, ROW_SIZE, StepRow

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from elasticflow.errors import StepResultError
-from elasticflow.runtime.data.content import notes
+from elasticflow.runtime.data import notes
 
 FORMS = (
     "a step returns the loss, a mean over the samples; (loss_sum, count); or a dict with `loss`, where it is a mean over "

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from elasticflow.errors import NonFiniteLossError, StateError, StopTraining
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.measuring.scalars import Scalars
-from elasticflow.runtime.model import model_buffers, replicable
 from elasticflow.runtime.process import stopping
-from elasticflow.runtime.training import several_optimizers
+from elasticflow.runtime.training import model_buffers, replicable, several_optimizers
 from elasticflow.runtime.training.replicated_step import micro_batches
 from elasticflow.runtime.training.step_row import StepRow
 

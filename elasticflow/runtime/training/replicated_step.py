@@ -11,10 +11,10 @@ from elasticflow import events
 from elasticflow.errors import NonFiniteLossError, StopTraining
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.measuring.scalars import Scalars
-from elasticflow.runtime.model import model_buffers, replicable
 from elasticflow.runtime.process.stopping import Leaving, request_stop
 from elasticflow.runtime.process.torch_private import foreach_div_
 from elasticflow.runtime.process.votes import LEAVE
+from elasticflow.runtime.training import model_buffers, replicable
 from elasticflow.runtime.training.loss import parse_loss
 from elasticflow.runtime.training.loss_weights import first_look
 from elasticflow.runtime.training.precision import autocast

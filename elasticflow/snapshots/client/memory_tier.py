@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import fault_injection
 from elasticflow.errors import SnapshotError
 from elasticflow.snapshots.client.messages import (
     Describe,
@@ -20,6 +19,7 @@ from elasticflow.snapshots.client.messages import (
 )
 from elasticflow.snapshots.format.shard_file import StagedShard
 from elasticflow.snapshots.memory import MOST_METADATA, TAIL, Label
+from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -8,7 +8,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from elasticflow import events, fault_injection
+from elasticflow import events
 from elasticflow.errors import SnapshotError, StagingLimitError
 from elasticflow.snapshots.client import channel as channels
 from elasticflow.snapshots.client.messages import (
@@ -27,6 +27,7 @@ from elasticflow.snapshots.client.messages import (
 from elasticflow.snapshots.client.writer_reports import SnapshotReport
 from elasticflow.snapshots.format.shard_file import StagedShard
 from elasticflow.snapshots.memory import Slot, map_memory
+from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
     from collections import deque

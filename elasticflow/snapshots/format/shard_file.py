@@ -12,9 +12,9 @@ import struct
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from elasticflow import fault_injection
 from elasticflow.snapshots.format.digests import Checksums
 from elasticflow.snapshots.format.manifest import FileEntry, ManifestFacts, TensorPlace
+from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

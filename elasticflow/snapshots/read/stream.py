@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from elasticflow import fault_injection
 from elasticflow.errors import SnapshotError
 from elasticflow.snapshots.format.digests import Verifier
 from elasticflow.snapshots.format.manifest import (
@@ -21,6 +20,7 @@ from elasticflow.snapshots.format.manifest import (
     FileEntry,
     UnreadableSnapshotError,
 )
+from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

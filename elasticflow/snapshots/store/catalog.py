@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import fault_injection, run_folder
+from elasticflow import run_folder
 from elasticflow.errors import SnapshotError
 from elasticflow.snapshots.format import manifest
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError, Manifest
 from elasticflow.storage.storage import Storage
-from elasticflow.system import records
+from elasticflow.system import fault_injection, records
 from elasticflow.system.records import Damage
 
 if TYPE_CHECKING:

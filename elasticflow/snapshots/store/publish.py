@@ -7,11 +7,11 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import fault_injection, run_folder
+from elasticflow import run_folder
 from elasticflow.errors import StorageError
 from elasticflow.snapshots.format import manifest, shard_file
 from elasticflow.storage.retry import Patience
-from elasticflow.system import atomic_files
+from elasticflow.system import atomic_files, fault_injection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

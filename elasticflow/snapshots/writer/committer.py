@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import events, fault_injection
+from elasticflow import events
 from elasticflow.errors import StorageError
 from elasticflow.snapshots.client.messages import RetentionDone
 from elasticflow.snapshots.client.writer_reports import FENCED, SnapshotReport
@@ -15,6 +15,7 @@ from elasticflow.snapshots.format import manifest, policy, shard_file
 from elasticflow.snapshots.format.manifest import Manifest
 from elasticflow.snapshots.store.publish import CommitAbandonedError, CommitRefusedError, Publisher
 from elasticflow.snapshots.writer.pending import Role, State
+from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
     from collections.abc import Callable

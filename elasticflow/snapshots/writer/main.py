@@ -20,7 +20,6 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
-from elasticflow import fault_injection
 from elasticflow.errors import SnapshotError, StorageError
 from elasticflow.snapshots.client import channel as channels
 from elasticflow.snapshots.client import writer_reports
@@ -56,6 +55,7 @@ from elasticflow.snapshots.writer.pending import PendingSnapshot, PendingSnapsho
 from elasticflow.snapshots.writer.shard_writer import ShardWriter
 from elasticflow.snapshots.writer.threads import or_die, thread
 from elasticflow.storage.storage import Storage
+from elasticflow.system import fault_injection
 from elasticflow.system.processes import die_with_parent
 
 if TYPE_CHECKING:

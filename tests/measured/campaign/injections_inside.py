@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from elasticflow import events, fault_injection
+from elasticflow import events
 from elasticflow.protocol.messages import StartedWorker, WorkersEnded, WorkersStarted
 from elasticflow.protocol.store_address import StoreAddress
+from elasticflow.system import fault_injection
 from tests.end_to_end import tiny_job
 from tests.end_to_end.harness import Project
 from tests.measured.campaign import scarcity

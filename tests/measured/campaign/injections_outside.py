@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from elasticflow import events, fault_injection
+from elasticflow import events
+from elasticflow.system import fault_injection
 from tests import servers
 from tests.end_to_end.disturbed import Series
 from tests.end_to_end.harness import ROOT, Project

@@ -19,7 +19,7 @@ from elasticflow import events
 from tests.end_to_end import tiny_job
 from tests.end_to_end.disturbed import Outcome, Series
 from tests.end_to_end.harness import project_at, wait_gone
-from tests.launcher.on_ray.clusters import LocalCluster, cluster
+from tests.launcher.machines.clusters import LocalCluster, cluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from elasticflow import events, fault_injection
+from elasticflow import events
+from elasticflow.system import fault_injection
 from tests.end_to_end.disturbed import Outcome, Series
 from tests.end_to_end.harness import LIMIT_S, project_at
 from tests.measured.campaign.facts import head
@@ -123,7 +124,7 @@ def table(outcomes: list[Outcome], seconds: float) -> str:
         "Made by `python -m tests.measured.campaign.snapshots`.",
         "",
         f"`jobs/mnist.toml` with two CPU workers, {EPOCHS} epochs and a snapshot every {EVERY} steps, in one long run for each",
-        "victim. At each fault point (`elasticflow/fault_injection.py`) the process that reaches it is halted there, the victim is",
+        "victim. At each fault point (`elasticflow/system/fault_injection.py`) the process that reaches it is halted there, the victim is",
         "killed by `kill -9`, and whoever was halted and still lives goes on; after *everything*, the run is resumed by",
         f"the command. SIGTERM goes to one rank, drawn from the seed {SEED}, within 0.6 s of a first step.",
         "*Survived*: training went on from the newest snapshot that was committed, which verified, byte for byte; nothing",

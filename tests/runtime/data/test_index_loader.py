@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from elasticflow.errors import DatasetError
 from elasticflow.runtime.data import dataset, index_loader
-from elasticflow.runtime.data.content.fingerprint import fingerprint_of
+from elasticflow.runtime.data.fingerprint import fingerprint_of
 from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.process import failure
 

@@ -1,4 +1,4 @@
-"""What the loops of `tests/runtime/own_loop/test_misuses.py` are made of."""
+"""What the loops of `tests/runtime/loop/test_misuses.py` are made of."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ import torch
 import torch._dynamo  # else the first optimizer of each child imports it
 from torch import nn
 
-from elasticflow import fault_injection
 from elasticflow.run_folder import snapshot_name
 from elasticflow.runtime.snapshot.rank_shard import ShardPlanner
 from elasticflow.runtime.state.state import State
@@ -26,6 +25,7 @@ from elasticflow.snapshots.format.shard_file import SnapshotRecord
 from elasticflow.snapshots.read import verify
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
+from elasticflow.system import fault_injection
 
 WORLD = 2
 address, folder, *points = sys.argv[1:]

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow import fault_injection
 from elasticflow.errors import SnapshotError
 from elasticflow.snapshots.client import messages
 from elasticflow.snapshots.client.channel import Channel
@@ -29,6 +28,7 @@ from elasticflow.snapshots.writer import load_service
 from elasticflow.snapshots.writer.connected_rank import ConnectedRank
 from elasticflow.snapshots.writer.load_service import LoadService
 from elasticflow.storage.storage import Storage
+from elasticflow.system import fault_injection
 from tests.snapshots.conftest import Bench
 
 if TYPE_CHECKING:

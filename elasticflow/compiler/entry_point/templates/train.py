@@ -24,12 +24,12 @@ from elasticflow.runtime.data.shard_loader import open_shards  # = import.shards
 from elasticflow.runtime.evaluation.metric import Metric  # = import.metric
 from elasticflow.runtime.evaluation.several import Evaluations  # = import.several
 from elasticflow.runtime.evaluation.stop_when import StopWhen  # = import.stop_when
-from elasticflow.runtime.hooks.hooks import Hook, Hooks  # = import.hooks
+from elasticflow.runtime.loop.hooks import Hook, Hooks  # = import.hooks
 from elasticflow.runtime.measuring.speed import Measures  # = import.measures
-from elasticflow.runtime.model.gradient_checkpointing import checkpoint_activations  # = import.ac
-from elasticflow.runtime.own_loop.batch import Batch
-from elasticflow.runtime.own_loop.join import join_job
-from elasticflow.runtime.own_loop.run import Run
+from elasticflow.runtime.training.gradient_checkpointing import checkpoint_activations  # = import.ac
+from elasticflow.runtime.loop.batch import Batch
+from elasticflow.runtime.loop.join import join_job
+from elasticflow.runtime.loop.run import Run
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.process.context import Worker  # = import.worker
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy, load_weights  # = import.snapshots

@@ -15,9 +15,9 @@ from typing import Any
 
 import elasticflow
 from elasticflow.runtime.data.index_loader import open_dataset, prepare_data
-from elasticflow.runtime.own_loop.batch import Batch
-from elasticflow.runtime.own_loop.join import join_job
-from elasticflow.runtime.own_loop.run import Run
+from elasticflow.runtime.loop.batch import Batch
+from elasticflow.runtime.loop.join import join_job
+from elasticflow.runtime.loop.run import Run
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy, load_weights
 from elasticflow.runtime.training.evaluation import Evaluation

@@ -1,0 +1,59 @@
+"""`elasticflow runs`: the project's runs, and what may go of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from elasticflow.cli.lazy_group import CommandEntry, LazyGroup
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+_DEFAULT = "list"
+COMMANDS: dict[str, CommandEntry] = {
+    _DEFAULT: CommandEntry("look.runs_list", "List runs; this is what `runs` does by itself."),
+    "rm": CommandEntry("look.runs_remove", "Remove runs, with their snapshots.", "rm"),
+    "prune": CommandEntry("look.runs_remove", "Remove old runs, by rules.", "prune"),
+}
+
+
+class RunsGroup(LazyGroup):
+    """A group that lists where none of its commands is named: `runs`, `runs mnist`, `runs --format json`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take the first word for a command if it is one, and all of them for the list's words otherwise."""
+        is_help = bool(args) and args[0] in ctx.help_option_names
+        return super().parse_args(ctx, args if is_help else _with_command(args))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command of the first word; the list's if the first word is no command."""
+        return super().resolve_command(ctx, _with_command(args))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the commands that match, then the jobs."""
+        from elasticflow.cli.parameters import JOB_NAME
+
+        names = super().shell_complete(ctx, incomplete)
+        found = {item.value for item in names}
+        jobs = JOB_NAME.shell_complete(ctx, click.Option(["--job"]), incomplete)
+        return names + [item for item in jobs if item.value not in found]
+
+
+def _with_command(args: list[str]) -> list[str]:
+    return args if args and args[0] in COMMANDS else [_DEFAULT, *args]
+
+
+@click.group("runs", cls=RunsGroup, table=COMMANDS, subcommand_metavar="[JOB] | COMMAND [ARGS]...")
+def command() -> None:
+    """List the project's runs, or those of one JOB, and remove what is not wanted any more.
+
+    \b
+    elasticflow runs                                    all of them, the newest first
+    elasticflow runs mnist --format json
+    elasticflow runs rm 20261120-104500-4f2a
+    elasticflow runs prune --older-than "30 d" --status failed --dry-run
+    """

@@ -1,1 +1,0 @@
-"""`elasticflow runs`: list, rm, prune."""

@@ -1,1 +1,0 @@
-"""`elasticflow sinks`: send, test."""

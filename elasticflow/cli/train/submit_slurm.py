@@ -1,0 +1,120 @@
+"""`elasticflow submit slurm JOB`: render, and give it to sbatch."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from elasticflow.cli.parameters import JOB_FILE, case_option, overrides_option
+from elasticflow.cli.train.run_options import run_id_of
+from elasticflow.cli.train.slurm import loaded_for_slurm, run_id_option
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from elasticflow.clusters.slurm.commands import QueuedJob
+    from elasticflow.run_folder import RunFolder
+
+_LOOK_S = 2.0
+
+
+@click.command("slurm")
+@click.argument("job_file", metavar="JOB", type=JOB_FILE)
+@run_id_option
+@case_option
+@overrides_option
+@click.option(
+    "--wait",
+    "is_waiting",
+    is_flag=True,
+    help="Tell how the job does until it is over, and end with the run's exit code; Ctrl-C ends the telling only.",
+)
+def command(
+    job_file: Path, run_id: str | None, case: str | None, overrides: tuple[str, ...], *, is_waiting: bool
+) -> int:
+    """Submit a job to Slurm, as `elasticflow render slurm` writes it, and say how its run is called.
+
+    status, logs, why, report and cancel work where the project's folder is, such as on the login node. To continue with a
+    run whose job is over, submit it again with its --run-id.
+
+    \b
+    elasticflow submit slurm jobs/mnist.toml
+    elasticflow submit slurm jobs/mnist.toml --wait
+    elasticflow submit slurm jobs/mnist.toml --run-id slurm-4711   continue with that run
+    """
+    from elasticflow.cli.output import show_warnings
+    from elasticflow.clusters.slurm.commands import submit
+    from elasticflow.clusters.slurm.refusals import refusal
+    from elasticflow.clusters.slurm.render import render_slurm
+    from elasticflow.errors import FINISHED, JobRefusedError, SlurmRefusedError
+    from elasticflow.jobfile.diagnostics.render_text import render
+    from elasticflow.jobfile.job_file import JobFile
+    from elasticflow.run_folder import RunFolder
+
+    loaded = loaded_for_slurm(job_file, overrides, case, run_id)
+    whole_id = run_id and run_id_of(run_id, case)
+    script = render_slurm(loaded, overrides, whole_id)
+    show_warnings(loaded)
+    assert loaded.job is not None
+    name = loaded.job.job.name
+    if whole_id is not None:
+        # It is wanted again.
+        RunFolder.of(loaded.project_root, name, whole_id).cancel.unlink(missing_ok=True)
+    assert loaded.job.slurm is not None
+    output = loaded.job.slurm.output.rpartition("/")[0]
+    if output and "%" not in output:  # Slurm makes no folder, and ends a job at once whose output has none
+        (loaded.project_root / output).mkdir(parents=True, exist_ok=True)
+    try:
+        number = submit(script)
+    except SlurmRefusedError as error:
+        source = JobFile(job_file, overrides, loaded.project_root, None).source_of(case)
+        raise JobRefusedError(render([refusal(error.message, loaded.job.slurm, source)])) from error
+    folder = RunFolder.of(loaded.project_root, name, whole_id or run_id_of(f"slurm-{number}", case))
+    click.echo(f"Slurm job {number} is queued: run {folder.run_id}")
+    if is_waiting:
+        return _follow(number, folder)
+    for line, what in (
+        (f"squeue --jobs {number}", "whether it waits, and why"),
+        (f"elasticflow status {folder.run_id}", "how the run does, once it has begun"),
+        (f"elasticflow logs {folder.run_id}", "what its workers print"),
+        (f"elasticflow cancel {folder.run_id}", "leave with a snapshot; the job is not queued again"),
+        (f"scancel {number}", "the same, for a job that waits"),
+    ):
+        click.echo(f"  {line:<42} {what}")
+    return FINISHED
+
+
+def _follow(number: int, folder: RunFolder) -> int:
+    """Tell how a Slurm job and its run do until the job is over; return the run's exit code."""
+    from elasticflow.cli.look.status import exit_code_of
+    from elasticflow.clusters.slurm.commands import queued
+    from elasticflow.errors import NOT_STARTED
+    from elasticflow.observe.status import read_status
+
+    told = ""
+    while parts := queued(number):
+        states = sorted({part.state for part in parts})
+        text = ", ".join(f"{state} ({_details(parts, state)})" for state in states)
+        if folder.state.exists():
+            status = read_status(folder)
+            text += f"; run {status.status}, launch {status.launch}"
+        if text != told:
+            click.echo(f"job {number}: {text}", err=True)
+            told = text
+        time.sleep(_LOOK_S)
+    if not folder.path.is_dir():
+        click.echo(
+            f"job {number} is over, and its run has not begun: see the file of its output (slurm.output)",
+            err=True,
+        )
+        return NOT_STARTED
+    status = read_status(folder)
+    click.echo(f"run {folder.run_id} is {status.status} at step {status.progress}")
+    return exit_code_of(status)
+
+
+def _details(parts: list[QueuedJob], state: str) -> str:
+    found = {part.detail for part in parts if part.state == state}
+    return ", ".join(sorted(found)[:4]) or "-"

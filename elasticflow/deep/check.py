@@ -1,0 +1,182 @@
+"""`--deep`: imports and calls a job's own code in a child process, and reports what is wrong with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import replace
+from importlib import util
+from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
+
+from elasticflow.compiler.entry_point.factory_calls import call_forms
+from elasticflow.compiler.entry_point.functions import functions_of
+from elasticflow.compiler.entry_point.render import render_for_child
+from elasticflow.compiler.plan.launch_plan import entries
+from elasticflow.compiler.plan.torchrun import variables
+from elasticflow.deep import child_process
+from elasticflow.deep.messages import MESSAGES, DeepRequest, Doing, Done, Facts, Note, Problem
+from elasticflow.jobfile.checks.evaluation_data import is_to_be_apart
+from elasticflow.jobfile.diagnostics.toml_literals import dotted
+from elasticflow.jobfile.tables.evaluation import path_of_set
+from elasticflow.launcher.agent.stack_dumps import parse
+from elasticflow.protocol.json_codec import to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from elasticflow.deep.child_process import ChildEnd
+    from elasticflow.deep.messages import DeepMessage
+    from elasticflow.jobfile.tables.job import Job
+
+LIMIT_S = 60.0
+# What torchrun tells a worker: the job's modules may read it when they are imported.
+_ALONE = {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+_WARNINGS = frozenset({"device", "memory", "unknown", "left"})
+_MOST_FRAMES = 4
+
+
+class DeepReport(NamedTuple):
+    """What `--deep` found out.
+
+    Attributes:
+        problems: In the order they were met.
+        facts: Those that could be found out.
+        notes: How, and what was not tried.
+    """
+
+    problems: tuple[Problem, ...]
+    facts: Facts
+    notes: tuple[str, ...]
+
+
+_NO_TORCH = Problem(
+    "unknown",
+    "model.entry",
+    "--deep cannot tell anything here: torch is not installed",
+    remedy="pip install 'elasticflow[torch]'",
+    is_warning=True,
+)
+
+
+def try_out(
+    job: Job,
+    project_root: Path,
+    *,
+    limit_s: float = LIMIT_S,
+    takes_step: bool = False,
+    watch: Callable[[str], None] = lambda _: None,
+) -> DeepReport:
+    """Try out what the job names, in a child process that ends with all it started.
+
+    Args:
+        job: The resolved job.
+        project_root: Where its code is found.
+        limit_s: Seconds for all of it.
+        takes_step: Also train one step on the CPU.
+        watch: Called several times a second with what goes on, in words.
+
+    Raises:
+        JobRefusedError: an argument of the job cannot be written down.
+    """
+    if util.find_spec("torch") is None:
+        return DeepReport((_NO_TORCH,), Facts(), ())
+    request = request_of(job, project_root, takes_step=takes_step)
+    env = {} if job.env is None else job.env.values()
+    environment = {**os.environ, **env, **{each.name: each.value for each in variables(job)}, **_ALONE}
+    argv = [sys.executable, "-X", "faulthandler", "-m", "elasticflow.deep.child.main", str(os.getpid())]
+    doing = ["importing torch"]
+
+    def look(told: dict[str, Any] | None) -> None:
+        if told is not None and told.get("type") == "doing":
+            doing[0] = str(told.get("what"))
+        watch(doing[0])
+
+    ended = child_process.run(argv, to_json(request), environment, limit_s, look)
+    return report_of(ended, request.own, limit_s)
+
+
+def request_of(job: Job, project_root: Path, *, takes_step: bool = False) -> DeepRequest:
+    """Return what the child is asked (`deep/child/main.py`).
+
+    Raises:
+        JobRefusedError: an argument of the job cannot be written down.
+    """
+    forms = call_forms(job, project_root)
+    sets = {dotted(path_of_set(name)): table for name, table in job.evaluations.items()}
+    return DeepRequest(
+        entry_point=render_for_child(job, project_root, forms),
+        keys={each.name: each.key for each in functions_of(job, forms, ()).values()},
+        entries=entries(job),
+        own=[str((project_root / part).resolve()) for part in job.job.path],
+        apart=tuple(key for key, table in sets.items() if is_to_be_apart(job.dataset, table)),
+        takes_step=takes_step,
+    )
+
+
+def report_of(ended: ChildEnd, own: Sequence[str], limit_s: float) -> DeepReport:
+    """Return what a child reported; a child that did not come to its end is a problem itself."""
+    problems: list[Problem] = []
+    facts = Facts()
+    notes: list[str] = []
+    doing, key, is_whole = "starting Python and torch", "model.entry", False
+    for sent in map(_message, ended.messages):
+        match sent:
+            case Doing():
+                doing, key = sent.what, sent.key
+            case Problem():
+                problems.append(replace(sent, is_warning=sent.is_warning or sent.kind in _WARNINGS))
+            case Facts():
+                facts = replace(facts, **sent.known())
+            case Note():
+                notes.append(sent.text)
+            case Done():
+                is_whole = True
+            case None:
+                pass
+            case _:
+                assert_never(sent)
+    if not is_whole:
+        problems.append(_cut_short(ended, doing, key, own, limit_s))
+    if ended.left:
+        message = f"the job's code leaves processes behind: {', '.join(ended.left)}"
+        remedy = "they were ended; in a run they would outlive their worker"
+        problems.append(Problem("left", "model.entry", message, remedy=remedy, is_warning=True))
+    return DeepReport(tuple(dict.fromkeys(problems)), facts, tuple(dict.fromkeys(notes)))
+
+
+def _message(content: dict[str, Any]) -> DeepMessage | None:
+    """Return the message that has come as *content*; None if the job's own code wrote something else to the pipe."""
+    try:
+        return MESSAGES.from_json(content)
+    except ValueError:
+        return None
+
+
+def _cut_short(ended: ChildEnd, doing: str, key: str, own: Sequence[str], limit_s: float) -> Problem:
+    frames = tuple(
+        f"{_short(frame.file)}:{frame.line}, in {frame.function}"
+        for frame in reversed(parse(ended.output))
+        if frame.file.startswith(tuple(f"{folder}{os.sep}" for folder in own))
+    )[-_MOST_FRAMES:]
+    if ended.code is None:
+        message = f"trying the job out was not done after {limit_s:g} s in all; the last of it was {doing}"
+        remedy = "if all of it takes that long here, give it more with --deep-timeout"
+        return Problem("hang", key, message, remedy, frames)
+    if ended.code < 0:
+        name = signal.Signals(-ended.code).name
+        message, remedy = f"{doing} ended the process with {name}", ""
+        if name == "SIGKILL":
+            remedy = "perhaps the machine has too little memory for it"
+    else:
+        message = f"{doing} ended the process with exit code {ended.code}"
+        remedy = "a worker would be gone without a word"
+    last = next((line for line in reversed(ended.output.splitlines()) if line.strip()), "")
+    if not frames and last and ended.code > 0:
+        remedy = f"{remedy}; the last it printed: {last[:160]}"
+    return Problem("died", key, message, remedy, frames)
+
+
+def _short(file: str) -> str:
+    return os.path.relpath(file) if file.startswith(f"{os.getcwd()}{os.sep}") else file  # noqa: PTH109

@@ -1,0 +1,137 @@
+"""The job's train.py as `--deep` uses it: its functions, called one by one as its main calls them."""
+
+from __future__ import annotations
+
+import inspect
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elasticflow.deep.messages import DeepRequest
+    from elasticflow.runtime.data.dataset import OpenedDataset
+
+_SET = "build_evaluation_dataset"
+
+
+class DataTable(NamedTuple):
+    """A table of the job file that names data.
+
+    Attributes:
+        key: Its key: `dataset`, `evaluation` or, of several sets, `evaluation.val`.
+        end: How the names of its functions in train.py end.
+        is_to_be_apart: Its samples are to be looked up in the training data.
+    """
+
+    key: str
+    end: str = ""
+    is_to_be_apart: bool = False
+
+    @property
+    def is_training(self) -> bool:
+        """Whether it is the training data."""
+        return self.key == "dataset"
+
+    @property
+    def build(self) -> str:
+        """Name of the function that opens the data."""
+        return "build_dataset" if self.is_training else f"{_SET}{self.end}"
+
+    @property
+    def collate(self) -> str:
+        """Name of the function that returns what makes batches, if the table has one of its own."""
+        return "build_collate" if self.is_training else f"build_evaluation_collate{self.end}"
+
+    @property
+    def metrics(self) -> str:
+        """Name of the function that returns what is measured, if something is."""
+        return f"build_metrics{self.end}"
+
+
+class EntryPoint:
+    """The job's train.py, executed as a module.
+
+    Args:
+        request: Its text, and the keys of the job file that its functions are about.
+
+    Attributes:
+        dataset: The training data, once it is open; None of data shards.
+        entries: What the job names, by key.
+    """
+
+    def __init__(self, request: DeepRequest) -> None:
+        module = ModuleType("train")
+        module.__file__ = "train.py"
+        exec(compile(request.entry_point, "train.py", "exec"), module.__dict__)  # noqa: S102  # ours
+        self._names: Mapping[str, Any] = vars(module)
+        self._keys, self.entries, self._apart = request.keys, request.entries, request.apart
+        self.dataset: OpenedDataset | None = None
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether train.py defines a function or constant of this name."""
+        return name in self._names
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a function or constant."""
+        return self._names[name]
+
+    def get(self, name: str) -> Any:
+        """Return a constant, or None if the job has none."""
+        return self._names.get(name)
+
+    def key_of(self, function: str) -> str:
+        """Return the key of the job file that a function is about."""
+        return self._keys[function]
+
+    def call(self, function: str, **known: Any) -> Any:
+        """Return what a function returns, given those of the *known* values that it has parameters for."""
+        known |= {} if self.dataset is None else {"dataset": self.dataset}
+        called = self._names[function]
+        parameters = inspect.signature(called).parameters
+        return called(**{name: value for name, value in known.items() if name in parameters})
+
+    @property
+    def evaluations(self) -> list[DataTable]:
+        """The tables of the evaluation sets."""
+        tables = [
+            (key.rpartition(".")[0], name.removeprefix(_SET))
+            for name, key in self._keys.items()
+            if name.startswith(_SET)
+        ]
+        return [DataTable(table, end, table in self._apart) for table, end in tables]
+
+    @property
+    def lacks_values(self) -> bool:
+        """Whether arguments of the job stand for values of the training data, which is not open."""
+        return "VALUES" in self and self.dataset is None
+
+    @property
+    def seed(self) -> int:
+        """The job's seed."""
+        return int(self["SEED"])
+
+    @property
+    def precision(self) -> str:
+        """Precision of the forward."""
+        return str(self["GRADIENTS"].precision)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the bits are to be the same at any number of workers."""
+        return self["GRADIENTS"].virtual_shards is not None
+
+    @property
+    def moves_optimizers(self) -> bool:
+        """Whether the job's step moves the optimizers itself."""
+        return bool(self["GRADIENTS"].moves_optimizers)
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether the step is a loss of the model's outputs and the targets."""
+        return self.key_of("training_step") == "model.loss"
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """State that no step depends on."""
+        return tuple(self["SNAPSHOTS"].ignore)

@@ -1,0 +1,86 @@
+"""`--deep` measures the metrics of an evaluation set on one batch, as an evaluation would: of one forward."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from elasticflow.deep.child.report import BrokenError
+from elasticflow.deep.child.run import CPU
+from elasticflow.runtime.evaluation.metric import OverSet, metric_of, number, of_loss
+from elasticflow.runtime.evaluation.packing import packed, unpacked
+from elasticflow.runtime.evaluation.recorder import Listener
+from elasticflow.runtime.training.precision import autocast
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from elasticflow.deep.child.entry_point import DataTable, EntryPoint
+    from elasticflow.deep.child.report import Report
+    from elasticflow.runtime.evaluation.metric import Metric
+
+# What is tried where a metric follows from the mean loss.
+_A_LOSS = 1.0
+_SAMPLES = 2
+
+
+def measure(report: Report, code: EntryPoint, model: nn.Module, table: DataTable, batch: Any) -> list[str]:
+    """Measure each metric of a set on one batch, and return their names; what raises is reported.
+
+    Args:
+        report: Where problems go.
+        code: The job's train.py.
+        model: What is measured; in training mode afterwards.
+        table: The set.
+        batch: Of its data.
+
+    Raises:
+        BrokenError: the metrics could not be made; reported.
+    """
+    if table.metrics not in code:
+        return []
+    key = f"{table.key}.metrics"
+    metrics = report.call("factory", key, f"making {key}", lambda: code.call(table.metrics))
+    model.eval()
+    forward: list[tuple[Any, Any]] = []
+
+    def outputs() -> tuple[Any, Any]:
+        if not forward:
+            forward.append(_outputs(code, model, batch))
+        return forward[0]
+
+    for name, entry in metrics.items():
+        with suppress(BrokenError), torch.no_grad():
+            given = None if code.has_loss else (model, batch)
+            value = partial(_value, name, metric_of(entry), outputs, given)
+            report.call("step", f"{key}.{name}", f"measuring {name}", value)
+    model.train()
+    return list(metrics)
+
+
+def _outputs(code: EntryPoint, model: nn.Module, batch: Any) -> tuple[Any, Any]:
+    """Return what the model returns for a batch, and what holds its targets."""
+    with autocast(code.precision, CPU):
+        if code.has_loss:
+            return model(batch[0]), batch[1]
+        is_step = not code.moves_optimizers
+        with Listener(model) if is_step else nullcontext() as listener:
+            if listener is None:
+                return model, batch
+            code["training_step"](model, batch)
+            return listener.outputs(), batch
+
+
+def _value(name: str, metric: Metric, outputs: Any, given: tuple[Any, Any] | None) -> float:
+    if metric.is_of_loss:
+        return of_loss(name, metric, _A_LOSS)
+    if not metric.is_of_set:
+        arguments = metric.chosen(*outputs()) if given is None or metric.takes_outputs else given
+        return number(name, metric.called()(*arguments))
+    over_set = OverSet(name, metric, _SAMPLES)
+    chosen, targets = unpacked(packed(metric.chosen(*outputs())))
+    over_set.add(chosen, targets, _SAMPLES)
+    return over_set.value()

@@ -1,0 +1,209 @@
+"""A job's own code tried out: main of the child process of `--deep`.
+
+`python -m elasticflow.deep.child.main PARENT_PID PIPE`, with the job on standard input. Everything the job names is
+called by the functions of its generated train.py, so it is called as in a run. The code may print, hang or end the
+process: what was found out by then has been reported (`deep/child/report.py`), and the parent (`deep/check.py`)
+does the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import operator
+import os
+import resource
+import sys
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from elasticflow.deep.child import evaluation, hooks, restart
+from elasticflow.deep.child.data import Data
+from elasticflow.deep.child.entry_point import DataTable, EntryPoint
+from elasticflow.deep.child.report import BrokenError, Report
+from elasticflow.deep.child.run import CPU, DeepRun
+from elasticflow.deep.child.state import build, count, materialize, require_held, step_without_data
+from elasticflow.deep.messages import DeepRequest
+from elasticflow.errors import StateError, StopTraining
+from elasticflow.protocol.json_codec import from_json
+from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.training import loss_weights
+from elasticflow.runtime.training.precision import AUTOCAST, autocast
+from elasticflow.system.processes import die_with_parent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+    from elasticflow.deep.child.state import Trained
+
+# Samples: BatchNorm needs more than one.
+_BATCH = 2
+_BATCH_OF_STEP = 8
+
+
+class Probe:
+    """One look at a job.
+
+    Args:
+        report: Where problems, notes and facts go.
+        request: What to try out.
+    """
+
+    def __init__(self, report: Report, request: DeepRequest) -> None:
+        self._report, self._request = report, request
+        # By the key of the table whose data they are of.
+        self._batches: dict[str, Any] = {}
+        # Of the batch of `dataset`.
+        self._num_samples = 0
+
+    def run(self) -> None:
+        """Look at everything; what depends on something broken is left out."""
+        sys.path[:0] = self._request.own
+        if not self._import_all():
+            return
+        code = EntryPoint(self._request)
+        random_streams.seed_all(code.seed)
+        self._look_at_data(code)
+        if code.lacks_values:
+            return
+        with self._part():
+            self._look_at_state(code)
+
+    def _look_at_data(self, code: EntryPoint) -> None:
+        training = Data(self._report, code, DataTable("dataset"), most=self._most_samples(code))
+        with self._part():
+            self._batches["dataset"], self._num_samples = training.batch(), training.num_samples
+        if code.lacks_values:
+            return
+        for table in code.evaluations:
+            if "dataset" not in self._batches and self._is_training_data(code, table):
+                continue
+            evaluation = Data(self._report, code, table)
+            with self._part():
+                self._batches[table.key] = evaluation.batch()
+            if table.is_to_be_apart and {"dataset", table.key} <= self._batches.keys():
+                with self._part():
+                    evaluation.require_apart_from(training)
+
+    def _most_samples(self, code: EntryPoint) -> int:
+        """Return of how many samples a batch is made: for a step, enough to tell the loss of a part from the whole's."""
+        at_once = code.get("MICRO_BATCH_SIZE") or code["GLOBAL_BATCH_SIZE"]
+        return max(_BATCH, min(at_once, _BATCH_OF_STEP)) if self._request.takes_step else _BATCH
+
+    def _is_training_data(self, code: EntryPoint, table: DataTable) -> bool:
+        return code.entries[f"{table.key}.entry"] == code.entries.get("dataset.entry")
+
+    @contextlib.contextmanager
+    def _part(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenError:
+            pass
+        except StopTraining as stop:
+            self._report.note(f"the job's own code stopped training: {stop}")
+
+    def _import_all(self) -> bool:
+        broken: set[str] = set()
+        is_whole = True
+        for key, entry in self._request.entries.items():
+            module, _, attribute = entry.partition(":")
+            if module in broken:
+                continue
+            try:
+                self._report.call("import", key, f"importing {module}", partial(import_module, module))
+            except BrokenError:
+                broken.add(module)
+                continue
+            try:
+                look_up = partial(operator.attrgetter(attribute), sys.modules[module])
+                value = self._report.call("import", key, f"looking up {entry}", look_up)
+                if not callable(value) and not key.startswith("snapshots.include."):
+                    what = f"{entry} is a {type(value).__name__}, which cannot be called"
+                    self._report.refuse("result", key, StateError(what))
+            except BrokenError:
+                is_whole = False
+        return is_whole and not broken
+
+    def _look_at_state(self, code: EntryPoint) -> None:
+        report = self._report
+        if self._request.takes_step:
+            trained = build(report, code)
+            if "dataset" in self._batches:
+                self._take_step(code, trained)
+            else:
+                step_without_data(report, trained)
+            # What a snapshot would leave out, the steps have reported.
+            count(report, code, trained)
+            return
+        try:
+            trained = self._on_meta(code)
+        except (BrokenError, RuntimeError):  # either they are broken, or they cannot do without real tensors
+            trained = build(report, code)
+            report.note("model and optimizer were built on the CPU: the meta device does not do for them")
+            step_without_data(report, trained)
+        require_held(report, code, count(report, code, trained))
+
+    def _on_meta(self, code: EntryPoint) -> Trained:
+        """Return what is trained, in memory that nobody touches, however large it is; problems are not reported."""
+        quiet = self._report.quietly()
+        with torch.device("meta"):
+            trained = build(quiet, code)
+        step_without_data(quiet, trained)
+        materialize(trained)
+        return trained
+
+    def _take_step(self, code: EntryPoint, trained: Trained) -> None:
+        """Have train.py make a step, try a restart after it, and measure and call what a run does between steps."""
+        report, batch = self._report, self._batches["dataset"]
+        run = DeepRun(report, code, trained, looks=True)
+        report.call("step", code.key_of("training_step"), "a training step", partial(run.train, batch))
+        restart.check(report, code, trained, batch)
+        if not code.moves_optimizers:
+            self._look_at_weights(code, trained.model, batch)
+        measured: list[str] = []
+        for table in code.evaluations:
+            if table.key in self._batches:
+                with self._part():
+                    names = evaluation.measure(report, code, trained.model, table, self._batches[table.key])
+                    always = [] if code.moves_optimizers else ["loss"]
+                    measured += [f"{table.end[1:]}.{name}".lstrip(".") for name in [*always, *names]]
+        hooks.try_out(report, code, trained, run, measured)
+
+    def _look_at_weights(self, code: EntryPoint, model: nn.Module, batch: Any) -> None:
+        """Warn if the loss depends on how a batch is cut; after a step, since a last layer of zeros hides it."""
+        model.eval()
+        with torch.no_grad(), autocast(code.precision, CPU):
+            dtype, step = AUTOCAST.get(code.precision), code["training_step"]
+            difference = loss_weights.difference(None, model, step, batch, self._num_samples, dtype)
+        model.train()
+        if difference is not None and code.is_exact:
+            self._report.note(
+                f"{difference}: it depends on train.virtual_shards, and on no number of workers"
+            )
+        elif difference is not None:
+            message = f"{difference}: it depends on the number of workers"
+            self._report.warn("weights", code.key_of("training_step"), message, loss_weights.REMEDY)
+
+
+def main() -> None:
+    """Look at one job and leave; what the job's code left running is the parent's to end."""
+    die_with_parent(int(sys.argv[1]))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is reported, not kept
+    request = from_json(DeepRequest, json.load(sys.stdin))
+    with open(os.devnull, "rb") as nothing:  # noqa: PTH123  # a descriptor is wanted
+        os.dup2(nothing.fileno(), 0)
+    report = Report(int(sys.argv[2]), request.own)
+    Probe(report, request).run()
+    report.end()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

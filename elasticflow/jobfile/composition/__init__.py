@@ -1,1 +1,0 @@
-"""One file, several jobs: the matrix, and references to what lies outside."""

@@ -1,0 +1,298 @@
+"""A look at some samples of a dataset: its fingerprint, and whether a sample is the same when it is read again."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch.utils.data import TensorDataset
+
+from elasticflow.runtime.data import held_generators, notes
+from elasticflow.runtime.data.walk import Content, digest_of
+from elasticflow.runtime.process import random_streams
+from elasticflow.snapshots.format import fingerprints
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+T = TypeVar("T")
+
+_PROBES = 16  # samples whose content goes into a fingerprint
+_PROBES_IN_MEMORY = 256  # of a list, which gives a sample in no time
+_ARRAY_ROWS, _ARRAY_BYTES = 1 << 16, 4 << 20  # of an array: most rows, and most of their bytes
+# For a dataset with a fingerprint of its own: samples read twice, and the time after which no more are read.
+_PROBES_BESIDE, _BESIDE_S = 4, 1.0
+_DIGITS = 16
+_PARTS_SHOWN, _GENERATORS_SHOWN = 3, 3
+
+
+class Varying(NamedTuple):
+    """A sample that is not the same when it is read twice under one seed.
+
+    Attributes:
+        sample: Its number.
+        kind: The dataset's class.
+        parts: Where the two readings differ, as far as it can be told: `[0]: float32 (3, 64, 64)`.
+        generators: Random generators that the dataset holds for itself: `dataset.rng`.
+        is_plain: It differs where older versions looked as well, outside of any object.
+    """
+
+    sample: int
+    kind: str
+    parts: tuple[str, ...] = ()
+    generators: tuple[str, ...] = ()
+    is_plain: bool = True
+
+    def to_json(self) -> str:
+        """Return it as text, for another rank."""
+        return json.dumps(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Varying:
+        """Parse the text that `to_json` returns."""
+        sample, kind, parts, generators, is_plain = json.loads(text)
+        return cls(sample, kind, tuple(parts), tuple(generators), is_plain)
+
+
+class Marks(NamedTuple):
+    """Three fingerprints of a dataset, the most precise first.
+
+    Attributes:
+        by_content: Fingerprint of samples with all their contents.
+        by_class: Fingerprint of samples in which unknown objects count by their class.
+        by_length: Fingerprint of the number of samples.
+    """
+
+    by_content: str
+    by_class: str
+    by_length: str
+
+    def where(self, varying: Iterable[Varying]) -> str:
+        """Return the fingerprint that is the same at each opening, though samples vary in this way on some rank."""
+        are_plain = [each.is_plain for each in varying]
+        if any(are_plain):
+            return self.by_length
+        return self.by_class if are_plain else self.by_content
+
+
+class Look(NamedTuple):
+    """Result of a look at a dataset.
+
+    Attributes:
+        marks: Its fingerprints.
+        unseen: Classes of objects in its samples that cannot be looked into.
+        varying: A sample that is not the same when it is read twice, the first one found.
+        sets: For a mixture, size and look of each set; *marks* are empty then.
+    """
+
+    marks: Marks
+    unseen: tuple[str, ...] = ()
+    varying: Varying | None = None
+    sets: tuple[tuple[int, Look], ...] = ()
+
+    def fingerprint(self, varying: Sequence[Varying] = ()) -> str:
+        """Return what identifies the data, where other ranks have seen *varying* samples."""
+        if not self.sets:
+            own = [] if self.varying is None else [self.varying]
+            return self.marks.where([*own, *varying])
+        of_sets, before = [], 0
+        for size, look in self.sets:
+            inside = [each for each in varying if before <= each.sample < before + size]
+            of_sets.append(look.fingerprint(inside))
+            before += size
+        plain = self._of_all(map(fingerprints.by_class, of_sets))
+        if all(fingerprints.by_class(mark) == mark for mark in of_sets):
+            return plain
+        return fingerprints.of_both(plain, self._of_all(of_sets))
+
+    def _of_all(self, marks: Iterable[str]) -> str:
+        lines = [f"{size} {mark}" for (size, _), mark in zip(self.sets, marks, strict=True)]
+        return sha256("\n".join(lines).encode()).hexdigest()[:_DIGITS]
+
+
+def fingerprint_of(dataset: Any) -> str:
+    """Return what identifies the data; see `look_at`.
+
+    Raises:
+        Exception: what the dataset raises, with a note that names the sample.
+    """
+    return look_at(dataset).fingerprint()
+
+
+def look_at(dataset: Any) -> Look:
+    """Return what identifies the data, and what of it does not stay the same.
+
+    The fingerprint is the dataset's own `fingerprint`, else a digest of its length and of some content. That are, spread
+    evenly, 16 samples; 256 of a list; of arrays, tensors and TensorDatasets at most 65,536 rows or 4 MiB. So a change of
+    few samples can go unnoticed: a dataset that knows better says so by an attribute or method `fingerprint`. The same
+    content has the same one on every machine. (What Hugging Face datasets call `_fingerprint` has not: it counts paths,
+    times and code, and can be random.)
+
+    Samples are read twice, each under one seed; 4 of a dataset with a fingerprint of its own. Samples that differ
+    identify nothing: of the data its length alone counts then.
+
+    Raises:
+        Exception: what the dataset raises, with a note that names the sample.
+    """
+    known = getattr(dataset, "look", None)  # a mixture has looked at each of its sets
+    if isinstance(known, Look):
+        return known
+    own = getattr(dataset, "fingerprint", None)
+    columns = dataset.tensors if isinstance(dataset, TensorDataset) else (dataset,)
+    if own is not None:
+        text = str(own() if callable(own) else own)
+        look = _of_samples(dataset, _PROBES_BESIDE, _BESIDE_S)
+        return look._replace(marks=Marks(text, text, text))
+    if not all(isinstance(column, np.ndarray | torch.Tensor) for column in columns):
+        return _of_samples(dataset, _PROBES_IN_MEMORY if isinstance(dataset, list) else _PROBES)
+    mark = _short(_of_rows(dataset, columns))
+    marks = Marks(mark, mark, mark)
+    if isinstance(dataset, TensorDataset) and type(dataset).__getitem__ is not TensorDataset.__getitem__:
+        return _of_samples(dataset, _PROBES)._replace(marks=marks)
+    return Look(marks)
+
+
+def combined(sizes: Sequence[int], looks: Sequence[Look]) -> Look:
+    """Return what is to be said of several sets, one after another."""
+    unseen = dict.fromkeys(name for look in looks for name in look.unseen)
+    before, varying = 0, None
+    for size, look in zip(sizes, looks, strict=True):
+        if look.varying is not None and varying is None:
+            varying = look.varying._replace(sample=before + look.varying.sample)
+        before += size
+    return Look(Marks("", "", ""), tuple(unseen), varying, tuple(zip(sizes, looks, strict=True)))
+
+
+def without_trace(read: Callable[[], T]) -> T:
+    """Return the result of *read*; random, numpy and torch on the CPU draw afterwards as if it had not been."""
+    python, numeric, tensor = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    try:
+        return read()
+    finally:
+        random.setstate(python)
+        np.random.set_state(numeric)  # noqa: NPY002  # the global generator is what datasets draw from
+        torch.set_rng_state(tensor)
+
+
+class _Reading(NamedTuple):
+    """Samples read once.
+
+    Attributes:
+        content: Digests of them all, one after another.
+        by_content: The digest after each sample.
+        by_class: The same, by the rule of older versions.
+    """
+
+    content: Content
+    by_content: list[bytes]
+    by_class: list[bytes]
+
+
+class _Probe:
+    """Reads samples, each under a seed of its own: the same samples each time, but for what the dataset itself changes."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self.held = held_generators.of_libraries(dataset)
+
+    def look_for_libraries(self) -> bool:
+        """Return true if reading has brought a library's generators to light."""
+        before, self.held = len(self.held), held_generators.of_libraries(self._dataset)
+        return len(self.held) > before
+
+    def sample(self, index: int) -> Any:
+        random_streams.seed_all(index)
+        for generator in self.held:
+            generator.seed(index)
+        try:
+            return self._dataset[index]
+        except Exception as error:
+            notes.of_sample(error, self._dataset, index)
+            raise
+
+    def read(self, indices: Sequence[int], limit_s: float | None) -> _Reading:
+        reading = _Reading(Content(), [], [])
+        reading.content.add_text(_length(self._dataset).decode())
+        until = None if limit_s is None else time.monotonic() + limit_s
+        for index in indices:
+            reading.content.add(self.sample(index))
+            reading.by_content.append(reading.content.by_content())
+            reading.by_class.append(reading.content.by_class())
+            if until is not None and time.monotonic() > until:
+                break
+        return reading
+
+
+def _of_samples(dataset: Any, most: int, limit_s: float | None = None) -> Look:
+    return without_trace(lambda: _of_readings(dataset, _spread(len(dataset), most), limit_s))
+
+
+def _of_readings(dataset: Any, indices: list[int], limit_s: float | None) -> Look:
+    probe = _Probe(dataset)
+    once = probe.read(indices, limit_s)
+    if probe.look_for_libraries():  # imported, or made, for the first sample
+        once = probe.read(indices, limit_s)
+    indices = indices[: len(once.by_content)]
+    again = probe.read(indices, None)
+    by_length = _short(_length(dataset))
+    is_plain = once.by_class != again.by_class
+    by_class = by_length if is_plain else _short(once.content.by_class())
+    by_content = by_class
+    unseen = tuple(once.content.unseen)
+    if once.by_content != again.by_content:
+        place = next(n for n, digest in enumerate(once.by_content) if digest != again.by_content[n])
+        varying = _varying(probe, dataset, indices[place])._replace(is_plain=is_plain)
+        return Look(Marks(by_content, by_class, by_length), unseen, varying)
+    if once.content.holds_objects:
+        by_content = fingerprints.of_both(by_class, _short(once.content.by_content()))
+    return Look(Marks(by_content, by_class, by_length), unseen)
+
+
+def _varying(probe: _Probe, dataset: Any, index: int) -> Varying:
+    """Return what is to be said of a sample that has differed; it is read twice more to find out where."""
+    parts = tuple(_differences(probe.sample(index), probe.sample(index)))[:_PARTS_SHOWN]
+    own = [each.path for each in held_generators.held_by(dataset) if not each.is_of_library]
+    return Varying(index, notes.name_of(dataset), parts, tuple(own[:_GENERATORS_SHOWN]))
+
+
+def _differences(one: Any, other: Any) -> list[str]:
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        pairs = [(f"[{key!r}]", one[key], other[key]) for key in one if key in other]
+    elif isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        pairs = [(f"[{n}]", *pair) for n, pair in enumerate(zip(one, other, strict=False))]
+    else:
+        return []
+    return [
+        f"{name}: {notes.form(value)}"
+        for name, value, its in pairs
+        if digest_of(value)[0] != digest_of(its)[0]
+    ]
+
+
+def _of_rows(dataset: Any, columns: Sequence[Any]) -> bytes:
+    content = Content()
+    content.add_text(_length(dataset).decode())
+    for column in columns:
+        rows = min(_ARRAY_ROWS, _ARRAY_BYTES * len(column) // max(1, column.nbytes))
+        content.add(column[_spread(len(column), max(_PROBES, rows))])
+    return content.by_class()
+
+
+def _length(dataset: Any) -> bytes:
+    return f"{len(dataset)}".encode()
+
+
+def _short(content: bytes) -> str:
+    return sha256(content).hexdigest()[:_DIGITS]
+
+
+def _spread(length: int, most: int) -> list[int]:
+    """Return up to *most* numbers below *length*, evenly spread, with the first and the last."""
+    count = min(most, length)
+    return [i * (length - 1) // max(1, count - 1) for i in range(count)]

@@ -1,0 +1,116 @@
+"""The argument of a job's hooks."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from elasticflow.protocol import points, run_files
+from elasticflow.runtime.loop.images import png_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+    from torch import nn
+
+    from elasticflow.runtime.loop.point_writer import PointWriter
+    from elasticflow.runtime.process.position import Position
+
+
+class HookContext:
+    """The argument of a hook.
+
+    Attributes:
+        hook: The key that names it: "on_step".
+        step: Finished optimizer steps.
+        epoch: The pass over the data that the last step was made in, from 1.
+        samples: Samples trained on.
+        rank: This worker's; 0 unless the hook asked for all.
+        world_size: Workers.
+        device: Where the model is.
+        model: The bare model, in evaluation mode, gradients switched off; its modes are put back.
+        ema: The averaged model of `train.ema`; None without it.
+        dataset: The training data as `dataset.entry` returned it, to look something up (a vocabulary, names of classes);
+            what is read of it is read by the hook alone. None with `dataset.shards`.
+        metrics: `loss` and scalars of the last step and, as `eval`, the last evaluation.
+            Empty before the first step of this generation.
+        snapshot: In `on_snapshot` the name of the snapshot that is about to be taken; else None.
+    """
+
+    def __init__(
+        self,
+        hook: str,
+        position: Position,
+        *,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        model: nn.Module,
+        ema: nn.Module | None,
+        dataset: Any,
+        metrics: Mapping[str, Any],
+        snapshot: str | None,
+        writer: PointWriter,
+    ) -> None:
+        self.hook, self.step, self.samples = hook, position.step, position.samples
+        self.epoch = position.in_epoch
+        self.rank, self.world_size, self.device = rank, world_size, device
+        self.model, self.ema, self.metrics, self.snapshot = model, ema, metrics, snapshot
+        self.dataset, self._writer = dataset, writer
+        self._facts = {"step": position.step, "epoch": position.in_epoch, "hook": hook}
+
+    def log_scalar(self, name: str, value: Any) -> None:
+        """Log a number: of Python, of numpy, or a tensor of one element.
+
+        Raises:
+            TypeError: the value has another type.
+            ValueError: *name* is no name.
+        """
+        _require_name(name)
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise TypeError(
+                f"log_scalar({name!r}, ...) was given a tensor of shape {tuple(value.shape)}, and logs one number"
+            )
+        if not isinstance(value, Tensor) and (isinstance(value, str) or not hasattr(value, "__float__")):
+            raise TypeError(
+                f"log_scalar({name!r}, ...) was given a {type(value).__name__}, and logs a number"
+            )
+        number = float(value.detach()) if isinstance(value, Tensor) else float(value)
+        self._writer.add("scalar", name, number if math.isfinite(number) else None, self._facts)
+
+    def log_text(self, name: str, text: str) -> None:
+        """Log a text of at most a million characters.
+
+        Raises:
+            TypeError: the value has another type.
+            ValueError: it is longer, or *name* is no name.
+        """
+        _require_name(name)
+        given: Any = text
+        if not isinstance(given, str):
+            raise TypeError(f"log_text({name!r}, ...) was given a {type(text).__name__}, and logs a str")
+        if len(text) > points.MOST_CHARACTERS:
+            raise ValueError(
+                f"log_text({name!r}, ...) was given {len(text):,} characters, and logs {points.MOST_CHARACTERS:,} at most"
+            )
+        self._writer.add("text", name, text.encode("utf-8", "replace").decode(), self._facts)
+
+    def log_image(self, name: str, image: Any) -> None:
+        """Log an image: a tensor, an array, an image of Pillow or a figure of Matplotlib; see `images.png_of`.
+
+        Raises:
+            TypeError: the value has another type.
+            ValueError: it has another shape, or *name* is no name.
+        """
+        _require_name(name)
+        self._writer.add_image(name, png_of(image), self._facts)
+
+
+def _require_name(name: Any) -> None:
+    if not (isinstance(name, str) and run_files.is_name(name)):
+        raise ValueError(
+            f"{name!r} is no name to log under: it begins with a letter, then up to 99 letters, digits and _ . / -"
+        )

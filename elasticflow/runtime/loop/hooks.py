@@ -1,0 +1,187 @@
+"""Calls the job's hooks: apart from training, which continues as if nothing had been called.
+
+A hook's random draws follow from the seed, its name, step and rank, and the generators are put back; so are the modes of
+the model's modules. Whatever it changes all the same is found out (`unchanged.py`).
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from elasticflow.errors import StopTraining
+from elasticflow.runtime.loop.context import HookContext
+from elasticflow.runtime.loop.point_writer import PointWriter
+from elasticflow.runtime.loop.unchanged import Unchanged
+from elasticflow.runtime.measuring.marks import mark
+from elasticflow.runtime.process import random_streams, stopping
+from elasticflow.runtime.training.modes import evaluating
+from elasticflow.runtime.training.precision import autocast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch import nn
+    from torch.optim.swa_utils import AveragedModel
+
+    from elasticflow.runtime.process.context import Worker
+    from elasticflow.runtime.process.position import Position
+
+ON_START, ON_STEP, ON_EVALUATION, ON_SNAPSHOT, ON_FINISH = NAMES = (
+    "on_start",
+    "on_step",
+    "on_evaluation",
+    "on_snapshot",
+    "on_finish",
+)
+
+
+class Hook(NamedTuple):
+    """A function of the job, and when and where it is called.
+
+    Attributes:
+        call: Called with a `HookContext`.
+        entry: As the job file names it.
+        every: For `on_step`: interval in steps.
+        all_ranks: Every rank calls it, not rank 0 alone.
+    """
+
+    call: Callable[[HookContext], object]
+    entry: str
+    every: int = 1
+    all_ranks: bool = False
+
+
+class Hooks:
+    """The hooks of a job. Every rank makes one, and calls it at the same steps.
+
+    Args:
+        worker: This worker.
+        model: Bare.
+        hooks: By name, one of `NAMES`.
+        precision: fp32, bf16 or fp16: hooks run under its autocast, as evaluations do.
+        is_exact: Every bit of the model is compared after each call, else after each hook's first one.
+        average: The average of the model's weights.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        model: nn.Module,
+        *,
+        precision: str = "fp32",
+        is_exact: bool = False,
+        average: AveragedModel | None = None,
+        **hooks: Hook,
+    ) -> None:
+        self._worker, self._model, self._precision = worker, model, precision
+        self._average: nn.Module | None = None if average is None else average.module
+        watched = [model] if average is None else [model, average]
+        self._unchanged, self._is_exact = Unchanged(watched), is_exact
+        self._called: set[str] = set()
+        self._hooks = {name: hook for name, hook in hooks.items() if hook.all_ranks or worker.rank == 0}
+        self._writer = PointWriter(worker.run_folder.path, worker.generation, worker.rank)
+        self._measured: Mapping[str, Any] | None = None
+        worker.moments.evaluation.append(self._after_evaluation)
+        worker.moments.snapshot.append(self._before_snapshot)
+        worker.moments.finish.append(partial(self._call, ON_FINISH))
+
+    def start(self, position: Position) -> None:
+        """Call `on_start`: training begins, or continues, at *position*. Every rank."""
+        if self._hooks:
+            self._writer.begin(position.step)
+        self._call(ON_START, position)
+
+    def after_step(self, position: Position) -> None:
+        """Call `on_step` if it is due after this step. Every rank, after each step."""
+        hook = self._hooks.get(ON_STEP)
+        if hook is not None and position.step % hook.every == 0:
+            with mark("hook"):
+                self._call(ON_STEP, position)
+
+    def _after_evaluation(self, position: Position, metrics: Mapping[str, Any]) -> None:
+        self._measured = metrics
+        self._call(ON_EVALUATION, position)
+
+    def _before_snapshot(self, position: Position, name: str) -> None:
+        self._call(ON_SNAPSHOT, position, name)
+        self._writer.sync()
+
+    def _call(self, name: str, position: Position, snapshot: str | None = None) -> None:
+        hook = self._hooks.get(name)
+        if hook is None:
+            return
+        worker = self._worker
+        # Lines of the steps before stand before what the hook prints.
+        worker.progress.flush()
+        before = worker.heartbeat.phase("hook")
+        context = HookContext(
+            name,
+            position,
+            rank=worker.rank,
+            world_size=worker.world_size,
+            device=worker.device,
+            model=self._model,
+            ema=self._average,
+            dataset=worker.dataset,
+            metrics=self._metrics(),
+            snapshot=snapshot,
+            writer=self._writer,
+        )
+        key = random_streams.hook_key(worker.seed, position.step, worker.rank, name)
+        self._apart(hook, context, key)
+        worker.heartbeat.phase(before)
+        worker.progress.go_on()
+
+    def _apart(self, hook: Hook, context: HookContext, key: int) -> None:
+        self._unchanged.begin(is_thorough=self._is_exact or context.hook not in self._called)
+        self._called.add(context.hook)
+        try:
+            with (
+                apart(self._model, self._average, context.device, key),
+                autocast(self._precision, context.device),
+            ):
+                hook.call(context)
+        except StopTraining as stop:
+            stopping.request_stop(self._worker.vote, stop)
+        except Exception as error:
+            error.add_note(f'raised in hooks.{context.hook} = "{hook.entry}", after step {context.step}')
+            raise
+        finally:
+            self._worker.listen()  # the hook's code may have taken the signals for itself
+        self._unchanged.require(f'hooks.{context.hook} = "{hook.entry}"')
+
+    def _metrics(self) -> dict[str, Any]:
+        progress = self._worker.progress
+        metrics: dict[str, Any] = (
+            {} if progress.loss is None else {"loss": float(progress.loss), **progress.scalars}
+        )
+        return metrics if self._measured is None else {**metrics, "eval": dict(self._measured)}
+
+
+@contextmanager
+def apart(model: nn.Module, average: nn.Module | None, device: torch.device, key: int) -> Iterator[None]:
+    """`with` this, code draws from random streams of its own, and finds the model in evaluation mode, without gradients.
+
+    Generators and modes are what they were afterwards, whatever the code does.
+    """
+    watched = [module for module in (model, average) if module is not None]
+    state = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    random_streams.seed_all(key)
+    if on_device is not None:
+        torch.cuda.manual_seed(key)
+    try:
+        with evaluating(*watched), torch.no_grad():
+            yield
+    finally:
+        random.setstate(state[0])
+        np.random.set_state(state[1])  # noqa: NPY002
+        torch.set_rng_state(state[2])
+        if on_device is not None:
+            torch.cuda.set_rng_state(on_device, device)

@@ -1,0 +1,212 @@
+"""One pass through the script's loop: the batch it has, what it has moved, and whether the loop was left in it.
+
+A snapshot holds the state after whole steps. So a pass that moved the optimizer has to end with `Run.step`, a pass that
+only added to the gradients belongs to the step in which the optimizer moves, and a pass that moved nothing can be left out.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from elasticflow.errors import StateError
+from elasticflow.runtime.loop.movers import Movers
+from elasticflow.runtime.process.torch_private import version_of
+from elasticflow.runtime.training.several_optimizers import parameters_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from torch import Tensor
+
+    from elasticflow.runtime.loop.batch import Batch
+    from elasticflow.runtime.state.state import State
+
+MISSING = "call run.step(loss=loss) once at the end of each pass through the loop"
+
+
+class Pass:
+    """The pass that is under way. Every rank has one.
+
+    Attributes:
+        batch: The script's batch; None between two passes, and where it reads its data itself.
+        is_left: The loop was left by break or by an exception.
+    """
+
+    def __init__(self) -> None:
+        self.batch: Batch | None = None
+        self.is_left = False
+        self._has_moved = self._has_settled = self._was_pending = False
+        self._buffers: list[Tensor] = []
+        self._parameters: Callable[[], Iterable[Tensor]] = tuple
+        self._scaler: Any = None
+        self._movers: Movers | None = None
+        self._buffer_versions = self._scale_version = 0
+
+    def watch(self, state: State, scaler: Any = None) -> None:
+        """Notice from now on when an optimizer moves, and when buffers of the model change."""
+        owners = list(state.optimizers.values())
+        self._buffers, self._scaler = list(state.model.buffers()), scaler
+        self._parameters = lambda: parameters_of(owners)
+        for optimizer in owners:
+            optimizer.register_step_post_hook(self._note_move)
+        self._movers = Movers(state)
+
+    def open(self, batch: Batch) -> None:
+        """Begin the pass of *batch*.
+
+        Raises:
+            StateError: an optimizer moved after `Run.step`, so that a snapshot would count its update to the wrong step.
+        """
+        if self._has_moved:
+            raise _moved_late(batch.end.step - 1)
+        self.batch = batch
+        self._buffer_versions = self._sum_of_versions()
+
+    def close(self) -> Batch | None:
+        """End the pass at `Run.step`; return its batch."""
+        batch, self.batch = self.batch, None
+        return batch
+
+    def require_kept(self) -> None:
+        """Look at the optimizers that moved in this pass, at its end.
+
+        Raises:
+            StateError: one of them was not kept, or moved nothing of the model; named.
+        """
+        if self._movers is not None:
+            self._movers.require_kept()
+
+    def settle(self, *, is_pending: bool) -> None:
+        """Begin to notice anew: the step that was just finished holds all that moved until now.
+
+        Args:
+            is_pending: It was of a pass that only added to gradients, and no optimizer has moved since.
+        """
+        self._has_moved, self._has_settled, self._was_pending = False, True, is_pending
+        self._scale_version = self._version_of_scale()
+
+    @property
+    def has_moved(self) -> bool:
+        """True if an optimizer moved since the last `settle`."""
+        return self._has_moved
+
+    def is_pending(self) -> bool:
+        """Return True if this pass added to gradients that no optimizer has used yet.
+
+        A pass that a GradScaler skipped, because of an overflow, is not pending: it lowers the scale instead of moving.
+        """
+        if self._has_moved or self._version_of_scale() != self._scale_version:
+            return False
+        return any(parameter.grad is not None for parameter in self._parameters())
+
+    @property
+    def holds_gradients(self) -> bool:
+        """True if the pass that was finished last only added to gradients, and no optimizer has moved since."""
+        return self._was_pending and not self._has_moved
+
+    @property
+    def is_closed(self) -> bool:
+        """True if no pass is under way, and no optimizer has moved since the last one, but for gradients that it had left."""
+        moved_late = self._has_moved and self._has_settled and not self._was_pending
+        return self.batch is None and not moved_late
+
+    def require_closed(self, step: int) -> None:
+        """Make sure that the loop may end here: the open pass, if any, has moved nothing and is left out as a whole.
+
+        Args:
+            step: Number of the last finished step.
+
+        Raises:
+            StateError: it moved the optimizer or changed buffers, and `Run.step` was not called; or the optimizer moved behind
+                the loop.
+        """
+        batch = self.batch
+        if self.is_closed:
+            return
+        if batch is None:
+            raise _moved_late(step)
+        moved = "the optimizer moved" if self._has_moved else None
+        if moved is None and self._sum_of_versions() != self._buffer_versions:
+            moved = "the model's buffers changed, as BatchNorm's do in a forward pass"
+        if moved is not None:
+            raise StateError(
+                f"step {batch.end.step} was begun and not finished: {moved}, and run.step was not called, so that a snapshot "
+                f"would count that batch as not learned from",
+                "call run.step before the loop is left; this run goes on from its newest snapshot",
+            )
+
+    def _note_move(self, *_: object) -> None:
+        self._has_moved = True
+
+    def _sum_of_versions(self) -> int:
+        return sum(map(version_of, self._buffers))
+
+    def _version_of_scale(self) -> int:
+        scale = getattr(self._scaler, "_scale", None)
+        return 0 if scale is None else version_of(scale)
+
+
+def _moved_late(step: int) -> StateError:
+    return StateError(
+        f"an optimizer moved after run.step of step {step}: a snapshot taken in run.step lacks that update",
+        "call optimizer.step() before run.step: run.step comes last in each pass",
+    )
+
+
+class Batches:
+    """One loop over the run's batches, as `Run.batches` returns it.
+
+    A `for` loop holds the only reference to its iterator, so that `break` ends that iterator at once: the run knows then
+    that the loop was left.
+
+    Args:
+        begin: Makes the iterator.
+        check_count: Called with the number that `enumerate` gives the first batch, and that batch; None: nobody looks.
+    """
+
+    def __init__(
+        self, begin: Callable[[], Iterator[Batch]], check_count: Callable[[int, Batch], None] | None = None
+    ) -> None:
+        self._begin: Callable[[], Iterator[Batch]] | None = begin
+        self._check_count = check_count
+        self._held: Iterator[Batch] | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        begin, self._begin = self._begin, None
+        if begin is None:
+            raise StateError(
+                "a second loop over the same run.batches(...): its batches come once",
+                "keep everything in one loop; for epoch in run.epochs(n): for batch in run.batches(...) goes through epochs",
+            )
+        iterator = begin()
+        return iterator if self._check_count is None else _watched_for_enumerate(iterator, self._check_count)
+
+    def __next__(self) -> Batch:
+        if self._held is None:
+            self._held = iter(self)
+        return next(self._held)
+
+
+def _watched_for_enumerate(iterator: Iterator[Batch], check: Callable[[int, Batch], None]) -> Iterator[Batch]:
+    """Return an iterator of the same batches; calls *check* with the first one and the number that `enumerate` gives it, if any."""
+    reference: list[weakref.ref[Any]] = []
+
+    def watched() -> Iterator[Batch]:
+        for batch in iterator:
+            _check_counts_of(reference.pop()(), batch, check)
+            yield batch
+            break
+        yield from iterator
+
+    returned = watched()
+    reference.append(weakref.ref(returned))
+    return returned
+
+
+def _check_counts_of(iterator: Any, batch: Batch, check: Callable[[int, Batch], None]) -> None:
+    # In a function of its own: a reference to `enumerate` that lived on would keep it from ending with its loop.
+    for holder in gc.get_referrers(iterator):
+        if isinstance(holder, enumerate):
+            check(int(holder.__reduce__()[1][1]), batch)

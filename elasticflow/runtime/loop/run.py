@@ -1,0 +1,844 @@
+"""The run that `elasticflow.join` returns: its training loop is the script's own, and survives what happens to it."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import sys
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from torch.nn.parallel import DistributedDataParallel
+
+from elasticflow import events
+from elasticflow.errors import StateError
+from elasticflow.runtime import worker as life
+from elasticflow.runtime.data import index_loader
+from elasticflow.runtime.data.dataset import OpenedDataset
+from elasticflow.runtime.evaluation import several
+from elasticflow.runtime.loop import drift, kept
+from elasticflow.runtime.loop.ballot import Ballot, is_fixed, require_loss
+from elasticflow.runtime.loop.gradients import LoopStep
+from elasticflow.runtime.loop.loop_schedule import (
+    LoopSchedule,
+    after_own_epoch,
+    after_own_step,
+    next_stage,
+    stage_of,
+    within,
+)
+from elasticflow.runtime.loop.passes import MISSING, Batches, Pass
+from elasticflow.runtime.loop.script_checks import OWN_LOOP_OVER
+from elasticflow.runtime.loop.source import Source
+from elasticflow.runtime.loop.stages import Stages
+from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.process.stopping import Leaving, Stopped
+from elasticflow.runtime.snapshot.snapshots import Snapshots
+from elasticflow.runtime.state.state import State
+from elasticflow.runtime.training import ddp, replicable
+from elasticflow.runtime.training.evaluation import Evaluation
+from elasticflow.system import fault_injection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    import torch
+    from torch import nn
+
+    from elasticflow.protocol.snapshot_settings import SnapshotSettings
+    from elasticflow.runtime.data.order.order import Order
+    from elasticflow.runtime.loop.batch import Batch
+    from elasticflow.runtime.loop.gradients import Gradients
+    from elasticflow.runtime.loop.hooks import Hooks
+    from elasticflow.runtime.loop.kept import KeptValues
+    from elasticflow.runtime.loop.script_checks import ScriptChecks
+    from elasticflow.runtime.measuring.speed import Measures
+    from elasticflow.runtime.process.context import Worker
+    from elasticflow.runtime.process.learning_rates import AnyOptimizers
+    from elasticflow.runtime.process.position import Position
+    from elasticflow.runtime.process.step_log import LateNumber
+
+
+@contextmanager
+def _ends_here_if_asked(worker: Worker) -> Iterator[None]:
+    """End this process where it is asked to leave before it trained: nothing is lost by that."""
+    try:
+        yield
+    except Leaving:
+        life.leave_untrained(worker)
+
+
+class Run:
+    """A run that this process takes part in, as `elasticflow.join` returned it.
+
+    All ranks call the same methods in the same order. A method that says so is a collective: it returns once every
+    rank has called it.
+
+    Attributes:
+        rank: Number of this process, from 0.
+        local_rank: Number of this process on its machine, from 0.
+        world_size: Number of processes.
+        device: Where the model and the batches are: a GPU of this rank's own, or the CPU.
+        position: After the last finished step: `step`, `epoch` and `samples` count what is done, over all launches.
+        worker: This process as a member of its group, and
+        schedule: what positions mean: for the other objects of an entry point that the compiler writes.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        policy: SnapshotSettings,
+        *,
+        gradients: Gradients | None,
+        log_every: int,
+        compare_replicas: str | None = None,
+        measures: Measures | None = None,
+        script: ScriptChecks | None = None,
+    ) -> None:
+        # None: the loop is that of a train.py that the compiler wrote.
+        self._policy, self._gradients, self._script = policy, gradients, script
+        self._compare_every, self._log_every, self._measures = compare_replicas, log_every, measures
+        self.rank, self.local_rank, self.world_size = worker.rank, worker.local_rank, worker.world_size
+        self.device: torch.device = worker.device
+        self._ballot, self._pass, self._stages = Ballot(worker), Pass(), Stages()
+        self.worker, self.schedule = worker, LoopSchedule()
+        self.position: Position = self.schedule.start
+        self._optimizers: AnyOptimizers = ()
+        self._hooks: Hooks | None = None
+        self._state: State | None = None
+        self._snapshots: Snapshots | None = None
+        self._source: Source | None = None
+        self._known_source: Source | None = None  # `batches` was called before `keep`
+        self._step: LoopStep | None = None
+        self._wrapped: set[int] = set()  # `id` of the parameters that were trained when `wrap` was called
+        self._is_training = self._is_over = False
+        self._began_after = 0  # step
+        self._quiet_steps = 0  # after which nothing is due but their line: see `_step_quietly`
+
+    @property
+    def is_main(self) -> bool:
+        """True on rank 0: for work of one process alone, such as printing."""
+        return self.rank == 0
+
+    @property
+    def is_finished(self) -> bool:
+        """True if training has come to its end, and not only this launch: for work that is to be done once, after the loop.
+
+        It has where no step is left, `stop` was agreed on, or the loop was left by break. `finish`, the exit code and the next
+        start say the same.
+        """
+        stopped = self.worker.stopped
+        if stopped is not None or self.worker.should_leave:
+            return self.schedule.is_end(self.position) or (stopped is not None and stopped.is_end)
+        return self.schedule.is_end(self.position) or self._pass.is_left
+
+    @property
+    def should_leave(self) -> bool:
+        """True if all ranks have agreed, in the last `step`, to make no further one: a loop of `batches` ends by itself."""
+        return self.worker.should_leave
+
+    def keep(self, **objects: Any) -> None:
+        """Have snapshots hold *objects*, and give them the newest snapshot's state now. Collective: every rank, once.
+
+        Models, optimizers, schedules, a GradScaler and an AveragedModel are known by their class. Random generators and
+        lists, dicts and tensors of the script stay its own objects; other plain values are read and written in `kept`,
+        and are the same on every rank. Anything else needs `state_dict` and `load_state_dict`, and rank 0's counts. A
+        model may be wrapped before or afterwards, by DistributedDataParallel and torch.compile. State that the script
+        holds beside all this is named in a warning, and refused once it changes. Afterwards `position` says where the
+        run goes on; every byte was verified, on every rank.
+
+        Raises:
+            StateError: no model or no optimizer is among them, a snapshot cannot hold an object, or it is of others.
+            SnapshotError: the store cannot be read.
+        """
+        if self._state is not None:
+            raise StateError("run.keep was called a second time", "name everything in one call")
+        worker = self.worker
+        parts = kept.parts_by_name(objects) if self._script is None else kept.parts_of(objects)
+        if self._gradients is None:
+            replicable.require_whole(parts["model"])
+        self._step = LoopStep(worker, self._gradients, parts)
+        self._state = state = State(**parts)
+        self._optimizers = state.optimizers
+        if self._script is None:  # whose log names the rates as its one optimizer, or several, have them
+            self._optimizers = parts["optimizers"] if "optimizers" in parts else parts["optimizer"]
+        note_rates, optimizers = worker.progress.note_rates, self._optimizers
+        for optimizer in state.optimizers.values():
+            # A schedule sets the rates of the next step before `step` is called.
+            optimizer.register_step_post_hook(lambda *_: note_rates(optimizers))
+        data = None if self._source is None else self._source.opened
+        self._snapshots = Snapshots(
+            worker, state, self._step, self.schedule, data, self._policy, self._compare_every,
+            not_exchanged=self._not_exchanged,
+        )  # fmt: skip
+        self._known_source = self._source
+        with _ends_here_if_asked(worker):
+            self.position = self._snapshots.restore()
+        if self._script is not None:
+            self._pass.watch(state, parts["scaler"])
+            # The script's own variables, to name those that were forgotten.
+            self._script.watch(state, self._snapshots, objects, caller=sys._getframe(1))  # noqa: SLF001
+            self._script.resume(self._snapshots, self.schedule)
+            if self._snapshots.restored is not None:
+                stands = "had finished" if self.is_finished else "goes on"
+                name = self._snapshots.restored.name
+                self._tell(f"{stands} after step {self.position.step}, from snapshot {name}")
+        worker.phase("build")
+
+    def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
+        """Return *model* with its gradients exchanged between ranks in each backward pass. Collective: every rank.
+
+        That is DistributedDataParallel where there are several ranks, every one with rank 0's weights, and *model* itself where
+        there is one. `keep` takes either. Call the returned model in the loop, with `batch.share` on the loss.
+
+        Args:
+            model: On `device`.
+            options: Options of DistributedDataParallel, such as find_unused_parameters.
+
+        Raises:
+            StateError: the run makes its gradients itself (`gradients`), or the model is wrapped already, so that they would be
+                exchanged twice; or the model is sharded, or on another device.
+        """
+        if self._gradients is not None:
+            raise StateError(
+                "run.wrap exchanges gradients, and so does run.gradients: they would be exchanged twice",
+                "call the model bare in the function that run.gradients is given",
+            )
+        if isinstance(model, DistributedDataParallel):
+            raise StateError(
+                "run.wrap was given a model that DistributedDataParallel has wrapped already: gradients would be exchanged twice",
+                "wrap the model once, by run.wrap or by DistributedDataParallel",
+            )
+        replicable.require_whole(model)
+        replicable.require_on(model, self.device)
+        self._wrapped |= {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+        return model if self.world_size == 1 else ddp.wrap(model, self.device, **options)
+
+    def epochs(self, number: int) -> Iterator[int]:
+        """Yield the number of each epoch that is left, from 0: `for epoch in run.epochs(10)`. Every rank.
+
+        Inside, `batches` without *epochs* and *steps* gives the batches of that epoch, and what follows them belongs to the
+        epoch: a snapshot of the epoch's last step is taken after it, so that a restart neither leaves it out nor repeats it
+        on a state that has it. Going on in the middle of an epoch, what stands before `batches` runs again, and then what is
+        kept is put back as the snapshot has it. Where all ranks leave in the middle of an epoch this process ends, as by
+        `finish`. A script that reads its own data in an epoch goes on from the epoch's beginning, unless `keep` was given a
+        loader: an object that can be iterated over and has a state.
+
+        Raises:
+            StateError: `keep` was not called, an epoch made no step, or its batches were left by break.
+        """
+        self._kept("epochs")
+        if type(number) is not int or number < 1:
+            raise StateError(f"run.epochs({number!r}): the number of epochs is a whole number from 1")
+        return self._through_epochs(number)
+
+    @property
+    def kept(self) -> KeptValues:
+        """The plain values that `keep` was given, by their names: `run.kept["best"] = 0.9`. Snapshots hold them.
+
+        Raises:
+            StateError: `keep` was not called.
+        """
+        _, state = self._kept("kept")
+        return kept.values_of(state)
+
+    def batches(
+        self,
+        dataset: Any,
+        *,
+        size: int,
+        epochs: int | None = None,
+        steps: int | None = None,
+        tail: str = "spill",
+        num_workers: int = 0,
+        collate: Callable[[list[Any]], Any] | None = None,
+        micro_batch_size: int | None = None,
+        order: Order | None = None,
+        shards: int | None = None,
+    ) -> Batches:
+        """Return this rank's part of each global batch, from `position` to the end. Collective: every rank.
+
+        Every sample comes once per epoch, shuffled by the seed and the epoch, at any number of ranks and over all
+        restarts. What is drawn at random while a sample is read, and while the model runs, follows from the seed, too.
+        The loop ends early, after the same step on all ranks, where they were asked to leave: `is_finished` tells.
+        Called before `keep`, it has a snapshot of other data refused before anything is restored.
+
+        Inside `epochs` these are the batches of one epoch. A second call, behind the first loop and with other data, is a
+        second stage: a restart goes on in the stage that it was in.
+
+        Args:
+            dataset: With `__len__` and `__getitem__`; the same on every rank.
+            size: Samples of a global batch; a rank has its part of them. Need not divide by the number of ranks.
+            epochs: Passes over the dataset; or
+            steps: Steps over the dataset; neither inside `epochs`.
+            tail: Treatment of samples at an epoch's end that fill no batch: "spill" (the batch goes on in the next
+                epoch), "short" (a smaller batch) or "drop".
+            num_workers: Loader processes of each rank; 0 reads in this process.
+            collate: Makes a batch of a list of samples; None for torch's.
+            micro_batch_size: Most samples that `gradients` gives its function at once; None: all of the rank's.
+            order: Another order of the samples than by the seed (`runtime/data/samplers.py`).
+            shards: Data shards of what `open_shards` returned; each is read in order, by one rank at a time.
+
+        Raises:
+            DatasetError: the data cannot be read by index, differs between ranks, or is not the snapshot's.
+            StateError: `keep` was not called, the loop left out `step`, an argument cannot be used or differs between ranks,
+                or the loop over this data is over.
+            LoopDriftError: an argument differs from what the snapshot was taken with, so that going on would be another run.
+        """
+        given: dict[str, Any] = {
+            "size": size,
+            "epochs": epochs,
+            "steps": steps,
+            "tail": tail,
+            "shards": shards,
+        }
+        of_loader = {"num_workers": num_workers, "micro_batch_size": micro_batch_size}
+        self._stages.require_arguments(dataset, {**given, **of_loader})
+        in_epochs = self._stages.epochs
+        arguments = given if in_epochs is None else {**given, "epochs": in_epochs.number}
+        if self._is_training and self.worker.should_leave:
+            return Batches(lambda: iter(()))
+        with _ends_here_if_asked(self.worker):
+            source = self._stages.source_again(dataset, arguments)
+            if source is None:
+                drift.require_same_on_ranks(
+                    self.worker, {"job.seed": self.worker.seed, **drift.of_batches(**arguments)}
+                )
+                source = Source(
+                    self.worker, dataset, self._gradients, {"num_workers": num_workers, "collate": collate},
+                    micro_batch_size=micro_batch_size, order=order, stage=self._stages.stage_of_call(), **arguments,
+                )  # fmt: skip
+                self._stages.require_new(source, sys._getframe(1))  # noqa: SLF001  # the line that calls
+            self._source = source
+            if self._snapshots is None:
+                self.schedule.steps = source.schedule
+                return Batches(partial(self._loop, source))
+            if not self._enter(source, drift.of_batches(**arguments)):
+                return Batches(lambda: iter(()))
+        check = None if self._script is None else self._script.check_of_count()
+        return Batches(partial(self._loop, source), check)
+
+    def gradients(self, fn: Callable[[Batch], Any], batch: Batch) -> float:
+        """Leave the global batch's gradients in the parameters; return its mean loss. Collective: every rank.
+
+        With virtual shards the same bits at any number of ranks: the batch is cut into them, *fn* is called with one
+        after the other, and what they give is added up in a fixed order. Else DistributedDataParallel adds up what *fn*
+        gives for each micro-batch. Nothing else exchanges gradients: the model is called bare. Where *fn* raised
+        StopTraining, or a rank was asked to leave, this process ends as by `finish`, and the step changes nothing.
+
+        Args:
+            fn: Takes a `Batch` and returns its mean loss, or a pair of the sum of its losses and what to divide the
+                global batch's by. Called for each part of this rank.
+            batch: As `batches` yielded it.
+
+        Raises:
+            NonFiniteLossError: the loss is not finite, on every rank.
+            StateError: the run was not told how to make gradients, or an operation has no deterministic form here.
+        """
+        if self._step is None or batch.shards is None:
+            raise StateError(
+                "run.gradients needs virtual shards, by whose sums the bits are the same at any number of workers",
+                "elasticflow.join(virtual_shards=16): at least as many as there will ever be workers; "
+                "without them elasticflow.join(gradients=elasticflow.Gradients())",
+            )
+        loss = self._step.forward_backward(fn, batch.shards)
+        if self.worker.stopped is not None:  # raised in *fn*: this step changes nothing
+            self._end()
+        return loss
+
+    def log(self, **scalars: Any) -> None:
+        """Have the step's line in metrics.jsonl, the console and the sinks say *scalars*, before `step`.
+
+        Each is a number or a tensor without dimensions, a mean over this rank's samples; the line says the mean over
+        the global batch.
+
+        Raises:
+            StateError: in a run whose gradients `gradients` makes: what it calls returns them, beside its loss.
+            StepResultError: a scalar cannot have its name, or they are too many.
+        """
+        if self._gradients is not None:
+            raise StateError(
+                "run.log does not know over which part of the batch a scalar is a mean",
+                'return it beside the loss from the function that run.gradients calls: {"loss": loss, "name": value}',
+            )
+        self._ballot.note(scalars)
+
+    def step(self, *, loss: Any = None, samples: int | None = None) -> None:
+        """Finish a step: report it, take a snapshot if one is due, and learn whether all are to leave. Collective.
+
+        An `Evaluation` that was kept, and hooks, have their turn before the snapshot, if it is due.
+        Called by every rank at the end of each pass through the loop, when optimizer and schedule have moved. What
+        ranks tell each other travels every tenth of a second, so quick steps wait neither for a GPU nor for each other here.
+        A pass that only added to gradients, in which no optimizer moved, belongs to the step in which one does: no snapshot is
+        taken after it.
+
+        Args:
+            loss: Mean over this rank's samples, a number or a tensor of one element; reported as the mean over all ranks.
+            samples: Samples of this rank, where the script reads its data itself, without `batches`: which samples come after a
+                restart is its own business then.
+
+        Raises:
+            StateError: a snapshot would leave out what training changes; named. Or *loss* is not one number, *samples* is no
+                number of samples, or a pass called it twice.
+            NotExchangedError: the ranks' models differ after the first step: nothing exchanged their gradients.
+            SnapshotError: the snapshot writer has failed.
+        """
+        if self._quiet_steps and self._step_quietly(loss, samples):
+            return
+        self._quiet_steps = 0
+        worker, snapshots, state = self.worker, *self._kept("step")
+        if self.schedule.steps is None and self._is_training and worker.should_leave:
+            self._end()  # the script went on: this pass is left out
+        require_loss(loss, samples)
+        batch = self._pass.close()
+        self._require_one_call(batch, samples)
+        self._pass.require_kept()
+        if batch is None:
+            self._enter_own_data(snapshots, state)
+        is_pending = self._pass.is_pending()
+        if self._gradients is not None and batch is not None:  # by which all have told each other everything
+            self._finish_step(batch.end, math.nan if loss is None else float(loss))
+        else:
+            self._tell_step(loss, batch, int(samples or 0), is_pending=is_pending)
+        self._pass.settle(is_pending=is_pending)
+        self._agree_on_end(batch)
+        if self._hooks is not None:
+            self._hooks.after_step(self.position)
+        if state.evaluation is not None:
+            state.evaluation.after_step(self.position)
+        self._seed_own_step(batch)
+        if is_pending:
+            self._ballot.hold_back()
+        else:
+            self._snapshot_and_leave(snapshots, state)
+            if batch is not None:
+                self._quiet_steps = self._quiet_steps_ahead(snapshots, state)
+
+    def evaluate(
+        self,
+        dataset: Any,
+        *,
+        loss: Callable[[Any, Any], Any] | None = None,
+        metrics: Mapping[str, Callable[..., Any]] | None = None,
+        name: str = "",
+        model: nn.Module | None = None,
+        size: int = 256,
+        samples: int | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> dict[str, float]:
+        """Return the means of *loss* and *metrics* over *dataset*, each sample once at any number of ranks. Collective.
+
+        They are the run's metrics at `position`, as an evaluation of the job file has them. The model is in evaluation
+        mode meanwhile, and no gradients are made. Where all ranks were asked to leave, this process ends as by `finish`.
+
+        Args:
+            dataset: With `__len__` and `__getitem__`, of pairs of input and target; the same on every rank.
+            loss: Takes outputs and targets, and returns their mean.
+            metrics: By name: takes outputs and targets and returns a mean over them, or a class whose objects have
+                `update(outputs, targets)` and `compute()`. Without *loss* a function takes the model and a batch.
+            name: Name of the set, before the names of its metrics in the log: `val` makes `val.accuracy`. The returned names are
+                without it: `loss`, `accuracy`.
+            model: The model to measure; None: the one that was kept.
+            size: Samples of a batch.
+            samples: Most that are measured, always the same ones; None: all.
+            collate: Makes a batch of a list of samples; None for torch's.
+
+        Raises:
+            DatasetError: the data cannot be read by index, or differs between ranks.
+        """
+        worker, _, state = self.worker, *self._kept("evaluate")
+        self._quiet_steps = 0
+        self._ballot.meet()
+        opened = index_loader.open_dataset(
+            worker, lambda: dataset, name or "evaluation", given_to="run.evaluate"
+        )
+        evaluation = Evaluation(
+            worker, kept.bare(model) if model is not None else state.model,
+            None if loss is None else lambda model, batch: loss(model(batch[0]), batch[1]),
+            opened, self.schedule, metrics=metrics, batch_size=size, samples=samples, collate=collate,
+        )  # fmt: skip
+        measured = several.run_sets(worker, {name: evaluation}, self.position, ranked=None, stop_when=None)
+        self._ballot.is_end_due = True
+        if measured is None:
+            self._end(takes_snapshot=not self._stages.is_after_batches)
+        return {key.removeprefix(f"{name}."): value for key, value in measured.items()}
+
+    def call(self, hooks: Hooks) -> None:
+        """Have *hooks* called when training begins and after each step, before `batches` and `keep`."""
+        self._hooks = hooks
+
+    def stop(self, reason: str) -> None:
+        """End training on all ranks, and count as finished; called by any rank, inside the loop.
+
+        The loop ends after the same step at every pace and number of ranks: after the next step that is a multiple of 8 or the
+        last of an epoch; with `gradients`, and where the script reads its own data, after this one. Where all ranks have
+        called `evaluate` since the last step, no further one is made.
+        """
+        self._ballot.request_end(reason)
+
+    def finish(self) -> NoReturn:
+        """Take the last snapshot, wait until it is committed, and end this process. Collective: every rank, last of all.
+
+        The run counts as finished where `is_finished` is true, else as interrupted (exit code 75 under plain python): the same
+        command goes on. What is registered with `atexit` is called before.
+
+        Raises:
+            StateError: the loop was left in a pass that had moved the optimizer, or is not over, or the ranks left it after
+                different steps.
+            SnapshotError: the last snapshot could not be written.
+        """
+        self._kept("finish")
+        if self._script is not None:
+            self._close_loop()
+        elif not self.worker.should_leave:
+            self.schedule.has_ended = True
+        self._end()
+
+    def end_if_forgotten(self) -> None:
+        """Do what `finish` does, where the script has ended without it and its loop was over; else say where the run stands."""
+        if self._is_over or not self._is_training:
+            return
+        if self._pass.is_closed and (self.worker.should_leave or self.schedule.is_end(self.position)):
+            self._close_loop()  # as ranks that called `finish` do
+            self._end()
+        self._tell(
+            f"the script ended after step {self.position.step} without run.finish(): the same command goes on from the newest snapshot"
+        )
+
+    def _enter(self, source: Source, settings: Mapping[str, Any]) -> bool:
+        """Go over to the stage of *source*; return whether the run is in it, and not behind it. Collective: every rank."""
+        snapshots, _ = self._kept("batches")
+        now = stage_of(self.position)
+        if source.stage < now:
+            snapshots.require_past_data(source.stage, source.opened)
+            return False
+        if source.stage > now:
+            self._begin_stage(source.stage, snapshots)
+            self.position = self.position._replace(cursors=source.schedule.start.cursors)
+        elif snapshots.restored is None and not self._is_training:
+            self.position = source.schedule.start
+        is_known = self.schedule.steps is source.schedule
+        self.schedule.steps, self.schedule.epochs = source.schedule, None
+        if source is not self._known_source and not (is_known and self._is_training):
+            snapshots.use_data(source.opened)
+        if self._script is not None:
+            is_resumed = source.stage == now and not self._is_training
+            self._script.compare_batches(snapshots, settings, is_resumed=is_resumed)
+            if is_resumed and (self._stages.epochs is None or not self.position.is_epoch_end):
+                snapshots.put_back()
+        if not self._is_training:
+            self._begin()
+        elif source.stage > now:
+            self._tell_stage(source)
+        return True
+
+    def _begin_stage(self, stage: int, snapshots: Snapshots) -> None:
+        if not (self.schedule.is_end(self.position) or self._pass.is_left):
+            raise StateError(
+                f"run.batches was called again in the middle of a loop over batches, after step {self.position.step}",
+                "end that loop first: each run.batches is a stage of its own, and they come one after the other",
+            )
+        snapshots.begin_stage(stage_of(self.position))
+        self.position, self._pass.is_left, self.schedule.has_ended = (
+            next_stage(self.position, stage),
+            False,
+            False,
+        )
+
+    def _tell_stage(self, source: Source) -> None:
+        left = self.schedule.remaining(self.position)
+        if self.rank == 0:
+            steps = None if left is None else self.position.step + left
+            self.worker.event(
+                events.STAGE_STARTED, stage=source.stage, steps=steps, samples=self.schedule.samples
+            )
+
+    def _enter_own_data(self, snapshots: Snapshots, state: State) -> None:
+        """Begin to train on data that the script reads itself, at the first step. Collective: every rank."""
+        epochs = self._stages.epochs
+        if epochs is not None and epochs.stage > stage_of(self.position):
+            self._begin_stage(epochs.stage, snapshots)
+        if epochs is not None:
+            self.schedule.steps, self.schedule.epochs = None, epochs.number
+        if self.schedule.has_ended:
+            self.schedule.has_ended = False
+            self._tell(
+                f"had finished after step {self.position.step}, and is trained on: the script's own loop goes on"
+            )
+        if not self._is_training:
+            snapshots.use_data(OpenedDataset(None))
+            self._begin()
+            if self.rank == 0:
+                self.worker.event(events.DATA_OWN, kept=kept.own_objects(state))
+
+    def _require_one_call(self, batch: Batch | None, samples: int | None) -> None:
+        if batch is not None:
+            return
+        if self.schedule.steps is not None and (self._stages.epochs is None or samples is None):
+            raise StateError("run.step was called twice in one pass through the loop", MISSING)
+        if samples is None:
+            raise StateError(
+                "run.step does not know how many samples this step had",
+                "run.step(loss=loss, samples=len(inputs)) where the script reads its data itself",
+            )
+
+    def _step_quietly(self, loss: Any, samples: int | None) -> bool:
+        """Finish a step after which nothing is due but its line in the log; return whether this step is one.
+
+        Code between two steps runs on cold caches, where it costs several times what it costs in a loop of its own. So the
+        steps that need not meet do not look again at what the step before them found out.
+        """
+        this = self._pass
+        batch = this.batch
+        if batch is None or batch.end.is_epoch_end or not this.has_moved:
+            return False
+        self._quiet_steps -= 1
+        require_loss(loss, samples)
+        this.batch = None
+        this.require_kept()
+        mean, scalars = self._ballot.add(loss, batch.samples)
+        self.worker.progress.note_step(0, scalars)
+        self._finish_step(batch.end, mean)
+        this.settle(is_pending=False)
+        fault_injection.reach("training.step")
+        return True
+
+    def _quiet_steps_ahead(self, snapshots: Snapshots, state: State) -> int:
+        """Return how many of the next steps are quiet if an optimizer moves in each and none ends an epoch.
+
+        In all others `step` looks at everything. It comes to the same meetings: ranks may differ in which steps are quiet.
+        """
+        is_busy = self._gradients is not None or self._hooks is not None or state.evaluation is not None
+        if is_busy or self.worker.should_leave:
+            return 0
+        left = self.schedule.remaining(self.position)
+        most = min(self._ballot.room_after(self.position), 0 if left is None else left - 1)
+        return snapshots.idle_steps(self.position, most, self.schedule.global_batch_size)
+
+    def _tell_step(self, loss: Any, batch: Batch | None, samples: int, *, is_pending: bool) -> None:
+        """Report a step whose gradients say nothing to other ranks, and tell them if it is time to."""
+        worker, snapshots, _ = self.worker, *self._kept("step")
+        mean, scalars = self._ballot.add(loss, samples if batch is None else batch.samples)
+        worker.progress.note_step(0, scalars)
+        if batch is None:
+            self._finish_step(after_own_step(self.position, self._ballot.meet(is_pending=is_pending)), mean)
+            return
+        is_end, is_needed = self.schedule.is_end(batch.end), snapshots.is_due(batch.end)
+        self._ballot.meet_if_due(batch.end, is_end=is_end, is_needed=is_needed, is_pending=is_pending)
+        self._finish_step(batch.end, mean)
+
+    def _finish_step(self, position: Position, loss: float | LateNumber) -> None:
+        self.position = position
+        self.worker.log_step(position, loss, self._optimizers)
+
+    def _agree_on_end(self, batch: Batch | None) -> None:
+        """Learn whether some rank called `stop`, after a step at which all ranks do. Collective there."""
+        knows_at_once = batch is None or self._gradients is not None
+        if self.worker.vote.end and (
+            knows_at_once or is_fixed(self.position, is_end=self.schedule.is_end(self.position))
+        ):
+            self._ballot.is_end_due = True
+        if self._ballot.is_end_due:
+            self._ballot.agree_on_end()
+
+    def _snapshot_and_leave(self, snapshots: Snapshots, state: State) -> None:
+        worker, epochs = self.worker, self._stages.epochs
+        is_own = self.schedule.steps is None
+        waits = epochs is not None and (not kept.has_loader(state) if is_own else self.position.is_epoch_end)
+        snapshots.after_step(self.position, takes=not waits)
+        if waits and not is_own:
+            # What follows the epoch's batches is done first, evaluations too.
+            worker.vote.may_cut_short, self._stages.is_after_batches = False, True
+            return
+        if not worker.should_leave:
+            return
+        if worker.stopped is not None and worker.stopped.is_end:
+            worker.vote.leave_wanted = False  # what follows the loop is not cut short
+        if not waits:
+            snapshots.finish(self.position)
+        if is_own and epochs is not None and not self.is_finished:
+            self._end(takes_snapshot=False)
+
+    def _through_epochs(self, number: int) -> Iterator[int]:
+        snapshots, _ = self._kept("epochs")
+        stage = self._stages.begin_epochs(number)
+        if stage == stage_of(self.position):
+            snapshots.put_back(is_last=self.position.is_epoch_end)
+        try:
+            while not self.worker.should_leave:
+                done = within(self.position).epoch if stage == stage_of(self.position) else 0
+                if stage < stage_of(self.position) or done >= number:
+                    break
+                self._stages.begin_epoch(self.position)
+                self._seed_own_epoch(snapshots)
+                yield done
+                self._end_epoch(snapshots)
+        except GeneratorExit:
+            self._pass.is_left = True
+            raise
+        finally:
+            self._stages.end_epochs()
+        if stage == stage_of(self.position) and self.schedule.steps is None:
+            self.schedule.epochs = number
+
+    def _seed_own_epoch(self, snapshots: Snapshots) -> None:
+        """Seed the generators where the script reads its own data: a restart begins the epoch again, with the same draws."""
+        of_batches = any(map(drift.is_of_batches, snapshots.loop or {}))
+        if self.position.step > 0 and self.schedule.steps is None and not of_batches:
+            self._seed_own_step(None)
+
+    def _seed_own_step(self, batch: Batch | None) -> None:
+        """Seed the generators for the next pass, where the script reads its own data: *batch* is None."""
+        if batch is not None or self._gradients is not None:
+            return
+        # The same on all ranks, as by `join`: they may draw one order of their samples together.
+        key = random_streams.hook_key(self.worker.seed, self.position.step, 0, "own data")
+        random_streams.seed_all(key)
+        self.worker.generators.seed_model(key)
+
+    def _end_epoch(self, snapshots: Snapshots) -> None:
+        """Do what is due once what follows an epoch's batches is done. Collective: every rank."""
+        worker, stages = self.worker, self._stages
+        worker.vote.may_cut_short, stages.is_after_batches = True, False
+        if self.schedule.steps is None and stages.has_stepped(self.position):
+            self.position = after_own_epoch(self.position)
+        if not worker.should_leave:
+            stages.require_whole_epoch(self.position)
+        self._ballot.agree_on_end()
+        if worker.should_leave and not self.position.is_epoch_end:
+            return
+        is_pending = self._pass.holds_gradients
+        if not is_pending:
+            snapshots.take_if_due(self.position)
+        self._pass.settle(is_pending=is_pending)
+        if worker.should_leave and not self.is_finished:
+            self._end()
+
+    def _loop(self, source: Source) -> Iterator[Batch]:
+        self._kept("batches")
+        if not self._is_training:
+            with _ends_here_if_asked(self.worker):
+                if not self._enter(source, {}):
+                    return
+        try:
+            for part, batch in self._stages.reading(source, self.position):
+                self._pass.open(batch)
+                if part.model_keys and self._script is not None:
+                    self.worker.generators.seed_model(part.model_keys[0])
+                yield batch
+                if self._is_over_after(part.end):
+                    return
+        except GeneratorExit:
+            self._pass.is_left = True
+            raise
+
+    def _is_over_after(self, end: Position) -> bool:
+        """Return whether the loop over batches ends with the pass that ended at *end*; in the middle of an epoch, leave."""
+        if self._pass.batch is not None:
+            raise StateError(f"run.step was not called in step {end.step}", MISSING)
+        if self._ballot.is_end_due:
+            self._ballot.agree_on_end()
+        is_in_epochs = self._stages.epochs is not None
+        if self.worker.should_leave and is_in_epochs and not end.is_epoch_end and not self.is_finished:
+            self._end()
+        return self.worker.should_leave or (is_in_epochs and end.is_epoch_end)
+
+    def _begin(self) -> None:
+        worker, snapshots, state = self.worker, *self._kept("step")
+        worker.start_training(
+            self.position, self.schedule, state.model, restored=snapshots.restored,
+            log_every=self._log_every, measures=self._measures,
+            keeps_modes=self._script is not None,  # which may have frozen a BatchNorm by its mode
+        )  # fmt: skip
+        if self._hooks is not None:
+            self._hooks.start(self.position)
+        if state.evaluation is not None:  # one may be owed: it was cut short, when all were asked to leave
+            state.evaluation.run_if_owed(self.position)
+        self._is_training, self._began_after = True, self.position.step
+
+    def _close_loop(self) -> None:
+        """Find out how the loop ended, the same on all ranks, before the run says whether it is finished. Collective.
+
+        Raises:
+            StateError: it is not over, was left in a pass that moved something, or after different steps.
+        """
+        worker = self.worker
+        self._pass.require_closed(self.position.step)
+        self._ballot.meet()
+        steps = [int(text) for text in worker.gather_text(str(self.position.step))]
+        for rank, step in enumerate(steps):
+            if step != steps[0]:
+                raise StateError(
+                    f"rank {rank} left its loop after step {step}, and rank 0 after step {steps[0]}",
+                    "end the loop after the same step on every rank: run.stop(reason), called by any of them, does",
+                )
+        if not worker.should_leave:
+            self._ballot.agree_on_end()
+        if worker.should_leave or self.schedule.is_end(self.position):
+            return
+        if self._pass.is_left:
+            left = self.schedule.remaining(self.position)
+            of = "" if left is None else f" of {self.position.step + left}"
+            worker.stopped = Stopped(f"the script left its loop after step {self.position.step}{of}", 0)
+        elif self._source is not None:
+            raise StateError(
+                f"run.finish was called in the middle of the loop over run.batches, after step {self.position.step}",
+                "run.stop(reason) in the loop ends training early; a for loop may also be left by break",
+            )
+        else:
+            self.schedule.has_ended = True
+            if self._is_training:
+                worker.moments.leave.append(self._record_own_end)
+
+    def _record_own_end(self) -> None:
+        if self._snapshots is not None:
+            self._snapshots.record_end(OWN_LOOP_OVER)
+
+    def _end(self, *, takes_snapshot: bool = True) -> NoReturn:
+        self._is_over = True
+        worker, snapshots, state = self.worker, *self._kept("finish")
+        self._ballot.meet()
+        if takes_snapshot:
+            snapshots.finish(self.position)
+        why = "" if worker.stopped is None or not worker.stopped.is_end else f" ({worker.stopped.reason})"
+        done = f"after step {self.position.step}{why}, snapshots in {self._catalog_uri()}"
+        text = f"finished {done}" if self.is_finished else f"leaves {done}: the same command goes on"
+        worker.moments.leave.append(lambda: self._tell(text))  # behind the last snapshot's commit
+        if self._script is not None:
+            worker.moments.leave.append(atexit._run_exitfuncs)  # noqa: SLF001  # wandb and others end there
+        life.leave(worker, self.position, self.schedule, state.evaluation)
+
+    def _catalog_uri(self) -> str:
+        return self._policy.uri or os.path.relpath(self.worker.run_folder.path)
+
+    def _tell(self, text: str) -> None:
+        if self._script is not None:
+            self._script.tell(text)
+
+    def _not_exchanged(self) -> str | None:
+        """Return which gradients the ranks do not exchange; None: all, by this run or by a wrapper that the script made itself."""
+        if self._gradients is not None:
+            return None
+        _, state = self._kept("step")
+        trained = {name: p for name, p in state.model.named_parameters() if p.requires_grad}
+        left_out = [name for name, parameter in trained.items() if id(parameter) not in self._wrapped]
+        if left_out and len(left_out) < len(trained):
+            return f"{left_out[0]} was frozen when run.wrap was called, so its gradients are not exchanged"
+        if left_out and not kept.is_wrapped(state.model):
+            return "nothing exchanged their gradients"
+        if self.position.step > self._began_after + 1:
+            return None  # models that are wrapped have differed after an earlier step of this start, too
+        return (
+            "their gradients were not exchanged though the model is wrapped: the loop calls the bare model, "
+            "or not every rank began with the same parameters"
+        )
+
+    def _kept(self, caller: str) -> tuple[Snapshots, State]:
+        if self._snapshots is None or self._state is None:
+            raise StateError(
+                f"run.{caller} was called before run.keep",
+                "run.keep(model=model, optimizer=optimizer) says what a run goes on with",
+            )
+        return self._snapshots, self._state

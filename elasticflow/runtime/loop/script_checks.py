@@ -1,0 +1,106 @@
+"""Checks of a loop that somebody wrote by hand, and messages to that person on standard error.
+
+The train.py that the compiler writes needs none of them: it does what a loop must, and a supervisor follows its log.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from elasticflow import events
+from elasticflow.runtime.loop import drift
+from elasticflow.runtime.loop.loop_schedule import within
+from elasticflow.runtime.loop.script_state import ScriptState, argument_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import FrameType
+
+    from elasticflow.runtime.loop.batch import Batch
+    from elasticflow.runtime.loop.gradients import Gradients
+    from elasticflow.runtime.loop.loop_schedule import LoopSchedule
+    from elasticflow.runtime.process.context import Worker
+    from elasticflow.runtime.snapshot.snapshots import Snapshots
+    from elasticflow.runtime.state.state import State
+
+OWN_LOOP_OVER = "the script's own loop is over"
+
+
+class ScriptChecks:
+    """Checks what a script holds, its arguments and its `enumerate`; every rank.
+
+    Args:
+        worker: This worker.
+        gradients: As `join` was given them.
+        ignored: Paths of state that no step depends on.
+    """
+
+    def __init__(self, worker: Worker, gradients: Gradients | None, ignored: tuple[str, ...]) -> None:
+        self._worker, self._gradients, self._ignored = worker, gradients, ignored
+        # A rank that is asked to leave takes part in its steps until all have agreed.
+        worker.vote.may_skip = False
+        self._has_looked_for_enumerate = False
+
+    def watch(self, state: State, snapshots: Snapshots, passed: Mapping[str, Any], caller: FrameType) -> None:
+        """Look from now on at the state in variables of *caller*, which has given *passed* to `Run.keep`."""
+        snapshots.unsaved.add(ScriptState(state, caller, passed, self._ignored, self._tell_of_left_out))
+
+    def resume(self, snapshots: Snapshots, schedule: LoopSchedule) -> None:
+        """Take up where the snapshot that was restored ended, if there is one. Collective: every rank.
+
+        Raises:
+            LoopDriftError: an argument of `join` differs from what the snapshot was taken with.
+        """
+        worker, settings = self._worker, drift.of_join(self._worker, self._gradients)
+        snapshots.describe_loop(settings)
+        if snapshots.restored is None:
+            return
+        before = {key: value for key, value in (snapshots.loop or {}).items() if not drift.is_of_batches(key)}
+        drift.require_unchanged(worker, before, settings)
+        snapshots.remember_restored()
+        worker.agree_to_stop()
+        worker.vote.stop_wanted = None
+        if worker.stopped is not None and worker.stopped.reason == OWN_LOOP_OVER:
+            worker.stopped, schedule.has_ended = None, True
+
+    def compare_batches(self, snapshots: Snapshots, settings: Mapping[str, Any], *, is_resumed: bool) -> None:
+        """Have snapshots record the arguments of the batches; where the run *is_resumed* in them, compare the arguments.
+
+        Raises:
+            LoopDriftError: an argument differs from what the snapshot was taken with.
+        """
+        snapshots.describe_loop(settings)
+        before = {key: value for key, value in (snapshots.loop or {}).items() if drift.is_of_batches(key)}
+        if is_resumed and before:
+            drift.require_unchanged(self._worker, before, settings)
+
+    def check_of_count(self) -> Callable[[int, Batch], None] | None:
+        """Return what is called with the number that `enumerate` gives the first batch; None in later loops."""
+        looks = self._worker.rank == 0 and not self._has_looked_for_enumerate
+        self._has_looked_for_enumerate = True
+        return self._check_count if looks else None
+
+    def tell(self, text: str) -> None:
+        """Write *text* to standard error on rank 0, where no supervisor follows the log."""
+        if self._worker.rank == 0 and self._worker.identity.started_by != "launcher":
+            sys.stderr.write(f"elasticflow: {text}\n")
+            sys.stderr.flush()
+
+    def _tell_of_left_out(self, name: str, kind: str) -> None:
+        if self._worker.rank == 0:
+            self._worker.event(events.STATE_LEFT_OUT, name=name, type=kind)
+            argument = f"{argument_for(name)}={name}"
+            self.tell(f"no snapshot holds {name}, a {kind}: run.keep({argument}) if a step depends on it")
+
+    def _check_count(self, counted: int, batch: Batch) -> None:
+        """Warn of a script that counts its batches from 0 where a restart resumes in the midst of them."""
+        if counted in (batch.number, within(batch.end).step - 1, batch.end.step - 1):
+            return
+        text = (
+            f"enumerate(run.batches(...)) counts from {counted} again, and this is batch {batch.number} of its epoch: a restart went "
+            "on here; batch.number is right where a step depends on the number"
+        )
+        warnings.warn(text, stacklevel=3)  # into the log, and onto a supervisor's console
+        self.tell(text)

@@ -1,0 +1,351 @@
+"""State that a script holds beside what it kept: told by name when it is found, refused once it is seen to change.
+
+Looked at are the variables of the function that called `run.keep` and of those that call `run.step`, and what lies one or
+two levels down in them: attributes of `self` and other objects, items of lists, tuples and dicts, what functions close over.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from types import FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from elasticflow.errors import StateError
+from elasticflow.runtime.loop import kept
+from elasticflow.runtime.snapshot import reachable, unsaved
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import FrameType
+
+    from elasticflow.runtime.state.state import State
+
+_METHODS = ("state_dict", "load_state_dict")
+_DEEPEST = 2
+_MOST_ITEMS = 1000
+"""Items of a container; a longer one is data."""
+_OURS = "elasticflow."
+_SIMPLE = (bool, int, float, str)
+
+
+class Found(NamedTuple):
+    """An object of the script that has state of its own, and is not kept.
+
+    Attributes:
+        path: Expression for the object in the script: `self.ema`.
+        value: The object.
+        is_told: It is told as soon as it is found, not only once it changes.
+    """
+
+    path: str
+    value: Any
+    is_told: bool
+
+    @property
+    def kind(self) -> str:
+        """Name of its class."""
+        return f"{type(self.value).__module__}.{type(self.value).__qualname__}"
+
+
+class _Seen(NamedTuple):
+    """An object that was looked at, and what it held."""
+
+    value: Callable[[], Any]
+    mark: Any
+
+
+class ScriptState:
+    """Looks at the objects of the script, in the first steps and before snapshots. Every rank.
+
+    Args:
+        state: Objects that snapshots hold.
+        frame: Frame of the function that called `run.keep`.
+        passed: Arguments of `run.keep`.
+        ignored: Paths that are no state, as a refusal names them.
+        tell: Called with name and kind of what no snapshot holds.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        frame: FrameType,
+        passed: Mapping[str, Any],
+        ignored: Sequence[str],
+        tell: Callable[[str, str], None],
+    ) -> None:
+        self._state, self._ignored, self._tell = state, tuple(ignored), tell
+        self._code, self._globals = frame.f_code, frame.f_globals
+        self._told: set[str | int] = set()
+        # An object has the path that it was found by first, whichever function looks at it later.
+        self._paths: dict[int, str] = {}
+        self._seen: dict[str | int, _Seen] = {}
+        self._values = kept.values_of(state)
+        variables = {**frame.f_globals, **frame.f_locals}
+        # Numbers and text of the script under the names that they were kept by.
+        self._passed = {
+            name: passed[name]
+            for name in self._values
+            if isinstance(passed[name], _SIMPLE) and variables.get(name) is passed[name]
+        }
+        self._at_first = dict(self._values)
+        self._counters: dict[str, int | float] = {}
+        self._tell_of(self._found(variables))
+
+    def look(self, *, is_thorough: bool) -> None:
+        """Look at what the script holds now.
+
+        Args:
+            is_thorough: At models and optimizers, too, bit by bit.
+
+        Raises:
+            StateError: something changed that no snapshot holds; named.
+        """
+        variables = self._variables()
+        found = self._found(variables)
+        self._tell_of(found)
+        for each in found:
+            if is_thorough or not isinstance(each.value, nn.Module | Optimizer):
+                self._compare(each)
+        self._compare_rates()
+        self._compare_values(variables)
+        self._tell_of_counters(variables)
+
+    def _found(self, variables: Mapping[str, Any]) -> list[Found]:
+        return [
+            each._replace(path=self._paths.setdefault(id(each.value), each.path))
+            for each in found_in(self._state, variables)
+        ]
+
+    def _variables(self) -> dict[str, Any]:
+        """Return the script's variables: of its functions that are being called, and of its module."""
+        variables: dict[str, Any] = {}
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+        is_first = True
+        while frame is not None:
+            is_ours = frame.f_globals.get("__name__", "").startswith(_OURS)
+            if not is_ours and (is_first or frame.f_globals is self._globals):
+                is_first = False
+                variables = {**frame.f_locals, **variables}
+            frame = frame.f_back
+        return {**self._globals, **variables}
+
+    def _tell_of(self, found: Sequence[Found]) -> None:
+        scheduled = set()
+        for each in found:
+            scheduled.add(id(_optimizer_of(each.value)))
+            if each.is_told:
+                self._tell_once(id(each.value), each.path, each.kind)
+        for name, optimizer in self._unscheduled():
+            if id(optimizer) not in scheduled:
+                self._tell_once(name, "scheduler", f"learning-rate schedule that was made for {name}")
+
+    def _tell_once(self, key: str | int, path: str, kind: str) -> None:
+        if key not in self._told and not unsaved.is_ignored(path, self._ignored):
+            self._told.add(key)
+            self._tell(path, kind)
+
+    def _compare(self, each: Found) -> None:
+        mark = _mark_of(each.value, _tensors_of(self._state))
+        key = id(each.value)
+        before, self._seen[key] = self._seen.get(key), _Seen(_reference_to(each.value), mark)
+        has_changed = before is not None and before.value() is each.value and before.mark != mark
+        if has_changed and not unsaved.is_ignored(each.path, self._ignored):
+            raise refusal(each.path, each.kind)
+
+    def _unscheduled(self) -> Iterator[tuple[str, Optimizer]]:
+        """Yield the kept optimizers that a schedule was made for which is not kept."""
+        scheduled = {id(_optimizer_of(value)) for value in _kept(self._state)}
+        for name, optimizer in self._state.optimizers.items():
+            is_wrapped = hasattr(optimizer.step, "_wrapped_by_lr_sched")
+            has_schedule = is_wrapped or any("initial_lr" in group for group in optimizer.param_groups)
+            if has_schedule and id(optimizer) not in scheduled:
+                yield name, optimizer
+
+    def _compare_rates(self) -> None:
+        for name, optimizer in self._unscheduled():
+            path, rates = f"{name}.lr", repr([group.get("lr") for group in optimizer.param_groups])
+            before, self._seen[path] = self._seen.get(path), _Seen(lambda: None, rates)
+            if before is not None and before.mark != rates and not unsaved.is_ignored(path, self._ignored):
+                raise StateError(
+                    f"{path} is set by a schedule that no snapshot holds: a restart would begin it anew",
+                    f"make it before run.keep, and run.keep(scheduler=scheduler); {unsaved.unless(path)}",
+                )
+
+    def _tell_of_counters(self, variables: Mapping[str, Any]) -> None:
+        """Tell of numbers that change with the steps in objects around a kept optimizer: a trainer, a schedule made by hand."""
+        kept_ids = {id(optimizer) for optimizer in self._state.optimizers.values()}
+        for path, holder in _holders_of(kept_ids, variables):
+            for name, value in list(vars(holder).items()):
+                if type(value) not in (int, float):
+                    continue
+                key = f"{path}.{name}"
+                before, self._counters[key] = self._counters.get(key, value), value
+                if value != before and dict(self._values).get(name) != value:
+                    self._tell_once(key, key, "number that changes with the steps")
+
+    def _compare_values(self, variables: Mapping[str, Any]) -> None:
+        for name, first in self._passed.items():
+            now, held = variables.get(name, first), self._values[name]
+            is_other = isinstance(now, _SIMPLE) and repr(now) not in {repr(first), repr(held)}
+            if is_other and repr(held) == repr(self._at_first[name]):
+                raise StateError(
+                    f"{name} is {now!r} in the script, and run.kept[{name!r}] is {held!r}, as it was: a restart would lose it",
+                    f"run.kept[{name!r}] = {name} where it changes, and {name} = run.kept[{name!r}] after run.keep",
+                )
+
+
+def found_in(state: State, variables: Mapping[str, Any]) -> Iterator[Found]:
+    """Yield what *variables* hold that has a state, and is neither kept nor a part of what is kept."""
+    seen = {id(value) for value in _kept(state)} | reachable.shared_generators()
+    tensors = _tensors_of(state)
+    waiting: deque[tuple[str, Any, int]] = deque(
+        (name, value, 0) for name, value in list(variables.items()) if not name.startswith("_")
+    )
+    while waiting:
+        path, value, depth = waiting.popleft()
+        if value is None or isinstance(value, _SIMPLE):
+            continue
+        if {id(value), id(kept.inside(value))} & seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, reachable.GENERATORS):
+            yield Found(path, value, is_told=False)
+        elif _has_state(value, tensors):
+            has_parameters = not isinstance(value, nn.Module) or any(True for _ in value.parameters())
+            yield Found(path, value, is_told=has_parameters)
+        elif depth < _DEEPEST and _is_followed(value):
+            waiting.extend((inner, each, depth + 1) for inner, each in _members(path, value))
+
+
+def _holders_of(kept_ids: set[int], variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the script's objects that have one of the kept as an attribute."""
+    for path, value in list(variables.items()):
+        if isinstance(value, type | ModuleType | FunctionType | MethodType) or reachable.is_machinery(value):
+            continue
+        if not path.startswith("_") and any(id(held) in kept_ids for held in _attributes_of(value)):
+            yield path, value
+
+
+def _attributes_of(value: Any) -> list[Any]:
+    ours = type(value).__module__.startswith(("torch", "numpy", _OURS))
+    return [] if ours else list(getattr(value, "__dict__", {}).values())
+
+
+def _kept(state: State) -> Iterator[Any]:
+    """Yield what is kept, and what it holds: a snapshot has that, or `Unsaved` looks at it."""
+    seen: set[int] = set()
+    waiting: deque[tuple[Any, int]] = deque((value, 0) for value in state.objects.values())
+    while waiting:
+        value, depth = waiting.popleft()
+        if value is None or isinstance(value, _SIMPLE) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        yield value
+        if isinstance(value, kept.Generator):
+            yield value.generator
+        elif isinstance(value, nn.Module):
+            modules = list(value.modules())
+            yield from modules
+            yield from (each for module in modules for each in vars(module).values())
+        elif depth <= _DEEPEST and not isinstance(value, type | ModuleType | FunctionType | MethodType):
+            waiting.extend((each, depth + 1) for _, each in _members("", value))
+
+
+def _is_followed(value: Any) -> bool:
+    if isinstance(value, type | ModuleType | nn.Module | Optimizer | LRScheduler) or reachable.is_machinery(
+        value
+    ):
+        return False
+    is_container = isinstance(value, Mapping | list | tuple)
+    # A dataset's samples are the run's, or the loader's.
+    is_data = not is_container and hasattr(type(value), "__getitem__") and hasattr(type(value), "__len__")
+    return not is_data and not type(value).__module__.startswith(("torch", "numpy"))
+
+
+def _members(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping | list | tuple) and len(value) > _MOST_ITEMS:
+        return
+    if isinstance(value, FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            try:
+                yield f"{path}.{name}", cell.cell_contents
+            except ValueError:
+                continue  # nothing was assigned yet
+    elif isinstance(value, MethodType):
+        yield f"{path}.__self__", value.__self__
+    elif isinstance(value, Mapping | list | tuple):
+        yield from reachable.inside_of(path, value, {})
+    else:
+        yield from ((f"{path}.{name}", each) for name, each in list(getattr(value, "__dict__", {}).items()))
+
+
+def _tensors_of(state: State) -> set[int]:
+    """Return the `id` of the parameters and buffers that are kept."""
+    modules = [value for value in state.objects.values() if isinstance(value, nn.Module)]
+    return {id(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())}
+
+
+def _optimizer_of(value: Any) -> Any:
+    return getattr(value, "__dict__", {}).get("optimizer")
+
+
+def _has_state(value: Any, kept_tensors: set[int]) -> bool:
+    """Return whether an object gives and takes a state that is not empty, and not that of the kept models alone."""
+    # By its class: an object may say that it has any attribute.
+    if isinstance(value, type) or not all(callable(getattr(type(value), name, None)) for name in _METHODS):
+        return False
+    try:
+        if isinstance(value, nn.Module):
+            return bool(_own_state(value, kept_tensors))
+        return bool(value.state_dict())  # of a GradScaler that is switched off there is none
+    except AttributeError:
+        return False  # a wrapper of what has none: Accelerate's DataLoader (1.15)
+    except Exception:  # noqa: BLE001  # whatever the script's own object raises: it is only looked for
+        return True
+
+
+def _own_state(module: nn.Module, kept_tensors: set[int]) -> dict[str, Tensor]:
+    """Return a module's parameters and buffers without those of the kept models."""
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: tensor for name, tensor in tensors.items() if id(tensor) not in kept_tensors}
+
+
+def _mark_of(value: Any, kept_tensors: set[int]) -> Any:
+    """Return what two looks at an object have in common if it did not change; None of a class that may count anything."""
+    if isinstance(value, reachable.GENERATORS):
+        return unsaved.generator_state(value)
+    if isinstance(value, nn.Module):
+        return unsaved.marks_of(list(reachable.leaves({"": _own_state(value, kept_tensors)}, {})))
+    if isinstance(value, Optimizer | LRScheduler) or kept.is_scaler(value):
+        return unsaved.marks_of(list(reachable.leaves({"": value.state_dict()}, {})))
+    return None
+
+
+def _reference_to(value: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value
+
+
+def refusal(path: str, kind: str) -> StateError:
+    """Return the error that names state of the script that no snapshot would hold."""
+    name = argument_for(path)
+    return StateError(
+        f"{path}, a {kind}, changes with the steps, and no snapshot holds it: a restart would lose it",
+        f"make it before run.keep, and run.keep({name}={path}); {unsaved.unless(path)}",
+    )
+
+
+def argument_for(path: str) -> str:
+    """Return a name under which `run.keep` can be given what lies at *path*."""
+    words = re.findall(r"[A-Za-z_]\w*", path)
+    return words[-1] if words else "state"

@@ -1,1 +1,0 @@
-"""The model's side of training: checks and settings before it, and modes during it."""

@@ -1,1 +1,0 @@
-"""Checks that all ranks are still equal."""

@@ -1,0 +1,254 @@
+"""Checks that all ranks still have the same parameters and optimizer, bit for bit.
+
+Nothing in a step shows that a replica has diverged (a bit flipped in memory or on its way, a GPU that computes wrong,
+code that writes by rank): gradients are averaged over all ranks, and each rank applies them to whatever it holds. Ranks
+in equal environments do the same arithmetic on the same numbers, so a sum over the bits of each tensor has to be equal.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from elasticflow import events
+from elasticflow.errors import NotExchangedError, ReplicasDifferError
+from elasticflow.runtime.process import environment
+from elasticflow.runtime.process.process_group import DigestComparison
+from elasticflow.runtime.snapshot import checksums
+from elasticflow.snapshots.format.policy import Due
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor, nn
+
+    from elasticflow.runtime.process.context import Worker
+    from elasticflow.runtime.process.position import Position
+    from elasticflow.runtime.state.state import Captured, State
+    from elasticflow.snapshots.format.policy import HasPosition
+
+Sums = dict[str, int]
+"""Of one rank: what the bits of each tensor add up to, by key."""
+
+
+@dataclass
+class _Pending:
+    """A comparison that continues behind the next step.
+
+    Attributes:
+        step: After which the replicas are compared.
+        sums: This rank's.
+        then: Called if the replicas are equal.
+        unhook: Has the optimizers no longer wait for the sums.
+    """
+
+    step: int
+    sums: Future[checksums.Started]
+    then: Callable[[], None]
+    unhook: Callable[[], None]
+
+
+NEVER = "never"
+"""Switches every comparison off, as `train.compare_replicas` has it."""
+
+
+class ReplicaCheck:
+    """Compares the replicas of all ranks after the first step, at an interval, and before each snapshot. Every rank has one.
+
+    Buffers and objects of the job's own are left out: they may differ between ranks.
+
+    Args:
+        worker: This worker.
+        state: State of the job.
+        every: An interval such as "1000 steps"; None: none beside the first step and snapshots; `NEVER`: no comparison.
+        on_divergence: Called before a difference is raised, with the last step after which all replicas were equal: what
+            is held in memory since then was never compared.
+        is_exact: The ranks' environments are known to give the same bits.
+        not_exchanged: Which gradients the ranks do not exchange, as far as that is known; asked only where replicas differ.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        state: State,
+        every: str | None,
+        on_divergence: Callable[[int], None] | None = None,
+        *,
+        is_exact: bool,
+        not_exchanged: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        self._worker, self._state, self._is_exact = worker, state, is_exact
+        self._on_divergence, self._not_exchanged = on_divergence, not_exchanged
+        self._compares = every != NEVER and worker.world_size > 1
+        self._due = Due(()) if every is None or every == NEVER else Due((every,))
+        self._is_first = True
+        self._last: HasPosition | None = None
+        # Step after which the replicas were last known to be equal.
+        self._equal_at = 0
+        self._pending: _Pending | None = None
+        self._thread: ThreadPoolExecutor | None = None
+
+    def begin(self, position: Position) -> None:
+        """Training begins at *position*, with what all ranks loaded or built alike. Collective: every rank.
+
+        Ranks in different environments may round otherwise: they are not compared, which rank 0 logs once.
+        """
+        self._last, self._equal_at = position, position.step
+        if not self._compares or self._is_exact:  # exact mode has refused different environments
+            return
+        different = environment.first_difference(self._worker)
+        if different is not None:
+            self._compares = False
+            if self._worker.rank == 0:
+                self._worker.event(
+                    events.REPLICAS_NOT_COMPARED, reason=f"workers are not of one kind: {different}"
+                )
+
+    def is_due(self, position: Position) -> bool:
+        """True if the replicas are to be compared after this step; the same on every rank."""
+        if not self._compares or self._last is None:
+            return False
+        return self._is_first or self._due.is_due(self._last, position)
+
+    def require_same(self, position: Position) -> None:
+        """Make sure that all replicas are equal after this step. Collective: every rank.
+
+        Each step is compared once at most.
+
+        Raises:
+            NotExchangedError: they differ, and it is known which gradients were not exchanged; on every rank.
+            ReplicasDifferError: they differ. Only the ranks that it names raise it; the others wait to end with them,
+                so that the launcher sees which ranks diverged by which ranks failed.
+        """
+        if self._is_done(position):
+            return
+        self._last = position
+        sums = self._sums_now()
+        if not self._are_equal(sums):
+            self._refuse(position.step, sums)
+        self._is_first, self._equal_at = False, position.step
+
+    def start(self, position: Position, captured: Captured, then: Callable[[], None]) -> None:
+        """Have the replicas compared as they are after this step, and *then* called if they are equal. Every rank.
+
+        No rank waits: the sums are made behind the next step, up to the optimizer's part of it, and compared with the
+        other ranks' by `finish`.
+        """
+        if self._is_done(position):
+            then()
+            return
+        self._last = position
+        sums, unhook = self._start_sums(self._compared(captured))
+        self._pending = _Pending(position.step, sums, then, unhook)
+
+    @property
+    def is_pending(self) -> bool:
+        """True if a comparison was started and is not finished; the same on every rank."""
+        return self._pending is not None
+
+    def finish(self) -> None:
+        """Finish the comparison that `start` started, if any. Collective: every rank, at the same step.
+
+        Raises:
+            ReplicasDifferError: as `require_same` does; what was to follow does not.
+        """
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        pending.unhook()
+        if not self._are_equal(checksums.result(pending.sums.result())):
+            # Code of the job's own may have written behind torch's back while sums were made. A replica that has
+            # diverged stays so.
+            sums = self._sums_now()
+            if not self._are_equal(sums):
+                self._refuse(pending.step, sums)
+        self._equal_at = pending.step
+        pending.then()
+
+    def _is_done(self, position: Position) -> bool:
+        """True if nothing is to be compared after this step, or has been."""
+        return not self._compares or (self._last is not None and self._last.step == position.step)
+
+    def _start_sums(
+        self, tensors: Mapping[str, Tensor]
+    ) -> tuple[Future[checksums.Started], Callable[[], None]]:
+        if any(tensor.device.type != "cpu" for tensor in tensors.values()):
+            # In the order of the device's stream, so before the optimizer's step.
+            started: Future[checksums.Started] = Future()
+            started.set_result(checksums.start(tensors))
+            return started, lambda: None
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "compare")
+        started = self._thread.submit(checksums.start, tensors)
+
+        def wait(*_: object) -> None:
+            started.result()
+
+        hooks = [optimizer.register_step_pre_hook(wait) for optimizer in self._state.optimizers.values()]
+
+        def unhook() -> None:
+            for hook in hooks:
+                hook.remove()
+
+        return started, unhook
+
+    def _sums_now(self) -> Sums:
+        return checksums.sums_of(self._compared(self._state.capture()))
+
+    def _compared(self, captured: Captured) -> dict[str, Tensor]:
+        return {key: tensor for key, tensor in captured.tensors.items() if key not in captured.local}
+
+    def _are_equal(self, sums: Sums) -> bool:
+        return DigestComparison(repr(sums)).are_equal()
+
+    def _refuse(self, step: int, sums: Sums) -> None:
+        if self._on_divergence is not None:
+            # Before the ranks hear from each other: a rank that ends first leaves nothing to resume from.
+            self._on_divergence(self._equal_at)
+        ranks = [json.loads(text) for text in self._worker.gather_text(json.dumps(sums))]
+        if why := next(filter(None, self._worker.gather_text(self._not_exchanged() or "")), None):
+            raise NotExchangedError(step, differing_tensors(ranks), why)
+        error = difference(step, ranks)
+        if self._worker.rank not in error.ranks:
+            self._worker.barrier()
+        raise error
+
+
+def flip(model: nn.Module) -> None:
+    """Flip a bit of one of the model's numbers, by a hundredth of its value or so; for faults on cue."""
+    parameter = next(p.detach() for p in model.parameters() if p.is_contiguous() and p.is_floating_point())
+    number = parameter.view(-1)[parameter.numel() // 2 :][:1].view(torch.uint8)
+    number[-2:-1].bitwise_xor_(1)
+
+
+def difference(step: int, ranks: Sequence[Sums]) -> ReplicasDifferError:
+    """Return the error that names what differs after *step*, and the ranks that diverged: a minority, or all."""
+    copies = [tuple(sorted(sums.items())) for sums in ranks]
+    right, count = Counter(copies).most_common(1)[0]
+    has_majority = 2 * count > len(ranks)
+    diverged = [rank for rank, copy in enumerate(copies) if not has_majority or copy != right]
+    differing = differing_tensors(ranks)
+    what = differing[0] if differing else "set of tensors"
+    rest = len(differing) - 1
+    more = f" (and {rest} more tensor{'s' if rest > 1 else ''})" if rest > 0 else ""
+    if has_majority:
+        who = f"rank {diverged[0]} has" if len(diverged) == 1 else f"ranks {_listed(diverged)} have"
+        text = f"after step {step} {who} another {what}{more} than the {count} other ranks"
+    else:
+        text = f"after step {step} the ranks {_listed(diverged)} have each another {what}{more}: which is right cannot be told"
+    return ReplicasDifferError(text, diverged)
+
+
+def differing_tensors(ranks: Sequence[Sums]) -> list[str]:
+    """Return the keys of the tensors that are not the same on all ranks."""
+    usual = dict(Counter(tuple(sorted(sums.items())) for sums in ranks).most_common(1)[0][0])
+    return [key for key in ranks[0] if any(sums.get(key) != usual.get(key) for sums in ranks)]
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return f"{', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

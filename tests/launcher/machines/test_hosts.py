@@ -1,0 +1,124 @@
+"""The file of hosts, and what ssh's ends mean."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elasticflow.errors import HostsError
+from elasticflow.launcher.machines import ssh
+from elasticflow.launcher.machines.hosts_file import Host, read_hosts
+from elasticflow.launcher.machines.order import Order
+from elasticflow.launcher.machines.ssh import HostProcess, check_resolves
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ORDER = Order("/project", ("run", "x.toml"), {"A": "b"}, "x/r", 30.0)
+
+
+def test_file_has_a_host_on_each_line(tmp_path: Path) -> None:
+    """Comments and blank lines are left out; the first host is the first."""
+    path = tmp_path / "hosts.txt"
+    path.write_text(
+        '# all\nroot@n1\n\nn2 dir="/my project" python=/venv/bin/python  # slow\n10.0.0.3\nfe80::1\n'
+    )
+    one, two, three, four = read_hosts(path)
+    assert ("root@n1", "n1", None) == (one.target, one.name, one.folder)
+    assert ("/my project", "/venv/bin/python", f"{path}:4") == (two.folder, two.python, two.place)
+    assert ("10.0.0.3", "fe80::1") == (three.target, four.target)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "hosts.txt names no host"),
+        ("# n1\n", "hosts.txt names no host"),
+        ("n1\nn1\n", "hosts.txt:2: n1 stands in"),
+        ("-oProxyCommand=x\n", "hosts.txt:1: '-oProxyCommand=x' is no host"),
+        ("n1;reboot\n", "'n1;reboot' is no host"),
+        ("n1 slots=8\n", "hosts.txt:1: 'slots=8' is not understood"),
+        ("n1 dir=here\n", "'dir=here' is not understood"),
+        ("n1 'dir=/x\n", "hosts.txt:1: No closing quotation"),
+    ],
+)
+def test_line_that_is_no_host_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    """With its place, and how it is written."""
+    path = tmp_path / "hosts.txt"
+    path.write_text(text)
+    with pytest.raises(HostsError) as raised:
+        read_hosts(path)
+    assert message in raised.value.message
+    assert raised.value.remedy
+
+
+def test_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    """By its name."""
+    with pytest.raises(HostsError, match=r"none\.txt cannot be read"):
+        read_hosts(tmp_path / "none.txt")
+
+
+def test_order_comes_as_it_was_sent() -> None:
+    """One line, whatever it holds."""
+    order = Order("/a\nb", ("run", "ü\n"), {"T": "secret"}, "x/r", 1.5)
+    line = order.to_line()
+    assert 1 == line.count("\n")
+    assert order == Order.from_line(line)
+
+
+@pytest.mark.usefixtures("real_processes")
+def test_host_that_leads_nowhere_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything begins; not where ssh goes through another host, which knows the name."""
+    said = tmp_path / "ssh"
+    host = Host("n9", "hosts.txt:3")
+    monkeypatch.setenv(ssh.SSH, str(said))
+
+    said.write_text("#!/bin/sh\necho hostname no-such-host.invalid\necho proxycommand none\n")
+    said.chmod(0o755)
+    with pytest.raises(HostsError, match=r"hosts\.txt:3: n9 does not resolve"):
+        check_resolves(host)
+    said.write_text("#!/bin/sh\necho hostname no-such-host.invalid\necho proxyjump gate\n")
+    check_resolves(host)
+    said.write_text("#!/bin/sh\necho 'bad option' >&2; exit 255\n")
+    with pytest.raises(HostsError, match="ssh cannot be asked about n9: bad option"):
+        check_resolves(host)
+    monkeypatch.setenv(ssh.SSH, str(tmp_path / "none"))
+    with pytest.raises(HostsError, match="ssh cannot be asked about n9"):
+        check_resolves(host)
+
+
+@pytest.mark.usefixtures("real_processes")
+@pytest.mark.parametrize(
+    ("script", "ends_with"),
+    [
+        ("exit 0", 0),
+        ("exit 3", 3),
+        ("exit 127", 127),
+        ("echo 'me@n: Permission denied (publickey).' >&2; exit 255", 2),
+        ("test -e gone && exit 1; touch gone; exit 255", 1),
+        ("test -e gone && exit 0; touch gone; exit 75", 0),
+        ("test -e gone && exit 0; touch gone; exit 137", 0),
+    ],
+)
+def test_node_is_started_again_where_that_may_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, ends_with: int
+) -> None:
+    """A connection that is gone, a node that was killed or asked to leave there; not one that ended by itself."""
+    program = tmp_path / "ssh"
+    program.write_text(f"#!/bin/sh\ncd {tmp_path}\ncat > order &\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv(ssh.SSH, str(program))
+    monkeypatch.setattr(ssh, "_FIRST_PAUSE_S", 0.01)
+    said: list[str] = []
+    process = HostProcess(Host("n1", "hosts.txt:1"), ORDER, lambda *_: None, said.append)
+    process.start()
+    process.join(60)
+    assert ends_with == process.exit_code
+    assert ("gone" in script) == any("it is started again in" in text for text in said)
+
+
+def test_pauses_grow() -> None:
+    """To a minute."""
+    pauses = ssh._pauses()
+    assert [1, 2, 4, 8, 16, 32, 60, 60] == [next(pauses) for _ in range(8)]

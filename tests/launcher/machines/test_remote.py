@@ -1,0 +1,124 @@
+"""What ssh starts on a host: one node of a run on a machine, and no signal to anybody else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elasticflow.errors import NOT_STARTED
+from elasticflow.launcher.machines import remote
+from elasticflow.launcher.machines.order import Order
+from elasticflow.system.file_lock import FileLock
+from elasticflow.system.process_record import ProcessRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("real_processes")
+
+
+@pytest.fixture
+def sleeping() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has nothing to do with the run."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def order(folder: Path, host: str, launch: str) -> Order:
+    """Return the order of a node that ends by itself at once."""
+    return Order(str(folder), ("--version",), {}, "job/run", 0.0, host, launch)
+
+
+def ordered(what: Order) -> tuple[int, str]:
+    """Return the exit code of what ssh starts, and all that it says; as long as its standard input stays open."""
+    done = subprocess.run(
+        [sys.executable, "-m", "elasticflow.launcher.machines.remote"],
+        input=what.to_line(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def test_process_of_another_machine_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeping: subprocess.Popen[bytes]
+) -> None:
+    """Hosts may share their folder for temporary files: the number in the lock is of another machine's process."""
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(remote, "_ENDING_S", 0.0)
+    what = order(tmp_path, "b", "two")
+    elsewhere = ProcessRecord(sleeping.pid, "another-host", "another-boot", 1)
+    lock = FileLock.take(remote.lock_path(what))
+    lock.write(elsewhere, node="a", launch="one")
+    started = time.monotonic()
+
+    def give_up(seconds: float) -> None:
+        if time.monotonic() > started + 1:
+            lock.close()
+        else:
+            os.sched_yield()
+
+    monkeypatch.setattr(time, "sleep", give_up)
+    taken = remote._take_lock(what)
+    assert taken is not None
+    taken.close()
+    assert sleeping.poll() is None
+
+
+def test_machines_that_share_a_folder_lock_files_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock on NFS holds for all machines; two of them are two hosts of a run."""
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    here = remote.lock_path(order(tmp_path, "a", "one"))
+    monkeypatch.setattr(remote, "boot_id", lambda: "another")
+    assert here != remote.lock_path(order(tmp_path, "b", "one"))
+
+
+def test_machine_and_folder_under_two_names_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeping: subprocess.Popen[bytes]
+) -> None:
+    """The second name is told with the first, and nobody is signalled."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    path = remote.lock_path(order(tmp_path, "a", "one"))
+    lock = FileLock.take(path)
+    lock.write(ProcessRecord.of(sleeping.pid), node="a", launch="one")
+    code, said = ordered(order(tmp_path, "b", "one"))
+    lock.close()
+
+    assert NOT_STARTED == code
+    assert "error: b and a are the same machine" in said
+    assert f"process {sleeping.pid} on" in said
+    assert sleeping.poll() is None
+
+
+def test_node_that_lost_its_connection_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked to leave, and its machine's next node begins."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    what = order(tmp_path, "a", "one")
+    lock = FileLock.take(remote.lock_path(what))
+    node = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], pass_fds=(lock.descriptor,)
+    )
+    lock.write(ProcessRecord.of(node.pid), node="a", launch="one")
+    lock.close()
+
+    code, said = ordered(what)
+    assert 128 + signal.SIGTERM == code  # its own standard input has ended
+    assert f"process {node.pid} on" in said
+    assert "\na node on" in said
+    assert -signal.SIGTERM == node.wait(60)

@@ -1,0 +1,37 @@
+"""The call by which a process joins a run."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from tests.forked import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from subprocess import CompletedProcess
+
+GENERATED = ROOT / "tests" / "compiler" / "golden" / "one_worker" / "train.py"
+
+
+def test_an_edited_train_py_of_an_earlier_version_still_trains(
+    plain_python: Callable[..., CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """It calls `elasticflow.join` with the digest of its job."""
+    text = GENERATED.read_text()
+    assert "    run = join_job(\n" in text
+    text = text.replace("join_job(", "elasticflow.join(").replace("STEPS = 200", "STEPS = 3")
+    text = text.replace('compare_replicas="1000 steps"', 'compare_replicas="2 steps", measures=Measures()')
+    text = text.replace(
+        "from elasticflow.runtime.loop.join import join_job",
+        "from elasticflow.runtime.measuring.speed import Measures",
+    )
+    (tmp_path / "train.py").write_text(
+        text.replace('(HERE / "../../../..").resolve()', f"Path({str(ROOT)!r})")
+    )
+    done = plain_python("train.py")
+
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [line["step"] for line in lines if line["event"] == "step"] == [1, 2, 3]
+    assert any(line["event"] == "training.finished" for line in lines)

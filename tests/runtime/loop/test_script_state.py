@@ -1,0 +1,361 @@
+"""State that a script holds beside what it kept: told at `keep` or after the first step, and refused once it changes."""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, lr_scheduler
+from torch.optim.swa_utils import AveragedModel
+
+from elasticflow.errors import StateError
+from elasticflow.runtime.loop.kept import parts_of, values_of
+from elasticflow.runtime.loop.script_state import ScriptState, argument_for
+from elasticflow.runtime.snapshot.unsaved import Unsaved
+from elasticflow.runtime.state.state import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Script:
+    """A trainer: it keeps a model and an optimizer, and may have more.
+
+    Attributes:
+        told: What was told, by name.
+    """
+
+    def __init__(self, me: Any, ignored: tuple[str, ...] = (), **kept: Any) -> None:
+        self.model = nn.Linear(2, 1)
+        self.optimizer = Adam(self.model.parameters(), lr=0.1)
+        self._me, self._ignored, self._kept = me, ignored, kept
+        self.told: dict[str, str] = {}
+
+    def keep(self, **more: Any) -> State:
+        """Do what `run.keep` does, called by a method of the script's."""
+        passed = {"model": self.model, "optimizer": self.optimizer, **self._kept, **more}
+        state = State(**parts_of(passed))
+        self._unsaved = Unsaved(self._me, state)
+        self._unsaved.add(ScriptState(state, sys._getframe(1), passed, self._ignored, self.told.__setitem__))
+        return state
+
+    def step(self, *actions: Callable[[], object]) -> None:
+        """Take a step, and these actions in it."""
+        self.model(torch.ones(3, 2)).sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        for action in actions:
+            action()
+        self._unsaved.after_step()
+
+    def snapshot(self) -> None:
+        """Do what is done before a snapshot."""
+        self._unsaved.before_snapshot()
+
+
+def train(script: Script, *actions: Callable[[], object]) -> None:
+    """Keep, and take two steps."""
+    script.keep()
+    script.step(*actions)
+    script.step(*actions)
+
+
+def closing_over(held: Any) -> Callable[[], Any]:
+    """Return a function that holds it."""
+    return lambda: held
+
+
+HOLDERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {
+    "a list": (lambda held: [held], lambda holder: holder[0], "holder[0]"),
+    "a dict": (lambda held: {"it": held}, lambda holder: holder["it"], "holder['it']"),
+    "an object": (lambda held: SimpleNamespace(it=held), lambda holder: holder.it, "holder.it"),
+    "a list in one": (
+        lambda held: SimpleNamespace(them=[held]),
+        lambda holder: holder.them[0],
+        "holder.them[0]",
+    ),
+    "a closure": (closing_over, lambda holder: holder(), "holder.held"),
+    "a variable": (lambda held: held, lambda holder: holder, "holder"),
+}
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_a_schedule_is_found_one_level_down(me: Any, name: str) -> None:
+    """Told at `keep`; refused in the first steps, where it moves."""
+    script = Script(me)
+    make, get, path = HOLDERS[name]
+    holder = make(lr_scheduler.StepLR(script.optimizer, 1))
+    script.keep()
+    assert script.told == {path: "torch.optim.lr_scheduler.StepLR"}
+    script.step(lambda: get(holder).step())
+    with pytest.raises(StateError, match="changes with the steps, and no snapshot holds it") as refused:
+        script.step(lambda: get(holder).step())
+    assert path in refused.value.message
+    assert f"run.keep({argument_for(path)}={path})" in str(refused.value.remedy)
+    assert script.told.keys() == {path}
+
+
+class Trainer(Script):
+    """Holds what else it has in attributes."""
+
+    def keep_and_train(self, *actions: Callable[[], object]) -> None:
+        """Do both in methods."""
+        self.keep()
+        self.step(*actions)
+        self.step(*actions)
+
+
+class Averages(Trainer):
+    """Has an average of its weights."""
+
+    def __init__(self, me: Any, ignored: tuple[str, ...] = ()) -> None:
+        super().__init__(me, ignored)
+        self._ema = AveragedModel(self.model)
+
+    def update(self) -> None:
+        """Move it."""
+        self._ema.update_parameters(self.model)
+
+
+def test_what_a_trainer_holds_is_found_by_its_self(me: Any) -> None:
+    """Its average of the weights: not moved it is told, moved refused."""
+    trainer = Averages(me)
+    trainer.keep_and_train()
+    assert trainer.told == {"self._ema": "torch.optim.swa_utils.AveragedModel"}
+    with pytest.raises(StateError, match=r"self\._ema, a torch.optim.swa_utils.AveragedModel, changes"):
+        trainer.keep_and_train(trainer.update)
+
+
+def test_what_a_policy_ignores_is_nobodys_business(me: Any) -> None:
+    """By the path that a refusal names."""
+    trainer = Averages(me, ignored=("self._ema",))
+    trainer.keep_and_train(trainer.update)
+    assert trainer.told == {}
+
+
+GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "torch": (torch.Generator, lambda g: torch.rand(1, generator=g)),
+    "python": (lambda: random.Random(3), lambda g: g.random()),
+    "numpy": (lambda: np.random.default_rng(3), lambda g: g.random()),
+    "old numpy": (lambda: np.random.RandomState(3), lambda g: g.rand()),
+}
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_a_generator_that_moved_is_refused_and_another_is_not_told(me: Any, name: str) -> None:
+    """One that split the data once is nobody's business; kept, it may move."""
+    make, draw = GENERATORS[name]
+    script, rng = Script(me), make()
+    draw(rng)
+    train(script)
+    assert script.told == {}
+    script.step(lambda: draw(rng))
+    with pytest.raises(StateError, match=r"rng, a .* changes with the steps"):
+        script.snapshot()
+
+    script = Script(me)
+    script.keep(rng=rng)
+    for _ in range(2):
+        script.step(lambda: draw(rng))
+    script.snapshot()
+
+
+def test_a_schedule_by_epochs_is_found_before_any_later_snapshot(me: Any) -> None:
+    """However many steps an epoch has."""
+    script = Script(me)
+    schedule = lr_scheduler.StepLR(script.optimizer, 1)
+    train(script)
+    for _ in range(5):
+        script.step()
+        script.snapshot()
+    schedule.step()
+    with pytest.raises(StateError, match=r"schedule, a torch.optim.lr_scheduler.StepLR, changes"):
+        script.snapshot()
+
+
+def hidden_schedule(optimizer: Any) -> Callable[[], None]:
+    """Return what steps a schedule that no variable leads to."""
+    hidden = {id(optimizer): lr_scheduler.ExponentialLR(optimizer, 0.9)}
+    HIDDEN.append([[[hidden]]])
+
+    def move() -> None:
+        HIDDEN[-1][0][0][0][id(optimizer)].step()
+
+    return move
+
+
+HIDDEN: list[Any] = []
+
+
+def test_a_schedule_that_is_hidden_is_known_by_its_optimizer(me: Any) -> None:
+    """What a schedule leaves on it tells that there is one; the rates, that it moves."""
+    script = Script(me)
+    move = hidden_schedule(script.optimizer)
+    script.keep()
+    assert script.told == {"scheduler": "learning-rate schedule that was made for optimizer"}
+    script.step(move)
+    with pytest.raises(StateError, match=r"optimizer\.lr is set by a schedule that no snapshot holds"):
+        script.step(move)
+
+
+def test_rates_that_the_script_sets_itself_are_in_the_snapshot(me: Any) -> None:
+    """By the number of the step, as nanoGPT does."""
+    script = Script(me)
+    train(
+        script,
+        lambda: script.optimizer.param_groups[0].update(lr=0.9 * script.optimizer.param_groups[0]["lr"]),
+    )
+    assert script.told == {}
+
+
+def test_what_is_kept_is_not_found_in_its_parts(me: Any) -> None:
+    """Schedules inside one, wrappers around the model, a module that holds it, an object's own generator."""
+
+    class Sampler:
+        def __init__(self) -> None:
+            self.rng = np.random.default_rng(1)
+
+        def state_dict(self) -> dict[str, Any]:
+            return self.rng.bit_generator.state  # type: ignore[return-value]
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.rng.bit_generator.state = state
+
+    script = Script(me)
+    warm = lr_scheduler.LinearLR(script.optimizer, 0.1, total_iters=2)
+    cosine = lr_scheduler.CosineAnnealingLR(script.optimizer, 9)
+    schedule = lr_scheduler.SequentialLR(script.optimizer, [warm, cosine], [2])
+    system = nn.Sequential(nn.DataParallel(script.model), nn.Flatten())
+    sampler = Sampler()
+    rng, parts = sampler.rng, [warm, cosine]
+    script.keep(schedule=schedule, sampler=sampler)
+    for _ in range(2):
+        script.step(schedule.step, rng.random, system.train)
+    assert (script.told, len(parts)) == ({}, 2)
+
+
+def test_another_model_that_trains_is_refused_and_a_frozen_one_told(me: Any) -> None:
+    """A teacher stays as it is; a loss with a center of its own, as DINO has it, does not."""
+
+    class Loss(nn.Module):
+        center: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("center", torch.zeros(2))
+
+    script, criterion, loss = Script(me), nn.CrossEntropyLoss(), Loss()
+    teacher = copy.deepcopy(script.model)
+    train(script)
+    assert script.told == {"teacher": "torch.nn.modules.linear.Linear"}
+    script.step(lambda: loss.center.add_(1))
+    with pytest.raises(StateError, match=r"loss, a .*Loss, changes"):
+        script.snapshot()
+    assert (criterion.training, teacher.training) == (True, True)
+
+
+def test_what_comes_after_keep_is_told_at_the_first_step(me: Any) -> None:
+    """Once."""
+    script = Script(me)
+    script.keep()
+    assert script.told == {}
+    later = lr_scheduler.StepLR(script.optimizer, 1)
+    script.step()
+    assert script.told == {"later": "torch.optim.lr_scheduler.StepLR"}
+    script.told.clear()
+    script.step()
+    assert (script.told, later.last_epoch) == ({}, 0)
+
+
+def test_a_number_that_the_script_moves_and_does_not_hand_back_is_refused(me: Any) -> None:
+    """`best = loss` changes a name of the script's alone; with `run.kept["best"] = best` all is well."""
+    script, best = Script(me), 9.5
+    state = script.keep(best=best)
+    script.step()
+    best = 3.25
+    with pytest.raises(StateError, match=r"best is 3.25 in the script, and run.kept\['best'\] is 9.5"):
+        script.step()
+    values_of(state)["best"] = best
+    script.step()
+    script.snapshot()
+
+
+def test_data_is_not_looked_into(me: Any) -> None:
+    """A dataset's generator belongs to the reading of its samples, and a long list is data."""
+
+    class Data:
+        def __init__(self) -> None:
+            self.rng = np.random.default_rng(1)
+
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> float:
+            return float(self.rng.random())
+
+    script, data, numbers = Script(me), Data(), [random.Random(3)] * 2000
+    train(script, lambda: data[0], numbers[0].random)
+    assert script.told == {}
+
+
+def test_an_optimizer_that_was_forgotten_is_refused(me: Any) -> None:
+    """With the model that it moves."""
+    script, critic = Script(me), nn.Linear(1, 1)
+    other = SGD(critic.parameters(), lr=0.1, momentum=0.9)
+    script.keep()
+
+    def move() -> None:
+        critic(torch.ones(1, 1)).sum().backward()
+        other.step()
+
+    script.step(move)
+    with pytest.raises(StateError, match=r"critic, a torch.nn.modules.linear.Linear, changes"):
+        script.step(move)
+    assert script.told.keys() == {"critic", "other"}
+
+
+class Warmup:
+    """A schedule made by hand around an optimizer, as transformers are often trained with."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.inner, self.n_steps, self.factor = optimizer, 0, 2.0
+
+    def step(self) -> None:
+        """Count."""
+        self.n_steps += 1
+
+
+def test_a_number_that_changes_beside_an_optimizer_is_told(me: Any) -> None:
+    """A counter of a schedule made by hand, from which a restart would begin anew."""
+    script = Script(me)
+    warmup = Warmup(script.optimizer)
+    script.keep()
+    script.step(warmup.step)
+    assert script.told == {}
+
+    script.step(warmup.step)
+
+    assert script.told == {"warmup.n_steps": "number that changes with the steps"}
+
+
+def test_a_number_that_is_kept_and_handed_back_is_not_told(me: Any) -> None:
+    """Its value in `run.kept` is the one that it has."""
+    script = Script(me)
+    warmup = Warmup(script.optimizer)
+    values = values_of(script.keep(n_steps=0))
+
+    def step() -> None:
+        warmup.step()
+        values["n_steps"] = warmup.n_steps
+
+    script.step(step)
+    script.step(step)
+
+    assert script.told == {}
