@@ -16,7 +16,7 @@ EXIT_CODES: dict[int, str] = {
     ANSWER_IS_NO: "the answer is no: findings, or the job failed",
     NOT_STARTED: "not started: usage, or the job was refused",
     BUDGET_SPENT: "the restart budget is spent",
-    INTERRUPTED: "interrupted: starting the same command again goes on",
+    INTERRUPTED: "interrupted: starting the same command again resumes the run",
     KILLED_BY_USER: "ended at once by a second Ctrl-C",
 }
 

@@ -109,7 +109,7 @@ RUN_FAILED = Event(
 )
 RUN_INTERRUPTED = Event(
     "run.interrupted",
-    "the launch ended before training did; the same command goes on, from the snapshot of step `goes_on_from`",
+    "the launch ended before training did; the same command resumes the run, from the snapshot of step `goes_on_from`",
     ("reason", "step", "goes_on_from", "seconds", "durations", "run_durations"),
 )
 SUPERVISOR_LOST = Event(
@@ -248,7 +248,7 @@ TRAINING_FINISHED = Event(
 )
 SNAPSHOT_STAGED = Event(
     "snapshot.staged",
-    "training goes on; the writer has the bytes",
+    "training continues; the writer has the bytes",
     ("name", "bytes", "stall_s", "trigger"),
     emitter="worker",
 )
@@ -269,7 +269,7 @@ SNAPSHOT_COMMITTED = Event(
 )
 SNAPSHOT_CHOSEN = Event(
     "snapshot.chosen",
-    "every rank has read and verified the snapshot that the generation goes on from",
+    "every rank has read and verified the snapshot that the generation resumes from",
     ("name",),
     emitter="worker",
 )
@@ -281,7 +281,7 @@ OPTIONS_CHANGED = Event(
 )
 JOB_CHANGED = Event(
     "job.changed",
-    "the snapshot that a generation goes on from was taken under another job: digests of both",
+    "the snapshot that a generation resumes from was taken under another job: digests of both",
     ("snapshot", "was", "now"),
     level="warning",
     emitter="worker",
@@ -373,7 +373,7 @@ PARAMETERS_GROUPED = Event(
 )
 DATASET_PASSED = Event(
     "dataset.passed",
-    "a data shard without `skip` is read again up to where the run goes on; said every ten seconds",
+    "a data shard without `skip` is read again up to where the run continues; said every ten seconds",
     ("shard", "samples"),
     emitter="worker",
     line=Template("data", "shard {shard}: {samples:sample} read again", symbol="note", tone="quiet"),
@@ -408,7 +408,7 @@ SCALE_NOT_REACHED = Event(
 )
 KIND_CHANGED = Event(
     "kind.changed",
-    "exact consistency goes on with other machines or libraries than its snapshot was taken on: bits may differ",
+    "exact consistency continues with other machines or libraries than its snapshot was taken on: bits may differ",
     ("changed",),
     level="warning",
     emitter="worker",
@@ -458,7 +458,7 @@ LOSS_SKIPPED = Event(
 )
 RECORD_DAMAGED = Event(
     "record.damaged",
-    "a file of the run is damaged, and the run goes on without what was in it",
+    "a file of the run is damaged, and the run continues without what was in it",
     ("path", "reason"),
     level="warning",
     line=Template("damaged", "{path} {reason}"),
@@ -489,14 +489,14 @@ STAGE_STARTED = Event(
 )
 STATE_PUT_BACK = Event(
     "state.put_back",
-    "the script changed what it keeps between run.keep and its loop; a run that goes on has it as the snapshot has it",
+    "the script changed what it keeps between run.keep and its loop; a run that continues has it as the snapshot has it",
     ("names", "snapshot"),
     level="warning",
     emitter="worker",
 )
 LOOP_CHANGED = Event(
     "loop.changed",
-    "what a script's loop is made with differs from what the snapshot was taken with, and the run goes on with it",
+    "what a script's loop is made with differs from what the snapshot was taken with, and the run continues with it",
     ("changes",),
     level="warning",
     emitter="worker",
@@ -525,16 +525,16 @@ MFU_UNKNOWN = Event(
 )
 DRIFT_FOUND = Event(
     "drift.found",
-    "the run goes on with what changed since its last launch: job, own code, libraries, machine",
+    "the run continues with what changed since its last launch: job, own code, libraries, machine",
     ("launch", "differences"),
 )
 SINK_FAILED = Event(
     "sink.failed",
-    "nothing gets through to a sink, which is tried again and again; training and other sinks go on",
+    "nothing gets through to a sink, which is tried again and again; training and other sinks continue",
     ("sink", "error"),
     level="warning",
     line=Template(
-        "sink", "{sink}: {error}", ("training goes on; it is tried again and goes on where it was",)
+        "sink", "{sink}: {error}", ("training continues; it is tried again and continues where it was",)
     ),
 )
 SINK_RECOVERED = Event(
@@ -552,13 +552,13 @@ SINK_SENDING = Event(
 )
 SINK_UNSENT = Event(
     "sink.unsent",
-    "the launch has ended before a sink had everything; the next launch or `elasticflow sinks send` goes on there",
+    "the launch has ended before a sink had everything; the next launch or `elasticflow sinks send` continues there",
     ("sink", "points", "error"),
     level="warning",
 )
 FOLLOWER_LOST = Event(
     "follower.lost",
-    "the process that sends metrics and events to sinks has ended; another one goes on where it was after a pause",
+    "the process that sends metrics and events to sinks has ended; another one continues where it was after a pause",
     ("reason", "log", "pause_s"),
     level="warning",
     line=Template("sinks", "the process that serves sinks {reason}; see {log}"),
@@ -713,11 +713,11 @@ FIELDS: dict[str, Field] = {
     "address": Field("text", "where the last one came from", "client.address"),
     "command": Field("text", "a process's command line, cut short", "process.command_line"),
     "endpoint": Field("text?", "where other machines reach the launch", "server.address"),
-    "resume_command": Field("text?", "what goes on with the run; none: `elasticflow resume`"),
+    "resume_command": Field("text?", "what continues with the run; none: `elasticflow resume`"),
     "torch": Field("text", "torch's version"),
     "schema": Field("whole", "version of the schema of these lines"),
     "launch": Field("whole", "start of the run, numbered from 1"),
-    "resumed": Field("flag", "it goes on with what an earlier launch left"),
+    "resumed": Field("flag", "it continues with what an earlier launch left"),
     # What went wrong, and why.
     "class": Field("text", "class of a failure, or how a group ended", "error.type"),
     "error": Field("text", "what went wrong, in a line or two", "exception.message"),

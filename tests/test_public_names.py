@@ -22,7 +22,7 @@ def test_names() -> None:
 
 
 def test_signatures_of_the_run() -> None:
-    """A script that was written against them goes on running."""
+    """A script that was written against them continues running."""
     methods = ["keep", "batches", "gradients", "log", "step", "evaluate", "call", "stop", "finish"]
     parameters = {
         name: list(inspect.signature(getattr(elasticflow.Run, name)).parameters)[1:] for name in methods

@@ -1,4 +1,4 @@
-"""Schedules with a warm-up: their rates step by step, and going on in the middle."""
+"""Schedules with a warm-up: their rates step by step, and resuming in the middle."""
 
 from __future__ import annotations
 

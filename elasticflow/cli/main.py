@@ -44,7 +44,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "compile": CommandEntry(
         "write.compile", "Write a job's launch folder: train.py, torchrun.sh, plan.", guide="adopting"
     ),
-    "run": CommandEntry("train.run", "Train a job, or go on with its run.", guide="restarts"),
+    "run": CommandEntry("train.run", "Train a job, or continue with its run.", guide="restarts"),
     "render": CommandEntry(
         "train.clusters_group", "Write a job as what a cluster's scheduler takes.", guide="machines"
     ),
@@ -52,7 +52,7 @@ COMMANDS: dict[str, CommandEntry] = {
         "train.clusters_group", "Give a job to a cluster's scheduler.", "submit", guide="slurm"
     ),
     "resume": CommandEntry(
-        "train.resume", "Go on with a run from its newest good snapshot.", guide="restarts"
+        "train.resume", "Continue with a run from its newest good snapshot.", guide="restarts"
     ),
     "runs": CommandEntry("look.runs_group", "List runs; remove them."),
     "status": CommandEntry("look.status", "Show how a run is doing.", guide="observability"),

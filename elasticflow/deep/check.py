@@ -75,7 +75,7 @@ def try_out(
         project_root: Where its code is found.
         limit_s: Seconds for all of it.
         takes_step: Also train one step on the CPU.
-        watch: Called several times a second with what goes on, in words.
+        watch: Called several times a second with the current activity, in words.
 
     Raises:
         JobRefusedError: an argument of the job cannot be written down.

@@ -106,7 +106,7 @@ def join(
         if code is not None:
             return code
         say(
-            "the process that led the run is gone: the run goes on from here, unless another machine is first"
+            "the process that led the run is gone: the run resumes from here, unless another machine is first"
         )
         try:
             return lead(replace(request, folder=node.folder, accept_drift=False))

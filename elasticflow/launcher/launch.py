@@ -225,7 +225,7 @@ def _naming_files(folder: RunFolder) -> Iterator[None]:
         path = error.filename or folder.path
         raise StorageError(
             f"{path} cannot be used: {error.strerror or error}",
-            "see to it that it can be read and written; the same command goes on then",
+            "see to it that it can be read and written; then the same command resumes the run",
         ) from error
 
 

@@ -57,7 +57,7 @@ def made_before(
     if newest is None and damages and not accept_drift:
         raise RecordError(
             f"nothing tells what run {folder.run_id} was made from: {'; '.join(map(str, damages))}",
-            "put one of these files back; or, if the job is as it was, go on without comparing: --accept-drift",
+            "put one of these files back; or, if the job is as it was, continue without comparing: --accept-drift",
         )
     instead = f"{newest.place} is used instead" if newest else "nothing is compared, as accepted"
     for damage in damages:
@@ -119,13 +119,13 @@ def check_drift(
     lines = list(lines_of(differences))
     for weight, remedy in _REMEDIES.items():
         if weight in weights and not (weight == "trajectory" and accept_drift):
-            title = f"run {folder.run_id} cannot go on with what changed since its last launch:"
+            title = f"run {folder.run_id} cannot continue with what changed since its last launch:"
             raise DriftRefusedError("\n".join([title, *lines]), remedy)
     if differences:
         consent = ", as accepted" if "trajectory" in weights else ""
         warn(
             "\n".join(
-                [f"run {folder.run_id} goes on with what changed since its last launch{consent}:", *lines]
+                [f"run {folder.run_id} continues with what changed since its last launch{consent}:", *lines]
             )
         )
     return differences

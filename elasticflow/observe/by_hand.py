@@ -124,7 +124,7 @@ class _Told:
                 pass
 
     def _settle(self, step: int) -> None:
-        """Have lines after *step*, from which a generation goes on, count no more."""
+        """Have lines after *step*, from which a generation continues, count no more."""
         self._redone += [line for line in self._measured if int_of(line, "step") > step]
         self._measured = [line for line in self._measured if int_of(line, "step") <= step]
 

@@ -51,7 +51,7 @@ PHASES = frozenset(
 
 @dataclass
 class Stop:
-    """The end of a generation, or of a launch that could not go on, and what followed from it.
+    """The end of a generation, or of a launch that could not continue, and what followed from it.
 
     Attributes:
         generation: Number of the generation; 0 before the first.
@@ -172,7 +172,7 @@ class Generation:
         reason: Why it was formed: start, crash, resume ...
         world_size: Workers.
         members: Its nodes, in rank order; they know what became of them since.
-        parent: Name of the snapshot it went on from; None: the beginning, or nothing tells.
+        parent: Name of the snapshot it resumed from; None: the beginning, or nothing tells.
         first_step_at: Unix time at which its first step was done.
         drain_at: Unix time at which its workers were asked to leave.
         drain_reason: Why they were.
@@ -305,7 +305,7 @@ class RunHistory:
     Attributes:
         launches: Launches.
         generations: Generations by number.
-        stops: Ends of generations, and of launches that could not go on.
+        stops: Ends of generations, and of launches that could not continue.
         failures: `worker.failed` records, each of the first worker that failed in its generation.
         snapshots: Snapshots that were committed, rejected or not written.
         node_events: Records about nodes, and failures on them, each with its seconds of the run.
@@ -443,7 +443,7 @@ class RunHistory:
             take(self, event, at)
 
     def forget(self) -> None:
-        """Keep only the newest of each kind: a view of a run that goes on, perhaps for weeks, asks for no more."""
+        """Keep only the newest of each kind: a view of a run that continues, perhaps for weeks, asks for no more."""
         kept: list[list[Any]] = [
             self.launches,
             self.stops,

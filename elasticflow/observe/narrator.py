@@ -169,10 +169,10 @@ class RunNarrator:
         if self._history.script is not None and not step:
             text = "the script has left"
         if record.get("goes_on_from") is not None and (begin := int_of(record, "goes_on_from")) != step:
-            text += f", to go on from step {begin}" if begin else ", to go on from the beginning"
+            text += f", to resume from step {begin}" if begin else ", to resume from the beginning"
         if record.get("reason"):
             text += f" ({record['reason']})"
-        more = (f"go on with: {self._again(record)}", *self._place())
+        more = (f"continue with: {self._again(record)}", *self._place())
         return Line("interrupted", text, more, symbol="stop")
 
     def _generation_started(self, record: Record) -> Line:
@@ -212,7 +212,7 @@ class RunNarrator:
         script, after = str(record.get("script")), float_of(record, "seconds_since_failure")
         if after is None or not self._history.is_recovering:
             return Line("script", script, symbol="start", tone="plain")
-        # Whether training goes on, only a step of it tells.
+        # Whether training continues, only a step of it tells.
         return Line("started again", f"{script}, {span(after)} after the failure", symbol="again")
 
     def _drain_requested(self, record: Record) -> Line | None:
@@ -258,7 +258,7 @@ class RunNarrator:
         if after is None or not self._history.is_recovering:
             return None
         text = f"step {record.get('step')} done {span(after)} after the failure"
-        return Line("going on", text, symbol="done", tone="good")
+        return Line("resuming", text, symbol="done", tone="good")
 
     def _snapshot_committed(self, record: Record) -> Line | None:
         is_routine = str(record.get("trigger")) not in {"final", "end", "drain"}

@@ -111,7 +111,7 @@ def _inputs_at(uri: str) -> RunInputs:
 
 
 def differences_of(old: RunInputs, new: RunInputs) -> list[Difference]:
-    """Return what differs, weighed as if the run *old* were to go on as *new*; how the runs went does not count."""
+    """Return what differs, weighed as if the run *old* were to continue as *new*; how the runs went does not count."""
     return [*compare_made(old.made, new.made), *_data(old, new), *_patch(old, new)]
 
 
@@ -149,7 +149,7 @@ def _data(old: RunInputs, new: RunInputs) -> Iterator[Difference]:
             f"{str(data.get('fingerprint'))[:_DIGEST_SHOWN]} ({data.get('samples')})" for data in (was, now)
         )
         yield Difference(
-            f"data.{name}", before, after, "corrupting", "other data: a run does not go on with it"
+            f"data.{name}", before, after, "corrupting", "other data: a run does not continue with it"
         )
 
 
@@ -158,7 +158,7 @@ def _values(name: str, was: object, now: object) -> Iterator[Difference]:
     if isinstance(was, dict) and isinstance(now, dict):
         for key in was:
             if key in now and was[key] != now[key]:
-                reason = "the job is made with it: a run does not go on with another"
+                reason = "the job is made with it: a run does not continue with another"
                 yield Difference(f"data.{name}.{key}", was[key], now[key], "corrupting", reason)
 
 

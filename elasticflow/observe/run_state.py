@@ -59,7 +59,7 @@ class RunState:
         epochs: Passes over the data in all, if the job says them.
         budget_left: Restarts left in the budget; None where the run does not say.
         activities: By node, the activity that has lasted for longer than a moment (`protocol/display.py`).
-        durations: Seconds of all launches by what went on; they add up to the run's time; empty if not known.
+        durations: Seconds of all launches by activity; they add up to the run's time; empty if not known.
         launch_durations: The newest launch's.
     """
 

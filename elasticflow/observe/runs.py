@@ -97,7 +97,7 @@ def is_finished(folder: RunFolder) -> bool:
 def newest_resumable(project_root: Path) -> RunFolder | None:
     """Return the newest run that is not finished, or None.
 
-    A run that is running counts: to go on with an older one instead would surprise whoever typed `resume`.
+    A run that is running counts: to continue with an older one instead would surprise whoever typed `resume`.
     """
     return next(
         (run for run in list_runs(project_root) if run.launch_numbers() and not is_finished(run)), None
@@ -115,7 +115,7 @@ def _run_at(path: Path, *, by_hand: bool) -> RunFolder | None:
 def _no_supervisor(text: str) -> RunNotFoundError:
     return RunNotFoundError(
         f'"{text}" was started without `elasticflow run`: no supervisor leads it, and no job is recorded',
-        "status, metrics, logs, why, report and snapshots show it; the command that started it goes on with it",
+        "status, metrics, logs, why, report and snapshots show it; the command that started it continues with it",
     )
 
 

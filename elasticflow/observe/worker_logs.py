@@ -111,7 +111,7 @@ def follow(
     is_shown: Callable[[LogLine], bool] = lambda _: True,
     backlog: int | None = None,
 ) -> Iterator[LogLine]:
-    """Yield lines as they are written, going on to newer generations unless one is named.
+    """Yield lines as they are written, resuming to newer generations unless one is named.
 
     Ends when *is_live* is no longer true and all that was written has been read.
 

@@ -1,4 +1,4 @@
-"""How much it matters to a run that goes on when a key of its job differs: one table for job files and scripts.
+"""How much it matters to a run that continues when a key of its job differs: one table for job files and scripts.
 
 A script on `elasticflow.join` states some of these keys by arguments of its calls; they weigh as much there.
 """
@@ -22,7 +22,7 @@ _OTHER_EVALUATION = (
 _WEIGHTS: dict[str, tuple[Weight, str]] = {
     "job": ("harmless", "names and places only"),
     "job.seed": ("corrupting", "the order of samples is another: some would be repeated, some left out"),
-    "script": ("harmless", "a script goes on from what it has saved"),
+    "script": ("harmless", "a script resumes from what it has saved"),
     "model.entry": ("corrupting", _OTHER_STATE),
     "model.args": ("corrupting", _OTHER_STATE),
     "model.flops_per_sample": ("harmless", "a number in logs only"),
@@ -110,7 +110,7 @@ def weigh(key: str, was: Any, now: Any) -> tuple[Weight, str]:
     Args:
         key: A dotted key of the job file, without numbers of lists and names of sets.
         was: Value of the run so far; None: absent.
-        now: Value to go on with; None: absent.
+        now: Value to continue with; None: absent.
     """
     if key in _PARTS and (was is None or now is None):
         return "corrupting", _OTHER_STATE

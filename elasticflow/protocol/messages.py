@@ -281,7 +281,7 @@ class CompilerCacheMoved:
 
 @dataclass(frozen=True)
 class CompilerCacheFailed:
-    """A node's compiler cache could not be kept, saved or loaded (*action*), for the reason *reason*; the run goes on."""
+    """A node's compiler cache could not be kept, saved or loaded (*action*), for the reason *reason*; the run continues."""
 
     node: str
     action: str

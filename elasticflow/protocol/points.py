@@ -1,6 +1,6 @@
 """What hooks log: lines of `logged/g<generation>-rank<rank>.jsonl` in the run folder, and images beside them.
 
-A worker appends to a file of its own generation, whose first line says after which step that generation went on. So
+A worker appends to a file of its own generation, whose first line says after which step that generation continued. So
 whoever reads leaves out what an earlier generation logged of steps that were done again, and nothing is there twice.
 Lines of a step are on disk before a snapshot of that step is handed over, so nothing is missing either.
 """

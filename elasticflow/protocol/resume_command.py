@@ -1,4 +1,4 @@
-"""The command that goes on with a run, where `elasticflow resume` would not: its nodes are elsewhere."""
+"""The command that continues with a run, where `elasticflow resume` would not: its nodes are elsewhere."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def told_command() -> str | None:
 
 
 def resume_command(run_id: str, told: object) -> str:
-    """Return the command that goes on with a run; *told* is what its launch wrote down."""
+    """Return the command that continues with a run; *told* is what its launch wrote down."""
     return told if isinstance(told, str) and told else f"elasticflow resume {run_id}"

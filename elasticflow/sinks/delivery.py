@@ -100,7 +100,7 @@ class Delivery:
         is_done: Set once `finish` was called and all is delivered.
         unit: What `unsent` counts, in words.
         error: Why nothing gets through now; None while all is well.
-        busy_since: Monotonic time at which the call that goes on now began; None between calls.
+        busy_since: Monotonic time at which the call that continues now began; None between calls.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ class MLflow(Sink):
         self._run_id = ""
 
     def open(self, run: RunFacts, remembered: Remembered) -> None:
-        """Go on with the run, which is made if there is none; parameters that changed stand as tags."""
+        """Continue with the run, which is made if there is none; parameters that changed stand as tags."""
         given = self.options.get("uri") or os.environ.get("MLFLOW_TRACKING_URI")
         own, artifacts = (
             f"sqlite:///{run.project_root / 'mlflow.db'}",

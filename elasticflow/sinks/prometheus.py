@@ -67,7 +67,7 @@ class Prometheus(Sink):
         self._write()
 
     def events(self, batch: Sequence[EventRecord]) -> None:
-        """Take over whether the run goes on."""
+        """Take over whether the run continues."""
         for record in batch:
             name = record.get("event")
             self._state = _ENDS.get(str(name), "running" if name == events.RUN_STARTED else self._state)

@@ -42,7 +42,7 @@ class Position:
         logged: By rank, in what hooks logged: the newest file that was read, the bytes of it, and by name the last step
             that older files (`before`) and this one (`here`) gave.
         failures: How many generations had failed.
-        restarts: After how many failures training went on.
+        restarts: After how many failures training continued.
     """
 
     metrics: Bookmark = field(default_factory=Bookmark)

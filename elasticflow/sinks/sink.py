@@ -110,7 +110,7 @@ class Sink(ABC):
         return
 
     def close(self) -> None:
-        """Flush and let go: the process ends, or the launch did. The run may go on later."""
+        """Flush and let go: the process ends, or the launch did. The run may continue later."""
         return
 
 

@@ -1,7 +1,7 @@
 """TensorBoard: event files, written record by record.
 
 Guarantee: each point once, also after a crash between a write and its record: what was written after the last record is
-read from the event files themselves. Each process writes a new file; where one was cut, TensorBoard goes on with the next.
+read from the event files themselves. Each process writes a new file; where one was cut, TensorBoard continues with the next.
 """
 
 from __future__ import annotations

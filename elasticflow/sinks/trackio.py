@@ -32,7 +32,7 @@ class Trackio(Sink):
         self._facts = run
 
     def points(self, batch: Sequence[Point]) -> None:
-        """Go on with the run, log a row for each point, and have them written."""
+        """Continue with the run, log a row for each point, and have them written."""
         run = self._trackio.init(
             project=self.options.get("project") or self._facts.job,
             name=self._facts.run_id,

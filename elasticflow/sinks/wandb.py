@@ -35,7 +35,7 @@ class WandB(Sink):
         self._rows, self._exit_code = 0, 0
 
     def open(self, run: RunFacts, remembered: Remembered) -> None:
-        """Begin or continue the run; rows go on where they were."""
+        """Begin or continue the run; rows continue where they were."""
         self._rows = remembered.get("rows", 0)
         self._id = remembered.get("id") or _WRONG.sub("-", f"{run.job}-{run.run_id}")[-128:]
         folder = run.folder / "wandb"

@@ -43,7 +43,7 @@ POINTS = {
     "snapshot.mid_copy": "half of the tensors are copied into staging memory",
     "snapshot.after_copy": "all is copied, the writer does not know it",
     "snapshot.after_stage": "the share was handed to the writer",
-    # A worker goes on from one.
+    # A worker resumes from one.
     "tier.before_seal": "a slot of the memory tier is filled, it does not count yet",
     "restore.before_recall": "the writer is not asked what it holds in memory",
     "restore.before_read": "the candidates are known, none was read",

@@ -120,7 +120,7 @@ def configure(
     """Send structlog, stdlib logging and warnings of this process as JSON lines to *stream*.
 
     Each line is one `write` followed by a flush, so lines of several processes never tear
-    (structlog's default PrintLogger writes text and newline apart under `python -u`). Processes that this one forks go on
+    (structlog's default PrintLogger writes text and newline apart under `python -u`). Processes that this one forks continue
     with it. Secrets of the environment are masked; an exception has no values of variables.
 
     Args:

@@ -135,7 +135,7 @@ def require_usable(appended: Iterable[Path], replaced: Iterable[Path]) -> None:
     replaceable = set(replaced)
     for path in (*appended, *replaceable):
         if (damage := _obstacle(path, is_replaced=path in replaceable)) is not None:
-            raise RecordError(str(damage), f"{damage.remedy}; then the same command goes on")
+            raise RecordError(str(damage), f"{damage.remedy}; then the same command resumes the run")
 
 
 def _obstacle(path: Path, *, is_replaced: bool) -> Damage | None:

@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 2 --max-restarts 5 examples/ddp_tutorial/train_ddp.py
 
 It is what the tutorials teach, complete: process group, sampler, the loop, the schedule, evaluation, a snapshot by
-rank 0 and going on from it. README.md sets it beside the job file, and the benchmarks measure against it.
+rank 0 and resuming from it. README.md sets it beside the job file, and the benchmarks measure against it.
 
 What it does not do: stop in the middle of an epoch, keep more than one snapshot, notice a half-written or damaged
 one, use another number of workers without repeating or losing samples, or say what happened.

@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 2 train_ddp.py
 
-What it does not do: go on after a kill in the midst of an epoch with no sample lost or repeated, with another number of
+What it does not do: continue after a kill in the midst of an epoch with no sample lost or repeated, with another number of
 workers, or from a snapshot that was half written; restart only what died; log what happened.
 """
 
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument(
-        "--snapshot", type=Path, default=Path("snapshot.pt"), help="to save, and to go on from"
+        "--snapshot", type=Path, default=Path("snapshot.pt"), help="to save, and to resume from"
     )
     options = parser.parse_args()
 

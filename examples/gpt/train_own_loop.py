@@ -1,4 +1,4 @@
-"""train_ddp.py on elasticflow's six calls: the same loop, which goes on in the midst of an epoch, at any number of workers.
+"""train_ddp.py on elasticflow's six calls: the same loop, which continues in the midst of an epoch, at any number of workers.
 
     torchrun --standalone --nproc-per-node 2 train_own_loop.py
     python train_own_loop.py

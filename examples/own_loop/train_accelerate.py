@@ -1,4 +1,4 @@
-"""A loop of Accelerate's that goes on in the midst of an epoch, at any number of workers.
+"""A loop of Accelerate's that continues in the midst of an epoch, at any number of workers.
 
     python train_accelerate.py
     accelerate launch train_accelerate.py

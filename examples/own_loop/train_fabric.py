@@ -1,4 +1,4 @@
-"""A loop of Lightning Fabric's that goes on in the midst of an epoch, at any number of workers.
+"""A loop of Lightning Fabric's that continues in the midst of an epoch, at any number of workers.
 
     python train_fabric.py
     elasticflow run fabric.toml

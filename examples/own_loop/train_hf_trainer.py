@@ -1,4 +1,4 @@
-"""The Trainer of Transformers, going on in the midst of an epoch, at any number of workers.
+"""The Trainer of Transformers, resuming in the midst of an epoch, at any number of workers.
 
     python train_hf_trainer.py
     elasticflow run hf_trainer.toml
@@ -45,7 +45,7 @@ class Sums(Dataset[dict[str, torch.Tensor]]):
 
 
 class Batches:
-    """What the Trainer takes for its loader: this rank's parts of the run's batches, from where the run goes on."""
+    """What the Trainer takes for its loader: this rank's parts of the run's batches, from where the run continues."""
 
     def __init__(self, run: ef.Run, dataset: Any, size: int, steps: int) -> None:
         self.run, self.dataset, self.size, self.steps = run, dataset, size, steps
@@ -86,7 +86,7 @@ class ElasticTrainer(Trainer):
         return loss
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Make the schedule, the last of what is kept; then the newest snapshot says where training goes on."""
+        """Make the schedule, the last of what is kept; then the newest snapshot says where training continues."""
         scheduler = super().create_scheduler(num_training_steps, optimizer)
         self.run.keep(model=self.model, optimizer=self.optimizer, scheduler=scheduler)
         self.state.global_step = self.run.position.step

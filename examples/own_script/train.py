@@ -68,7 +68,7 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.epoch = state["epoch"]
         if self.rank == 0:
-            print(f"going on after epoch {self.epoch}", flush=True)
+            print(f"resuming after epoch {self.epoch}", flush=True)
 
 
 def main() -> None:

@@ -54,7 +54,7 @@ class Trainer:
         self.model.load_state_dict(snapshot["model"])
         self.optimizer.load_state_dict(snapshot["optimizer"])
         self.epochs_run = snapshot["finished_epoch"]
-        print(f"going on after epoch {self.epochs_run}", flush=True)
+        print(f"resuming after epoch {self.epochs_run}", flush=True)
 
     def _save_snapshot(self, epoch: int) -> None:
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}

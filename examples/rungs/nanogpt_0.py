@@ -58,7 +58,7 @@ if checkpoint_path.exists():
     model.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])
     iter_num = checkpoint["iter_num"]
-    print(f"going on after step {iter_num}", flush=True)
+    print(f"resuming after step {iter_num}", flush=True)
 replicas: Any = DistributedDataParallel(model) if ddp else model
 loss: Any = None
 

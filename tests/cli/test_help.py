@@ -69,7 +69,7 @@ def test_examples_are_of_commands_and_options_that_exist() -> None:
     """Each example of the help parses: its command, its options and their values."""
     wrong = []
     for words, command in COMMANDS:
-        text = re.sub(r" \\\n +", " ", command.help or "")  # lines that go on
+        text = re.sub(r" \\\n +", " ", command.help or "")  # lines that continue
         for line in re.findall(r"^ *(?:.*: +)?elasticflow (.*)$", text, re.MULTILINE):
             typed = re.split(r"  +|\s[>|]", line)[0].removesuffix(")")  # what follows is said about it
             try:

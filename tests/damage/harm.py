@@ -205,7 +205,7 @@ class Answer:
     Attributes:
         code: Exit code; None if it ended in a traceback.
         said: All that it printed.
-        went_on_from: The snapshot that a launch went on from; None if it went on from none.
+        went_on_from: The snapshot that a launch resumed from; None if it resumed from none.
         claimed: Generations that it claimed.
     """
 
@@ -218,7 +218,7 @@ class Answer:
 def problem_of(command: str, file: Path, answer: Answer, expected: str) -> str | None:
     """Return what is wrong with an answer; None if it is as people may expect.
 
-    A launch goes on from the newest snapshot that is whole, or is refused with exit 2, naming file and remedy, before a
+    A launch resumes from the newest snapshot that is whole, or is refused with exit 2, naming file and remedy, before a
     generation is claimed. What only looks does so with what is left, or is refused in the same way; for one damaged
     snapshot the others are not withheld.
     """
@@ -236,7 +236,7 @@ def problem_of(command: str, file: Path, answer: Answer, expected: str) -> str |
         if answer.code != 0:
             return f"ended with {answer.code}"
         if answer.went_on_from != expected:
-            return f"went on from {answer.went_on_from}, not {expected}"
+            return f"resumed from {answer.went_on_from}, not {expected}"
         return None
     if answer.code == 1 and command == "snapshots verify":
         return None if file.parts[0] == "snapshots" else "said a whole snapshot is damaged"

@@ -1,7 +1,7 @@
 """A run that was interrupted after three snapshots, made by the product's own writers in this process, and its next launch.
 
 What needs other processes is left out: no agent is started, no worker trains. A launch is cut short right after it has
-decided which snapshot it goes on from.
+decided which snapshot it resumes from.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Beginning(Supervisor):
 
 
 class _Decision(Supervisor):
-    """A launch that ends once it is known from where it goes on."""
+    """A launch that ends once it is known from where it continues."""
 
     decided: str | None = None
 
@@ -156,7 +156,7 @@ def make(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have launches end once they have decided from where they go on."""
+    """Have launches end once they have decided from where they continue."""
     monkeypatch.setattr(launch_module, "Supervisor", _Decision)
 
 

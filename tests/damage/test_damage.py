@@ -1,6 +1,6 @@
 """Damage ends nothing: every file of a run times every damage times every command.
 
-A launch goes on from the newest snapshot that is whole, or is refused with file and remedy before anything is claimed;
+A launch resumes from the newest snapshot that is whole, or is refused with file and remedy before anything is claimed;
 what only looks never ends in a traceback. `tests/measured/campaign/damage.py` does the same with real processes.
 """
 
@@ -75,7 +75,7 @@ def copy(original: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _decided_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut launches short once they have decided from where they go on; what takes long and matters not is left out."""
+    """Cut launches short once they have decided from where they continue; what takes long and matters not is left out."""
     made_run.cut_short(monkeypatch)
     monkeypatch.setattr(validate_source, "check_entry_points", lambda *_: [])
     monkeypatch.setattr(environment, "git_state", lambda _: None)

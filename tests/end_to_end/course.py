@@ -100,7 +100,7 @@ class Course:
         self.generation = self.series.trains(after)
 
     def blow(self, what: str, strike: Callable[[], object], expected: Expected) -> Try:
-        """Strike, wait until training goes on, and look whether it went on as it must."""
+        """Strike, wait until training continues, and look whether it continued as it must."""
         done = Try(self.part, what, step=self.series.step())
         self.tries.append(done)
         before, began = self.generation, time.monotonic()

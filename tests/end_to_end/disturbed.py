@@ -32,7 +32,7 @@ class Outcome:
         victim: What was killed, or the signal that was sent.
         point: Where in the code.
         lost: Steps done again.
-        seconds: Until training went on.
+        seconds: Until training continued.
         is_wrongly_loaded: A snapshot was loaded that is not what was written.
         problems: In words.
     """
@@ -118,7 +118,7 @@ class Series:
         assert [] == wait_gone(self._id)
 
     def resume(self, *options: str) -> None:
-        """Go on with the run in a new launch."""
+        """Continue with the run in a new launch."""
         self.running = self._project.start(
             "resume", self._id, *options, run_id=self._id, job=self._job, **self._environment
         )
@@ -145,7 +145,7 @@ class Series:
         started = self.started(after)
         name = started["restored_from"]
         if started["step"] < committed:
-            outcome.problems.append(f"went on from step {started['step']}, {committed} was committed")
+            outcome.problems.append(f"resumed from step {started['step']}, {committed} was committed")
         if name is not None and name != "memory" and (damage := self._damage(name)):
             outcome.problems.append(f"loaded {name}: {damage}")
             outcome.is_wrongly_loaded = True

@@ -110,7 +110,7 @@ class Running:
         return halted
 
     def leave_from_halt(self, rank: int, generation: int) -> None:
-        """Ask the launch to leave while a worker of *generation* halts, have that go on, and see the end: exit code 75."""
+        """Ask the launch to leave while a worker of *generation* halts, have that continue, and see the end: exit code 75."""
         worker = self.halted(rank, generation)
         before = len(named(self.events(), events.DRAIN_REQUESTED))
         self.process.send_signal(signal.SIGTERM)

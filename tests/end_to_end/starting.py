@@ -26,7 +26,7 @@ RESTART_S = 0.3
 
 
 def strike(series: Series, *victims: str, within_s: float) -> None:
-    """Kill *victims* one after the other, each at a random moment of the next *within_s*; return once training goes on.
+    """Kill *victims* one after the other, each at a random moment of the next *within_s*; return once training continues.
 
     A victim that is not there at its moment is killed as soon as it is. Each kill ends an agent with all its helpers, so
     the next victim is a helper of the agent that follows.

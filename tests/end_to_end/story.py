@@ -31,7 +31,7 @@ class Facts:
 
     Attributes:
         failures: Generations that ended in a failure, and of which class.
-        starts: Step that each generation went on from, by generation.
+        starts: Step that each generation resumed from, by generation.
         kept: Generations of which steps count, in order.
         redone: Steps of each generation that were lost and done again, where there are any.
         step: The last finished one.

@@ -120,7 +120,7 @@ def everybody(running: Running) -> list[psutil.Process]:
 
 
 def test_full_disk(full_disk: FullDisk, tiny_reference: Reference) -> None:
-    """Training goes on, the failure is told, what was there stays; as soon as there is room, snapshots are taken."""
+    """Training continues, the failure is told, what was there stays; as soon as there is room, snapshots are taken."""
     happened = full_disk.running.events()
     assert "warning" == full_disk.failed["level"]
     for told in (full_disk.failed["reason"], full_disk.running.output.read_text()):
@@ -142,7 +142,7 @@ def test_killed_inside_saves_then_suspended_while_another_host_goes_on(
 ) -> None:
     """Halted with its manifest written, killed with all others; resumed, where the writer dies with half a shard.
 
-    Then its whole host is suspended, and another goes on to the end; woken up, the first ends by itself and harms nothing.
+    Then its whole host is suspended, and another continues to the end; woken up, the first ends by itself and harms nothing.
     """
     tiny_job.write_standard(project)
     cue, store = tmp_path / "cue", tmp_path / "store"

@@ -1,4 +1,4 @@
-"""`run --all`: the cases of a file one after the other, interrupted, killed and gone on with."""
+"""`run --all`: the cases of a file one after the other, interrupted, killed and resumed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def start(project: Project) -> Running:
 
 
 def test_a_sweep_goes_on_where_it_was_interrupted_or_killed(project: Project) -> None:
-    """SIGTERM in the second case: 75; the same command goes on with it, also after kill -9; each step is done once."""
+    """SIGTERM in the second case: 75; the same command continues with it, also after kill -9; each step is done once."""
     tiny_job.write_standard(project)
     project.write("jobs/sweep.toml", SWEEP)
     first = RunFolder.of(project.root, "tiny-seed1", "tuning-seed1")
@@ -50,7 +50,9 @@ def test_a_sweep_goes_on_where_it_was_interrupted_or_killed(project: Project) ->
     sweep.process.send_signal(signal.SIGTERM)
     assert sweep.end() == 75, sweep.told()
     told = sweep.told()
-    assert "go on with: elasticflow run jobs/sweep.toml --all --run-id tuning --set=train.threads=1" in told
+    assert (
+        "continue with: elasticflow run jobs/sweep.toml --all --run-id tuning --set=train.threads=1" in told
+    )
     assert f"seed1  tuning-seed1  finished     {STEPS}/{STEPS}" in told
     assert "seed2  tuning-seed2  interrupted  " in told
     reached = steps_of(sweep.run)[-1]

@@ -53,7 +53,7 @@ def interrupt(running: Running) -> int:
 
 
 def test_changed_rate_counts_in_every_later_start_and_no_sample_changes_sides(project: Project) -> None:
-    """Two workers are drained; one goes on with another rate and is killed: the snapshot of before is restored once more.
+    """Two workers are drained; one continues with another rate and is killed: the snapshot of before is restored once more.
 
     Every process opens the same two parts of one permutation for training and evaluation.
     """

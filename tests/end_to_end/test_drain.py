@@ -1,4 +1,4 @@
-"""Leaving on a signal and going on: the same bits as a run that nobody disturbed."""
+"""Leaving on a signal and resuming: the same bits as a run that nobody disturbed."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def sample(context, n):
 
 
 def watch(context):
-    time.sleep(0.05)  # others go on meanwhile, and wait
+    time.sleep(0.05)  # others continue meanwhile, and wait
     context.log_scalar("kl", context.metrics["kl"])
     if context.step == 8 and os.environ["DIES"] == "yes" and not os.path.exists("died"):
         open("died", "w").close()

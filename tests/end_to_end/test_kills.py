@@ -1,4 +1,4 @@
-"""Workers, helpers, agents and the supervisor killed for real; the job goes on, and its bits are those of an undisturbed run."""
+"""Workers, helpers, agents and the supervisor killed for real; the job continues, and its bits are those of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ FRAMES = {"raise": "in _raise", "segfault": "in step", "allocate": "in step"}
 
 
 def strike_restart(course: Course, victim: str) -> None:
-    """Kill a worker, and then *victim* while the group restarts; return once training goes on."""
+    """Kill a worker, and then *victim* while the group restarts; return once training continues."""
     psutil.Process(course.series.running.pid_of(1)).kill()
     starting.strike(course.series, victim, within_s=starting.RESTART_S)
     course.generation = course.series.trains(0)
 
 
 def require_told(course: Course) -> None:
-    """A killed worker is told with its class and cause, goes on from the newest snapshot, and alone is charged."""
+    """A killed worker is told with its class and cause, resumes from the newest snapshot, and alone is charged."""
     happened = course.series.look()
     failed = [
         (e["rank"], e["exit_code"], e["class"], e["error"]) for e in named(happened, events.WORKER_FAILED)

@@ -36,7 +36,7 @@ def fail_with_a_busy_writer(project: Project, run_id: str) -> tuple[Running, psu
 
 
 def test_failed_launch_lets_its_writer_finish(project: Project) -> None:
-    """The budget is spent while a snapshot is being written: it is committed, told, and the next launch goes on from it."""
+    """The budget is spent while a snapshot is being written: it is committed, told, and the next launch resumes from it."""
     running, writer, step = fail_with_a_busy_writer(project, "patient")
     time.sleep(1.0)
     assert running.process.poll() is None

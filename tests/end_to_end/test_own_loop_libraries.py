@@ -34,7 +34,7 @@ class Example:
         return project.run(self.job_file, run_id, args, "snapshots.every=10 steps", job=self.job)
 
     def resume(self, project: Project, run_id: str, *sets: str) -> Running:
-        """Go on with a run."""
+        """Continue with a run."""
         return project.start(
             "resume", run_id, *(f"--set={text}" for text in sets), run_id=run_id, job=self.job
         )

@@ -30,20 +30,20 @@ def _asked(project: Project, *arguments: str) -> str:
 
 
 def test_a_script_as_it_is_survives_a_kill_and_leaves_when_it_is_asked_to(project: Project) -> None:
-    """It goes on from its own checkpoint, in a group with another port; 75 on SIGTERM, and `resume` goes on to its end.
+    """It resumes from its own checkpoint, in a group with another port; 75 on SIGTERM, and `resume` continues to its end.
 
     `status`, `why` and `logs` tell what there is to tell without steps. Nothing of the run is left.
     """
     first = project.run(JOB, "own", ARGS % (500, 0.05), job="own-script")
     first.wait_for("a checkpoint", (project.root / "kept.pt").exists)
     os.kill(first.pid_of(1), signal.SIGKILL)
-    first.wait_for("the second group", lambda: "going on after epoch" in _printed(first, 2))
+    first.wait_for("the second group", lambda: "resuming after epoch" in _printed(first, 2))
     first.wait_for("its epochs", lambda: "loss" in _printed(first, 2))
     status = _asked(project, "status", "own")
     assert "script      examples/own_script/train.py" in status
     assert "1 restart, 2 left" in status
     assert "it began anew unless it loads a checkpoint of its own (generation 2)" in status
-    assert "✓ going on" not in first.told()
+    assert "✓ resuming" not in first.told()
     assert [each["script"] for each in named(first.events(), events.SCRIPT_BEGAN_ANEW)] == [
         "examples/own_script/train.py"
     ]
@@ -56,10 +56,10 @@ def test_a_script_as_it_is_survives_a_kill_and_leaves_when_it_is_asked_to(projec
     assert ["crash", "drained"] == [e["class"] for e in named(first.events(), events.GENERATION_ENDED)]
     second = project.start("resume", "own", f"--set={ARGS % (1, 0)}", run_id="own", job="own-script")
     assert second.end() == 0, second.told()
-    assert "going on after epoch" in _printed(second, 3)
+    assert "resuming after epoch" in _printed(second, 3)
     why = _asked(project, "why", "own")
     assert "rank 1: killed by SIGKILL" in why
     assert "script started again after" in why
     assert "training again" not in why
-    assert "going on after epoch" in _asked(project, "logs", "own", "--rank", "0")
+    assert "resuming after epoch" in _asked(project, "logs", "own", "--rank", "0")
     assert [] == wait_gone("own")

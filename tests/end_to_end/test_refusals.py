@@ -49,7 +49,7 @@ def test_nothing_to_resume_says_where_it_looked(project: Project) -> None:
     running = project.start("resume", run_id="none")
     assert running.end() == 2
 
-    assert f"error: no run under {project.root / 'runs'} can go on" in running.told()
+    assert f"error: no run under {project.root / 'runs'} can continue" in running.told()
 
 
 @pytest.mark.parametrize("place", ["step", "module"])
@@ -124,7 +124,7 @@ def test_what_changes_between_two_launches_is_refused_or_told(project: Project) 
     """A running run is not started twice. Without its lock it ends with an error that names it, and the other launch resumes.
 
     Another batch size, model or data: refused, with what differs, exit 2 or 1. Another evaluation, metric and direction:
-    told as harmless, no consent asked for; the training goes on, and the best value begins anew.
+    told as harmless, no consent asked for; the training continues, and the best value begins anew.
     """
     data = project.root / "data"
     data.mkdir()
@@ -161,7 +161,7 @@ def test_what_changes_between_two_launches_is_refused_or_told(project: Project) 
     assert re.search(r"dataset\.global_batch_size +64 -> 32", batch.told())
     model = project.run(job, "other", *sets, endless, "model.args.width=8")
     assert model.end() == 2, model.told()
-    assert "error: run other cannot go on with what changed since its last launch:" in model.told()
+    assert "error: run other cannot continue with what changed since its last launch:" in model.told()
     assert "would corrupt the run" in model.told()
     assert "model.args" in model.told()
 
@@ -180,7 +180,7 @@ def test_what_changes_between_two_launches_is_refused_or_told(project: Project) 
     changed = (*sets, "evaluation.args.split=train", "evaluation.best=min loss", f"train.steps={step + 20}")
     told = project.start("plan", job, *(f"--set={text}" for text in changed), run_id="other")
     assert told.end() == 0, told.told()
-    assert "it could go on as this job" in told.told()
+    assert "it could continue as this job" in told.told()
     assert "--accept-drift" not in told.told()
 
     last = project.run(job, "other", *changed)

@@ -47,14 +47,14 @@ def test_rung_0_goes_on_from_the_script_s_own_checkpoint(project: Project, name:
     run = _start(project, "own", script, str(length), 0.002)
     run.wait_for("a checkpoint", checkpoint.exists)
     os.kill(run.pid_of(1), signal.SIGKILL)
-    run.wait_for("the second group", lambda: "going on after" in _printed(run, 2))
+    run.wait_for("the second group", lambda: "resuming after" in _printed(run, 2))
     run.process.send_signal(signal.SIGTERM)
     assert run.end() == 75, run.told()
     [failed] = named(run.events(), events.WORKER_FAILED)
     assert (failed["rank"], failed["error"]) == (1, "killed by SIGKILL")
     last = _resume(project, "own", 'script.args=["1"]', "nodes.nproc_per_node=1")
     assert last.end() == 0, last.told()
-    assert "going on after" in _printed(last, 3)
+    assert "resuming after" in _printed(last, 3)
     assert [] == wait_gone("own")
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def test_relative_place_is_the_same_under_torchrun_from_another_folder(project: Project) -> None:
-    """What `elasticflow run` left at snapshots.uri = "kept" is gone on with by torchrun.sh, told file://kept, from elsewhere.
+    """What `elasticflow run` left at snapshots.uri = "kept" is resumed by torchrun.sh, told file://kept, from elsewhere.
 
     Its two workers train to the end, which is logged, and commit the last snapshot.
     """

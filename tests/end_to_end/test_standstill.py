@@ -1,4 +1,4 @@
-"""Workers that stand still in a run: found, named, shown, and gone on from."""
+"""Workers that stand still in a run: found, named, shown, and resumed from."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ LIMIT_S = 3
 
 
 def hang(project: Project, running: Running, cause: Callable[[], None], number: int) -> dict[str, Any]:
-    """Have something stand still for the *number*-th time; return what was told of it, once training goes on."""
+    """Have something stand still for the *number*-th time; return what was told of it, once training continues."""
     generation = running.wait_for_group(2, number - 1)
     cause()
     happened = running.wait_for(

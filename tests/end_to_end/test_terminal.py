@@ -20,7 +20,7 @@ from tests.end_to_end.harness import LIMIT_S, ROOT, Running, named, read_lines
 if TYPE_CHECKING:
     from tests.end_to_end.harness import Project
 
-# Each wait lasts until the test has seen on the terminal what is going on meanwhile.
+# Each wait lasts until the test has seen on the terminal what happens meanwhile.
 NET = """
 import time
 from pathlib import Path

@@ -250,7 +250,7 @@ def svg(lines: list[list[Cell]]) -> str:
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" height="{height}" role="img"
      aria-labelledby="title text" font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
      font-size="13">
-  <title id="title">elasticflow run jobs/mnist.toml: a worker and the agent are killed, the run goes on and finishes</title>
+  <title id="title">elasticflow run jobs/mnist.toml: a worker and the agent are killed, the run continues and finishes</title>
   <desc id="text">{text}</desc>
   <!-- made by tests/guide/kill_transcript.py -->
   <style>

@@ -94,16 +94,16 @@ def test_letters_can_be_read(path: Path, is_dark: bool) -> None:
 
 
 def test_the_transcript_tells_of_both_kills_and_of_the_end() -> None:
-    """In their order: each kill, what the run said to it, that it went on, that it finished."""
+    """In their order: each kill, what the run said to it, that it continued, that it finished."""
     lines = iter(told(PICTURE.read_text("utf-8")).splitlines())
     for words in (
         "$ elasticflow run jobs/mnist.toml",
         "# rank 1, from another terminal",
         "✗ worker killed",
-        "✓ going on",
+        "✓ resuming",
         "# the agent, from another terminal",
         "✗ node lost",
-        "✓ going on",
+        "✓ resuming",
         "✓ finished",
     ):
         assert any(words in line for line in lines), words

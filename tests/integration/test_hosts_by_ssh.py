@@ -191,7 +191,7 @@ def test_host_that_was_cut_off_has_one_node_when_it_is_back(
 
 @pytest.mark.campaign
 def test_signal_has_the_nodes_leave(projects: Callable[[str], Project], sshds: Sshds, tmp_path: Path) -> None:
-    """Exit code 75 with a snapshot, and how to go on; nothing is left on the hosts."""
+    """Exit code 75 with a snapshot, and how to continue; nothing is left on the hosts."""
     head = projects("head")
     tiny_job.write_standard(head)
     head.prefix = ("ip", "netns", "exec", sshds.hosts.names[0])
@@ -203,4 +203,4 @@ def test_signal_has_the_nodes_leave(projects: Callable[[str], Project], sshds: S
     os.kill(command.process.pid, signal.SIGTERM)
     assert 75 == command.end(), command.told()
     assert "interrupted" == command.state()["status"]
-    assert "the same command goes on with --run-id ssh" in command.output.read_text()
+    assert "the same command continues with --run-id ssh" in command.output.read_text()

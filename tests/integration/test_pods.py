@@ -116,7 +116,7 @@ def test_any_pod_leads_where_the_store_has_a_pod_of_its_own(
 ) -> None:
     """The pod that leads is lost, then another one that leads is drained: those that are left lead on, without waiting.
 
-    The store's container is killed and started again meanwhile: it goes on from its volume. The weights are those of a run that nobody disturbed, to the bit.
+    The store's container is killed and started again meanwhile: it resumes from its volume. The weights are those of a run that nobody disturbed, to the bit.
     """
     pods = [cluster.pod(index) for index in range(3)]
     pods[0].running.wait_for(

@@ -70,7 +70,7 @@ def use_keys_of_the_job_file(project: Project, uri: str, monkeypatch: pytest.Mon
 def test_run_in_a_bucket_outlives_a_worker_and_its_machine_and_tells_no_key(
     projects: Callable[[str], Project], s3_bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kill -9 of a worker: one restart from the bucket. Drained, it goes on in a project that knows only the bucket.
+    """Kill -9 of a worker: one restart from the bucket. Drained, it continues in a project that knows only the bucket.
 
     The keys are in the job file and told by --set, then in the environment, where data is read from the bucket, too:
     no record, event, manifest, output or command line tells them. No gap in the metrics; every snapshot whole.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _Store:
-    """Keys of a launch that goes on."""
+    """Keys of a launch that continues."""
 
     def __init__(self) -> None:
         self.told: list[str] = []

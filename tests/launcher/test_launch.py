@@ -100,7 +100,7 @@ def claim(
 
 
 def test_launches_of_a_run_are_counted(trial: Trial) -> None:
-    """The first is new, the next goes on with the same run; each has its own folder."""
+    """The first is new, the next continues with the same run; each has its own folder."""
     first, second = trial.launch(), trial.launch()
 
     assert [(1, False, False), (2, True, False)] == [
@@ -185,7 +185,7 @@ def test_corrupting_change_is_refused(trial: Trial) -> None:
     """All differences of that weight are named, with both values, and nothing is written."""
     trial.launch(model__args={"width": 8})
     expected = (
-        "run run cannot go on with what changed since its last launch:\n"
+        "run run cannot continue with what changed since its last launch:\n"
         "  would corrupt the run\n"
         "    job.seed           0 -> 7      the order of samples is another: some would be repeated, some left out\n"
         "    model.args.width   8 -> 16     the snapshots hold other state than the job would\n"
@@ -224,7 +224,7 @@ def test_change_of_the_trajectory_needs_consent(trial: Trial) -> None:
         "    optimizer.args.lr  0.1 -> 0.2  the rest of the run is trained in another way; what the optimizer has learned stays"
     )
     expected = (
-        f"run run cannot go on with what changed since its last launch:\n{table}\n"
+        f"run run cannot continue with what changed since its last launch:\n{table}\n"
         "  help: undo the change, or say that you want it: --accept-drift"
     )
     assert expected == trial.refusal(optimizer__args={"lr": 0.2})
@@ -232,7 +232,7 @@ def test_change_of_the_trajectory_needs_consent(trial: Trial) -> None:
     made = trial.launch(optimizer__args={"lr": 0.2})
 
     assert [
-        f"run run goes on with what changed since its last launch, as accepted:\n{table}"
+        f"run run continues with what changed since its last launch, as accepted:\n{table}"
     ] == trial.warnings
     assert ["optimizer.args.lr"] == [each.key for each in made.drift]
     record = json.loads((trial.folder.launch(2) / "job.json").read_text())
@@ -240,7 +240,7 @@ def test_change_of_the_trajectory_needs_consent(trial: Trial) -> None:
 
 
 def test_drift_accepted_here_is_not_asked_again_elsewhere(trial: Trial) -> None:
-    """What a launch went on with is recorded beside the snapshots, for machines that have no run folder."""
+    """What a launch continued with is recorded beside the snapshots, for machines that have no run folder."""
     trial.launch(snapshots__uri="store")
     trial.accept_drift = True
     trial.launch(snapshots__uri="store", optimizer__args={"lr": 0.2})
@@ -310,12 +310,12 @@ def test_drift_is_measured_against_the_launch_before(trial: Trial) -> None:
 
 
 def test_harmless_change_is_said(trial: Trial) -> None:
-    """Other workers, other epochs: the run goes on, the change is told."""
+    """Other workers, other epochs: the run continues, the change is told."""
     trial.launch()
     trial.launch(nodes__nproc_per_node=3)
 
     expected = (
-        "run run goes on with what changed since its last launch:\n"
+        "run run continues with what changed since its last launch:\n"
         "  harmless\n"
         "    nodes.nproc_per_node  2 -> 3  the global batch is the same at every world size"
     )

@@ -1,4 +1,4 @@
-"""Whether a run may go on with the job as it is now."""
+"""Whether a run may continue with the job as it is now."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_job_is_found_under_the_snapshot_uri_where_there_is_no_run_folder(
 
 
 def test_newest_launch_here_is_what_counts(folder: RunFolder, tmp_path: Path) -> None:
-    """A run that exists here goes on from the job of its newest launch."""
+    """A run that exists here resumes from the job of its newest launch."""
     catalog = Catalog(Storage(str(tmp_path / "bucket")), "trial/")
     for number, job in ((1, _job()), (2, _job(optimizer__clip_grad_norm=2.0))):
         plan = plan_job(job, project_root=ROOT, job_files=[MNIST])

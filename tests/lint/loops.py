@@ -55,7 +55,7 @@ def main():
             loss = cross_entropy(model(inputs), targets)
 
             optimizer.zero_grad()
-            loss.backward()  # exchanged while it goes on
+            loss.backward()  # exchanged while it continues
             optimizer.step()
             seen += 1
             time.sleep(PAUSE)
@@ -77,7 +77,7 @@ if __name__ == "__main__":
     main()
 """
 )
-# The trainer class of tutorials: a checkpoint of its own, which it goes on from.
+# The trainer class of tutorials: a checkpoint of its own, which it resumes from.
 TRAINER = (
     HEAD
     + """\

@@ -1,4 +1,4 @@
-"""A hand-made run: what the supervisor would write about one that loses a worker and goes on."""
+"""A hand-made run: what the supervisor would write about one that loses a worker and continues."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 
 
 def test_each_step_counts_once(folder: RunFolder) -> None:
-    """Lines beyond the step from which the second start went on are those of steps done again."""
+    """Lines beyond the step from which the second start continued are those of steps done again."""
     run = find_run(folder.path.parents[2], "by-hand", by_hand=True)
     assert isinstance(run, RunByHand)
     lines = list(read(run.metrics))
@@ -107,7 +107,7 @@ def test_what_needs_a_supervisor_says_so(folder: RunFolder, capsys: pytest.Captu
             find_run(folder.path.parents[2], text)
     assert list_runs(folder.path.parents[2]) == []
     assert call(["resume", "hand"]) == 2
-    assert "the command that started it goes on with it" in capsys.readouterr().err
+    assert "the command that started it continues with it" in capsys.readouterr().err
     assert call(["status", "hand", "--follow"]) == 2
     assert "elasticflow logs hand --follow" in capsys.readouterr().err
 
@@ -116,7 +116,7 @@ def test_what_needs_a_supervisor_says_so(folder: RunFolder, capsys: pytest.Captu
     ("arguments", "told"),
     [
         (("status", "runs/hand/by-hand"), "launch      by hand, without a supervisor; generation 2"),
-        (("status",), "go on with: the command that started it"),
+        (("status",), "continue with: the command that started it"),
         (("metrics", "runs/hand/by-hand"), "2.6000"),
         (("logs", "by-hand"), "hello"),
         (("why", "hand"), "nothing went wrong"),

@@ -25,7 +25,7 @@ def told(run: Path, *records: dict[str, Any]) -> list[Stop]:
 
 
 def test_killed_worker_and_what_it_cost(run: Path) -> None:
-    """The rank, its end, the charge, the steps done again, the time until training went on, and its log."""
+    """The rank, its end, the charge, the steps done again, the time until training continued, and its log."""
     [found] = told(run, *[record for record in story_of_a_kill() if "event" in record])
 
     folder = RunFolder(run)
@@ -111,7 +111,7 @@ def test_last_words_of_a_worker_stand_with_its_failure(run: Path) -> None:
 
 
 def test_supervisor_that_was_killed_is_told_with_its_step(run: Path) -> None:
-    """As long as nobody went on, from its state; afterwards from what the next launch found, whose failure is its own."""
+    """As long as nobody continued, from its state; afterwards from what the next launch found, whose failure is its own."""
     state = {
         "status": "running",
         "step": 427,

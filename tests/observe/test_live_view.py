@@ -73,7 +73,7 @@ PLAIN = """\
                            1 other rank: connection closed by peer
   0:05.1  ↻ restart        2 workers on 1 node, generation 2; 4 restarts left
   0:05.2  ↻ restored       from the snapshot of step 40, 7 steps to do again
-  0:05.3  ✓ going on       step 41 done 0.27 s after the failure
+  0:05.3  ✓ resuming       step 41 done 0.27 s after the failure
   0:06.4  ✓ evaluation     epoch 3, step 60: accuracy 0.9800, loss 0.1000
   0:06.4  ✓ snapshot       step 60, 291.2 kB in 4 ms
   0:06.6  ✓ finished       accuracy 0.9800, loss 0.1000 (best 0.9850), 60 steps, 1 restart
@@ -174,7 +174,7 @@ def test_progress_is_drawn_over_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_failure_takes_stale_progress_away() -> None:
-    """After a worker died, the last speed and loss are not shown as if training went on."""
+    """After a worker died, the last speed and loss are not shown as if training continued."""
     text = shown(
         [*BEGIN, step(4, 1), event(5, "worker.failed", rank=0, error="exit code 3")], tty=True, colour=False
     )

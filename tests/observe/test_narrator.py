@@ -49,7 +49,7 @@ class Told(RunNarrator):
 
 
 def test_a_killed_worker_reads_as_a_story() -> None:
-    """Label and text of every line of a run that loses a worker and goes on."""
+    """Label and text of every line of a run that loses a worker and continues."""
     lines = told(story_of_a_kill(), "runs/mnist/x")
     assert [(line.label, line.text) for line in lines] == [
         ("run", "mnist 20261120-100000-4f2a, torch 2.13.0"),
@@ -61,7 +61,7 @@ def test_a_killed_worker_reads_as_a_story() -> None:
         ("worker killed", "rank 1 (pid 4711) by SIGKILL, after step 47"),
         ("restart", "2 workers on 1 node, generation 2; 4 restarts left"),
         ("restored", "from the snapshot of step 40, 7 steps to do again"),
-        ("going on", "step 41 done 0.27 s after the failure"),
+        ("resuming", "step 41 done 0.27 s after the failure"),
         ("evaluation", "epoch 3, step 60: accuracy 0.9800, loss 0.1000"),
         ("snapshot", "step 60, 291.2 kB in 4 ms"),
         ("finished", "accuracy 0.9800, loss 0.1000 (best 0.9850), 60 steps, 1 restart"),
@@ -79,7 +79,7 @@ def test_the_command_that_goes_on_is_the_one_that_the_launch_was_told() -> None:
     failed = narrator.event(event(9, "run.failed", error="no"))
     assert left is not None
     assert failed is not None
-    assert (f"go on with: {again}", True) == (
+    assert (f"continue with: {again}", True) == (
         left.more[0],
         failed.more[0].endswith(f"; once mended: {again}"),
     )
@@ -145,7 +145,7 @@ def test_a_verdict_without_a_worker_says_its_error() -> None:
 
 
 def test_a_drain_says_how_to_go_on() -> None:
-    """Who presses Ctrl-C learns what a second one does, and which command goes on."""
+    """Who presses Ctrl-C learns what a second one does, and which command continues."""
     drain, drained, interrupted = told(
         [
             event(1, "drain.requested", reason="SIGINT", grace_s=30.0),
@@ -160,7 +160,7 @@ def test_a_drain_says_how_to_go_on() -> None:
     )
     assert drained.text == "all workers left after 0.40 s"
     assert interrupted.text == "after step 61 (SIGINT)"
-    assert interrupted.more == ("go on with: elasticflow resume 20261120-100000-4f2a", "runs/mnist/x")
+    assert interrupted.more == ("continue with: elasticflow resume 20261120-100000-4f2a", "runs/mnist/x")
 
 
 def test_routine_snapshots_do_not_bury_the_rest() -> None:
@@ -236,7 +236,7 @@ def test_a_script_that_runs_again_is_not_said_to_go_on() -> None:
     assert "it began anew unless it loads a checkpoint of its own" in anew[3].text
     assert "good" not in {line.tone for line in anew}
     stepped = told([failed, again, event(4, "training.first_step", 2, step=5, seconds_since_failure=1.5)])
-    assert (stepped[-1].label, stepped[-1].text) == ("going on", "step 5 done 1.50 s after the failure")
+    assert (stepped[-1].label, stepped[-1].text) == ("resuming", "step 5 done 1.50 s after the failure")
 
 
 def test_an_evaluation_of_training_data_is_told() -> None:
@@ -520,9 +520,9 @@ def test_last_words_of_a_worker_that_died_by_itself_are_quoted() -> None:
 @pytest.mark.parametrize(
     ("begin", "text"),
     [
-        (50, "after step 64, to go on from step 50 (SIGTERM)"),
+        (50, "after step 64, to resume from step 50 (SIGTERM)"),
         (64, "after step 64 (SIGTERM)"),
-        (0, "after step 64, to go on from the beginning (SIGTERM)"),
+        (0, "after step 64, to resume from the beginning (SIGTERM)"),
         (None, "after step 64 (SIGTERM)"),
     ],
 )
@@ -536,7 +536,7 @@ def test_interrupted_run_says_from_where_it_will_go_on(begin: int | None, text: 
 
 @pytest.mark.parametrize(("kind", "says_resume"), [("crash", True), ("taken_over", False)])
 def test_a_run_that_failed_names_what_to_type_next(kind: str, *, says_resume: bool) -> None:
-    """What went wrong; and how to go on, unless another launch has the run."""
+    """What went wrong; and how to continue, unless another launch has the run."""
     narrator = Told("runs/mnist/x")
     line = narrator.event(event(1, "run.failed", class_=kind, error="E", step=3, seconds=1.0))
     assert line is not None

@@ -65,7 +65,7 @@ def test_all_that_is_true_of_a_run_that_trains() -> None:
 
 
 def test_node_that_is_about_to_join_disturbs_nobody() -> None:
-    """What it does stands in its lane alone; if it is lost before it takes part, training goes on."""
+    """What it does stands in its lane alone; if it is lost before it takes part, training continues."""
     board = _training()
     _known(board, n2={"phase": "import", "subject": "torch", "since": START + 5})
     rows = _rows(board, 9)

@@ -69,7 +69,7 @@ def test_what_is_not_there_is_named(run: Path) -> None:
 
 
 def test_following_sees_new_lines_and_new_generations_and_ends(run: Path) -> None:
-    """What is written while one follows comes out once, a new generation is gone on to, and the end is whole."""
+    """What is written while one follows comes out once, a new generation is continued to, and the end is whole."""
     folder = RunFolder(run)
     pauses = 0
 

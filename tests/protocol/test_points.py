@@ -20,7 +20,7 @@ def facts(step: int, hook: str = "on_step") -> dict[str, Any]:
 
 
 def writer(folder: Path, generation: int, step: int, rank: int = 0) -> PointWriter:
-    """Return the writer of a generation that goes on after *step*."""
+    """Return the writer of a generation that continues after *step*."""
     made = PointWriter(folder, generation, rank)
     made.begin(step)
     return made
@@ -34,7 +34,7 @@ def writer(folder: Path, generation: int, step: int, rank: int = 0) -> PointWrit
 def test_any_kills_leave_each_point_once(
     tmp_path_factory: Any, kills: list[tuple[int, int]], points_of_a_call: int
 ) -> None:
-    """Each generation goes on from the newest of its snapshots (every third step) and dies after so many steps.
+    """Each generation resumes from the newest of its snapshots (every third step) and dies after so many steps.
 
     It may die within a call: some of its points are there then.
     """

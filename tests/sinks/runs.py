@@ -67,7 +67,7 @@ class Written:
         _append(self.folder.metrics, lines)
 
     def cut_metrics(self, step: int) -> None:
-        """Take the lines beyond *step* away, as where a generation goes on after it."""
+        """Take the lines beyond *step* away, as where a generation continues after it."""
         kept = [
             line
             for line in self.folder.metrics.read_bytes().splitlines(keepends=True)

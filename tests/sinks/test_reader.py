@@ -80,7 +80,7 @@ def test_steps_done_again_give_no_second_point(written: Written) -> None:
 
 
 def test_restarts_and_world_sizes_are_points(written: Written) -> None:
-    """One at each begin of training; a resize is no restart, and the count goes on from the position."""
+    """One at each begin of training; a resize is no restart, and the count resumes from the position."""
     started = events.TRAINING_STARTED
     written.events(
         event_line(started, 1, step=0, world_size=2),

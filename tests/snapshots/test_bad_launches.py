@@ -49,7 +49,7 @@ def halted(
 ) -> Iterator[Callable[[], str]]:
     """Yield when the writer of generation 1 has committed step 2 and stands still at *point* of a snapshot of step 9.
 
-    What is yielded lets it go on, and returns what its worker is told of that snapshot.
+    What is yielded lets it continue, and returns what its worker is told of that snapshot.
     """
     monkeypatch.setenv(fault_injection.VARIABLE, f"{point}=stop@2 cue={cue}")
     cue.touch()
@@ -78,7 +78,7 @@ def halted(
 def test_zombie_halted_before_the_fence_commits_nothing(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    """Another host's launch went on meanwhile: the older generation's snapshot is given up and leaves nothing."""
+    """Another host's launch continued meanwhile: the older generation's snapshot is given up and leaves nothing."""
     with halted(bench, point, tmp_path / "cue", monkeypatch) as go_on:
         bench.catalog.claim_generation({})
         successor = bench.connect(bench.writer(keep_last=2), generation=2)

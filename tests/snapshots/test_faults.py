@@ -98,7 +98,7 @@ def test_killed_at_every_act_on_the_disk(tmp_path: Path, bench_at: Callable[[str
 
 
 def test_writer_killed_at_random_times(bench: Bench) -> None:
-    """A writer killed while it writes leaves committed snapshots only; its successor goes on."""
+    """A writer killed while it writes leaves committed snapshots only; its successor continues."""
     chance = random.Random(4)
     for generation in range(1, 9):
         writer = bench.writer(keep_last=2)

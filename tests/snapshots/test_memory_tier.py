@@ -309,7 +309,7 @@ def test_wishes_are_coalesced_while_the_store_is_busy(bench: Bench) -> None:
 
 
 def test_what_is_being_written_is_not_filled(bench: Bench) -> None:
-    """While the writer is stopped with a set in its hands, ranks go on in the other slots."""
+    """While the writer is stopped with a set in its hands, ranks continue in the other slots."""
     writer = bench.writer()
     ranks = settled(joined(bench, writer, world=1, size=50_000_000))
     ranks[0].hold(1)

@@ -114,7 +114,7 @@ class OutOfOrder(RangeHandler):
 
 
 def test_server_errors_pass_and_are_never_absence(tmp_path: Path) -> None:
-    """A server that fails for a while is asked again; one that goes on failing is an error, not an absent file."""
+    """A server that fails for a while is asked again; one that continues failing is an error, not an absent file."""
     (tmp_path / "x").write_bytes(b"content")
     told: list[Trouble] = []
     with web(tmp_path, OutOfOrder) as url:

@@ -76,7 +76,7 @@ def test_raises_the_error_at_the_arrivals_asked_for() -> None:
 
 
 def test_stalls() -> None:
-    """`stall:S` delays its thread and goes on."""
+    """`stall:S` delays its thread and continues."""
     fault_injection.arm({fault_injection.VARIABLE: f"{POINT}=stall:0.2@1"})
     began = time.monotonic()
     fault_injection.reach(POINT)

@@ -42,7 +42,7 @@ def test_follower_waits_for_the_newline(tmp_path: Path) -> None:
 
 
 def test_follower_survives_a_cut(tmp_path: Path) -> None:
-    """After a file was cut, reading goes on with what is written next."""
+    """After a file was cut, reading continues with what is written next."""
     path = tmp_path / "log"
     path.write_bytes(b"one\ntwo\nthree\n")
     follower = FollowedLines(path)

@@ -15,7 +15,7 @@ NAMES = ("model/a", "model/b", "optimizer/a/momentum_buffer")
 
 
 def trained(steps: int, seed: int = 0, generation: int = 1, begin: int = 0) -> list[Record]:
-    """Return the records of a generation that goes on at *begin*."""
+    """Return the records of a generation that continues at *begin*."""
 
     def record(step: int, *, is_start: bool = False) -> Record:
         digests = {name: f"{seed}-{step}-{name}" for name in NAMES}
@@ -25,7 +25,7 @@ def trained(steps: int, seed: int = 0, generation: int = 1, begin: int = 0) -> l
 
 
 def disturbed(steps: int, cuts: list[tuple[int, int]]) -> list[Record]:
-    """Return a run with a kill at each cut: (how far it got, where the next generation goes on)."""
+    """Return a run with a kill at each cut: (how far it got, where the next generation continues)."""
     records, begin, number = [], 0, 1
     for number, (reached, resumed) in enumerate(cuts, 1):
         records += trained(max(begin, reached), generation=number, begin=begin)
@@ -38,7 +38,7 @@ CUTS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=4)
 
 @given(cuts=CUTS)
 def test_a_run_that_is_killed_and_redoes_its_steps_alike_is_the_same(cuts: list[tuple[int, int]]) -> None:
-    """However often it is killed and wherever it goes on; every record is compared."""
+    """However often it is killed and wherever it continues; every record is compared."""
     other = disturbed(20, cuts)
 
     found = compare_runs.compare_bits(trained(20), other)
@@ -175,7 +175,7 @@ def test_curves_that_blow_up_together_are_the_same_and_alone_are_not() -> None:
 
 
 def test_curves_take_the_last_of_steps_that_were_redone() -> None:
-    """The run went on from those; the loss of a step that was lost may be anything."""
+    """The run resumed from those; the loss of a step that was lost may be anything."""
     first, again = curve([1.0, 5.0]), [replace(r, generation=2) for r in curve([1.0, 1.0, 1.0])[1:]]
 
     found = compare_runs.compare_losses(curve([1.0, 1.0, 1.0]), first + again, 0.1)

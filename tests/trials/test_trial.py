@@ -37,7 +37,7 @@ def test_a_disturbed_trial_has_room_for_all_that_is_done_to_it(steps: int) -> No
     assert (4, 2) == trial.worlds
     assert 0 < kill.step < drain.step < end.step == steps - 1
     assert (kill.step, drain.step + 1) == (trial.killed_after, trial.drained_after)
-    assert drain.step + 1 < end.step  # the second launch goes on from there and has a step of its own before
+    assert drain.step + 1 < end.step  # the second launch resumes from there and has a step of its own before
     assert trial.snapshot_every is not None
     assert kill.step % trial.snapshot_every == 0  # the whole interval is lost and redone
 

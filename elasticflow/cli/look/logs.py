@@ -50,7 +50,7 @@ _LEFT_OUT = frozenset(
 @click.argument("run", type=RUN, required=False)
 @click.option("--rank", type=click.IntRange(min=0), help="One worker; default: all.")
 @click.option("--generation", type=click.IntRange(min=1), help="One worker group; default: the newest.")
-@click.option("-f", "--follow", "is_following", is_flag=True, help="Go on as the run does, until it ends.")
+@click.option("-f", "--follow", "is_following", is_flag=True, help="Continue as the run does, until it ends.")
 @click.option(
     "--level", type=click.Choice(LEVELS[:4]), default="info", help="Leave out what is below; default: info."
 )

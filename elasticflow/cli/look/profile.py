@@ -100,7 +100,7 @@ def _ranks(folder: RunFolder, text: str) -> tuple[int, ...]:
     if not is_locked(folder) and status.pid is None:
         raise NotRunningError(
             f"run {folder.run_id} is {status.status}: only a run that is training can be traced",
-            f"`elasticflow resume {folder.run_id}` goes on with it; --show NUMBER shows traces that are there",
+            f"`elasticflow resume {folder.run_id}` continues with it; --show NUMBER shows traces that are there",
         )
     here = sorted(worker.rank for worker in status.workers)
     if text == "all" and here:

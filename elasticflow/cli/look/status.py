@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.command("status")
 @click.argument("run", type=RUN, required=False)
 @click.option(
-    "-f", "--follow", "is_following", is_flag=True, help="Go on as the run does, until its launch ends."
+    "-f", "--follow", "is_following", is_flag=True, help="Continue as the run does, until its launch ends."
 )
 @click.option(
     "--exit-code",
@@ -100,9 +100,9 @@ def _print(status: RunStatus, notes: Mapping[str, str | list[str] | None]) -> No
             click.echo(f"  {paint(f'{label:<11}', 'yellow')} {text}")
     _print_failure(status)
     if status.status == "interrupted" and isinstance(folder, RunByHand):
-        click.echo("go on with: the command that started it")
+        click.echo("continue with: the command that started it")
     elif status.status == "interrupted":
-        click.echo(f"go on with: {resume_command(folder.run_id, status.resume_command)}")
+        click.echo(f"continue with: {resume_command(folder.run_id, status.resume_command)}")
 
 
 def _rows(status: RunStatus) -> list[tuple[str, str]]:

@@ -102,7 +102,7 @@ def _outcome(stop: Stop) -> str:
         return f"the run ended: {stop.verdict}"
     if stop.kind == SUPERVISOR_LOST:
         again = "" if stop.redone is None else f", {plural(stop.redone, 'step')} done again"
-        return f"free of charge; the same command goes on{again}"
+        return f"free of charge; the same command resumes the run{again}"
     parts = [f"charged, {plural(stop.left or 0, 'restart')} left" if stop.charged else "free of charge"]
     if stop.redone is not None:
         parts.append(f"{plural(stop.redone, 'step')} done again")

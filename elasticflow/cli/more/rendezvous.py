@@ -37,7 +37,7 @@ def command() -> None:
 @click.option(
     "--state",
     metavar="DIR",
-    help="Folder in which the store is kept: killed and started again with it, it goes on, and the runs with it.",
+    help="Folder in which the store is kept: killed and started again with it, it continues, and the runs with it.",
 )
 def serve(host: str, port: int, token_file: str | None, state: str | None) -> int:
     """Serve a store in which the machines of runs meet, until Ctrl-C or SIGTERM.

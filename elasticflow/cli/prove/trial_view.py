@@ -200,7 +200,7 @@ def where(difference: Divergence) -> str:
     if difference.is_start and step == 0:
         when = "before the first step"
     elif difference.is_start:
-        when = f"where generation {difference.generation} went on, at step {step}"
+        when = f"where generation {difference.generation} continued, at step {step}"
     elif difference.is_redone:
         when = f"step {step}, done again"
     have, want = (

@@ -58,7 +58,7 @@ def _what_becomes_of(run: RunFolder) -> str:
 
     launches = run.launch_numbers()
     if not launches:
-        return f"{run.run_id} is not here: it is made, or gone on with if its snapshots are found"
+        return f"{run.run_id} is not here: it is made, or resumed if its snapshots are found"
     if is_finished(run):
         return f"{run.run_id} is finished: nothing would be done"
-    return f"{run.run_id} is gone on with, by launch {launches[-1] + 1}"
+    return f"{run.run_id} is resumed, by launch {launches[-1] + 1}"

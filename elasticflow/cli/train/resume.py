@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 @click.command("resume")
 @click.argument("run", type=RUN, metavar="[RUN]", required=False)
 @set_option("Override one key for this launch.")
-@click.option("--accept-drift", is_flag=True, help="Go on although the job changed the trajectory.")
+@click.option("--accept-drift", is_flag=True, help="Continue although the job changed the trajectory.")
 @log_format_option
 def command(run: str | None, overrides: tuple[str, ...], accept_drift: bool, log_format: str) -> int:
-    """Go on with RUN (a run folder, run id or job name) from its newest good snapshot.
+    """Continue with RUN (a run folder, run id or job name) from its newest good snapshot.
 
     Without RUN: the newest run of this project that is not finished. The job file is read again and compared
     with what the run was started with; what would corrupt the run is refused.
@@ -54,7 +54,7 @@ def _request(run: str | None, overrides: tuple[str, ...], *, accept_drift: bool)
     folder = newest_resumable(root) if run is None else find_run(root, run)
     if folder is None:
         raise NothingToResumeError(
-            f"no run under {root / 'runs'} can go on", "start one: elasticflow run JOB"
+            f"no run under {root / 'runs'} can continue", "start one: elasticflow run JOB"
         )
     if is_finished(folder):
         raise NothingToResumeError(f"run {folder.run_id} is finished", "start a new one: elasticflow run JOB")
@@ -69,7 +69,7 @@ def _request(run: str | None, overrides: tuple[str, ...], *, accept_drift: bool)
             raise NothingToResumeError(
                 f"--set needs the job file, and {missing} is gone", "put it back, or leave out --set"
             )
-        warn(f"{missing} is gone; going on with the job as recorded in {before.place}")
+        warn(f"{missing} is gone; continuing with the job as recorded in {before.place}")
         files = tuple(root / name for name in before.files or ("job.toml",))
         return Request(before.made.job, files, before.overrides, root, folder, accept_drift, case=before.case)
     overrides = (*before.overrides, *overrides)

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     "--run-id",
     type=RUN_ID,
     metavar="ID",
-    help="Make run ID, or go on with it: safe to start again and again.",
+    help="Make run ID, or continue with it: safe to start again and again.",
 )
 @click.option(
-    "--accept-drift", is_flag=True, help="With --run-id: go on although the job changed the trajectory."
+    "--accept-drift", is_flag=True, help="With --run-id: continue although the job changed the trajectory."
 )
 @click.option(
     "--simulate-nodes",

@@ -104,7 +104,7 @@ def _sum_up(results: Sequence[CaseResult], code: int, options: RunOptions) -> No
     options.say("\n" + "\n".join(_results_text(results)))
     if code != FINISHED:
         purpose = (
-            "go on with" if code in {INTERRUPTED, KILLED_BY_USER} else "try those that failed again with"
+            "continue with" if code in {INTERRUPTED, KILLED_BY_USER} else "try those that failed again with"
         )
         flags = [f"--set={text}" for text in public_overrides(options.overrides)]
         words = [

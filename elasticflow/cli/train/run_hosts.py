@@ -78,7 +78,7 @@ def run_hosts(options: RunOptions, path: Path) -> int:
         first_decides=not job.torchrun.is_store_outside,
     )
     if code == INTERRUPTED:
-        click.echo(f"go on with: {again}", err=True)
+        click.echo(f"continue with: {again}", err=True)
     return code
 
 

@@ -79,7 +79,7 @@ def run_ray(options: RunOptions, launch: Callable[[Request], int]) -> int:
             "along by `ray job submit --working-dir .`",
         )
     if code == INTERRUPTED:
-        click.echo(f"go on with: {again}", err=True)
+        click.echo(f"continue with: {again}", err=True)
     return code
 
 

@@ -18,7 +18,7 @@ run_id_option = click.option(
     "--run-id",
     type=RUN_ID,
     metavar="ID",
-    help="The run, made or gone on with; default: slurm-JOBID, a new one for each submission.",
+    help="The run, made or resumed; default: slurm-JOBID, a new one for each submission.",
 )
 
 

@@ -24,7 +24,7 @@ def print_job(name: str) -> int:
 def finish(
     name: str, folder: Path | None, *, may_ask: bool, gitignore: bool | None, deep: bool | None
 ) -> int:
-    """Write an example, say what it lacks here and how to go on; return the exit code.
+    """Write an example, say what it lacks here and how to continue; return the exit code.
 
     Args:
         name: Of the example.

@@ -27,9 +27,9 @@ _MARGIN = 13
 _HELD = re.compile(r"(?<=\d) (?=[A-Za-z])|(?<=\brun) (?=\d)")
 Answer = Literal["goes on", "asks", "refuses"]
 _ANSWERS: dict[Answer, str] = {
-    "goes on": "it could go on as this job",
-    "asks": "it could go on as this job, with --accept-drift only",
-    "refuses": "it cannot go on as this job",
+    "goes on": "it could continue as this job",
+    "asks": "it could continue as this job, with --accept-drift only",
+    "refuses": "it cannot continue as this job",
 }
 _COLOURS: dict[Weight, str] = {"corrupting": "red", "trajectory": "yellow", "harmless": "green"}
 
@@ -43,7 +43,7 @@ class PlanView(NamedTuple):
         known: What is known of data, model and machine, and from where.
         ahead: The forecast that follows from it.
         run_facts: What was learnt from the run that the job is compared with; None: there is no such run.
-        answer: Whether that run could go on as this job.
+        answer: Whether that run could continue as this job.
         asides: Further facts to show, by name.
         sets: Of a mixture, if they are known.
     """

@@ -61,7 +61,7 @@ def rendezvous(pods: PodSpec, name: str) -> list[Any]:
         "automountServiceAccountToken": False,
         "securityContext": pods.security_context(),
     }
-    kept = Commented("The store goes on where its container is started again, and runs with it.", {})
+    kept = Commented("The store continues where its container is started again, and runs with it.", {})
     spec["volumes"] = [{"name": "state", "emptyDir": kept}]
     if pods.table.pull_secrets:
         spec["imagePullSecrets"] = [{"name": secret} for secret in pods.table.pull_secrets]
@@ -185,7 +185,7 @@ def _failure_rules(container: str) -> list[Any]:
             {"action": "Ignore", "onPodConditions": [condition]},
         ),
         Commented(
-            f"{INTERRUPTED}: interrupted; the same command goes on, again and again.",
+            f"{INTERRUPTED}: interrupted; the same command resumes the run, again and again.",
             {"action": "Ignore", "onExitCodes": on_exit([INTERRUPTED])},
         ),
         Commented(
@@ -211,7 +211,7 @@ def _job_set_spec(pods: PodSpec, replicated_job: str, step: str | None = None) -
     return {
         "network": names,
         "failurePolicy": Commented(
-            "What elasticflow refuses is not tried again; else the job is made anew, and the run goes on.",
+            "What elasticflow refuses is not tried again; else the job is made anew, and the run continues.",
             {"maxRestarts": pods.table.backoff_limit, "rules": [rule]},
         ),
         "replicatedJobs": [{"name": replicated_job, "replicas": 1, "template": {**metadata, **inner}}],

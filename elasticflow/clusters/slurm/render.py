@@ -80,7 +80,7 @@ class BatchScript:
         span = f"{nodes.max}" if nodes.min == nodes.max else f"{nodes.min} to {nodes.max}"
         many = "node" if nodes.max == 1 else "nodes"
         what = (
-            f"{nodes.max} jobs of one node each; the run goes on with those that are there"
+            f"{nodes.max} jobs of one node each; the run continues with those that are there"
             if self.is_array
             else f"one job of {span} {many}"
         )
@@ -133,10 +133,10 @@ class BatchScript:
         yield f"elasticflow={shlex.quote(self.program)}"
         yield from self.table.setup
         again = shlex.quote(f"elasticflow submit slurm {shlex.join(self.again)} --run-id ")
-        yield "# What people are told that goes on with it."
+        yield "# The command that resumes it, for people."
         yield f'export {RESUME_COMMAND}={again}"$run_id"'
         yield 'if [ -e "$folder/cancel" ]; then'
-        yield '  echo "$run_id was ended by elasticflow cancel, and is not gone on with unless $folder/cancel is removed" >&2'
+        yield '  echo "$run_id was ended by elasticflow cancel, and is not resumed unless $folder/cancel is removed" >&2'
         yield f"  exit {self.table.exit_codes.get('75', 75)}"
         yield "fi"
 

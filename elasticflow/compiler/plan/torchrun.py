@@ -143,7 +143,7 @@ def script(
         "set -euo pipefail",
         'here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"',
         "",
-        "# which run this is: the same id goes on with its snapshots",
+        "# which run this is: the same id continues with its snapshots",
         f'export {worker_environment.RUN_ID}="${{{worker_environment.RUN_ID}:-{BY_HAND}}}"',
         "# where logs go, and snapshots unless the job names a place",
         f'export {worker_environment.RUN_FOLDER}="${{{worker_environment.RUN_FOLDER}:-${{here}}}}"',
@@ -161,7 +161,7 @@ def script(
         lines.append(f'export {name}="${{{name}:?set it: a secret of [env], which no record holds}}"')
     if "--rdzv-backend=etcd-v2" in options:
         lines.append(
-            "# etcd remembers for two hours that a rendezvous is over: to go on, add --rdzv-id=ANOTHER-NAME"
+            "# etcd remembers for two hours that a rendezvous is over: to continue, add --rdzv-id=ANOTHER-NAME"
         )
     lines += ["", "options=(", *(f"    {_option(option)}" for option in options)]
     if "--rdzv-backend=static" in options:

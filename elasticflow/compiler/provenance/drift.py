@@ -51,7 +51,7 @@ class Difference:
         key: Dotted, as in the job file: `optimizer.args.lr`.
         old: Value of the run so far; None if the key was not there.
         new: Value now; None if the key is gone.
-        weight: What it does to a run that goes on: nothing, another trajectory, or corruption.
+        weight: What it does to a run that continues: nothing, another trajectory, or corruption.
         reason: Why it has that weight.
     """
 
@@ -113,7 +113,7 @@ def compare_made(old: Made, new: Made, *, after_user_error: bool = False) -> lis
 
     Args:
         old: What the run was made from so far.
-        new: What it is to go on with.
+        new: What it is to continue with.
         after_user_error: The run ended with an error of the job's own code.
     """
     is_script = new.job.script is not None
@@ -138,7 +138,7 @@ def _sources(old: Origins, new: Origins, *, is_exact: bool, after_user_error: bo
             continue
         weight: Weight = "harmless"
         if roles == {"script"}:
-            reason = "a script goes on from what it has saved"
+            reason = "a script resumes from what it has saved"
         elif roles <= _NO_WEIGHTS:
             reason = "the weights do not depend on it"
         elif is_exact:

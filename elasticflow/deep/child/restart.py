@@ -41,7 +41,7 @@ _INCLUDE = "include."
 
 def check(report: Report, code: EntryPoint, trained: Trained, batch: Any) -> None:
     """Report what a restart would lose, by a step on the same batch each time."""
-    report.doing("going on after a restart", "optimizer.entry")
+    report.doing("resuming after a restart", "optimizer.entry")
     include = included(code)
     state = _state_of(trained, include)
     quiet = report.quietly()
@@ -88,7 +88,7 @@ def _saved(state: State) -> Saved:
 
 
 def _state_of(trained: Trained, include: dict[str, Any]) -> State:
-    """Return what a restart goes on with, but for torch's own GradScaler: each of these runs begins with one that does not scale."""
+    """Return what a restart continues with, but for torch's own GradScaler: each of these runs begins with one that does not scale."""
     return state_of(trained._replace(scaler=None), include)
 
 

@@ -28,7 +28,7 @@ def check_data_shards(source: Source, tables: ValidTables) -> Iterator[Diagnosti
     yield from _batch(source, dataset.shards, dataset.global_batch_size)
     if dataset.tail == "drop":
         message = 'dataset.tail = "drop" needs the length of the data, which data shards do not tell'
-        remedy = 'use "spill" (the last batch of an epoch goes on in the next one) or "short"'
+        remedy = 'use "spill" (the last batch of an epoch continues in the next one) or "short"'
         yield source.problem(codes.DATA_SHARDS, message, ("dataset", "tail"), remedy=remedy)
     if dataset.samples is not None:
         message = (
@@ -56,7 +56,7 @@ def _promise(source: Source, *, is_exact: bool) -> Diagnostic:
     message = f"{what}, if every data shard yields the same each time it is read: --deep looks at the first samples of one"
     remedy = (
         "give each shard an order of its own (sorted files, no threads that race).\n"
-        "A run that goes on reads the shards anew up to where it was, unless they have a method skip(n)"
+        "A run that continues reads the shards anew up to where it was, unless they have a method skip(n)"
     )
     if is_exact:
         remedy += ".\nWhere a virtual shard's data is used up before that of others, batches are smaller until the epoch ends"

@@ -30,7 +30,7 @@ _ENDS = {
     "StepLR": ("step_size", "the learning rate is never lowered"),
     **dict.fromkeys(_OURS, ("total", "the learning rate never gets down to its end")),
 }
-# What happens when training goes on after that.
+# What happens when training continues after that.
 _AFTER = {
     "CosineAnnealingLR": "the learning rate rises again",
     "PolynomialLR": "the learning rate is nought",

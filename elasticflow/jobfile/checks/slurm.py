@@ -72,7 +72,7 @@ def _place(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     if snapshots is None or snapshots.uri is None or not _OF_ONE_MACHINE.match(snapshots.uri):
         return
     message = (
-        f"snapshots.uri: each machine has a {show(snapshots.uri)} of its own, and the job goes on on others"
+        f"snapshots.uri: each machine has a {show(snapshots.uri)} of its own, and the job continues on others"
     )
     remedy = (
         "leave it out (the project's folder, shared by all nodes), or name a shared folder or an object store"

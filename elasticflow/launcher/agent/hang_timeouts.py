@@ -20,7 +20,7 @@ class HangTimeouts:
 
     It is *ceiling_s* (`restarts.hang_timeout`) until a phase was seen `ENOUGH` times; then `FACTOR` times the longest
     stall of a rank in that phase, but at least `FLOOR_S` and at most the ceiling, unless the run has stalled for longer
-    and gone on. Of phases that are `UNPREDICTABLE` no lower one is learned.
+    and continued. Of phases that are `UNPREDICTABLE` no lower one is learned.
 
     Args:
         ceiling_s: Seconds.
@@ -32,7 +32,7 @@ class HangTimeouts:
         self._seen = {phase: (number, longest) for phase, (number, longest) in (learned or {}).items()}
 
     def note(self, phase: str, seconds: float) -> None:
-        """Take in that a rank made no progress for *seconds* in *phase*, and went on."""
+        """Take in that a rank made no progress for *seconds* in *phase*, and continued."""
         number, longest = self._seen.get(phase, (0, 0.0))
         self._seen[phase] = number + 1, max(longest, seconds)
 

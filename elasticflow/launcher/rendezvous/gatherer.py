@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.25
 _POLL_S = 0.01
-# Seconds that nodes have to answer; those that are slower go on sending, and nobody waits.
+# Seconds that nodes have to answer; those that are slower continue sending, and nobody waits.
 PATIENCE_S = 8.0
 
 

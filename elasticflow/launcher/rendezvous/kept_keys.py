@@ -119,5 +119,5 @@ class KeptKeys:
         return StorageError(
             f"the store's state in {self._path} cannot be used: {error}",
             "see to room and permissions there; a folder that is damaged has to be removed, and runs that used it "
-            "go on by their own commands, from their snapshots",
+            "continue by their own commands, from their snapshots",
         )

@@ -79,7 +79,7 @@ class LaunchStore:
             self.server.close()
 
     def outlive_store(self) -> None:
-        """Let this process go on without the store: the launch is over, and only has to be written down."""
+        """Let this process continue without the store: the launch is over, and only has to be written down."""
         if self._beat is not None:
             self._beat.outlive_store()
 
@@ -120,7 +120,9 @@ def open_store(plan: LaunchPlan, token: str = "") -> LaunchStore:
     try:
         launch_address = address.under(str(_lead(connect(address), address)))
     except StoreLostError as error:
-        raise RendezvousError(str(error), "once it answers again, the same command goes on") from error
+        raise RendezvousError(
+            str(error), "once it answers again, the same command resumes the run"
+        ) from error
     return LaunchStore(launch_address, plan.endpoint, _beat=_start_beat(launch_address))
 
 

@@ -101,7 +101,7 @@ class Beat:
             thread.join(BEAT_S)
 
     def outlive_store(self) -> None:
-        """Go on, but ignore a store that does not answer."""
+        """Continue, but ignore a store that does not answer."""
         self._needs_store = False
 
     def _beat(self) -> None:

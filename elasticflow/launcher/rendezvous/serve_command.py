@@ -37,7 +37,7 @@ def serve_until_asked(
         port: 0 takes a free one.
         token: What clients have to know; empty: nothing.
         say: Called with what a person should know.
-        state: Folder in which the keys are kept: a server that is started with it again goes on, and runs with it.
+        state: Folder in which the keys are kept: a server that is started with it again continues, and runs with it.
 
     Raises:
         StorageError: that folder cannot be used.
@@ -74,7 +74,7 @@ def serve_until_asked(
     after = (
         ""
         if state is None
-        else f": started again within {AWAY_S:.0f} s, the same command goes on with all runs"
+        else f": started again within {AWAY_S:.0f} s, the same command continues with all runs"
     )
     say(f"{signal.Signals(asked.si_signo).name}: the store is gone{after}")
     return FINISHED

@@ -405,7 +405,7 @@ class Lifecycle:
             self._decide()
 
     def _decide(self, snapshots: Sequence[str] = ()) -> None:
-        """Go on after the failure that was not decided yet, or give up."""
+        """Continue after the failure that was not decided yet, or give up."""
         assert self._undecided is not None, "a failure is to be decided"
         (cause, attempt, failed_at), self._undecided = self._undecided, None
         decision, commands = self._recovery.decide(attempt, snapshots, self._now.unix)

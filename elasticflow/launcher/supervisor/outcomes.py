@@ -49,5 +49,5 @@ def failed(step: int, cause: Cause, code: int = errors.ANSWER_IS_NO, why: str | 
 
 def taken_over(step: int, generation: int) -> Verdict:
     """The run is another launch's now: continuing would take it away from that one again."""
-    error = f"another launch of this run goes on from its snapshots: generation {generation + 1}"
+    error = f"another launch of this run resumes from its snapshots: generation {generation + 1}"
     return failed(step, Cause("taken_over", error))

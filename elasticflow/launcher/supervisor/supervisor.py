@@ -147,7 +147,7 @@ class Supervisor:
             path = error.filename or self._launch.folder.path
             raise RunFolderError(
                 f"the launch ended, since it cannot use {path}: {os.strerror(error.errno or 0)}",
-                "once there is room again and the run folder is there, the same command goes on from the newest snapshot",
+                "once there is room again and the run folder is there, the same command resumes from the newest snapshot",
             ) from error
         if not self._display.close():
             # No one reads our standard output: its last flush would wait for ever, too.
@@ -192,7 +192,9 @@ class Supervisor:
             channel = AgentChannel(self._launch.store.connect())
             channel.invite(self._launch.invitation())
         except StoreLostError as error:
-            raise RendezvousError(str(error), "once it answers again, the same command goes on") from error
+            raise RendezvousError(
+                str(error), "once it answers again, the same command resumes the run"
+            ) from error
         return channel
 
     def _first_lifecycle(self) -> Lifecycle:

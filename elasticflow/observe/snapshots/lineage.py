@@ -32,7 +32,7 @@ class LineageGeneration:
         launch: The launch it belongs to; None if it is not known.
         reason: Why it was formed: start, crash, resume ...; None if it is not known.
         world_size: Workers; None if it is not known.
-        parent: Name of the snapshot it went on from; None: the beginning, or nothing tells.
+        parent: Name of the snapshot it resumed from; None: the beginning, or nothing tells.
         ended: How it ended; None while it runs, or if it is not known.
         taken: Snapshots it committed; None if it is not known.
         snapshots: Those of them that are still there, the oldest first.

@@ -381,13 +381,13 @@ def _sink_sending(record: Record) -> Line:
     what = f"the last {_points_of_sink(record)}" if int_of(record, "points") else "what is left"
     text = f"{record.get('sink')}: sending {what}, for at most {span(int_of(record, 'seconds'))}"
     return Line(
-        "sink", text, ("Ctrl-C does not wait: the next launch goes on there",), symbol="note", tone="quiet"
+        "sink", text, ("Ctrl-C does not wait: the next launch continues there",), symbol="note", tone="quiet"
     )
 
 
 def _sink_unsent(record: Record) -> Line:
     text = f"{record.get('sink')} has not got {_points_of_sink(record)}: {record.get('error')}"
-    more = (f"elasticflow sinks send {record.get('run_id')}, or the next launch, goes on there",)
+    more = (f"elasticflow sinks send {record.get('run_id')}, or the next launch, continues there",)
     return Line("sink", text, more)
 
 

@@ -1,7 +1,7 @@
 """A person's screen: lines that scroll, and below them, on a terminal, a few rows that are drawn anew in place.
 
 Not by rich.live, which hides the cursor (a killed supervisor would leave it hidden), ends the process when nobody
-reads the pipe any more (the run must go on), breaks or cuts long words (paths and commands are copied), and leaves
+reads the pipe any more (the run must continue), breaks or cuts long words (paths and commands are copied), and leaves
 pieces of rows behind once a terminal that got narrower has wrapped them.
 """
 
@@ -111,7 +111,7 @@ class Screen:
             self._stream.write(text.encode(encoding, "replace").decode(encoding))
             self._stream.flush()
         except (OSError, ValueError):
-            # The pipe or terminal was closed; the run goes on.
+            # The pipe or terminal was closed; the run continues.
             self._stream = None
 
 

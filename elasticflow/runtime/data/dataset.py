@@ -235,7 +235,7 @@ def require_same(
             raise DatasetError(
                 f"the data of `{name}` may be other than what the run began with ({why}): its factory draws random "
                 "numbers, and the run was begun by a version of elasticflow that began it in another random state",
-                "go on with the version that the run was begun with, or start a new run",
+                "continue with the version that the run was begun with, or start a new run",
             )
         if differences:
             raise DatasetError(

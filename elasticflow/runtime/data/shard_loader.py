@@ -129,7 +129,7 @@ class ShardLoader:
         if len(position.cursors) != number:
             raise DatasetError(
                 f"the position is in {len(position.cursors)} data shards, and the dataset is read in {number}",
-                "go on with the dataset.shards that the run began with, or start a new run",
+                "continue with the dataset.shards that the run began with, or start a new run",
             )
         if worker.should_leave:
             return

@@ -64,7 +64,7 @@ def join(
 
     Under `elasticflow run` the job file says all that these arguments say, *virtual_shards* excepted: its [script] table
     names this script. Under plain torchrun and plain python the arguments do, and a second start with the same name and
-    folder goes on where the first one ended.
+    folder continues where the first one ended.
 
     Args:
         seed: Seed of the order of the samples and of everything that is drawn at random.

@@ -36,7 +36,7 @@ _PARTS = {
     "evaluation",
     "include",
 }  # of `State`
-_NO_MODEL = "run.keep(model=model, optimizer=optimizer): the model is what a run goes on with"
+_NO_MODEL = "run.keep(model=model, optimizer=optimizer): the model is what a run continues with"
 _WHICH_MODEL = "call one of them model, run.keep(model={}, ...), and the others as you like"
 
 

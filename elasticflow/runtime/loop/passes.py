@@ -134,7 +134,7 @@ class Pass:
             raise StateError(
                 f"step {batch.end.step} was begun and not finished: {moved}, and run.step was not called, so that a snapshot "
                 f"would count that batch as not learned from",
-                "call run.step before the loop is left; this run goes on from its newest snapshot",
+                "call run.step before the loop is left; this run resumes from its newest snapshot",
             )
 
     def _note_move(self, *_: object) -> None:

@@ -147,7 +147,7 @@ class Run:
         and are the same on every rank. Anything else needs `state_dict` and `load_state_dict`, and rank 0's counts. A
         model may be wrapped before or afterwards, by DistributedDataParallel and torch.compile. State that the script
         holds beside all this is named in a warning, and refused once it changes. Afterwards `position` says where the
-        run goes on; every byte was verified, on every rank.
+        run continues; every byte was verified, on every rank.
 
         Raises:
             StateError: no model or no optimizer is among them, a snapshot cannot hold an object, or it is of others.
@@ -223,7 +223,7 @@ class Run:
         epoch: a snapshot of the epoch's last step is taken after it, so that a restart neither leaves it out nor repeats it
         on a state that has it. Going on in the middle of an epoch, what stands before `batches` runs again, and then what is
         kept is put back as the snapshot has it. Where all ranks leave in the middle of an epoch this process ends, as by
-        `finish`. A script that reads its own data in an epoch goes on from the epoch's beginning, unless `keep` was given a
+        `finish`. A script that reads its own data in an epoch resumes from the epoch's beginning, unless `keep` was given a
         loader: an object that can be iterated over and has a state.
 
         Raises:
@@ -266,14 +266,14 @@ class Run:
         Called before `keep`, it has a snapshot of other data refused before anything is restored.
 
         Inside `epochs` these are the batches of one epoch. A second call, behind the first loop and with other data, is a
-        second stage: a restart goes on in the stage that it was in.
+        second stage: a restart continues in the stage that it was in.
 
         Args:
             dataset: With `__len__` and `__getitem__`; the same on every rank.
             size: Samples of a global batch; a rank has its part of them. Need not divide by the number of ranks.
             epochs: Passes over the dataset; or
             steps: Steps over the dataset; neither inside `epochs`.
-            tail: Treatment of samples at an epoch's end that fill no batch: "spill" (the batch goes on in the next
+            tail: Treatment of samples at an epoch's end that fill no batch: "spill" (the batch continues in the next
                 epoch), "short" (a smaller batch) or "drop".
             num_workers: Loader processes of each rank; 0 reads in this process.
             collate: Makes a batch of a list of samples; None for torch's.
@@ -285,7 +285,7 @@ class Run:
             DatasetError: the data cannot be read by index, differs between ranks, or is not the snapshot's.
             StateError: `keep` was not called, the loop left out `step`, an argument cannot be used or differs between ranks,
                 or the loop over this data is over.
-            LoopDriftError: an argument differs from what the snapshot was taken with, so that going on would be another run.
+            LoopDriftError: an argument differs from what the snapshot was taken with, so that resuming would be another run.
         """
         given: dict[str, Any] = {
             "size": size,
@@ -390,7 +390,7 @@ class Run:
         self._quiet_steps = 0
         worker, snapshots, state = self.worker, *self._kept("step")
         if self.schedule.steps is None and self._is_training and worker.should_leave:
-            self._end()  # the script went on: this pass is left out
+            self._end()  # the script continued: this pass is left out
         require_loss(loss, samples)
         batch = self._pass.close()
         self._require_one_call(batch, samples)
@@ -482,7 +482,7 @@ class Run:
         """Take the last snapshot, wait until it is committed, and end this process. Collective: every rank, last of all.
 
         The run counts as finished where `is_finished` is true, else as interrupted (exit code 75 under plain python): the same
-        command goes on. What is registered with `atexit` is called before.
+        command continues. What is registered with `atexit` is called before.
 
         Raises:
             StateError: the loop was left in a pass that had moved the optimizer, or is not over, or the ranks left it after
@@ -504,7 +504,7 @@ class Run:
             self._close_loop()  # as ranks that called `finish` do
             self._end()
         self._tell(
-            f"the script ended after step {self.position.step} without run.finish(): the same command goes on from the newest snapshot"
+            f"the script ended after step {self.position.step} without run.finish(): the same command resumes from the newest snapshot"
         )
 
     def _enter(self, source: Source, settings: Mapping[str, Any]) -> bool:
@@ -804,7 +804,7 @@ class Run:
             snapshots.finish(self.position)
         why = "" if worker.stopped is None or not worker.stopped.is_end else f" ({worker.stopped.reason})"
         done = f"after step {self.position.step}{why}, snapshots in {self._catalog_uri()}"
-        text = f"finished {done}" if self.is_finished else f"leaves {done}: the same command goes on"
+        text = f"finished {done}" if self.is_finished else f"leaves {done}: the same command resumes the run"
         worker.moments.leave.append(lambda: self._tell(text))  # behind the last snapshot's commit
         if self._script is not None:
             worker.moments.leave.append(atexit._run_exitfuncs)  # noqa: SLF001  # wandb and others end there
@@ -839,6 +839,6 @@ class Run:
         if self._snapshots is None or self._state is None:
             raise StateError(
                 f"run.{caller} was called before run.keep",
-                "run.keep(model=model, optimizer=optimizer) says what a run goes on with",
+                "run.keep(model=model, optimizer=optimizer) says what a run continues with",
             )
         return self._snapshots, self._state

@@ -171,7 +171,7 @@ class Stages:
         self._claim()
 
     def reading(self, source: Source, position: Position) -> Iterator[tuple[OwnPart, Batch]]:
-        """Return the batches of *source* after *position*; an epoch goes on with what the one before has begun to read."""
+        """Return the batches of *source* after *position*; an epoch continues with what the one before has begun to read."""
         epochs = self.epochs
         if epochs is None:
             return source.batches(position)

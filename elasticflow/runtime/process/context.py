@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Restored(NamedTuple):
-    """The state that this generation goes on from.
+    """The state that this generation resumes from.
 
     Attributes:
         name: Of the snapshot.
@@ -229,7 +229,7 @@ class Worker:
         """Begin training at *position*. Collective: every rank.
 
         Args:
-            position: Where training goes on.
+            position: Where training continues.
             schedule: What positions mean.
             model: It is in training mode afterwards, unless *keeps_modes*.
             log_every: A line is logged after so many steps.

@@ -101,7 +101,7 @@ def first_difference(worker: Worker) -> str | None:
 
 
 def log_changes(worker: Worker, was: Mapping[str, str], *, is_exact: bool) -> None:
-    """Log a warning on rank 0 if a run that goes on here may have other bits than where its snapshot was taken.
+    """Log a warning on rank 0 if a run that continues here may have other bits than where its snapshot was taken.
 
     Args:
         worker: This worker.

@@ -31,7 +31,7 @@ def record_stop(worker: Worker, catalog: Catalog) -> None:
 def recall_stop(worker: Worker, catalog: Catalog, step: int) -> None:
     """Have a run that stopped after *step* stop again before the next step; rank 0 requests it."""
     stop = catalog.read_stop() if worker.rank == 0 else None
-    # At another step its last snapshot is damaged, and the run goes on from an earlier one. What the job file says
+    # At another step its last snapshot is damaged, and the run resumes from an earlier one. What the job file says
     # may have changed: the evaluation asks again.
     if stop is not None and stop["step"] == step and stop["by_rank"] is not None:
         worker.vote.stop_wanted = stop["reason"]

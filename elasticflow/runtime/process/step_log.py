@@ -109,7 +109,7 @@ class _Facts(NamedTuple):
 class Progress:
     """Reports finished steps.
 
-    Lines of quick steps are written together, a tenth of a second late at most while steps go on; `flush` before
+    Lines of quick steps are written together, a tenth of a second late at most while steps continue; `flush` before
     anything that must come after them.
 
     Args:

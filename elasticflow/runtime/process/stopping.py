@@ -1,9 +1,9 @@
 """Requests to take no further step, and what all ranks make of them.
 
-StopTraining, raised by the job's own code on one rank, ends training on all of them. That rank goes on taking part, with
+StopTraining, raised by the job's own code on one rank, ends training on all of them. That rank continues taking part, with
 zeros, until all ranks have agreed: in the vote of the step in which it was raised or of the next one, or at the end of
 the evaluation. The step whose vote says so is not applied. A rank that was asked to leave while it waits for data, or
-evaluates, requests the same, and training goes on from there in the next generation.
+evaluates, requests the same, and training resumes from there in the next generation.
 
 Nothing here needs a `Worker`; what does is in `leaving`.
 """
@@ -77,7 +77,7 @@ def request_stop(vote: Vote, stop: StopTraining) -> None:
 
 
 def ballot(vote: Vote) -> str:
-    """Return this rank's text for `decide`; empty if it wants to go on."""
+    """Return this rank's text for `decide`; empty if it wants to continue."""
     if vote.stop_wanted is None:
         return ""
     return f"{_RULE if vote.stop_is_by_rule else _OWN}{vote.stop_wanted}"

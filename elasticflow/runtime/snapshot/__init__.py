@@ -1,1 +1,1 @@
-"""When a snapshot is taken, what this rank gives to it, and going on from one."""
+"""When a snapshot is taken, what this rank gives to it, and resuming from one."""

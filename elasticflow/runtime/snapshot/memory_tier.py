@@ -98,7 +98,7 @@ class MemoryTier:
         return self._me.vote.memory or self._due.is_due(self._last, position)
 
     def reserve(self, shard: RankShard) -> None:
-        """Have the writer make slots for *shard* ready while training goes on."""
+        """Have the writer make slots for *shard* ready while training continues."""
         self._client.reserve(shard.nbytes)
 
     def hold(self, position: Position) -> None:
@@ -136,7 +136,7 @@ class MemoryTier:
         return self._held_step == position.step
 
     def forget(self, equal_at: int) -> None:
-        """Have no generation go on from what is held, nor from a snapshot taken of it after step *equal_at*.
+        """Have no generation resume from what is held, nor from a snapshot taken of it after step *equal_at*.
 
         Waits for no other rank.
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.position import Schedule
     from elasticflow.runtime.state.state import Captured, State
 
-_REMEDY = "go on with the version of elasticflow that took it, or start a new run"
+_REMEDY = "continue with the version of elasticflow that took it, or start a new run"
 
 
 FROZEN = "frozen"
@@ -155,7 +155,7 @@ class SnapshotMetadata:
 
     Attributes:
         fingerprints: As above; a loop of the script's own opens its data late.
-        parent: The committed snapshot that this generation goes on from, if any.
+        parent: The committed snapshot that this generation resumes from, if any.
         loop: What a script's loop is made with; None for a job file.
         past_data: Fingerprints of the data of stages that have ended, by name.
     """

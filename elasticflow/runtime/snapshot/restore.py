@@ -118,7 +118,7 @@ def option_changes(me: Worker, state: State, record: StateRecord, world_size: in
     """Return which options of optimizers and schedules the job gives otherwise than when the snapshot was taken.
 
     None of an older snapshot, which does not say how the job had given them. With the same job at another number of
-    workers, a difference is one that the job's code makes by that number: the run goes on as it was.
+    workers, a difference is one that the job's code makes by that number: the run continues as it was.
 
     Args:
         me: This worker.
@@ -196,7 +196,7 @@ def _text(error: Exception) -> str:
 
 
 def _set_all_aside(me: Worker, catalog: Catalog, damages: Mapping[str, str]) -> None:
-    """Set these snapshots aside; every rank goes on once that is done."""
+    """Set these snapshots aside; every rank continues once that is done."""
     if damages:
         if me.rank == 0:
             for name, reason in damages.items():

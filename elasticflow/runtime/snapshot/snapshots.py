@@ -1,4 +1,4 @@
-"""Snapshots of a training job: when, what of them this rank stages, and going on from one."""
+"""Snapshots of a training job: when, what of them this rank stages, and resuming from one."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class MakesSteps(Protocol):
 
 
 class Snapshots:
-    """Takes snapshots of *state* and goes on from one. Every rank makes one, and calls it at the same steps.
+    """Takes snapshots of *state* and resumes from one. Every rank makes one, and calls it at the same steps.
 
     Args:
         worker: This worker.
@@ -82,7 +82,7 @@ class Snapshots:
         not_exchanged: Which gradients the ranks do not exchange; see `ReplicaCheck`.
 
     Attributes:
-        restored: What `restore` went on from; None: from the beginning.
+        restored: What `restore` resumed from; None: from the beginning.
         loop: What the script's loop was made with, as the snapshot that was restored says it; None: it does not say.
         unsaved: Looks for state that no snapshot would hold.
     """
@@ -142,7 +142,7 @@ class Snapshots:
         self._tell_of_stateful_data()
 
     def use_data(self, dataset: OpenedDataset) -> None:
-        """Go on with *dataset*, by the schedule as it is now: for a loop that opens its data after `restore`. Every rank.
+        """Continue with *dataset*, by the schedule as it is now: for a loop that opens its data after `restore`. Every rank.
 
         Raises:
             DatasetError: the snapshot that was restored was taken on other data.
@@ -175,7 +175,7 @@ class Snapshots:
             self._metadata.past_data[name] = dataset.fingerprint
 
     def restore(self) -> Position:
-        """Go on from the newest state that every rank can read, else from the beginning. Collective: every rank.
+        """Continue from the newest state that every rank can read, else from the beginning. Collective: every rank.
 
         That is what the generation before held in memory, or else a snapshot; a damaged snapshot is set aside, and the
         next older one is taken.
@@ -213,7 +213,7 @@ class Snapshots:
     def put_back(self, *, is_last: bool = True) -> None:
         """Give what is kept the state that was restored, where it was changed since. Collective: every rank.
 
-        Called where training goes on: what a script does between `Run.keep` and its loop belongs to the run's beginning, and
+        Called where training continues: what a script does between `Run.keep` and its loop belongs to the run's beginning, and
         the snapshot has what it led to. Once *is_last* was given, later calls do nothing.
 
         Raises:
@@ -376,7 +376,7 @@ class Snapshots:
         # What is held may be written at any moment.
         if final or (self._memory_tier is not None and self._is_due):
             self._replica_check.require_same(position)
-        # A generation that goes on from this step does not log these lines again.
+        # A generation that resumes from this step does not log these lines again.
         worker.progress.flush()
         trigger = self._trigger(position, final=final)
         if self._memory_tier is None:
@@ -408,7 +408,7 @@ class Snapshots:
 
     def _prepare(self) -> None:
         # After the first step the optimizer has its state: what cannot be stored is refused now, and the writer
-        # makes its memory ready (first touch takes longer than the copy) while training goes on.
+        # makes its memory ready (first touch takes longer than the copy) while training continues.
         captured = self._state.capture()
         self._capture_check.start(captured)
         self._capture_check.finish(self._state.capture)

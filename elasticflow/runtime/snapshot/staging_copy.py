@@ -1,4 +1,4 @@
-"""From the device to staging memory: on CUDA while training goes on, without making this process wait.
+"""From the device to staging memory: on CUDA while training continues, without making this process wait.
 
 On a CUDA device the copy runs on its own stream, after what the training stream has been given so far. On the device,
 the training stream waits for the copy as late as it can: at once for what a forward may write (buffers, objects of the

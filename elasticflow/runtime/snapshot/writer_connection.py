@@ -79,7 +79,7 @@ class WriterReports:
         holder = ProcessRecord.from_json(claim)
         who = f"generation {self._me.generation + 1}" + ("" if holder is None else f", {holder}")
         raise RunTakenOverError(
-            f"this run was started a second time, and goes on there ({who}): snapshots of this process no longer count",
+            f"this run was started a second time, and continues there ({who}): snapshots of this process no longer count",
             "let one of them run; its snapshots are those of the run",
         )
 

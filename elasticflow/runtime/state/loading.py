@@ -23,7 +23,7 @@ Names = list[list[str | None]]
 """Names of the parameters of each group of an optimizer; None for one that is not the model's."""
 
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_OTHER = "go on with the job the snapshot was taken of, or start a new run"
+_OTHER = "continue with the job the snapshot was taken of, or start a new run"
 
 
 def check_module(module: nn.Module, saved: Mapping[str, Any], name: str) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def wrap(model: nn.Module, device: torch.device, **options: Any) -> DistributedDataParallel:
     """Return *model* in DistributedDataParallel, its buckets settled. Collective: every rank.
 
-    DistributedDataParallel orders its buckets anew after the first backward: a run that goes on from a snapshot would sum in
+    DistributedDataParallel orders its buckets anew after the first backward: a run that resumes from a snapshot would sum in
     another order than one that was never interrupted (seen at 3 workers). So two empty backwards come first.
 
     Args:

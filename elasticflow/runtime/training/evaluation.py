@@ -75,7 +75,7 @@ class Evaluation:
         fingerprint: Of the dataset, if it has one.
         weights: Whose metrics stand first.
         best: Best value so far of the metric that *best* names.
-        is_owed: The one after the step gone on from was cut short, since all ranks left: it is to be made now.
+        is_owed: The one after the step resumed from was cut short, since all ranks left: it is to be made now.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Evaluation:
         return self._due.is_due_by_time(time.monotonic() - self._last_time)
 
     def run_if_owed(self, position: Position) -> None:
-        """Make the evaluation after the step gone on from, if it was cut short because all ranks left. Collective."""
+        """Make the evaluation after the step resumed from, if it was cut short because all ranks left. Collective."""
         if self.is_owed:
             self.run(position)
         several.recall_stop(self._worker, self._stop_when)

@@ -147,7 +147,7 @@ class CountedSchedule:
         return {"count": self._count, "schedule": self._schedule.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from there."""
         self._count = state["count"]
         self._schedule.load_state_dict(state["schedule"])
 

@@ -69,7 +69,7 @@ _KINDS: dict[str, MomentName] = {
     events.RUN_FAILED: "failed",
     events.RUN_INTERRUPTED: "interrupted",
     events.TRAINING_FIRST_STEP: "first_restart",
-    events.GENERATION_STARTED: "budget_low",  # the run goes on: a failure that ends it is told as such
+    events.GENERATION_STARTED: "budget_low",  # the run continues: a failure that ends it is told as such
 }
 
 
@@ -214,7 +214,7 @@ def _interrupted(record: Record) -> str:
         words += f" ({record['reason']})"
     if record.get("goes_on_from") is None:
         return words
-    return f"{words}; it can go on from step {int_of(record, 'goes_on_from')}"
+    return f"{words}; it can resume from step {int_of(record, 'goes_on_from')}"
 
 
 def _finished(record: Record) -> str:

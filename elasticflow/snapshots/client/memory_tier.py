@@ -1,4 +1,4 @@
-"""The worker's side of the memory tier: fill a slot, label it, go on from what a predecessor held."""
+"""The worker's side of the memory tier: fill a slot, label it, resume from what a predecessor held."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class MemoryTierClient:
         return True
 
     def invalidate(self, equal_at: int) -> None:
-        """Have nobody go on from what the ranks of this generation hold, nor from its snapshots after *equal_at*.
+        """Have nobody resume from what the ranks of this generation hold, nor from its snapshots after *equal_at*.
 
         Such a snapshot that the writer took of the memory tier is not committed, or set aside. One rank that calls this
         is enough, and it may end right after.

@@ -83,7 +83,7 @@ class Recall:
 
 @dataclass(frozen=True)
 class Invalidate:
-    """Have nobody go on from what this generation holds, or from a snapshot taken of it after step *equal_at*."""
+    """Have nobody resume from what this generation holds, or from a snapshot taken of it after step *equal_at*."""
 
     equal_at: int
 

@@ -209,7 +209,7 @@ class StagingClient:
     def reserve(self, nbytes: int, *, is_held: bool = False) -> None:
         """Ask for shared memory of *nbytes* per slot, if there is less, and return at once.
 
-        The writer makes it ready while the worker goes on: slots of the memory tier with *is_held*, else two buffers,
+        The writer makes it ready while the worker continues: slots of the memory tier with *is_held*, else two buffers,
         or one where memory is short. Not between `buffer` and `stage`: larger ones take the place of the old ones.
 
         Raises:

@@ -106,7 +106,7 @@ class Writer:
         self._out.put({"event": "ready", "address": address})
 
     def load_ahead(self) -> None:
-        """Read the snapshot from which the next generation will go on; no worker of this one is left."""
+        """Read the snapshot from which the next generation will continue; no worker of this one is left."""
         if self._memory_tier.is_used:
             return
         generation = self._pending_snapshots.newest

@@ -2,7 +2,7 @@
 
 Each rank has three slots: one that it fills, one that it filled before, and one that may be on its way to the store.
 Ranks step together: no rank is more than one step ahead, so all still hold the step that the slowest filled. When
-workers die, their slots stay with the writer; their successors go on from the content and then take the slots over.
+workers die, their slots stay with the writer; their successors resume from the content and then take the slots over.
 The tier covers one node: a set is whole only if all ranks of the group are on this node.
 """
 
@@ -44,7 +44,7 @@ _AT_THE_END = "crash"
 SLOTS = 3
 # Layouts kept of each rank: labels may still refer to them.
 _LAYOUTS = 2 * SLOTS
-# Tries to lock a set, while ranks go on to newer ones.
+# Tries to lock a set, while ranks continue to newer ones.
 _TRIES = 5
 
 

@@ -88,13 +88,13 @@ mnist 20261120-100000-4f2a  interrupted
   started     2026-11-20 10:00:00
   ended       2026-11-20 10:00:06
   folder      runs/mnist/20261120-100000-4f2a
-go on with: elasticflow resume 20261120-100000-4f2a
+continue with: elasticflow resume 20261120-100000-4f2a
 """
 
 
 @pytest.mark.parametrize("run", [(), ("mnist",), (RUN_ID,), (f"runs/mnist/{RUN_ID}",)])
 def test_status_of_an_interrupted_run(ran: Callable[..., Ran], run: tuple[str, ...]) -> None:
-    """However the run is named: where it stands, and the command that goes on."""
+    """However the run is named: where it stands, and the command that continues."""
     assert ran("status", *run) == (0, STATUS, "")
 
 

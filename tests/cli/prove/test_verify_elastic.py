@@ -102,7 +102,7 @@ def test_the_command_does_without_torch(project: Path, real_processes: None) -> 
     [
         (Divergence(7, "model/a", "1b", "2c", 31, 1), "step 7: model/a is 2c, was 1b in the reference; 31 more differ there"),
         (Divergence(0, "model/a", "1b", "2c", 0, 1, is_start=True), "before the first step: model/a is 2c, was 1b in the reference"),
-        (Divergence(5, "model/a", "1b", None, 0, 2, is_start=True), "where generation 2 went on, at step 5: model/a is missing, was 1b in the reference"),
+        (Divergence(5, "model/a", "1b", None, 0, 2, is_start=True), "where generation 2 continued, at step 5: model/a is missing, was 1b in the reference"),
         (Divergence(7, "model/a", "1b", "2c", 0, 2, is_redone=True), "step 7, done again: model/a is 2c, was 1b in the reference"),
         (Divergence(7, "step", "done", None), "step 7: never done"),
     ],

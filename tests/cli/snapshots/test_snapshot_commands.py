@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[3]
 RUN_ID = "20261120-100000-4f2a"
 Ran = tuple[int, str, str]
-# Steps and metrics of two generations; the second went on from step 20.
+# Steps and metrics of two generations; the second resumed from step 20.
 TAKEN = {1: {10: 0.7, 20: 0.9, 30: None}, 2: {30: 0.8, 40: 0.85, 50: None}}
 
 
@@ -291,7 +291,7 @@ lineage
 
 
 def test_show_tells_all_and_draws_the_lineage(ran: Callable[..., Ran]) -> None:
-    """The kill, the smaller generation after it, what it went on from, and the drain are all to be seen."""
+    """The kill, the smaller generation after it, what it resumed from, and the drain are all to be seen."""
     code, out, err = ran("show", "step:40")
     assert (0, "") == (code, err)
     assert out.endswith(LINEAGE)
@@ -530,7 +530,7 @@ def test_prune_by_the_jobs_policy(ran: Callable[..., Ran], catalog: Catalog) -> 
 
 
 def test_prune_by_rules_of_its_own(ran: Callable[..., Ran], catalog: Catalog) -> None:
-    """Any --keep option stands alone; the newest and what it went on from stay whatever is said."""
+    """Any --keep option stands alone; the newest and what it resumed from stay whatever is said."""
     _, out, _ = ran("prune", "--keep-every", "20 steps", "--dry-run", "--json")
     assert {
         name_of(50): ["newest", "last"],

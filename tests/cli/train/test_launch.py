@@ -64,7 +64,7 @@ def test_run_whose_job_file_is_gone_goes_on_with_the_recorded_job(
     plan = plan_job(request.job, project_root=request.project_root, job_files=request.files)
     materialize(plan, request.job, folder.launch(2), project_root=request.project_root)
 
-    assert "small.toml is gone; going on with the job as recorded" in capsys.readouterr().err
+    assert "small.toml is gone; continuing with the job as recorded" in capsys.readouterr().err
     records = [record_in(folder.launch(number)) for number in (1, 2)]
     files = [each.files for each in records if isinstance(each, LaunchRecord)]
     assert [("small.toml",), ("small.toml",)] == files
@@ -75,7 +75,7 @@ def test_run_whose_job_file_is_gone_goes_on_with_the_recorded_job(
 def test_json_lines_that_nobody_reads_do_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`elasticflow run --log-format json | head -1`: the reader leaves, training goes on."""
+    """`elasticflow run --log-format json | head -1`: the reader leaves, training continues."""
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as closed:

@@ -214,11 +214,11 @@ def test_a_failed_case_does_not_stop_the_others(capsys: pytest.CaptureFixture[st
 def test_a_signal_stops_the_sweep(
     capsys: pytest.CaptureFixture[str], stops: int | BaseException, code: int
 ) -> None:
-    """The rest is not begun; it says how to go on."""
+    """The rest is not begun; it says how to continue."""
     assert sweep(train := Trainer(seed2=stops)) == code
     assert train.asked == ["seed1", "seed2"]
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "go on with: elasticflow run jobs/sweep.toml --all --run-id tuning"
+    assert lines[-1] == "continue with: elasticflow run jobs/sweep.toml --all --run-id tuning"
     assert lines[-3].split()[:4] == ["wide", "-", "not", "begun"]
 
 

@@ -60,7 +60,7 @@ def _job(name: str) -> dict[str, Any]:
 
 
 def test_a_script_gets_a_job_that_runs_it(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Valid, with its schema; the rung, the lines of the next one by number, the findings, how to go on."""
+    """Valid, with its schema; the rung, the lines of the next one by number, the findings, how to continue."""
     (here / "fit.py").write_text(TRAINER, "utf-8")
     assert call(["init", "fit.py", "--workers", "4"]) == 0
     told = capsys.readouterr().out
@@ -177,7 +177,7 @@ def test_a_script_without_a_way_back_is_not_said_to_go_on(
     call(["init", "fit.py"])
     told = capsys.readouterr().out
     assert "1 EF616" in told
-    assert "goes on from" not in told
+    assert "resumes from" not in told
 
 
 def test_a_model_is_no_script(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

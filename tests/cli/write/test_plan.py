@@ -226,19 +226,19 @@ def test_what_changed_since_is_not_taken_from_the_run(
     assert figures["steps"] == ("25", "4 epochs")
     another = f"known after the first run (run {RUN} had another optimizer.args.momentum)"
     assert figures["a step"] == ("-", another)
-    assert f"since run {RUN}; it cannot go on as this job:" == facts["drift"]
+    assert f"since run {RUN}; it cannot continue as this job:" == facts["drift"]
     order = [line.strip() for line in lines if line.startswith("  ") and not line.startswith("   ")]
     assert ["would corrupt the run", "changes the trajectory", "harmless"] == order[:3]
     assert 70 >= max(map(len, _lines_of_facts(lines)))
 
 
 def test_diff_compares_with_the_run_that_is_named(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Not with the newest; what going on with it would say is told."""
+    """Not with the newest; what resuming with it would say is told."""
     old = "20261119-120000-0000"
     _pretend_a_run(project, old, "train.precision=bf16")
     _pretend_a_run(project)
     facts = _facts(_planned(capsys, "--diff", old))
-    assert f"since run {old}; it could go on as this job, with --accept-drift only:" == facts["drift"]
+    assert f"since run {old}; it could continue as this job, with --accept-drift only:" == facts["drift"]
     assert call(["plan", "small.toml", "--diff", "nobody"]) == 2
 
 
@@ -323,8 +323,8 @@ def test_dry_run_heeds_the_other_options(project: Path, capsys: pytest.CaptureFi
         facts = _facts(capsys.readouterr().out.splitlines())
         said.append(facts.get("run") or facts["played"])
     assert [
-        "nightly is not here: it is made, or gone on with if its snapshots are found",
-        f"{RUN} is gone on with, by launch 2",
+        "nightly is not here: it is made, or resumed if its snapshots are found",
+        f"{RUN} is resumed, by launch 2",
         "nodes on this machine: 1 from 0 s on, then 2 from 5 s on (others are killed)",
     ] == said
     assert call([*dry, "--simulate-nodes", "3"]) == 2

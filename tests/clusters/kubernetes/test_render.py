@@ -114,7 +114,7 @@ def test_job_file_without_a_newline_at_its_end_is_rendered(tmp_path: Path) -> No
 
 
 def test_exit_codes_have_their_actions() -> None:
-    """Only what is interrupted goes on for ever, only what is refused ends at once; the rest is counted."""
+    """Only what is interrupted continues for ever, only what is refused ends at once; the rest is counted."""
     spec = objects(rendered("small"))["Job"]["spec"]
     rules = {
         code: rule["action"]

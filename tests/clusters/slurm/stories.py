@@ -94,7 +94,7 @@ class Login:
         return done
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:
-        """Return a command that goes on."""
+        """Return a command that continues."""
         return subprocess.Popen(
             ["elasticflow", *words],
             cwd=self.root,

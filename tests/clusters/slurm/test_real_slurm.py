@@ -39,7 +39,7 @@ def test_gang_loses_a_worker_and_a_node_leaves_at_its_limit_and_goes_on(
 ) -> None:
     """Submitted; scripts are taken by sbatch itself; a worker is killed; a node goes down; notice of the limit: queued again.
 
-    The same run goes on to the same bits, and the job's exit code is that of the run.
+    The same run continues to the same bits, and the job's exit code is that of the run.
     """
     _sbatch_takes_every_script(login)
     login.write_job("gang", 2, 3, 'time = "30 min"')
@@ -52,7 +52,7 @@ def test_gang_loses_a_worker_and_a_node_leaves_at_its_limit_and_goes_on(
     stories.kill_worker(job, 1)
     stories.reach(job, 20)
     login.cluster.call("scontrol", "update", "nodename=n3", "state=DOWN", "reason=test")
-    stories.wait("the others go on", lambda: len(stories.workers(job)) == 2)
+    stories.wait("the others continue", lambda: len(stories.workers(job)) == 2)
     seen = stories.step(job)
     stories.reach(job, seen + 5)
     # What Slurm sends before the limit; to the script alone.

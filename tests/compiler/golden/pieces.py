@@ -136,7 +136,7 @@ class Curriculum:
         return {"level": self.level}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a level."""
+        """Continue from a level."""
         self.level = state["level"]
 
 

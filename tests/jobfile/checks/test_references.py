@@ -231,7 +231,7 @@ def test_secrets_are_refused_where_they_would_be_recorded(written: Callable[[str
 
 
 def test_a_value_from_the_environment_is_part_of_the_job(written: Callable[[str], Path]) -> None:
-    """With another value it is another job, which going on with a run tells; the text in `sources` is as written."""
+    """With another value it is another job, which resuming with a run tells; the text in `sources` is as written."""
     path = written('[dataset]\nargs = { split = "train", root = "${env:ROOT}" }\n')
     loaded = require_job(path, environment={"ROOT": "/data"})
     assert loaded.job is not None

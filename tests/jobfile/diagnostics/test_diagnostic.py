@@ -125,7 +125,7 @@ WIDE = [
     ("e\u0301 = x", 6, 7, "e\u0301 = x", "    ^"),  # an accent of its own takes none
     ("a\u202eb = 1", 4, 5, "a\ufffdb = 1", "   ^"),  # a text direction is shown, not obeyed
     ("x = 1", 6, 7, "x = 1", "     ^"),  # the end of the line
-    ("x = [", 5, None, "x = [", "    ^"),  # goes on in the next line
+    ("x = [", 5, None, "x = [", "    ^"),  # continues in the next line
     ("", 1, 1, "", "^"),
 ]
 

@@ -73,5 +73,5 @@ def test_store_that_does_not_answer_ends_the_process(watch: Any) -> None:
 
 
 def test_process_that_was_stopped_blames_nobody(watch: Any) -> None:
-    """A run that was frozen as a whole, SIGSTOP and SIGCONT, goes on where it was."""
+    """A run that was frozen as a whole, SIGSTOP and SIGCONT, continues where it was."""
     watch([0.25, 3600.0, 0.25, 0.25])

@@ -111,7 +111,7 @@ def test_ranks_that_have_left_count_no_more(watched: WorkerHeartbeats, clock: Cl
 def test_beats_between_two_looks_count_though_the_looks_are_late(
     watched: WorkerHeartbeats, clock: Clock
 ) -> None:
-    """The agent itself was held up for minutes: workers that went on meanwhile are not killed."""
+    """The agent itself was held up for minutes: workers that continued meanwhile are not killed."""
     clock.now += 600
     Heartbeat(watched.fd, 0).beat(1)
     Heartbeat(watched.fd, 1).beat(1)
@@ -155,7 +155,7 @@ def test_memory_holds_the_most_workers_a_node_may_have(watched: WorkerHeartbeats
         (600, 0.02, FLOOR_S),
         (600, 20, 20 * FACTOR),
         (600, 100, 600),  # never more than the job allows,
-        (600, 700, 1400),  # unless the run has stood longer and gone on
+        (600, 700, 1400),  # unless the run has stood longer and continued
         (5, 0.02, 5),
     ],
 )

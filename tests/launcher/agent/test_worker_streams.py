@@ -104,7 +104,7 @@ def test_stream_that_cannot_be_shown_ends_nothing(folder: RunFolder, monkeypatch
 
 
 def test_a_flood_keeps_its_beginning_and_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is written, the file stays bounded, and every line is either there or counted; the writer goes on as it was."""
+    """Whatever is written, the file stays bounded, and every line is either there or counted; the writer continues as it was."""
     monkeypatch.setattr(worker_streams, "MOST_BYTES", 10_000)
     monkeypatch.setattr(worker_streams, "HEAD", 2_000)
     monkeypatch.setattr(worker_streams, "TAIL", 1_000)

@@ -24,7 +24,7 @@ def test_all_is_shown_in_order() -> None:
 
 
 def test_terminal_that_is_held_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launch goes on, its records do not pile up without end, and its end comes."""
+    """The launch continues, its records do not pile up without end, and its end comes."""
     monkeypatch.setattr(display_thread, "_PATIENCE_S", 0.1)
     monkeypatch.setattr(display_thread, "_MOST_WAITING", 10)
     begun, released = threading.Event(), threading.Event()

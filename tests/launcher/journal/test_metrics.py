@@ -149,7 +149,7 @@ def _spoil(path: Path, harm: str) -> None:
     ],
 )
 def test_what_damage_took_comes_back_from_the_rank_logs(folder: RunFolder, harm: str) -> None:
-    """Bad lines are moved aside and said; going on from step 18 of 20, every line up to it stands once and in order."""
+    """Bad lines are moved aside and said; resuming from step 18 of 20, every line up to it stands once and in order."""
     _run_with_logs(folder, 20)
     expected = [r for r in _read(folder.metrics) if r["step"] <= 18]
     _spoil(folder.metrics, harm)
@@ -199,7 +199,7 @@ def test_any_history_of_restarts_gives_each_step_once(
 
 
 def test_appended_lines_survive_reopening(tmp_path: Path) -> None:
-    """A second writer goes on behind the first one's lines."""
+    """A second writer continues behind the first one's lines."""
     for number in (1, 2):
         lines = AppendedLines(tmp_path / "lines.jsonl")
         lines.append([{"n": number}])

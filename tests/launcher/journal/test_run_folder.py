@@ -22,7 +22,7 @@ FULL = Path("/dev/full")
 
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
 def test_full_disk_interrupts_the_launch_and_says_so(tmp_path: Path) -> None:
-    """The next launch goes on once there is room; signals are given back."""
+    """The next launch continues once there is room; signals are given back."""
     folder = RunFolder(tmp_path / "runs" / "job" / "run")
     folder.path.mkdir(parents=True)
     folder.events.symlink_to(FULL)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def test_second_launch_of_a_running_run_is_refused(tmp_path: Path) -> None:
-    """The holder's process is named, and how to stop it; once it is gone the run can go on."""
+    """The holder's process is named, and how to stop it; once it is gone the run can continue."""
     folder = RunFolder.of(tmp_path, "small", "run")
     with locked(folder):
         with pytest.raises(RunLockedError) as refused, locked(folder):

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 
 
 def test_a_node_of_ray_is_lost(tmp_path: Path) -> None:
-    """The run goes on with the other one, and has the bits of a run on this machine alone."""
+    """The run continues with the other one, and has the bits of a run on this machine alone."""
     with cluster(nodes=2) as ray, project_at(tmp_path / "project") as project:
         run = on_ray(project, ray, "ray", epochs=8)
         run.wait_for_group(2, 0)

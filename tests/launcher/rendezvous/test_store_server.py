@@ -256,7 +256,7 @@ def test_end_of_the_server_is_seen_by_all(served: tuple[StoreServer, StoreAddres
     ids=["http", "torch", "gigabytes", "empty", "answer", "parts", "number", "utf-8", "inside"],
 )
 def test_stranger_is_sent_away_and_harms_nobody(address: StoreAddress, said: bytes) -> None:
-    """The connection ends; all others go on."""
+    """The connection ends; all others continue."""
     client = TcpControlStore(address.under("strangers"))
     with socket.create_connection((address.host, address.port), timeout=10) as stranger:
         stranger.sendall(said)

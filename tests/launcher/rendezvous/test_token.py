@@ -92,7 +92,7 @@ class Recorder:
 def test_machine_without_the_token_is_told_what_to_do(
     served: tuple[StoreServer, StoreAddress], token: str, says: str
 ) -> None:
-    """The serving side counts those that said something wrong; others go on."""
+    """The serving side counts those that said something wrong; others continue."""
     server, address = served
     with pytest.raises(TokenRefusedError, match=says) as refused:
         TcpControlStore(without(address, token))

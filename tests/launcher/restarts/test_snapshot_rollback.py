@@ -146,7 +146,7 @@ def test_error_before_a_snapshot_was_chosen_ends_the_run(trial: Trial) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGBUS])
 def test_crashes_count(trial: Trial, number: int) -> None:
-    """A signal that a program brings upon itself; it is cleared after the same one, and the run goes on as ever."""
+    """A signal that a program brings upon itself; it is cleared after the same one, and the run continues as ever."""
     for _ in range(2):
         start(trial)
         crash(trial, number)
@@ -171,7 +171,7 @@ def test_being_killed_is_nobodys_fault(trial: Trial, number: int) -> None:
 
 
 def test_interruption_between_two_failed_starts_says_nothing(trial: Trial) -> None:
-    """A worker killed and an agent lost in between: the row of failed starts goes on."""
+    """A worker killed and an agent lost in between: the row of failed starts continues."""
     start(trial)
     fail(trial)
     start(trial)

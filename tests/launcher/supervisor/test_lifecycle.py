@@ -311,7 +311,7 @@ def test_new_agent_of_a_node_whose_workers_run_stands_for_an_old_one_that_died(t
 
 
 def test_workers_that_leave_unasked_go_on_free_of_charge(trial: Trial) -> None:
-    """Somebody sent the workers a TERM: they left after a step, so the job goes on."""
+    """Somebody sent the workers a TERM: they left after a step, so the job continues."""
     trial.begin()
     trial.step(7)
     trial.leave()
@@ -470,7 +470,7 @@ def test_another_launch_has_claimed_the_next_generation(
     assert [1] == asked
     verdict = trial.verdict
     assert ("failed", 1, "taken_over") == (verdict.status, verdict.exit_code, verdict.fields["class"])
-    assert "another launch of this run goes on from its snapshots" in verdict.fields["error"]
+    assert "another launch of this run resumes from its snapshots" in verdict.fields["error"]
 
 
 def test_a_snapshot_refused_for_a_later_generation_ends_the_launch(trial: Trial) -> None:

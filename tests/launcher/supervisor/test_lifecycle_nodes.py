@@ -135,7 +135,7 @@ def test_nodes_above_the_most_are_spares(cluster: Trial) -> None:
 
 
 def test_spare_stays_out_while_the_others_are_enough(cluster: Trial) -> None:
-    """A worker fails while a fourth node waits: the same three go on."""
+    """A worker fails while a fourth node waits: the same three continue."""
     start(cluster, "n0", "n1", "n2")
     cluster.join("n3")
     cluster.wait(SETTLE_S)
@@ -180,7 +180,7 @@ def test_lost_node_is_the_cause_though_its_peers_fail_first(cluster: Trial) -> N
 
 
 def test_leaving_node_is_drained_and_let_go(cluster: Trial) -> None:
-    """A preempted node's wish costs nothing: all leave after a step, the others go on, it may end."""
+    """A preempted node's wish costs nothing: all leave after a step, the others continue, it may end."""
     start(cluster, "n0", "n1")
     cluster.step(7)
     cluster.on(NodeLeaving("n0"))
@@ -207,7 +207,7 @@ def test_spare_that_leaves_is_let_go_at_once(cluster: Trial) -> None:
 
 
 def test_drain_for_a_resize_that_takes_too_long_is_cut_short(cluster: Trial) -> None:
-    """Workers that do not leave within the grace are killed; the job goes on with all, free of charge."""
+    """Workers that do not leave within the grace are killed; the job continues with all, free of charge."""
     start(cluster, "n0")
     cluster.step(7)
     cluster.join("n1")
@@ -235,7 +235,7 @@ def test_signal_during_a_resize_ends_the_launch(cluster: Trial) -> None:
 
 
 def test_node_that_fails_twice_in_a_row_is_excluded(cluster: Trial) -> None:
-    """Its workers failed first in two generations, others never did: the job goes on without it."""
+    """Its workers failed first in two generations, others never did: the job continues without it."""
     start(cluster, "n0", "n1")
     cluster.step(7)
     for _ in range(2):
@@ -283,7 +283,7 @@ def test_agent_of_a_node_that_is_needed_is_no_spare(cluster: Trial) -> None:
 
 
 def test_dead_agent_of_several_is_free_and_not_waited_for(cluster: Trial) -> None:
-    """The other node goes on alone; the agent is started again and taken in as soon as it is ready."""
+    """The other node continues alone; the agent is started again and taken in as soon as it is ready."""
     start(cluster, "n0", "n1")
     cluster.step(7)
     assert cluster.agent_died("n0", AgentEnd(-9))

@@ -90,7 +90,7 @@ def test_a_save_is_every_ranks_by_all_ways_to_it() -> None:
 
 
 def training(state: str, optimizer: str = "torch.optim.AdamW(model.parameters())", more: str = "") -> str:
-    """Return a script that goes on from a checkpoint of this content."""
+    """Return a script that resumes from a checkpoint of this content."""
     return f"""
 optimizer = {optimizer}
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
@@ -141,7 +141,7 @@ WEIGHTS_ONLY = re.sub(
     ],
 )  # fmt: skip
 def test_what_a_checkpoint_leaves_out(body: str, expected: list[str]) -> None:
-    """Only where the script goes on from it, and all of it is known."""
+    """Only where the script resumes from it, and all of it is known."""
     assert codes(body, notes=True) == expected
 
 

@@ -42,7 +42,7 @@ def test_a_collective_for_rank_0_is_found(before: str, condition: str) -> None:
 
 @pytest.mark.parametrize(("before", "condition"), ONLY_MAIN)
 def test_a_collective_behind_an_exit_is_found(before: str, condition: str) -> None:
-    """Whoever meets the condition, goes on alone."""
+    """Whoever meets the condition, continues alone."""
     body = f"{before}\ndef save(x):\n    if {condition}:\n        pass\n    else:\n        return\n    dist.barrier()\n"
     assert codes(body) == ["EF633"]
 

@@ -15,7 +15,7 @@ ENTRY = "import argparse\nimport numpy as np\nimport numpy\nimport json\n" + HEA
 
 
 def told(body: str) -> list[tuple[str, str, str]]:
-    """Return code, message and help of each finding about going on."""
+    """Return code, message and help of each finding about resuming."""
     found = lint_source(f"{ENTRY}{body}".encode(), "train.py")
     return [
         (each.code, each.message, each.help or "")
@@ -25,7 +25,7 @@ def told(body: str) -> list[tuple[str, str, str]]:
 
 
 def codes(body: str) -> list[str]:
-    """Return the codes of the findings about going on."""
+    """Return the codes of the findings about resuming."""
     return [code for code, _, _ in told(body)]
 
 
@@ -106,7 +106,7 @@ def test_loads_by_an_argument(options: str, test: str, expected: list[str]) -> N
 
 
 def test_another_load_without_the_argument_is_enough() -> None:
-    """The script then goes on by itself, perhaps."""
+    """The script then continues by itself, perhaps."""
     other = "if os.path.exists('auto.pt'):\n    " + STATE.format(path="'auto.pt'") + "\n"
     assert codes(GUARDED.format(options=FLAG, test="args.resume", path="'x'", other=other, save=SAVE)) == []
 

@@ -98,7 +98,7 @@ torch.save(model.state_dict(), path)
     ],
 )
 def test_batch_per_rank(variable: str, size: str, expected: list[str]) -> None:
-    """Told of a script that torchrun starts and that goes on by itself."""
+    """Told of a script that torchrun starts and that continues by itself."""
     body = ELASTIC.format(variable=variable, size=size)
     assert codes(body) == expected
     assert codes(body + "lr = 0.1 * dist.get_world_size()\n") == []

@@ -1,4 +1,4 @@
-"""How fast training goes on after a killed worker, a lost node, a new node: elasticflow, torchrun, Ray Train.
+"""How fast training continues after a killed worker, a lost node, a new node: elasticflow, torchrun, Ray Train.
 
     python tests/measured/benchmarks/recovery.py [--only PART ...] [--who WHO ...] [--tries 10] [--rival-tries N] [--json FILE]
 
@@ -12,7 +12,7 @@ of events, from the kill, or from the last step before.
 * **nodes**: a second node comes, and the pause in the steps is taken; then everything of it is killed at once, and
   nobody is left to tell: a machine has vanished.
 * **agent**: only the second node's agent is killed, and what started it tells. Not tried with torchrun, where the
-  workers then go on without it.
+  workers then continue without it.
 * **gpu**: the only worker of a node, on a GPU, is killed. Only where there is one, and only if it is asked for.
 * the same with **-MODEL**: the model's module imports what `recovery_models.py` says, `worker-transformers` for
   instance; where that is not installed it is left out. `--only worker worker-timm` takes some.
@@ -81,7 +81,7 @@ def main() -> int:
     parser.add_argument("--who", nargs="+", choices=everybody, default=everybody, help="some of them")
     parser.add_argument("--tries", type=int, default=10, help="of each")
     parser.add_argument("--rival-tries", type=int, help="torchrun's, where it takes too long for as many")
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds that torchrun has to go on")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds that torchrun has to continue")
     parser.add_argument("--seconds", type=float, default=math.inf, help="after which nothing new begins")
     parser.add_argument("--json", type=Path, help="add the tries to this file")
     options = parser.parse_args()

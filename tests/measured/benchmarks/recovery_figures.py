@@ -61,7 +61,7 @@ class Try:
     """One try.
 
     Attributes:
-        seconds: What is measured; None if training did not go on in time.
+        seconds: What is measured; None if training did not continue in time.
         outcome: In words, where more is to be said than the time.
         marks: When what happened on the way, in seconds from the beginning.
     """
@@ -80,7 +80,7 @@ class Figures:
 
     Attributes:
         tries: How many.
-        went_on: Those after which training went on in time.
+        went_on: Those after which training continued in time.
         median: Of their seconds; None if there are none.
         least: Of their seconds.
         most: Of their seconds.
@@ -114,7 +114,7 @@ class Figures:
         return f"{self.median:.2f} ({self.least:.2f} to {self.most:.2f})"
 
     def outcomes_text(self) -> str:
-        """Return how many of the tries went on, and what else there is to tell."""
+        """Return how many of the tries continued, and what else there is to tell."""
         if not self.tries:
             return ""
         words = "; ".join(f"{count} x {outcome}" for outcome, count in self.outcomes.items())
@@ -134,7 +134,7 @@ def names(parts: Iterable[str] = PARTS) -> list[str]:
 def table(tries: Tries) -> str:
     """Return the figures as a table of Markdown, with those of the rivals that were tried."""
     rivals = [rival for rival in RIVALS if any(rival in by for by in tries.values())]
-    columns = [f" {OURS}, s | went on |", *(f" {rival}, s | went on | ratio |" for rival in rivals)]
+    columns = [f" {OURS}, s | continued |", *(f" {rival}, s | continued | ratio |" for rival in rivals)]
     lines = ["| |" + "".join(columns), "|---|---:|---|" + "---:|---|---:|" * len(rivals)]
     for name in names():
         if name not in tries:
@@ -178,7 +178,7 @@ def bounds(tries: Tries) -> dict[str, bool]:
         found[f"{name}: {ours.median:.2f} s, at most {most_s:g} s"] = ours.median <= most_s
         if most_share is not None and theirs.median is not None:
             share = ours.median / theirs.median
-            words = f"{name}: {share:.3f} of torchrun's where it went on, at most {most_share:g}"
+            words = f"{name}: {share:.3f} of torchrun's where it continued, at most {most_share:g}"
             found[words] = share <= most_share
     return found
 

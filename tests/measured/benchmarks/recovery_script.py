@@ -1,6 +1,6 @@
 """The job of the recovery benchmark as a script for torchrun, as an engineer writes it by hand.
 
-DistributedDataParallel over the digits; rank 0 saves everything every 20 steps, and all go on from the newest save.
+DistributedDataParallel over the digits; rank 0 saves everything every 20 steps, and all resume from the newest save.
 Each rank says when it starts and rank 0 when each step is finished, in a file of JSON lines that the benchmark reads.
 It has no last step: the benchmark ends it.
 """

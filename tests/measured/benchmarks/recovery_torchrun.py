@@ -31,7 +31,7 @@ _POLL_S = 0.02
 
 
 class Rival:
-    """Tries in *folder*, where the packages that the script imports lie, each a job of its own; *limit_s* to go on."""
+    """Tries in *folder*, where the packages that the script imports lie, each a job of its own; *limit_s* to continue."""
 
     def __init__(self, folder: Path, model: str, limit_s: float) -> None:
         self._folder, self._model, self._limit_s = folder, model, limit_s

@@ -4,7 +4,7 @@
 
 The supervisor, the key server and all that is sent are real; nodes are simulated (`scale_nodes.py` says what stands for what).
 For each number of nodes one launch tells the whole story: all join and a group is formed; the first step; a steady state;
-a snapshot of one shard from each rank; a node is lost, and the others go on; a node is added, for which all ranks drain; the
+a snapshot of one shard from each rank; a node is lost, and the others continue; a node is added, for which all ranks drain; the
 launch is asked to leave, and ends. Each part is measured from outside of it: seconds, CPU seconds of the supervisor's main thread
 and of the key server's thread, requests and bytes at the key server. CPU seconds are what to compare: the machine also runs
 the nodes, so seconds say how long 1,024 nodes take on it, not on machines of their own.

@@ -8,7 +8,7 @@ message (`protocol/messages.py`), the writer's threads and classes that write a 
 (`ShardWriter`, `PendingSnapshots`, `Committer`). What stands for something else:
 
 * no fork server and no workers: a thread of the node says what they would have said, with real pids of nobody;
-* no process group: where ranks agree by a collective, the benchmark lets all of them go on at once;
+* no process group: where ranks agree by a collective, the benchmark lets all of them continue at once;
 * the agent's loop: the node's thread waits for the key server to send something, instead of looking fifty times a second;
 * a node is lost as a machine says whose agent has died: that a silent one counts as lost after 2.5 s is left out;
 * signs of life and looks for the end are given for several nodes by one thread, as often as each node would.

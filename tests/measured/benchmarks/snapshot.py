@@ -4,7 +4,7 @@
 
 * **times**: one torchrun group of two processes holds a model and its AdamW and saves them in each way in turn, in
   another order each round, each at rest before the next one starts. *Stall*: from the call to its return, when training
-  may go on, on the slowest rank. *Durable*: from the call until all is on the disk with fsync. `copy` copies as many
+  may continue, on the slowest rank. *Durable*: from the call until all is on the disk with fsync. `copy` copies as many
   bytes as each rank of ours stages, in one piece, into shared memory that is there: the least a stall can be.
   Then each way loads what it saved, with the files in the page cache (*warm*) and dropped from it (*cold*). `dcp.load`
   loads in place and is done; the others also give the optimizer its state, and ours verifies every byte.

@@ -39,7 +39,7 @@ class Way:
         """Do what a user could do once, before training."""
 
     def save(self, step: int) -> None:
-        """Return when training may go on and change its tensors."""
+        """Return when training may continue and change its tensors."""
 
     def wait(self) -> None:
         """Return when what was saved is on the disk."""

@@ -17,13 +17,13 @@ LATE = Try(None, "not within 60 s: 4 groups formed")
 
 
 def made(ours: list[float], theirs: list[float | None], name: str = "worker") -> figures.Tries:
-    """Return tries of one part that took so many seconds; None: training did not go on."""
+    """Return tries of one part that took so many seconds; None: training did not continue."""
     rival = [LATE if seconds is None else Try(seconds) for seconds in theirs]
     return {name: {OURS: [Try(seconds) for seconds in ours], THEIRS: rival}}
 
 
 def test_median_is_of_those_that_went_on() -> None:
-    """A try after which training did not go on is counted and told, and is no time."""
+    """A try after which training did not continue is counted and told, and is no time."""
     found = Figures.of([Try(3.0), LATE, Try(1.0), Try(2.0, "2 groups formed"), LATE])
 
     assert (5, 3, 2.0, 1.0, 3.0) == (found.tries, found.went_on, found.median, found.least, found.most)
@@ -46,13 +46,13 @@ def test_nothing_that_went_on_has_no_median() -> None:
     [
         ([0.35, 0.35], [1.75], []),
         ([0.36], [2.0], ["worker: 0.36 s, at most 0.35 s"]),
-        ([0.3], [1.4, None], ["worker: 0.214 of torchrun's where it went on, at most 0.2"]),
+        ([0.3], [1.4, None], ["worker: 0.214 of torchrun's where it continued, at most 0.2"]),
         ([0.3], [None], []),
         ([], [2.0], []),
     ],
 )
 def test_bounds(ours: list[float], theirs: list[float | None], broken: list[str]) -> None:
-    """A bound in seconds, and a share of what torchrun takes where it goes on at all."""
+    """A bound in seconds, and a share of what torchrun takes where it continues at all."""
     kept = figures.bounds(made(ours, theirs))
 
     assert broken == [words for words, is_kept in kept.items() if not is_kept]
@@ -91,6 +91,6 @@ def test_bounds_with_a_model_that_imports_more() -> None:
     kept = figures.bounds(made([0.45], [5.0], "worker-timm"))
     assert {
         "worker-timm: 0.45 s, at most 0.5 s": True,
-        "worker-timm: 0.090 of torchrun's where it went on, at most 0.2": True,
+        "worker-timm: 0.090 of torchrun's where it continued, at most 0.2": True,
     } == kept
     assert [False, False] == list(figures.bounds(made([3.0], [3.5], "start-timm")).values())[1:] * 2

@@ -8,7 +8,7 @@
   forward.
 * **batch**: the same for `ddp.DDPStep`, which the plain loop is written by hand for.
 * **seek**: time and memory to find sample 10^9 / 2 of an epoch of 10^9, beside what torch's samplers do for 10^7, and
-  torchdata's StatefulDataLoader, where it is installed, going on in the middle of 10^6.
+  torchdata's StatefulDataLoader, where it is installed, resuming in the middle of 10^6.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class Numbers:
 
 
 def stateful_loader() -> dict[str, Any]:
-    """Return what it costs torchdata's loader to go on in the middle of a shuffled epoch."""
+    """Return what it costs torchdata's loader to continue in the middle of a shuffled epoch."""
     try:
         torchdata: Any = importlib.import_module("torchdata.stateful_dataloader")
     except ImportError:

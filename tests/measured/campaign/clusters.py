@@ -138,7 +138,7 @@ def array_leader_requeued(login: Login, reference: Reference) -> Figures:
 
 
 def head_node_lost(login: Login, reference: Reference) -> Figures:
-    """The first node is lost, and the batch script with it: the store is outside, the others go on and end the job."""
+    """The first node is lost, and the batch script with it: the store is outside, the others continue and end the job."""
     port = free_port()
     more = f'endpoint = "127.0.0.1:{port}"\n[torchrun]\nrdzv_conf = {{ is_host = false }}'
     login.write_job("head", 2, 4, 'time = "30 min"', more)
@@ -148,7 +148,7 @@ def head_node_lost(login: Login, reference: Reference) -> Figures:
         stories.wait("four workers", lambda: len(stories.workers(job)) == 4)
         stories.reach(job, 20)
         _lose_node(login, job, "n1")
-        stories.wait("the others go on", lambda: len(stories.workers(job)) == 3)
+        stories.wait("the others continue", lambda: len(stories.workers(job)) == 3)
         return stories.finish(login, job, reference)
     finally:
         store.send_signal(signal.SIGTERM)
@@ -175,7 +175,7 @@ def leaders_lost(login: Login, reference: Reference) -> Figures:
 
 
 def cancelled(login: Login, reference: Reference) -> Figures:
-    """`elasticflow cancel` on the login node: not queued again; submitted again with its run id, it goes on."""
+    """`elasticflow cancel` on the login node: not queued again; submitted again with its run id, it continues."""
     login.write_job("cancelled", 2, 3, 'time = "30 min"\nexit_codes = { "75" = 7 }')
     job = login.submit("cancelled")
     stories.reach(job, 20)

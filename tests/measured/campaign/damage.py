@@ -62,14 +62,14 @@ TEXT = """# Damage
 {date}, {facts}, {cores} cores shared with other work; commit {commit}.
 Made by `python -m tests.measured.campaign.damage`, as root without the capabilities that let root read everything.
 
-A run of 60 steps with a snapshot every 10 lost a worker, went on and was interrupted after step {last}; its snapshots of
+A run of 60 steps with a snapshot every 10 lost a worker, continued and was interrupted after step {last}; its snapshots of
 steps {steps} are whole, the oldest is set aside by a verdict. In each cell one file of a copy of it is damaged in one way, once.
 
 - **Launched**: `elasticflow run --run-id` or `elasticflow resume`, taking turns, as real processes that train to the end.
-  `on` went on from the newest snapshot and finished. `older` went on from the one before, since the damage is in the
+  `on` resumed from the newest snapshot and finished. `older` resumed from the one before, since the damage is in the
   newest one. `refused`: exit code 2, file and remedy named, no generation claimed. `-`: not launched for real; two damages
   stand for all with files that no launch reads or whose damage never ended a run. The unit test `tests/damage` decides
-  these cells, too, with launches that are cut short once they know from where they go on.
+  these cells, too, with launches that are cut short once they know from where they continue.
 - **Looked at**: `status`, `runs`, `why`, `logs`, `snapshots list`, `snapshots show`, `snapshots verify --all`. `shown`: all of
   them did, with a warning where something is left out. Else how many did not: `refused` with exit code 2, file and remedy;
   `named`: `verify` says which file is damaged (exit code 1).

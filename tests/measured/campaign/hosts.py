@@ -185,7 +185,7 @@ def _cut(run: Run, done: Try, host: int, seconds: float) -> None:
 
 
 def _cut_store(run: Run, done: Try, seconds: float) -> None:
-    """Cut off the host that serves the store, and trains nothing: all go on, and nothing is formed anew."""
+    """Cut off the host that serves the store, and trains nothing: all continue, and nothing is formed anew."""
     with _served(run):
         _start_led_by_first(run)
         run.hosts.link("down", 3)
@@ -312,7 +312,7 @@ Three hosts, each a network namespace on a switch in another one, with a worker 
 on all of them, with a token, and snapshots in a folder that all see. A tiny job in exact mode, {steps} steps, a snapshot every {every}.
 A link is cut at the switch. *As required*: the weights at the end have the bits of an undisturbed run, every step is in
 metrics.jsonl once, every command ends with 0, no process is left; a cut of 1 s, and any of a store that keeps its state
-(`rendezvous serve --state`, on a fourth host), ends no generation; after 5 s and 30 s the others have gone on without the host that was cut
+(`rendezvous serve --state`, on a fourth host), ends no generation; after 5 s and 30 s the others have continued without the host that was cut
 off, on which no worker is left {alone:g} s after the cut, and it takes part again by itself. *Seconds*: from the mended
 link, or the start of the host, until all three train.
 

@@ -158,7 +158,7 @@ def partition(trial: Trial) -> str:
         trial.running.wait_for_group(2, alone)
         trial.finish()
     return (
-        "two hosts in network namespaces; the link between them cut, and mended once the head goes on alone"
+        "two hosts in network namespaces; the link between them cut, and mended once the head continues alone"
     )
 
 

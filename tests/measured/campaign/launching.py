@@ -1,4 +1,4 @@
-"""Kill workers, agents and whole nodes, let nodes join, and find the job go on each time as if nothing had happened.
+"""Kill workers, agents and whole nodes, let nodes join, and find the job continue each time as if nothing had happened.
 
 By hand: `python -m tests.measured.campaign.launching`, or a part of it with `--only`. The table lies beside this file; results
 are kept as they come, so that parts may be done one by one.

@@ -113,7 +113,7 @@ class Started:
         self.start(trial.first)
 
     def start(self, ranks: int) -> None:
-        """Start the run, or go on with it."""
+        """Start the run, or continue with it."""
         trial = self.trial
         trial.ranks.append(ranks)
         trial.starts += 1
@@ -200,7 +200,7 @@ def disturb(run: Started) -> None:
             return
         if is_over:
             if trial.starts > 3 * trial.kills_planned + 3:
-                trial.problems.append(f"does not go on: exit code {run.process.returncode}")
+                trial.problems.append(f"does not continue: exit code {run.process.returncode}")
                 return
             changes = trial.resizes and trial.launcher != "python"
             others = [number for number in (1, 2, 3, 4) if number != trial.ranks[-1]]
@@ -280,7 +280,7 @@ def conduct(trial: Trial, quiet: dict[int, tuple[dict[str, torch.Tensor], str]],
         disturb(run)
         if not trial.problems:
             compare(run, quiet)
-    except Exception as error:  # noqa: BLE001  # the other trials go on, and the table says it
+    except Exception as error:  # noqa: BLE001  # the other trials continue, and the table says it
         trial.problems.append(f"{type(error).__name__}: {error}")
     finally:
         for process, _ in run.processes():
@@ -348,7 +348,7 @@ def table(trials: list[Trial], facts: dict[str, Any], minutes: float, seed: int)
         "",
         "Eight forms of loop (`tests/runtime/programs/loop_forms.py`), a snapshot every 7 steps. A weight of the model counts how often its",
         "sample was learned from, a state of the optimizer adds up the numbers of the updates that had it; a layer has dropout and",
-        "momentum. `same`: at the end every tensor has the bits of an undisturbed run on as many ranks. `resized`: it went on with other",
+        "momentum. `same`: at the end every tensor has the bits of an undisturbed run on as many ranks. `resized`: it continued with other",
         "numbers of ranks; the counts and the sums of update numbers are compared, to 0.01. Always: the ranks end with equal states, and",
         "under `elasticflow run` metrics.jsonl has each step once. Three kills of ten come at a moment that may lie before training.",
         "",

@@ -64,7 +64,7 @@ def worker_killed(ray: LocalCluster, series: Series) -> None:
 
 
 def command_killed(ray: LocalCluster, series: Series) -> None:
-    """The command is killed with -9, its nodes leave, and the same command goes on."""
+    """The command is killed with -9, its nodes leave, and the same command resumes the run."""
     del ray
     series.running.wait_for("a snapshot", lambda: series.named(events.SNAPSHOT_COMMITTED))
     os.kill(series.running.process.pid, signal.SIGKILL)
@@ -75,7 +75,7 @@ def command_killed(ray: LocalCluster, series: Series) -> None:
 
 
 def cancelled(ray: LocalCluster, series: Series) -> None:
-    """`elasticflow cancel`: all leave with a snapshot, no actor is left, and the same command goes on."""
+    """`elasticflow cancel`: all leave with a snapshot, no actor is left, and the same command resumes the run."""
     series.running.wait_for_step(10)
     run = series.running
     told = subprocess.run(
@@ -92,7 +92,7 @@ def cancelled(ray: LocalCluster, series: Series) -> None:
 
 
 def head_restarted(ray: LocalCluster, series: Series) -> None:
-    """Ray's head dies, with all that it knows, and is begun anew: the command ends, and the same command goes on."""
+    """Ray's head dies, with all that it knows, and is begun anew: the command ends, and the same command resumes the run."""
     series.running.wait_for("a snapshot", lambda: series.named(events.SNAPSHOT_COMMITTED))
     ray.restart()
     code = series.running.end()

@@ -43,7 +43,7 @@ PATIENCE_S = 1.5
 def disturb(
     project: Project, victim: str, points: list[str], expected: dict[str, Any], *sets: str
 ) -> list[Outcome]:
-    """Halt the process that reaches each point in turn, kill *victim*, let the halted one go on, and look."""
+    """Halt the process that reaches each point in turn, kill *victim*, let the halted one continue, and look."""
     cues = project.root / f"cues-{victim.replace(' ', '-')}-{len(sets)}"
     cues.mkdir()
     clauses = ", ".join(f"{point}=stop cue={cues / point}" for point in fault_injection.POINTS)
@@ -107,7 +107,7 @@ def terminate(project: Project, times: int, expected: dict[str, Any]) -> list[Ou
             outcome.problems.append(f"generation ended: {ended['class']}")
         if len(here) != 1 or started["restored_from"] != here[0]["name"]:
             outcome.problems.append(
-                f"{len(here)} snapshots at step {ended['step']}, went on from {started['step']}"
+                f"{len(here)} snapshots at step {ended['step']}, resumed from {started['step']}"
             )
         outcome.lost = ended["step"] - started["step"]
     series.finish(expected, outcomes[-1])
@@ -125,9 +125,9 @@ def table(outcomes: list[Outcome], seconds: float) -> str:
         "",
         f"`jobs/mnist.toml` with two CPU workers, {EPOCHS} epochs and a snapshot every {EVERY} steps, in one long run for each",
         "victim. At each fault point (`elasticflow/system/fault_injection.py`) the process that reaches it is halted there, the victim is",
-        "killed by `kill -9`, and whoever was halted and still lives goes on; after *everything*, the run is resumed by",
+        "killed by `kill -9`, and whoever was halted and still lives continues; after *everything*, the run is resumed by",
         f"the command. SIGTERM goes to one rank, drawn from the seed {SEED}, within 0.6 s of a first step.",
-        "*Survived*: training went on from the newest snapshot that was committed, which verified, byte for byte; nothing",
+        "*Survived*: training resumed from the newest snapshot that was committed, which verified, byte for byte; nothing",
         "was rejected or left behind; after SIGTERM there is exactly one snapshot of the step all ranks left at. *Wrongly",
         "loaded*: a restored snapshot whose bytes are not what was written, or a step, done again or not, whose loss is",
         "not bit for bit that of the undisturbed run, or other weights at the end.",

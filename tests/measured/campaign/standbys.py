@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 TABLE = Path(__file__).with_name("standbys.md")
 SEED = 20261122
 WORKERS, END_S = 2, 1800.0
-# Seconds that training goes on before a kill; now and then a standby is killed, too.
+# Seconds that training continues before a kill; now and then a standby is killed, too.
 LONGEST_S, STANDBY_SHARE = 2.0, 0.2
 
 

@@ -66,7 +66,7 @@ class Trial:
         tiny_job.cue(self.project, act, rank)
 
     def survives(self, act: str, *sets: str) -> None:
-        """Start, have rank 1's own code do *act*, and see the run go on and come to its end."""
+        """Start, have rank 1's own code do *act*, and see the run continue and come to its end."""
         self.start(*sets)
         self.cue(act)
         self.goes_on()
@@ -107,7 +107,7 @@ class Trial:
         self.is_good &= found == code and not missing
 
     def resume(self) -> None:
-        """Go on with the run in a new launch."""
+        """Continue with the run in a new launch."""
         self.series.resume()
         self.ended.append("resumed")
 
@@ -118,7 +118,7 @@ class Trial:
             if (key := SAID.get(event["event"])) is not None:
                 kind = f" {event['class']}" if event.get("class") else ""
                 told.append(f"`{event['event']}`{kind}: {_brief(str(event.get(key)))}")
-        return "; ".join(dict.fromkeys(told)) or "nothing, all went on"
+        return "; ".join(dict.fromkeys(told)) or "nothing, all continued"
 
 
 def _brief(text: str) -> str:

@@ -155,7 +155,7 @@ def test_of_many_snapshots_the_newest_and_the_shown_one_are_drawn() -> None:
 
 
 def test_a_parent_that_is_gone() -> None:
-    """Retention may have removed what a generation went on from."""
+    """Retention may have removed what a generation resumed from."""
     rows = [row(30, 2)]
     found = [
         LineageGeneration(

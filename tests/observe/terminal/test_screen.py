@@ -71,7 +71,7 @@ def test_text_that_the_stream_cannot_express_is_replaced() -> None:
 
 
 def test_terminal_that_went_away_ends_nothing() -> None:
-    """Its user has closed the window: the run goes on in silence."""
+    """Its user has closed the window: the run continues in silence."""
     ours, theirs = os.openpty()
     with os.fdopen(theirs, "w", encoding="utf-8") as stream:
         screen = Screen(stream, tty=True, colour=False)

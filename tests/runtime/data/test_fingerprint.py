@@ -95,7 +95,7 @@ class Color:
 
 
 def test_data_of_an_older_snapshot_is_compared_by_class() -> None:
-    """A run goes on from it; between new ones what the objects hold counts."""
+    """A run resumes from it; between new ones what the objects hold counts."""
     one, other = (fingerprint_of(Rows(lambda i, by=by: Picture(i + by))) for by in (0, 100))
     require_same({"train": one}, {"train": fingerprints.by_class(one)}, 20, 20)
     require_same({"train": one}, {"train": one}, 20, 20)

@@ -108,7 +108,7 @@ def test_every_sample_of_every_epoch_once(lengths: list[int], data: st.DataObjec
 def test_interruptions_leave_no_trace_in_the_order(
     lengths: list[int], size: int, tail: str, data: st.DataObject
 ) -> None:
-    """A run that forgets all but its position after some steps makes the same steps as one that goes on."""
+    """A run that forgets all but its position after some steps makes the same steps as one that continues."""
     schedule = ShardSchedule(len(lengths), size, epochs=2, tail=tail)
     whole, end = walk(schedule, lengths, schedule.start, 10**6)
     position, found = schedule.start, []

@@ -52,7 +52,7 @@ def test_by_how_much_it_is_to_be_better() -> None:
 
 @pytest.mark.parametrize(("better", "end"), [("max", 3), ("min", 1)])
 def test_a_bound(better: str, end: int) -> None:
-    """Beyond it training ends; at it, it goes on."""
+    """Beyond it training ends; at it, it continues."""
     rule = StopWhen("val.loss", better, bound=0.5)  # type: ignore[arg-type]  # one of both words
     assert stopped_at(rule, [0.25, 0.5, 0.75]) == end
 

@@ -975,7 +975,7 @@ with open(os.path.join(os.path.dirname(__file__), "told.json"), "w") as file:
     json.dump(told, file)
 run.finish()
 """
-"""Makes all the calls that are refused in one run, which then goes on and is right."""
+"""Makes all the calls that are refused in one run, which then continues and is right."""
 
 STOP_AT_6 = """\
 run, model, optimizer = begin()
@@ -1307,7 +1307,7 @@ def told(loops: Loops) -> dict[str, str]:
 
 @pytest.mark.parametrize(("name", "sentence"), [call[:2] for call in CALLS], ids=[name for name, *_ in CALLS])
 def test_a_call_is_refused_and_changes_nothing(told: dict[str, str], name: str, sentence: str) -> None:
-    """What cannot be meant is refused at the call, and a script that catches it goes on as if it had not been made."""
+    """What cannot be meant is refused at the call, and a script that catches it continues as if it had not been made."""
     assert sentence in told[name]
 
 

@@ -61,7 +61,7 @@ def test_pools_end_and_a_group_of_one_is_there(start: Callable[..., Program], tm
 def test_children_hold_nothing_of_a_run_and_end_with_it(
     start: Callable[..., Program], tmp_path: Path
 ) -> None:
-    """Of a killed process: the child of its main thread ends, another thread's lives on, and the run goes on at once."""
+    """Of a killed process: the child of its main thread ends, another thread's lives on, and the run continues at once."""
     run = tmp_path / "run"
     process = start("run", "--forks", str(tmp_path), "--steps", "100000", "--pause", "0.05")
     children: dict[str, dict[str, Any]] = {}
@@ -106,7 +106,7 @@ def test_run_that_was_started_elsewhere_ends_at_its_first_fenced_snapshot(
     code = older.wait(LIMIT_S)
     told = older.stderr.read_text()
     assert ANSWER_IS_NO == code, told
-    assert "error: this run was started a second time, and goes on there (generation 2, process " in told
+    assert "error: this run was started a second time, and continues there (generation 2, process " in told
     assert "finished" not in told
     assert "Traceback" not in told
     assert newer.poll() is None

@@ -137,7 +137,7 @@ def test_stop_ends_the_run_on_all_ranks(groups: Callable[..., Any]) -> None:
 def test_plain_python_and_a_finish_that_was_forgotten(
     plain_python: Callable[..., CompletedProcess[str]],
 ) -> None:
-    """The script's end is the loop's; the second start goes on where the first one ended, in a folder that is named for the script."""
+    """The script's end is the loop's; the second start continues where the first one ended, in a folder that is named for the script."""
     command = (ROOT / "tests/runtime/programs" / PROGRAM, "--forget", "finish")
     outputs = [plain_python(*command, "--epochs", epochs).stderr for epochs in ("1", "2")]
 

@@ -119,7 +119,7 @@ def test_the_ranks_meet_for_new_names_only() -> None:
 
 
 def test_names_of_a_snapshot_have_their_places() -> None:
-    """A run that goes on sums the values of its first step as one that was never interrupted: on their way."""
+    """A run that continues sums the values of its first step as one that was never interrupted: on their way."""
     step: Step = [{"count": 1.0, "kl": 0.1 * n, "aux": 3.0} for n in range(SHARDS)]
     before = Ranks(2)
     before.step(step)

@@ -1,4 +1,4 @@
-"""A rank traces its next steps when it is asked to; what goes wrong with that is told, and training goes on."""
+"""A rank traces its next steps when it is asked to; what goes wrong with that is told, and training continues."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ class Files:
 
 @pytest.mark.parametrize("when", ["made", "read"])
 def test_shards_of_shuffled_files_share_no_file(when: str) -> None:
-    """Each file is in one shard in each epoch, in another order in the next; going on within one changes nothing."""
+    """Each file is in one shard in each epoch, in another order in the next; resuming within one changes nothing."""
 
     def read(epoch: int, cursor: int = 0) -> dict[int, list[Any]]:
         def build(shard: int, shards: int) -> Files:

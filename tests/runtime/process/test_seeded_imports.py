@@ -60,7 +60,7 @@ def test_what_a_module_draws_depends_on_seed_and_name_alone(imported: Callable[.
 
 
 def test_an_import_leaves_the_generators_as_they_were(imported: Callable[..., Any]) -> None:
-    """Also one that fails: the process goes on drawing what it would have drawn."""
+    """Also one that fails: the process continues drawing what it would have drawn."""
     random.seed(1)
     np.random.seed(1)
     torch.manual_seed(1)

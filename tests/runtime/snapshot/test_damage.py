@@ -101,7 +101,7 @@ def here(run: Path, tmp_path: Path) -> Iterator[tuple[Catalog, NodeLoader]]:
 
 @pytest.mark.parametrize("file", FILES)
 def test_harmed_file(real_processes: None, me: Any, here: tuple[Catalog, NodeLoader], file: str) -> None:
-    """Whatever is done to a file, the reason names it, and the older snapshot is what all go on from."""
+    """Whatever is done to a file, the reason names it, and the older snapshot is what all resume from."""
     catalog, loads = here
     newest, older = (manifest.name for manifest in catalog.committed())
     path = catalog.storage.local_path(f"{catalog.folder(newest)}/{file}")

@@ -1,4 +1,4 @@
-"""A worker group killed and gone on from its node's memory, against one that was not disturbed."""
+"""A worker group killed and resumed from its node's memory, against one that was not disturbed."""
 
 from __future__ import annotations
 

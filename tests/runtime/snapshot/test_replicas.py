@@ -48,7 +48,7 @@ def test_the_minority_is_astray(ranks: list[Sums], astray: list[int], expected: 
     "memory", [(), ("--memory", "1 step")], ids=["behind the next step", "held in memory"]
 )
 def test_flipped_bit_is_found_and_healed(groups: Callable[[str], Any], memory: tuple[str, ...]) -> None:
-    """Found before the next snapshot is committed: the astray rank alone fails, and nothing in memory is gone on from.
+    """Found before the next snapshot is committed: the astray rank alone fails, and nothing in memory is resumed from.
 
     From the snapshot before, training ends as if nothing had been.
     """

@@ -248,7 +248,7 @@ class Curriculum:
         return {"level": self.level, "draws": self.draws.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from there."""
         self.level = state["level"]
         self.draws.set_state(state["draws"])
 

@@ -79,17 +79,17 @@ CASES: dict[str, tuple[Change, str, str | None]] = {
     "shape": (
         {"model": lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 5))},
         "does not fit the job's model: 2.bias has shape (2,) in the snapshot, (5,) in the job",
-        "go on with the job the snapshot was taken of, or start a new run",
+        "continue with the job the snapshot was taken of, or start a new run",
     ),
     "a layer less": (
         {"model": lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))},
         "does not fit the job's model: the model has no 2.bias",
-        "go on with the job the snapshot was taken of, or start a new run",
+        "continue with the job the snapshot was taken of, or start a new run",
     ),
     "groups": (
         {"optimizer": lambda model: AdamW(model.parameters())},
         "does not fit the job's optimizer: 2 parameter groups in the snapshot, 1 in the job, which has none for model/0.bias",
-        "go on with the job the snapshot was taken of, or start a new run",
+        "continue with the job the snapshot was taken of, or start a new run",
     ),
     "sizes of groups": (
         {
@@ -98,7 +98,7 @@ CASES: dict[str, tuple[Change, str, str | None]] = {
             )
         },
         "does not fit the job's optimizer: group 0 has 1 parameters in the snapshot, 2 in the job",
-        "go on with the job the snapshot was taken of, or start a new run",
+        "continue with the job the snapshot was taken of, or start a new run",
     ),
     "order of parameters": (
         {
@@ -107,17 +107,17 @@ CASES: dict[str, tuple[Change, str, str | None]] = {
             )
         },
         "does not fit the job's optimizer: parameter 0 of group 0 is model/0.weight in the snapshot, model/2.bias in the job",
-        "go on with the job the snapshot was taken of, or start a new run",
+        "continue with the job the snapshot was taken of, or start a new run",
     ),
     "another optimizer": (
         {"optimizer": lambda model: SGD([{"params": [next(model.parameters())]}, {"params": list(model.parameters())[1:]}], lr=0.1)},
         "does not fit the job's optimizer: SGD has no option `amsgrad`",
-        "go on with the job the snapshot was taken of, or start a new run",
+        "continue with the job the snapshot was taken of, or start a new run",
     ),
     "another schedule": (
         {"scheduler": lambda o: CosineAnnealingLR(o, 10)},
         "does not fit the job's scheduler: CosineAnnealingLR has `T_max` only in the job",
-        "go on with the job the snapshot was taken of, or start a new run",
+        "continue with the job the snapshot was taken of, or start a new run",
     ),
     "an object less": (
         {"no_counter": True},

@@ -1,4 +1,4 @@
-"""Every optimizer, schedule and scaler of torch goes on from a snapshot with the bits it would have had."""
+"""Every optimizer, schedule and scaler of torch resumes from a snapshot with the bits it would have had."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def train(model: nn.Module, optimizer: Optimizer, steps: range, *schedules: Any)
 
 
 def check(make: Callable[[nn.Module], Optimizer], folder: Path, dtype: torch.dtype = torch.float32) -> None:
-    """Check that a restored optimizer goes on as the undisturbed one; before its first step, and later."""
+    """Check that a restored optimizer continues as the undisturbed one; before its first step, and later."""
     for number, steps in enumerate((0, 3)):
         model, other = net(3, dtype), net(4, dtype)
         optimizer, its = make(model), make(other)
@@ -162,7 +162,7 @@ class Mixed(nn.Module):
 
 
 def test_sparse_adam(tmp_path: Path) -> None:
-    """SparseAdam's own state is dense: it goes on like the others."""
+    """SparseAdam's own state is dense: it continues like the others."""
     objects = []
     for seed in (1, 2):
         torch.manual_seed(seed)

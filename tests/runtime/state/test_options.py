@@ -95,7 +95,7 @@ def trained(run: Job, steps: range) -> Job:
 
 
 def go_on(before: Job, after: Job) -> list[str]:
-    """Have *after* go on from a snapshot of *before*; return what has changed."""
+    """Have *after* resume from a snapshot of *before*; return what has changed."""
     captured = before.state.capture()
     content = json.loads(json.dumps(captured.tree, allow_nan=False))
     tensors = {key: tensor.detach().clone() for key, tensor in captured.tensors.items()}

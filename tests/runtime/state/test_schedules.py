@@ -111,7 +111,7 @@ class Run:
         self.counts = torch.zeros(samples)
 
     def launch(self, given: Launch, *, is_last: bool) -> bool:
-        """Go on from the newest snapshot; return True if that was the end of the training."""
+        """Continue from the newest snapshot; return True if that was the end of the training."""
         size = given.batch * (self._shards or 1)
         if self._tail == "drop":
             size = min(size, self._samples // (self._shards or 1) * (self._shards or 1))

@@ -250,7 +250,7 @@ def test_of_many_ranks_some_store_the_state(megabytes: int, ranks: int, storing:
 
 
 def test_an_evaluation_may_come_and_go() -> None:
-    """No weight depends on what it keeps: a snapshot without it, or a job without it, goes on."""
+    """No weight depends on what it keeps: a snapshot without it, or a job without it, continues."""
 
     class Best:
         """Keeps a value, as an evaluation does."""

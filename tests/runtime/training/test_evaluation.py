@@ -131,7 +131,7 @@ def test_a_best_value_of_other_weights_does_not_count(me: Any, *, says: bool) ->
 
 
 def test_an_evaluation_line_counts_epochs_as_step_lines_do(me: Any) -> None:
-    """Of a step that ends a pass it is that pass; else the one that goes on."""
+    """Of a step that ends a pass it is that pass; else the one that continues."""
     model, _ = trained()
     measuring, position = evaluation(me, model), SCHEDULE.start
     for _ in range(4):

@@ -173,7 +173,7 @@ def passed(parameters: list[nn.Parameter]) -> tuple[EarlyBuckets, list[list[Any]
 
 
 def backward(early: EarlyBuckets, loss: Tensor, *, is_last: bool = True) -> set[int]:
-    """Run a backward and return what went on early."""
+    """Run a backward and return what continued early."""
     early.begin(is_last=is_last)
     torch.autograd.backward(loss)
     return early.end()
@@ -211,7 +211,7 @@ def test_gradients_that_come_piece_by_piece_are_not_handed_on() -> None:
 
 
 def test_a_gradient_that_is_not_whole_after_all_is_refused() -> None:
-    """What went on cannot be called back: better to stop than to train on half of it."""
+    """What continued cannot be called back: better to stop than to train on half of it."""
     weight = nn.Parameter(torch.tensor(2.0))
     early, _ = passed([weight])
     backward(early, weight * 1.0)

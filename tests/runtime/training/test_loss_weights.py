@@ -154,7 +154,7 @@ def test_the_first_step_tells_once_what_nobody_reads_or_weighs(me: Any) -> None:
 
 
 def test_the_first_evaluation_tells_once_in_a_run(me: Any) -> None:
-    """Before its first batch; not in later ones, nor in a run that goes on from a snapshot."""
+    """Before its first batch; not in later ones, nor in a run that resumes from a snapshot."""
     data = list(zip(WORDS, LABELS, strict=True))
 
     def evaluated(state: dict[str, Any] | None = None) -> evaluation.Evaluation:

@@ -255,7 +255,7 @@ class Timm:
 
 @pytest.mark.parametrize("in_epochs", [True, False])
 def test_a_schedule_of_timms_is_told_the_time(in_epochs: bool) -> None:
-    """Either way it counts what it is stepped for; another one goes on where it was."""
+    """Either way it counts what it is stepped for; another one continues where it was."""
     optimizer = SGD(net().parameters(), lr=1.0)
     schedule = several_optimizers.CountedSchedule(Timm(optimizer, in_epochs=in_epochs))
     several_optimizers.require_callable(schedule)

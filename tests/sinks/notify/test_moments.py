@@ -43,7 +43,7 @@ class Story:
         assert not self.tell(events.BUDGET_CHARGED, generation, left=left, **{"class": kind})
 
     def go_on(self, generation: int) -> tuple[Moment | None, Moment | None]:
-        """Write that training goes on; return the moments of the new group and of its first step."""
+        """Write that training continues; return the moments of the new group and of its first step."""
         low = self.tell(
             events.GENERATION_STARTED, generation, world_size=2, nodes={}, members=[], reason="crash"
         )
@@ -67,7 +67,7 @@ def story(tmp_path: Path) -> Story:
 
 
 def test_the_first_restart_is_told_once(story: Story) -> None:
-    """When training goes on: with the root cause, and what is left."""
+    """When training continues: with the root cause, and what is left."""
     story.fail(1, left=2)
     low, first = story.go_on(2)
     story.fail(2, left=2, kind="node_lost")
@@ -142,7 +142,7 @@ def test_how_a_launch_ended(story: Story) -> None:
 
     told = [each for each in (stopped, cut, spent, failed, done) if each is not None]
     assert [each.sentence for each in told] == [
-        "was interrupted after step 7 (SIGTERM); it can go on from step 5",
+        "was interrupted after step 7 (SIGTERM); it can resume from step 5",
         "was interrupted before its first step (a second signal)",
         "failed after step 7: rank 1: killed by SIGKILL (4 failures)",
         "failed before its first step: no store",

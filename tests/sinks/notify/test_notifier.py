@@ -85,7 +85,7 @@ def test_a_message_gets_through_in_the_end_and_once(
 
 
 def test_what_was_before_the_launch_is_not_told(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever adds [notify] to a run that goes on is told of what comes; other options tell nothing again."""
+    """Whoever adds [notify] to a run that continues is told of what comes; other options tell nothing again."""
     with webhook() as hook:
         tell(written, hook, monkeypatch, on=["interrupted", "finished"])
         tell(written, hook, monkeypatch, on=["interrupted"], format="json")

@@ -186,7 +186,7 @@ def test_job_record_tells_the_newest_launch(catalog: Catalog) -> None:
 
 
 def test_the_generation_after_ours_is_ours_or_nobody_elses(catalog: Catalog) -> None:
-    """One launch goes on after its own last generation; for another, that number is taken; asked twice, it stays ours."""
+    """One launch continues after its own last generation; for another, that number is taken; asked twice, it stays ours."""
     ours, theirs = {"host": "a", "pid": 1, "reason": "start"}, {"host": "b", "pid": 1, "reason": "start"}
     assert catalog.claim_generation(ours) == 1
     assert catalog.claim_after(1, ours)
@@ -231,7 +231,7 @@ def test_a_directory_in_a_manifests_place_is_damage(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_shows_that_its_generation_existed(catalog: Catalog) -> None:
-    """Claims that are lost are made again with the next one: numbers go on, and writers of before are fenced off."""
+    """Claims that are lost are made again with the next one: numbers continue, and writers of before are fenced off."""
     for generation in (1, 2, 3):
         assert generation == catalog.claim_generation({"host": "here"})
     commit(catalog, 5, generation=3)

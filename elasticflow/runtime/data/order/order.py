@@ -19,7 +19,7 @@ VERSION = 1  # of the shuffle: a position in a snapshot means the same samples f
 OrderRecord = int | Mapping[str, Any]
 """How state.json names an order: the version of the shuffle, or what tells a declared order from every other one."""
 
-_REMEDY = "go on with the version of elasticflow that took it, or start a new run"
+_REMEDY = "continue with the version of elasticflow that took it, or start a new run"
 
 
 class Order(Protocol):

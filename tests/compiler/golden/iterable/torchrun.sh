@@ -4,7 +4,7 @@
 set -euo pipefail
 here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
-# which run this is: the same id goes on with its snapshots
+# which run this is: the same id continues with its snapshots
 export ELASTICFLOW_RUN_ID="${ELASTICFLOW_RUN_ID:-by-hand}"
 # where logs go, and snapshots unless the job names a place
 export ELASTICFLOW_RUN_FOLDER="${ELASTICFLOW_RUN_FOLDER:-${here}}"

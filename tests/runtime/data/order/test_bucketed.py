@@ -62,7 +62,7 @@ def test_each_sample_once_per_epoch(
     ("tail", "epoch"), [("short", 0), ("short", 1), ("spill", 0), ("spill", 1), ("spill", 2)]
 )
 def test_batches_are_of_like_length_in_every_epoch(tail: str, epoch: int) -> None:
-    """Where batches go on over an epoch's end, those of the next one begin later: they are cut there."""
+    """Where batches continue over an epoch's end, those of the next one begin later: they are cut there."""
     samples, batch = 5_003, 16
     lengths = lengths_of(samples)
     order = BucketedOrder(lengths, batch, tail=tail, seed=3)
