@@ -165,7 +165,7 @@ COMPILER_CACHE = Event(
 )
 COMPILER_CACHE_FAILED = Event(
     "compiler.cache_failed",
-    "what torch.compile makes could not be kept, saved or loaded on one node: training goes on",
+    "what torch.compile makes could not be kept, saved or loaded on one node: training continues",
     ("node", "action", "reason"),
     level="warning",
 )
@@ -312,7 +312,7 @@ SNAPSHOT_FAILED = Event(
     line=Template(
         "no snapshot",
         "of step {step}: {reason}",
-        ("older snapshots are untouched; training goes on",),
+        ("older snapshots are untouched; training continues",),
         tone="bad",
     ),
 )
@@ -329,7 +329,7 @@ STORE_TROUBLE = Event(
     line=Template(
         "store",
         "{operation}: {error}",
-        ("try {attempt:count}; the next in {pause_s:span}; training goes on",),
+        ("try {attempt:count}; the next in {pause_s:span}; training continues",),
     ),
 )
 DRAIN_REQUESTED = Event("drain.requested", "workers are asked to leave after a step", ("reason", "grace_s"))
@@ -592,7 +592,7 @@ PROFILE_FINISHED = Event(
 )
 PROFILE_FAILED = Event(
     "profile.failed",
-    "there will be no trace of a rank; training goes on",
+    "there will be no trace of a rank; training continues",
     ("profile", "reason"),
     level="warning",
     emitter="worker",

@@ -63,7 +63,7 @@ class Elsewhere:
 
 
 def fetch(folder: RunFolder, generation: int | None = None, *, logged: bool = False) -> str | None:
-    """Have the run's other hosts send their logs into *folder*, if it is resuming; return why that failed, if it did.
+    """Have the run's other hosts send their logs into *folder*, if it is running; return why that failed, if it did.
 
     Args:
         folder: The run, on the machine that leads.

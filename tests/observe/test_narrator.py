@@ -281,7 +281,7 @@ def test_a_store_in_trouble_is_said() -> None:
     assert (line.label, line.text, line.more) == (
         "store",
         "write snapshots/x: ConnectionResetError: reset by peer",
-        ("try 3; the next in 1.50 s; training goes on",),
+        ("try 3; the next in 1.50 s; training continues",),
     )
 
 
@@ -361,7 +361,7 @@ def test_a_template_says_how_its_fields_are_shown() -> None:
         line_of({"event": "loss.skipped", "step": 3, "loss": "nan"}),
     ]
     assert [(line.text, line.more) for line in lines if line is not None] == [
-        ("{x}: e", ("try 2; the next in 0.50 s; training goes on",)),
+        ("{x}: e", ("try 2; the next in 0.50 s; training continues",)),
         ("the step's dict also holds a, b, which nobody reads", ()),
         ("1 of at least 2 nodes ready", ()),
         ("step 3: loss nan; the weights are left alone", ()),

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 # Each asks the command itself (see `cli/completer.py`): one candidate a line, a tab before what it is.
-# No blank follows what continues: a folder, a table of the job file, a key whose value is next.
+# No blank follows an unfinished word: a folder, a table of the job file, a key whose value is next.
 # click's own scripts would do for commands and options, but not for what `--set` and files need: that of bash gives
 # words as bash cuts them, at each "=" and ":", and takes a name with a blank for two; that of zsh sets a blank after
 # each candidate; that of fish cuts candidates and help at the first comma, and sorts them.

@@ -565,7 +565,7 @@ class Run:
         if self.schedule.has_ended:
             self.schedule.has_ended = False
             self._tell(
-                f"had finished after step {self.position.step}, and is trained on: the script's own loop goes on"
+                f"had finished after step {self.position.step}, and is trained on: the script's own loop continues"
             )
         if not self._is_training:
             snapshots.use_data(OpenedDataset(None))

@@ -190,7 +190,7 @@ def _sentence(name: MomentName, record: Record, cause: str | None, left: int | N
 
 def _restarted(record: Record, cause: str | None) -> str:
     back = span(float_of(record, "seconds_since_failure") or 0)
-    return f"goes on after its first failure ({cause}): step {record.get('step')} was done {back} later"
+    return f"continues after its first failure ({cause}): step {record.get('step')} was done {back} later"
 
 
 def _low(cause: str | None, left: int | None, budget: int) -> str:

@@ -193,7 +193,7 @@ def test_every_sum_is_done_once_however_often_the_server_is_killed(
         thread.join(60)
     total = TcpControlStore(address).add("n", 0)
     process.send_signal(signal.SIGTERM)
-    assert "goes on with all runs" in process.communicate()[0]
+    assert "continues with all runs" in process.communicate()[0]
     assert 0 == process.returncode
     assert [] == wrong
     assert sum(counts) == total

@@ -1056,7 +1056,7 @@ OTHER_CODE = "sys.argv[0] and open(__file__, 'a').write('# changed\\n')\n"
 ACCEPTED = {"ELASTICFLOW_ACCEPT_DRIFT": "1"}
 
 SECOND_STARTS = [
-    right("killed", resumed(), before=(KILLED,), says="goes on after step 4, from snapshot"),
+    right("killed", resumed(), before=(KILLED,), says="continues after step 4, from snapshot"),
     refused(
         "another seed",
         "seed is 8, and was 7 when the snapshot was taken",

@@ -53,7 +53,7 @@ def test_pools_end_and_a_group_of_one_is_there(start: Callable[..., Program], tm
         ended = start("run")
         code, told = ended.wait(LIMIT_S), ended.stderr.read_text()
         assert FINISHED == code, told
-    assert "goes on after step 4" in told
+    assert "continues after step 4" in told
     assert is_training(tmp_path / "run")
 
 

@@ -142,7 +142,7 @@ def test_plain_python_and_a_finish_that_was_forgotten(
     outputs = [plain_python(*command, "--epochs", epochs).stderr for epochs in ("1", "2")]
 
     assert "finished after step 7, snapshots in runs/own_loop/by-hand" in outputs[0]
-    assert "goes on after step 7, from snapshot" in outputs[1]
+    assert "continues after step 7, from snapshot" in outputs[1]
     assert "finished after step 14" in outputs[1]
 
 

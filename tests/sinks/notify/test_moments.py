@@ -76,7 +76,7 @@ def test_the_first_restart_is_told_once(story: Story) -> None:
     assert (low, second) == (None, None)
     assert first is not None
     assert first.sentence == (
-        "goes on after its first failure (rank 1: killed by SIGKILL): step 6 was done 0.25 s later"
+        "continues after its first failure (rank 1: killed by SIGKILL): step 6 was done 0.25 s later"
     )
     assert (first.name, first.step, first.steps, first.restarts_left) == ("first_restart", 6, 20, 2)
     assert (first.next, first.exit_code) == ("elasticflow why r1", None)
