@@ -45,7 +45,7 @@ def finish(
     is_ready = _is_ready(folder / gallery.JOB_FILE, deep=bool(deep))
     init_files.say_what_is_next(
         [
-            (f"cd {shortest_path(folder.absolute())}", "README.md tells what is there"),
+            (f"cd {shortest_path(folder.absolute())}", "README.md describes the example"),
             (f"elasticflow run {gallery.JOB_FILE}", "train; Ctrl-C and `elasticflow resume` at any time"),
         ]
     )

@@ -88,7 +88,7 @@ def finish(new_job: NewJob, loaded: LoadedJob, *, deep: bool | None) -> int:
         [
             (f"elasticflow plan {shown}", "what a run would do"),
             (f"elasticflow run {shown}", "train; Ctrl-C and `elasticflow resume` at any time"),
-            (f"elasticflow doctor {shown}", "whether this machine has what the job needs"),
+            (f"elasticflow doctor {shown}", "checks that this machine has all that the job needs"),
         ]
     )
     return FINISHED

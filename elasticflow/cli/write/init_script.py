@@ -90,7 +90,7 @@ def finish(
         [
             (f"elasticflow plan {shown}", "what a run would do"),
             (f"elasticflow run {shown}", "train; after Ctrl-C, `elasticflow resume` starts it again"),
-            (f"elasticflow lint {path}", "what was found in it, line by line"),
+            (f"elasticflow lint {path}", "the findings, line by line"),
         ]
     )
     return FINISHED

@@ -109,7 +109,7 @@ def adopt(context: click.Context, script: Path, *, diff: bool) -> int:
     if diff:
         raise click.UsageError(
             "there are no patches any more: `elasticflow lint SCRIPT` names the lines, "
-            "`elasticflow guide own-loop` shows what becomes of them"
+            "`elasticflow guide own-loop` shows the changed lines"
         )
     click.echo("`elasticflow adopt` is `elasticflow lint` now", err=True)
     code: int = context.invoke(command, paths=(script,))
@@ -148,7 +148,7 @@ def show_form(name: str, script: Script, form: Form) -> None:
         click.echo(
             f"        a script of this form that has it all: `elasticflow guide --template {template}`"
         )
-        click.echo("        each call, and what is easy to get wrong: `elasticflow guide own-loop`")
+        click.echo("        each call, and lines that are easy to get wrong: `elasticflow guide own-loop`")
     else:
         click.echo("        no example of this form; it runs as it is: `elasticflow guide adopting`")
 
@@ -187,7 +187,7 @@ def _selection(select: Sequence[str], ignore: Sequence[str]) -> Selection:
                 word != "ALL" and not any(code.startswith(word) for code in known)
             ):
                 raise click.BadParameter(
-                    f'there is no code "{word}"; codes are {", ".join(known)}, and what they begin with',
+                    f'there is no code "{word}"; codes are {", ".join(known)}, and their beginnings',
                     param_hint=option,
                 )
         sides.append(tuple("EF" if word == "ALL" else word for word in words))

@@ -138,7 +138,7 @@ def _sources(old: Origins, new: Origins, *, is_exact: bool, after_user_error: bo
             continue
         weight: Weight = "harmless"
         if roles == {"script"}:
-            reason = "a script goes on from what it has saved"
+            reason = "a script resumes from its own checkpoint"
         elif roles <= _NO_WEIGHTS:
             reason = "the weights do not depend on it"
         elif is_exact:
@@ -182,7 +182,7 @@ def _machine(old: Origins, new: Origins, *, is_exact: bool, depends_on_cores: bo
 def _git(old: Origins, new: Origins) -> Iterator[Difference]:
     was, now = ((each.git or {}).get("commit") for each in (old, new))
     if was and now and was != now:
-        reason = "what of it takes part in the job is compared file by file"
+        reason = "the files that take part in the job are compared one by one"
         yield Difference("git.commit", was[:_DIGEST_SHOWN], now[:_DIGEST_SHOWN], "harmless", reason)
 
 
