@@ -109,12 +109,12 @@ RUN_FAILED = Event(
 )
 RUN_INTERRUPTED = Event(
     "run.interrupted",
-    "the launch ended before training did; the same command resumes the run, from the snapshot of step `goes_on_from`",
+    "the launch ended before training did; the same command resumes from the snapshot of step `goes_on_from`",
     ("reason", "step", "goes_on_from", "seconds", "durations", "run_durations"),
 )
 SUPERVISOR_LOST = Event(
     "supervisor.lost",
-    "the supervisor of an earlier launch had ended without a word: what is known of it, and what is likely",
+    "the supervisor of an earlier launch had ended without a word; with the known facts and the likely cause",
     ("launch", "step", "kind", "known", "likely"),
     level="warning",
 )
@@ -123,7 +123,7 @@ GENERATION_STARTED = Event(
 )
 GENERATION_ENDED = Event(
     "generation.ended",
-    "a worker group ended; where the time went since the one before had",
+    "a worker group ended; with the use of the time since the previous group ended",
     ("class", "reason", "step", "seconds_since_failure", "durations"),
 )
 WORKER_FAILED = Event(
@@ -160,12 +160,12 @@ STANDBYS_OFF = Event(
 )
 COMPILER_CACHE = Event(
     "compiler.cache",
-    "what torch.compile has made was saved beside the snapshots, or loaded from there, by one node",
+    "a node saved torch.compile's cache beside the snapshots, or loaded it from there",
     ("node", "action", "files", "bytes", "seconds"),
 )
 COMPILER_CACHE_FAILED = Event(
     "compiler.cache_failed",
-    "what torch.compile makes could not be kept, saved or loaded on one node: training continues",
+    "a node could not keep, save or load torch.compile's cache: training continues",
     ("node", "action", "reason"),
     level="warning",
 )
@@ -207,8 +207,8 @@ SCRIPT_STARTED = Event(
 )
 SCRIPT_BEGAN_ANEW = Event(
     "script.began_anew",
-    "the job's own script was started again, and has told no step since the run began: it is at its beginning, unless it "
-    "loads a checkpoint of its own",
+    "the job's own script was started again, and has reported no step since the run began: it is at "
+    "its beginning, unless it loads a checkpoint of its own",
     ("script",),
     level="warning",
     line=Template(
@@ -233,7 +233,8 @@ TRAINING_FIRST_STEP = Event(
 )
 TRAINING_COMPILED = Event(
     "training.compiled",
-    "what torch.compile took of a generation's first step, in graphs from its cache and graphs that were compiled",
+    "torch.compile's share of a generation's first step, with the graphs from its cache and the "
+    "compiled graphs",
     ("seconds", "from_cache", "compiled"),
     emitter="worker",
 )
@@ -248,13 +249,13 @@ TRAINING_FINISHED = Event(
 )
 SNAPSHOT_STAGED = Event(
     "snapshot.staged",
-    "training continues; the writer has the bytes",
+    "the writer has the bytes, and training continues",
     ("name", "bytes", "stall_s", "trigger"),
     emitter="worker",
 )
 STAGING_SINGLE = Event(
     "staging.single",
-    "memory is short: a snapshot waits until the one before is written",
+    "memory is short: a snapshot waits until the previous one is written",
     ("reason",),
     level="warning",
     emitter="worker",
@@ -321,7 +322,7 @@ SNAPSHOT_REMOVED = Event(
 )
 STORE_TROUBLE = Event(
     "store.trouble",
-    "a snapshot store failed for a reason that may pass and is asked again; told at most every 10 s",
+    "a snapshot store failed for a transient reason and is asked again; reported at most every 10 s",
     ("operation", "class", "error", "attempt", "pause_s"),
     level="warning",
     emitter="worker",
@@ -361,7 +362,8 @@ DATASET_OPENED = Event(
 )
 ORDER_DECLARED = Event(
     "order.declared",
-    "how samples are drawn, where the job says it: the kind, the samples of an epoch, what else tells the order from others",
+    "the order of samples, if the job sets it: its kind, the samples of an epoch, further facts that "
+    "identify it",
     ("kind", "samples", "facts", "seconds"),
     emitter="worker",
 )
@@ -373,7 +375,7 @@ PARAMETERS_GROUPED = Event(
 )
 DATASET_PASSED = Event(
     "dataset.passed",
-    "a data shard without `skip` is read again up to where the run continues; said every ten seconds",
+    "a data shard without `skip` is read again up to the position of the run; reported every ten seconds",
     ("shard", "samples"),
     emitter="worker",
     line=Template("data", "shard {shard}: {samples:sample} read again", symbol="note", tone="quiet"),
@@ -387,7 +389,7 @@ DATASET_SMALLER_THAN_BATCH = Event(
 )
 DATASET_VARIES = Event(
     "dataset.varies",
-    "a sample is not the same when it is read twice under one seed: a restart reads other samples",
+    "a sample varies when it is read twice under one seed: a restart reads other samples",
     ("name", "sample", "type", "parts", "generators"),
     level="warning",
     emitter="worker",
@@ -408,7 +410,7 @@ SCALE_NOT_REACHED = Event(
 )
 KIND_CHANGED = Event(
     "kind.changed",
-    "exact consistency continues with other machines or libraries than its snapshot was taken on: bits may differ",
+    "an exact run resumes with other machines or libraries than its snapshot: bits may differ",
     ("changed",),
     level="warning",
     emitter="worker",
@@ -444,7 +446,7 @@ ENTRY_POINT_EDITED = Event(
 AGENT_RESTARTED = Event("agent.restarted", "a dead agent was started again", ("node", "exit_code", "error"))
 HANG_DETECTED = Event(
     "hang.detected",
-    "no rank makes progress; which one the others wait for, and where it is",
+    "no rank makes progress; with the rank that the others wait for, and its position",
     ("rank", "node", "phase", "step", "seconds", "limit_s", "reason", "frames", "stacks"),
     level="warning",
 )
@@ -458,7 +460,7 @@ LOSS_SKIPPED = Event(
 )
 RECORD_DAMAGED = Event(
     "record.damaged",
-    "a file of the run is damaged, and the run continues without what was in it",
+    "a file of the run is damaged, and the run continues without its content",
     ("path", "reason"),
     level="warning",
     line=Template("damaged", "{path} {reason}"),
@@ -489,14 +491,14 @@ STAGE_STARTED = Event(
 )
 STATE_PUT_BACK = Event(
     "state.put_back",
-    "the script changed what it keeps between run.keep and its loop; a run that continues has it as the snapshot has it",
+    "the script changed kept state between run.keep and its loop; a resumed run has the snapshot's state",
     ("names", "snapshot"),
     level="warning",
     emitter="worker",
 )
 LOOP_CHANGED = Event(
     "loop.changed",
-    "what a script's loop is made with differs from what the snapshot was taken with, and the run continues with it",
+    "the arguments of a script's loop differ from the snapshot's, and the run continues with them",
     ("changes",),
     level="warning",
     emitter="worker",
@@ -525,7 +527,7 @@ MFU_UNKNOWN = Event(
 )
 DRIFT_FOUND = Event(
     "drift.found",
-    "the run continues with what changed since its last launch: job, own code, libraries, machine",
+    "the run resumes with changes since its last launch: job, own code, libraries, machine",
     ("launch", "differences"),
 )
 SINK_FAILED = Event(
@@ -539,7 +541,7 @@ SINK_FAILED = Event(
 )
 SINK_RECOVERED = Event(
     "sink.recovered",
-    "a sink takes what is sent again, from where it had failed",
+    "a sink accepts points again, from the point of its failure",
     ("sink", "seconds"),
     line=Template(
         "sink", "{sink} takes what is sent again, after {seconds:span}", symbol="done", tone="plain"
@@ -547,18 +549,19 @@ SINK_RECOVERED = Event(
 )
 SINK_SENDING = Event(
     "sink.sending",
-    "the launch has ended and waits for what a sink has not got: at most so many more seconds",
+    "the launch has ended and waits for a sink's remaining points, for at most so many more seconds",
     ("sink", "points", "seconds"),
 )
 SINK_UNSENT = Event(
     "sink.unsent",
-    "the launch has ended before a sink had everything; the next launch or `elasticflow sinks send` continues there",
+    "the launch ended before a sink had everything; the next launch or `elasticflow sinks send` "
+    "sends the rest",
     ("sink", "points", "error"),
     level="warning",
 )
 FOLLOWER_LOST = Event(
     "follower.lost",
-    "the process that sends metrics and events to sinks has ended; another one continues where it was after a pause",
+    "the process that sends metrics and events to sinks has ended; another process continues after a pause",
     ("reason", "log", "pause_s"),
     level="warning",
     line=Template("sinks", "the process that serves sinks {reason}; see {log}"),
@@ -573,7 +576,7 @@ PROFILE_REQUESTED = Event(
 )
 PROFILE_STARTED = Event(
     "profile.started",
-    "a rank traces its next steps, after one that warms up",
+    "a rank traces its next steps, after a warm-up step",
     ("profile", "step", "steps"),
     emitter="worker",
 )
@@ -618,8 +621,8 @@ LOG_LEFT_OUT = Event(
 )
 CONNECTION_REFUSED = Event(
     "connection.refused",
-    "somebody reached the launch's port who does not know its token, or is no elasticflow, or the process may not have more files "
-    "open; told once a minute at most",
+    "the launch refused a connection: wrong or no token, not elasticflow, or too many open files; "
+    "reported once a minute at most",
     ("connections", "address", "reason"),
     level="warning",
 )
@@ -692,12 +695,12 @@ FIELDS: dict[str, Field] = {
     "origin": Field("text", "whose logger wrote the line: `elasticflow` for events"),
     "logger": Field("text", "name of the standard library's logger", "logger.name"),
     "process": Field("text", "which process beside the worker wrote it, as `loader 1`"),
-    "exception": Field("exception?", "what was raised, and where; without values of variables"),
+    "exception": Field("exception?", "the exception and its frames; without values of variables"),
     "stream": Field("text", "which output of a worker: `jsonl`, `stdout`, `stderr`", "log.iostream"),
     "lines": Field("whole", "how many lines"),
     "sink": Field("text", "where measures and events are sent to"),
     "points": Field("whole", "steps, evaluations and events that are still to be sent"),
-    "log": Field("text", "file with what a process printed last", "log.file.path"),
+    "log": Field("text", "file with the last output of a process", "log.file.path"),
     "script": Field("text", "the file or module that [script] names"),
     # Who and where.
     "pid": Field("whole", "a process", "process.pid"),
@@ -708,39 +711,39 @@ FIELDS: dict[str, Field] = {
     "members": Field("texts", "the nodes' names, in rank order"),
     "present": Field("whole", "nodes that are ready"),
     "least": Field("whole", "nodes that the job needs"),
-    "device": Field("text or facts", "what is computed on"),
-    "connections": Field("whole", "how many, since this was told last"),
-    "address": Field("text", "where the last one came from", "client.address"),
+    "device": Field("text or facts", "the device of the training"),
+    "connections": Field("whole", "connections since the last report"),
+    "address": Field("text", "address of the last connection", "client.address"),
     "command": Field("text", "a process's command line, cut short", "process.command_line"),
     "endpoint": Field("text?", "where other machines reach the launch", "server.address"),
-    "resume_command": Field("text?", "what continues with the run; none: `elasticflow resume`"),
+    "resume_command": Field("text?", "command that resumes the run; none: `elasticflow resume`"),
     "torch": Field("text", "torch's version"),
     "schema": Field("whole", "version of the schema of these lines"),
     "launch": Field("whole", "start of the run, numbered from 1"),
-    "resumed": Field("flag", "it continues with what an earlier launch left"),
+    "resumed": Field("flag", "the launch resumes an earlier one"),
     # What went wrong, and why.
     "class": Field("text", "class of a failure, or how a group ended", "error.type"),
-    "error": Field("text", "what went wrong, in a line or two", "exception.message"),
+    "error": Field("text", "the error, in a line or two", "exception.message"),
     "traceback": Field("text?", "traceback as text, shortened", "exception.stacktrace"),
     "exit_code": Field("integer?", "how a process ended; negative: by that signal", "process.exit.code"),
     "stderr": Field("texts", "last lines of its standard error"),
-    "others": Field("text?", "what became of the other workers"),
+    "others": Field("text?", "end of the other workers"),
     "final": Field("flag", "another try would end in the same way"),
     "reason": Field("text", "why"),
     "why": Field("text?", "why it is not tried again"),
     "help": Field("text", "what to do"),
-    "known": Field("text", "what is certain"),
-    "likely": Field("text?", "what probably happened"),
+    "known": Field("text", "certain facts"),
+    "likely": Field("text?", "probable cause"),
     "was_killed": Field("flag", "it did not end when it was asked to"),
     "attempt": Field("whole", "which try failed"),
-    "operation": Field("text", "what a store was asked to do"),
-    "phase": Field("text", "what a worker is doing"),
-    "frames": Field("texts", "where it is, the user's own frames first"),
+    "operation": Field("text", "operation of the store"),
+    "phase": Field("text", "activity of a worker"),
+    "frames": Field("texts", "stack of the worker, the user's own frames first"),
     "stacks": Field("text?", "file with the stacks of all its threads"),
     # Time.
     "seconds": Field("number", "how long it took"),
     "seconds_since_failure": Field("number?", "from the failure until here"),
-    "durations": Field("durations", "seconds by what they went to, in this launch or group"),
+    "durations": Field("durations", "seconds by their use, in this launch or group"),
     "run_durations": Field("durations?", "the same of all launches of the run"),
     "limit_s": Field("number", "how long it may take"),
     "grace_s": Field("number?", "how long there is for it"),
@@ -749,13 +752,13 @@ FIELDS: dict[str, Field] = {
     "restore_s": Field("number?", "how long restoring took"),
     "time": Field("number", "when it was over, Unix time"),
     # Snapshots and files.
-    "name": Field("text", "of what the event is about"),
+    "name": Field("text", "name of the event's subject"),
     "bytes": Field("whole", "size"),
     "trigger": Field("text", "why the snapshot was taken"),
     "uri": Field("text", "where snapshots lie, passwords masked", "url.full"),
     "path": Field("text", "a file", "file.path"),
     "files": Field("count or facts", "how many files, or their digests by path"),
-    "action": Field("text", "what was done, or tried"),
+    "action": Field("text", "action that was done, or tried"),
     "goes_on_from": Field("whole", "step of the snapshot that the next launch begins at"),
     "restored_from": Field("text?", "the snapshot that was loaded"),
     "from_memory": Field("flag", "from the memory of the node"),
@@ -784,10 +787,10 @@ FIELDS: dict[str, Field] = {
     "weights": Field("any", "which weights were measured: `raw`, `ema`"),
     "best": Field("number or text?", "the best value so far"),
     "measured_by": Field("any", "the evaluation that measured it"),
-    "now": Field("any", "what holds from here on"),
-    "was": Field("text", "what held before"),
+    "now": Field("any", "state from here on"),
+    "was": Field("text", "state before"),
     "snapshot": Field("text", "a snapshot's name"),
-    "names": Field("texts", "names of what a snapshot holds"),
+    "names": Field("texts", "names of a snapshot's content"),
     "stage": Field("whole", "number of a stage of a script's loop, from 0"),
     "stopped": Field("text?", "why the job's own code ended training"),
     "by_rank": Field("whole?", "the rank that asked for it"),
@@ -801,16 +804,16 @@ FIELDS: dict[str, Field] = {
     "shards": Field("whole", "files of the data"),
     "shard": Field("text", "one of them"),
     "values": Field("facts", "values of the data that the job's arguments name"),
-    "fingerprint": Field("text", "digest of what the data is"),
+    "fingerprint": Field("text", "digest of the data"),
     "source": Field("text", "where the data comes from"),
     "kind": Field("text", "which kind of it"),
-    "facts": Field("facts", "what else tells it from others"),
+    "facts": Field("facts", "further facts that identify it"),
     "found": Field("whole", "samples of the evaluation that are trained on"),
     "looked_up": Field("whole", "samples of the evaluation that were looked up"),
     "compared": Field("whole", "training samples that were compared"),
     "pair": Field("list?", "a sample of the training data, and its equal in the evaluation"),
     # What changed, what stays behind.
-    "changed": Field("any", "what is other than before"),
+    "changed": Field("any", "changes"),
     "changes": Field("texts", "nodes that were to come or go"),
     "differences": Field("list", "key, old and new value, weight, reason"),
     "type": Field("text", "of an object"),

@@ -22,7 +22,7 @@ _OTHER_EVALUATION = (
 _WEIGHTS: dict[str, tuple[Weight, str]] = {
     "job": ("harmless", "names and places only"),
     "job.seed": ("corrupting", "the order of samples is another: some would be repeated, some left out"),
-    "script": ("harmless", "a script resumes from what it has saved"),
+    "script": ("harmless", "a script resumes from its own checkpoint"),
     "model.entry": ("corrupting", _OTHER_STATE),
     "model.args": ("corrupting", _OTHER_STATE),
     "model.flops_per_sample": ("harmless", "a number in logs only"),

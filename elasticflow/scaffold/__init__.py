@@ -1,1 +1,1 @@
-"""Job files and example code for a beginning."""
+"""Job files and example code for new projects."""

@@ -28,7 +28,7 @@ _MOST_NEIGHBOURS = 100
 _LOSSES = ("loss", "criterion")
 _STEPS = {"training_step", "train_step"}
 _DATA = {"data", "load_data", "make_data", "train_data"}
-# Bases by their names, where the package that has them is not installed here.
+# Bases by name, for packages that are not installed here.
 _MODEL_BASES = ("Module", "PreTrainedModel")
 
 
@@ -36,8 +36,8 @@ class ModuleLocation(NamedTuple):
     """A module by the name a job file gives it.
 
     Attributes:
-        module: Dotted.
-        path: The folder of `job.path` that it is found from, relative to the project's root.
+        module: Dotted name.
+        path: The folder of `job.path` that contains the module, relative to the project's root.
     """
 
     module: str
@@ -49,11 +49,9 @@ class Candidate:
     """A class or function that could stand in a job file.
 
     Attributes:
-        role: As what.
         entry: `module:name`.
-        definition: Its source.
-        is_part: Another model of the file is made of it, or its name is private.
-        is_beside: It stands in a neighbour of the model's file.
+        is_part: Another model of the file uses it, or its name is private.
+        is_beside: It stands in a file beside the model's file.
     """
 
     role: Role
@@ -64,7 +62,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """Its name in the module."""
+        """Name of the class or function in its module."""
         return self.entry.partition(":")[2]
 
 
@@ -72,7 +70,7 @@ def locate_module(file: Path, root: Path) -> ModuleLocation:
     """Return how a job under *root* names the module in *file*.
 
     Raises:
-        ScaffoldError: it lies elsewhere, or its name is no module's.
+        ScaffoldError: the file lies outside *root*, or its name is no module name.
     """
     try:
         parts = file.resolve().relative_to(root.resolve()).with_suffix("").parts
@@ -80,7 +78,7 @@ def locate_module(file: Path, root: Path) -> ModuleLocation:
         raise outside(file, root) from None
     if parts[-1] == "__init__":
         parts = parts[:-1]
-    # Folders whose names are no identifiers are not packages: the path begins below the last of them.
+    # A folder whose name is no identifier is no package: the module path begins below the last such folder.
     begin = max((number + 1 for number, part in enumerate(parts) if not part.isidentifier()), default=0)
     if begin >= len(parts):
         raise ScaffoldError(f"{file} cannot be imported: {file.stem!r} is no module's name", "rename it")
@@ -88,22 +86,22 @@ def locate_module(file: Path, root: Path) -> ModuleLocation:
 
 
 def outside(file: Path, root: Path) -> ScaffoldError:
-    """Return the error that a file lies outside of the job's project."""
+    """Return the error for a file outside of the job's project."""
     return ScaffoldError(
         f"{file} lies outside of the project {root}", "write the job file beside it: -o FOLDER/jobs/NAME.toml"
     )
 
 
 def resolver_of(location: ModuleLocation, root: Path) -> Resolver:
-    """Return what finds names on the job's path."""
+    """Return a resolver for names on the job's path."""
     return Resolver(Finder.of_job(root.resolve(), (location.path,)))
 
 
 def candidates_in(file: Path, location: ModuleLocation, resolver: Resolver) -> list[Candidate]:
-    """Return what a model's file offers, then datasets, losses and steps of the files beside it.
+    """Return the candidates in a model's file, then datasets, losses and steps of the files beside it.
 
     Raises:
-        ScaffoldError: the file cannot be read, or is no Python.
+        ScaffoldError: the file cannot be read, or is not valid Python.
     """
     if not file.is_file():
         raise ScaffoldError(f"{file} cannot be read: there is no such file", "name a Python file")
@@ -112,14 +110,14 @@ def candidates_in(file: Path, location: ModuleLocation, resolver: Resolver) -> l
     for path in sorted(file.parent.glob("*.py"))[:_MOST_NEIGHBOURS]:
         is_other = path.resolve() != file.resolve() and path.stem.isidentifier()
         if is_other and not path.name.startswith(("test_", "conftest", "__")):
-            with contextlib.suppress(ScaffoldError):  # not the file that was named
+            with contextlib.suppress(ScaffoldError):  # not the model's file
                 beside = _of_module(path, f"{package}.{path.stem}".lstrip("."), resolver)
                 found += [replace(each, is_beside=True) for each in beside if each.role != "model"]
     return found
 
 
 def _of_module(file: Path, name: str, resolver: Resolver) -> list[Candidate]:
-    """Return the candidates of a module in their order, parts of other models last."""
+    """Return the candidates of a module in order, with parts of other models last."""
     try:
         module = resolver.finder.find(name)
         statements = parse_python(source_of(module))
@@ -181,7 +179,7 @@ def _role_of_function(node: ast.FunctionDef, *, makes_dataset: bool) -> Role | N
 
 
 def _used_by_others(candidates: Iterable[Candidate]) -> set[str]:
-    """Return the names of models that other models of the file use: parts, not the whole."""
+    """Return the names of models that other models of the file use as parts."""
     models = [each for each in candidates if each.role == "model"]
     names = {each.name for each in models}
     return {
@@ -204,7 +202,7 @@ def method_of(entry: str, name: str, resolver: Resolver) -> Definition | None:
 
 
 def wholes(candidates: Sequence[Candidate], role: Role) -> list[Candidate]:
-    """Return the candidates for a role: those of the model's own file if it has any, without parts of others."""
+    """Return the candidates for a role, without parts of others; from the model's own file if it has any."""
     fitting = [each for each in candidates if each.role == role]
     fitting = [each for each in fitting if not each.is_beside] or fitting
     return [each for each in fitting if not each.is_part] or fitting

@@ -45,7 +45,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def spirals(name: str, *, epochs: int, batch_size: int, workers: int | str) -> tuple[str, dict[str, str]]:
-    """Return the text of a job for the package *name*, and the package's files by their path from the project's root."""
+    """Return the text of a job for the package *name*, and the package's files by path from the project's root."""
     evaluation = (
         "[evaluation]",
         f'entry = "{name}:spirals"',

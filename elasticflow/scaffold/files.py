@@ -31,10 +31,10 @@ repos:
 
 
 def write(files: Mapping[Path, str | bytes], elsewhere: str = "choose another name: --name or -o") -> None:
-    """Write new files, all or, if one is there already, none; *elsewhere* says how to name another place.
+    """Write new files: all, or none if a file exists already; *elsewhere* says how to name another place.
 
     Raises:
-        ScaffoldError: one exists, or cannot be written.
+        ScaffoldError: a file exists, or cannot be written.
     """
     existing = next((path for path in files if path.exists()), None)
     if existing is not None:
@@ -47,13 +47,13 @@ def write(files: Mapping[Path, str | bytes], elsewhere: str = "choose another na
 
 
 def schema_file(job_file: Path) -> dict[Path, str]:
-    """Return the schema that editors look for beside *job_file*; nothing if there is one."""
+    """Return the schema file for editors beside *job_file*; nothing if it exists already."""
     path = job_file.parent / SCHEMA_NAME
     return {} if path.exists() else {path: SCHEMA_FILE.read_text("utf-8")}
 
 
 def ignores_runs(root: Path) -> bool | None:
-    """Return whether git leaves the run folders alone; None outside of git."""
+    """Return whether git ignores the run folders; None outside of git."""
     if not any((folder / ".git").exists() for folder in (root, *root.parents)):
         return None
     try:
@@ -63,7 +63,7 @@ def ignores_runs(root: Path) -> bool | None:
 
 
 def ignore_runs(root: Path) -> None:
-    """Add the run folders to .gitignore; what stands there stays."""
+    """Add the run folders to .gitignore, keeping its content."""
     path = root / ".gitignore"
     before = path.read_text("utf-8") if path.exists() else ""
     gap = "" if not before or before.endswith("\n") else "\n"
@@ -71,7 +71,7 @@ def ignore_runs(root: Path) -> None:
 
 
 def pre_commit_hook(root: Path) -> tuple[dict[Path, str], str]:
-    """Return the pre-commit configuration to write, or what to add to the one that is there by hand."""
+    """Return the pre-commit configuration to write, or the lines to add by hand to an existing one."""
     path = root / PRE_COMMIT
     if not path.exists():
         return {path: _HOOK}, ""

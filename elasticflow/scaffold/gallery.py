@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 JOB_FILE = "job.toml"
-# In an installed package, where examples/hatch_build.py has them put; in a checkout, where they are.
+# In an installed package, the folder of examples/hatch_build.py; in a checkout, the examples themselves.
 _FOLDERS = (Path(__file__).parent / "examples", Path(__file__).parents[2] / "examples")
 
 
 def examples() -> Mapping[str, str]:
-    """Return what each example is, in a few words, by its name."""
+    """Return a few words about each example, by its name."""
     return {folder.name: _about(folder) for folder in _folders()}
 
 
@@ -25,14 +25,14 @@ def files_of(name: str) -> Mapping[str, bytes]:
     """Return the files of an example by their names.
 
     Raises:
-        ScaffoldError: there is none of that name.
+        ScaffoldError: there is no example of that name.
     """
     folders = {folder.name: folder for folder in _folders()}
     if name not in folders:
         near = nearest(name, folders)
         remedy = f'did you mean "{near[0]}"?' if near else f"there are: {', '.join(folders)}"
         raise ScaffoldError(f'there is no example "{name}"', remedy)
-    # Folders within are what runs have left.
+    # Folders inside are left over from runs.
     paths = (path for path in sorted(folders[name].iterdir()) if path.is_file())
     return {path.name: path.read_bytes() for path in paths if not path.name.startswith(".")}
 
@@ -41,7 +41,7 @@ def text_of_file(name: str) -> str:
     """Return a file of the examples by its path below their folder.
 
     Raises:
-        ScaffoldError: the installation lacks it.
+        ScaffoldError: the installation lacks the file.
     """
     for root in _FOLDERS:
         if (root / name).is_file():
@@ -55,6 +55,6 @@ def _folders() -> Iterator[Path]:
 
 
 def _about(folder: Path) -> str:
-    """Return what the heading of an example's README says after its name."""
+    """Return the text after the name in the heading of an example's README."""
     with (folder / "README.md").open(encoding="utf-8") as lines:
         return lines.readline().partition(": ")[2].strip()

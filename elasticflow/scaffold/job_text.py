@@ -1,4 +1,4 @@
-"""The text of a job file that teaches: the keys most used, a line of comment for each."""
+"""The text of a job file that explains itself: the most common keys, each with a comment."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def text_of(
 
     Args:
         name: Name of the job.
-        tables: Keys of `[model]`, `[optimizer]` and `[dataset]`, in their order.
+        tables: Keys of `[model]`, `[optimizer]` and `[dataset]`, in order.
         epochs: Passes over the data.
         workers: Workers per machine.
-        path: Where factories are found, from the project's root.
+        path: Folders of the job's modules, from the project's root.
         evaluation: Lines of an evaluation table.
     """
     lines = [*_head(name), "seed = 1234 | of the samples' order and of every random number"]
@@ -97,11 +97,11 @@ def text_of_script(
         name: Name of the job.
         entry: The script, from the project's root.
         args: Arguments of the script.
-        required: Arguments that its parser asks for and nobody has given.
-        preload: Modules that it imports and that take long.
+        required: Required arguments of its parser that are missing in *args*.
+        preload: Slow modules that the script imports.
         workers: Workers per machine.
-        why: Why it is that number of workers, where the script says so.
-        is_joined: It calls `elasticflow.join`: the job file says its seed and its snapshots.
+        why: Reason for the number of workers, if it comes from the script.
+        is_joined: The script calls `elasticflow.join`, so the job file sets its seed and its snapshots.
     """
     lines = _head(name)
     if is_joined:
@@ -127,7 +127,7 @@ def text_of_script(
 
 
 def _laid_out(lines: Iterable[str]) -> str:
-    """Return lines as a text, with comments, the parts behind ` | `, in one column."""
+    """Return lines as a text with the comments, the parts after ` | `, aligned in one column."""
     return "\n".join(map(_aligned, lines)) + "\n"
 
 
@@ -158,7 +158,7 @@ def _nodes(workers: int | str, why: str | None = None) -> list[str]:
 
 
 def _keys(table: str, keys: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of a table; arguments that are objects come last, each as a table of its own."""
+    """Yield the lines of a table; object arguments come last, each as a table of its own."""
     args = keys.get("args", {})
     objects = {name: made for name, value in args.items() if (made := object_of(value)) is not None}
     plain = {name: value for name, value in args.items() if name not in objects}
@@ -168,7 +168,7 @@ def _keys(table: str, keys: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key} = {to_toml(value)}" + (f" | {comment}" if comment else "")
         elif not objects and plain:
             yield f"args = {to_toml(plain)}"
-        else:  # beside tables of arguments no inline table may stand
+        else:  # no inline table may stand beside tables of arguments
             yield from (f"args.{name} = {to_toml(each)}" for name, each in plain.items())
     if table in _BESIDE:
         yield _BESIDE[table]

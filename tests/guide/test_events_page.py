@@ -30,7 +30,7 @@ def page_text() -> str:
     text = _HEAD.read_text(encoding="utf-8")
     kept = [event for event in events.EVENTS.values() if event.is_kept]
     of_events = _table(
-        ("event", "level", "what it says", "its own fields"),
+        ("event", "level", "meaning", "its own fields"),
         ((f"`{e}`", e.level, _sentence(e.meaning), _fields_of(e)) for e in kept),
     )
     of_fields = _table(

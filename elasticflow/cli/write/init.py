@@ -65,13 +65,13 @@ def command(
 ) -> int:
     """Write a job file: for the model in MODEL_FILE, for a training script as it is, or an example.
 
-    Models, datasets, losses and training steps are found by reading the file and its neighbours, and named with file and
-    line. What a job needs and the file does not tell is asked on a terminal; elsewhere, missing keys are named, with the
-    flags that give them. Nothing is made up, and nothing that exists is overwritten. In the end the job is tried out in a
-    process of its own, and what keeps it from training is told.
+    The command finds models, datasets, losses and training steps by reading the file and its neighbours, and names them
+    with file and line. On a terminal it asks for the missing parts of a job; elsewhere it names the missing keys and the
+    flags that give them. It makes nothing up, and overwrites no existing file. At the end it tries the job in a process
+    of its own, and reports what keeps it from training.
 
     A file that trains when it is run, under torchrun for instance, is a script: it is read, not run, and gets a job with
-    [script]. Which rung it is on is told, and which of its lines the next one changes.
+    [script]. The command names the rung of the script, and the lines to change for the next one.
 
     \b
     elasticflow init                                   the smallest example: model, data, job
@@ -122,10 +122,10 @@ def command(
 
 
 def _new_job(options: InitOptions, *, only_print: bool) -> NewJob:
-    """Return what is to be written, and print the candidates for each role.
+    """Return the job to write, and print the candidates for each role.
 
     Raises:
-        ScaffoldError: a key of the job has no value, and nobody may be asked.
+        ScaffoldError: a key of the job has no value, and the command may not ask.
     """
     from elasticflow.cli.write.init_files import NewJob
     from elasticflow.cli.write.init_model import job_for_model
@@ -152,7 +152,7 @@ def _is_script(path: Path | None, of_model: list[str], *, is_said: bool) -> bool
     """Return whether the file is a training script.
 
     Raises:
-        click.UsageError: it is said to be one, beside options for a model.
+        click.UsageError: `--script` is given beside options for a model.
     """
     if is_said and of_model:
         names = ", ".join(f"--{name.replace('_', '-').replace('overrides', 'set')}" for name in of_model)
@@ -167,7 +167,7 @@ def _is_script(path: Path | None, of_model: list[str], *, is_said: bool) -> bool
 
 
 def _workers() -> int | str:
-    """Return `auto` where there are GPUs, one worker for each; else 2, enough to see workers share a batch."""
+    """Return `auto`, one worker per GPU, if there are GPUs; else 2, enough to see workers share a batch."""
     if Path("/proc/driver/nvidia/version").exists():
         return "auto"
     return min(2, os.cpu_count() or 1)

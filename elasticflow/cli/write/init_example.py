@@ -24,14 +24,14 @@ def print_job(name: str) -> int:
 def finish(
     name: str, folder: Path | None, *, may_ask: bool, gitignore: bool | None, deep: bool | None
 ) -> int:
-    """Write an example, say what it lacks here and how to continue; return the exit code.
+    """Write an example, print what it lacks here and the next commands; return the exit code.
 
     Args:
-        name: Of the example.
-        folder: Where it goes; None: a folder of its name.
-        may_ask: A person may be asked.
-        gitignore: Whether to add the run folders to .gitignore; None: ask.
-        deep: Whether to train a step of it.
+        name: Name of the example.
+        folder: Target folder; None for a folder with the example's name.
+        may_ask: The command may ask questions.
+        gitignore: Add the run folders to .gitignore; None to ask.
+        deep: Train a step of the example.
 
     Raises:
         ScaffoldError: there is no such example, or a file exists already; nothing was written.
@@ -45,7 +45,7 @@ def finish(
     is_ready = _is_ready(folder / gallery.JOB_FILE, deep=bool(deep))
     init_files.say_what_is_next(
         [
-            (f"cd {shortest_path(folder.absolute())}", "README.md tells what is there"),
+            (f"cd {shortest_path(folder.absolute())}", "README.md describes the example"),
             (f"elasticflow run {gallery.JOB_FILE}", "train; Ctrl-C and `elasticflow resume` at any time"),
         ]
     )
@@ -53,7 +53,7 @@ def finish(
 
 
 def _is_ready(job_file: Path, *, deep: bool) -> bool:
-    """Print what keeps the example from training on this machine, and return whether nothing does."""
+    """Return whether the example can train on this machine, and print the obstacles."""
     from elasticflow.compiler.provenance.missing_imports import require_importable
 
     loaded = init_files.load(job_file)

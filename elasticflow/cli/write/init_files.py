@@ -1,4 +1,4 @@
-"""What `elasticflow init` writes, checks and says at the end."""
+"""The files, checks and closing lines of `elasticflow init`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _DEEP_LIMIT_S = 120
 
 @dataclass(frozen=True)
 class NewJob:
-    """What is to be written.
+    """A job to write, with its code.
 
     Attributes:
         root: The project's root.
-        job_file: Where the job goes.
-        text: The job file.
-        code: Text of the Python files that are written with it, by their path from the root.
-        notes: What a person should know.
+        job_file: Path of the job file.
+        text: Text of the job file.
+        code: Text of the Python files to write with it, by path from the root.
+        notes: Lines to print for the user.
     """
 
     root: Path
@@ -51,10 +51,10 @@ def print_only(new_job: NewJob) -> int:
 
 
 def write(new_job: NewJob, *, may_ask: bool, gitignore: bool | None, pre_commit: bool) -> LoadedJob:
-    """Write the job with its code, the schema for editors and, if wanted, a hook of pre-commit; return the loaded job.
+    """Write the job with its code, the schema for editors and, if wanted, a pre-commit hook; return the loaded job.
 
     Raises:
-        JobRefusedError: it would not be valid; nothing was written.
+        JobRefusedError: the job would not be valid; nothing was written.
         ScaffoldError: a file exists already; nothing was written.
     """
     loaded = _checked(new_job)
@@ -73,9 +73,9 @@ def write(new_job: NewJob, *, may_ask: bool, gitignore: bool | None, pre_commit:
 
 
 def finish(new_job: NewJob, loaded: LoadedJob, *, deep: bool | None) -> int:
-    """Try a written job out as `validate --deep` does, and print the next commands; return the exit code.
+    """Try a written job as `validate --deep` does, and print the next commands; return the exit code.
 
-    *deep* says whether to try the job out; None: where torch is installed.
+    *deep* says whether to try the job; None: if torch is installed.
     """
     shown = shortest_path(new_job.job_file.absolute())
     has_torch = util.find_spec("torch") is not None
@@ -88,26 +88,26 @@ def finish(new_job: NewJob, loaded: LoadedJob, *, deep: bool | None) -> int:
         [
             (f"elasticflow plan {shown}", "what a run would do"),
             (f"elasticflow run {shown}", "train; Ctrl-C and `elasticflow resume` at any time"),
-            (f"elasticflow doctor {shown}", "whether this machine has what the job needs"),
+            (f"elasticflow doctor {shown}", "checks that this machine has all that the job needs"),
         ]
     )
     return FINISHED
 
 
 def _checked(new_job: NewJob) -> LoadedJob | None:
-    """Return what the text of the job says; None for an example, whose code is not there yet.
+    """Return the job of the text; None for an example, whose code does not exist yet.
 
     Raises:
-        JobRefusedError: it would not be valid.
+        JobRefusedError: the job would not be valid.
     """
     return None if new_job.code else load(new_job.job_file, new_job.text)
 
 
 def load(job_file: Path, text: str | None = None) -> LoadedJob:
-    """Return a job, or *text* as its file would hold it, and print warnings about it.
+    """Return the job in a file, or in *text* as the future content of the file, and print warnings about it.
 
     Raises:
-        JobRefusedError: it is not valid.
+        JobRefusedError: the job is not valid.
     """
     from elasticflow.jobfile.diagnostics.render_text import render
     from elasticflow.jobfile.load import load_job
@@ -128,7 +128,7 @@ def load(job_file: Path, text: str | None = None) -> LoadedJob:
 
 
 def offer_to_ignore_runs(root: Path, *, may_ask: bool, gitignore: bool | None) -> None:
-    """Add the run folders to .gitignore, in a checkout; *gitignore* says whether to, None: ask if that may be."""
+    """Add the run folders to .gitignore, in a checkout, if *gitignore*; None: ask, if *may_ask*."""
     if files.ignores_runs(root) is not False or gitignore is False:
         return
     question = "add runs/, where snapshots and logs go, to .gitignore?"
@@ -139,7 +139,7 @@ def offer_to_ignore_runs(root: Path, *, may_ask: bool, gitignore: bool | None) -
 
 
 def tried_out(loaded: LoadedJob, path: Path, *, with_step: bool) -> bool:
-    """Try the own code of the job in *path* out, print what is wrong, and return whether a run could train."""
+    """Try the job's own code, print the problems, and return whether a run could train."""
     from elasticflow.cli.write.deep_options import DeepRequest, report_text, try_out_loaded
     from elasticflow.compiler.provenance.missing_imports import require_importable
     from elasticflow.jobfile.diagnostics.render_text import render
@@ -164,12 +164,12 @@ def tried_out(loaded: LoadedJob, path: Path, *, with_step: bool) -> bool:
 
 
 def note(text: str) -> None:
-    """Print what a person should know."""
+    """Print a note for the user."""
     click.echo(f"{paint('note', 'yellow')}  {text}")
 
 
 def say_what_is_next(rows: Iterable[tuple[str, str]]) -> None:
-    """Print the next commands, and what each does."""
+    """Print the next commands, each with its purpose."""
     rows = list(rows)
     width = max(24, *(len(command) for command, _ in rows))
     click.echo(f"\n{paint('next', bold=True)}")

@@ -1,4 +1,4 @@
-"""The job of `elasticflow init MODEL_FILE`: from flags and from what the file shows, else by asking; nothing is made up."""
+"""The job of `elasticflow init MODEL_FILE`: from flags and from the file, else from answers; nothing is made up."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def job_for_model(options: InitOptions, file: Path, root: Path, *, quiet: bool) 
     """Return the job for a model that a file defines; print its candidates, on standard error if *quiet*.
 
     Raises:
-        ScaffoldError: the file cannot be read, has no such model, dataset or loss, or a key has no value and nobody may be asked.
+        ScaffoldError: the file cannot be read, has no such model, dataset or loss, or a key has no value and the command may not ask.
     """
     return _ModelJob(options, file, root, quiet=quiet).made()
 
 
 class _ModelJob:
-    """The keys of a job, and what is still missing of them."""
+    """The keys of a job, and the missing ones."""
 
     def __init__(self, options: InitOptions, file: Path, root: Path, *, quiet: bool) -> None:
         self.options, self.file, self.root = options, file, root
@@ -90,7 +90,7 @@ class _ModelJob:
         model_args = self._args("model.args", model, model_keys.get("args"))
         loss = self._loss(model, model_keys)
         dataset = self._entry("dataset", self.options.dataset or dataset_keys.get("entry"))
-        # With dataset.shards, each call is given these two.
+        # With dataset.shards, each call gets these two arguments.
         passed = ("shard", "shards") if "shards" in dataset_keys else ()
         dataset_args = self._args("dataset.args", dataset, dataset_keys.get("args"), passed=passed)
         batch_size = self.options.batch_size or 32
@@ -120,7 +120,7 @@ class _ModelJob:
         return ScaffoldError(f"{self.file} does not tell the key{several}{names}", f"give: {flags}{together}")
 
     def _overridden(self) -> list[TomlTable]:
-        """Return the keys of model, optimizer and dataset that `--set` gives, beside the optimizer's defaults."""
+        """Return the keys of model, optimizer and dataset given by `--set`, with the optimizer's defaults."""
         raw: TomlTable = {"optimizer": {"entry": "torch.optim:AdamW", "args": {"lr": 1e-3}}}
         for text in self.options.overrides:
             try:
@@ -136,9 +136,9 @@ class _ModelJob:
         return tables
 
     def _entry(self, role: Role, given: str | None) -> str:
-        """Return the entry point for a role: the one that is given, the only one, or what a person says.
+        """Return the entry point for a role: from a flag, the only candidate, or an answer.
 
-        Empty: it is missing.
+        Empty if it is missing.
         """
         if given is not None:
             return self._named(role, given)
@@ -159,7 +159,7 @@ class _ModelJob:
         return self._asked_entry(role, f"{key} (module:name)")
 
     def _named(self, role: Role, name: str) -> str:
-        """Return the entry point of a name: a candidate's, one of the model's file, or of a loss that torch has."""
+        """Return the entry point of a name: a candidate, another name of the model's file, or a loss of torch."""
         offered = [each for each in self.found if each.role == role]
         if ":" in name:
             return name
@@ -182,7 +182,7 @@ class _ModelJob:
         return True
 
     def _loss(self, model: str, keys: TomlTable) -> TomlTable:
-        """Return `loss` or `step` of the model's table; empty: it is missing."""
+        """Return `loss` or `step` of the model's table; empty if it is missing."""
         if keys.get("step") is not None or keys.get("loss") is not None:
             return {}
         if self.options.loss is not None:
@@ -204,7 +204,7 @@ class _ModelJob:
         return {"loss": self._entry("loss", None)}
 
     def _asked_entry(self, role: Role, question: str, default: str | None = None) -> str:
-        """Ask for an entry point until the answer names one, or is empty where that is the default."""
+        """Ask for an entry point until the answer names one, or is empty if the default is empty."""
         while True:
             text = str(click.prompt(question, type=str, default=default, show_default=False)).strip()
             if text == default:
@@ -226,9 +226,9 @@ class _ModelJob:
         passed: Sequence[str] = (),
         is_object: bool = False,
     ) -> TomlTable:
-        """Return the arguments of a class or function, with a value for each that has no default.
+        """Return the arguments of a class or function, with a value for each parameter without a default.
 
-        An argument that is annotated with a class of the job's own code is an object, made by an entry of its own.
+        A parameter annotated with a class of the job's own code gets an object, made by an entry of its own.
         """
         args = dict(given or {})
         signature = self._signature(entry) if entry else None
@@ -249,7 +249,7 @@ class _ModelJob:
         return args
 
     def _signature(self, entry: str) -> Signature | None:
-        """Return what an entry point takes; None where reading does not show it: the check of the whole job tells why."""
+        """Return the signature of an entry point; None if reading does not show it: the check of the job says why."""
         try:
             definition = self.resolver.entry(entry)
             return signature_of(definition, self.resolver) if isinstance(definition, Definition) else None
@@ -257,7 +257,7 @@ class _ModelJob:
             return None
 
     def _object_entry(self, parameter: Parameter) -> str | None:
-        """Return the entry point of the class that an argument is annotated with, if it is one of the job's own code."""
+        """Return the entry point of the class in a parameter's annotation, if the class is the job's own code."""
         made = annotated_class(parameter, self.resolver)
         if made is None or not made.module.is_own or not isinstance(made.node, ast.ClassDef):
             return None
@@ -265,7 +265,7 @@ class _ModelJob:
         return None if self._signature(entry) is None else entry
 
     def _asked_value(self, key: str, parameter: Parameter, entry: str) -> Any:
-        """Ask a person for an argument until the answer is what it takes; note that it is missing if nobody may be asked."""
+        """Ask for an argument until the answer fits; if the command may not ask, note that the argument is missing."""
         annotation, module = parameter.annotation, parameter.module
         takes = "a value" if annotation is None else in_words(annotation, module)
         if not self.options.may_ask:
@@ -328,7 +328,7 @@ def _constant(node: ast.expr | None) -> bool | int | float | str | None:
 
 
 def _job_name(model: str) -> str:
-    """Return a job's name from its model's: `resnet18` from ResNet18, `policy-network` from PolicyNetwork."""
+    """Return a job's name from its model's name: `resnet18` from ResNet18, `policy-network` from PolicyNetwork."""
     return re.sub(r"(?<=[a-z]{4})(?=[A-Z][a-z]{3})", "-", model).lower().strip("_")
 
 

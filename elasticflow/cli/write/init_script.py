@@ -1,4 +1,4 @@
-"""`elasticflow init train.py`: a job file that runs a training script as it is, and what the next rung is."""
+"""`elasticflow init train.py`: a job file that runs a training script as it is, and the way to the next rung."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ONE = {
 
 @dataclass(frozen=True)
 class ScriptOptions:
-    """The command line, as far as it says something about a script."""
+    """The options of the command line that concern a script."""
 
     output: Path | None
     name: str | None
@@ -45,10 +45,10 @@ class ScriptOptions:
 
 
 def is_script(path: Path) -> bool:
-    """Return whether a file trains when it is run, and is not only the module of a model.
+    """Return whether a file trains when it is run, and is not just the module of a model.
 
     Raises:
-        ScriptError: it is a folder or a notebook.
+        ScriptError: the path is a folder or a notebook.
     """
     from elasticflow.lint.script.forms import trains
     from elasticflow.lint.script.source import read
@@ -58,13 +58,13 @@ def is_script(path: Path) -> bool:
     except ScriptError:
         if path.is_dir() or path.suffix == ".ipynb":
             raise
-        return False  # what is wrong with it, whoever looks for models says
+        return False  # the search for models reports the problem
 
 
 def finish(
     path: Path, options: ScriptOptions, *, only_print: bool, gitignore: bool | None, pre_commit: bool
 ) -> int:
-    """Write the job file of a script, and say which rung it is on and what the next one takes; return the exit code.
+    """Write the job file of a script, print its rung and the changes for the next rung; return the exit code.
 
     Raises:
         ScaffoldError: a file exists already, or the script lies elsewhere; nothing was written.
@@ -90,7 +90,7 @@ def finish(
         [
             (f"elasticflow plan {shown}", "what a run would do"),
             (f"elasticflow run {shown}", "train; after Ctrl-C, `elasticflow resume` starts it again"),
-            (f"elasticflow lint {path}", "what was found in it, line by line"),
+            (f"elasticflow lint {path}", "the findings, line by line"),
         ]
     )
     return FINISHED
@@ -128,7 +128,7 @@ def _job(path: Path, root: Path, script: Script, form: Form, options: ScriptOpti
 
 
 def _name(path: Path) -> str:
-    """Return a job's name from its script's, or from the folder of one that is called as most are."""
+    """Return a job's name from the name of its script, or from the folder if the script has a common name."""
     stem = path.stem
     if stem in {"train", "main", "run", "__main__"} and (folder := path.resolve().parent.name):
         stem = f"{folder}-{stem}"

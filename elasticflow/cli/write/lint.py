@@ -55,19 +55,19 @@ def command(
 ) -> int:
     """Read training scripts for known faults that a kill, a restart or a resize brings out.
 
-    Nothing is run or imported, neither your code nor torch. Only what the text shows for sure is told; in the end stands
-    which rules were looked for and, for one script, which of its lines elasticflow.join changes. Exit code 0 without
-    errors, 1 with: an error hangs or destroys by itself, a warning loses work or changes the training, a note may be
-    meant and is shown in JSON and SARIF, or when its code is selected.
+    Nothing is run or imported, neither your code nor torch. Only certain findings are reported; at the end the command
+    lists its rules and, for a single script, the lines to change for elasticflow.join. Exit code 0 without errors, 1
+    with errors. An error hangs or destroys by itself, a warning loses work or changes the training, and a note may be
+    intended: it is shown in JSON and SARIF, or when its code is selected.
 
-    A folder stands for the Python files in it, at any depth, that import torch; default: the project. Hidden folders,
-    virtual environments and runs are left alone.
+    A folder stands for its Python files, at any depth, that import torch; default: the project. Hidden folders, virtual
+    environments and runs are left out.
 
-    `# noqa: EF611` at the end of a line takes its finding away, `# elasticflow: noqa: EF611` those of the whole file.
+    `# noqa: EF611` at the end of a line suppresses its finding, `# elasticflow: noqa: EF611` all in the whole file.
 
     \b
     elasticflow lint train.py
-    elasticflow lint --select EF61 src/            what concerns checkpoints, notes too
+    elasticflow lint --select EF61 src/            rules about checkpoints, with notes
     elasticflow lint --ignore EF603,EF614 train.py
     elasticflow lint --format github .
     elasticflow explain EF611                      why, with a bad and a good example
@@ -101,7 +101,7 @@ def command(
 @click.option("--diff", is_flag=True, help="Refused: there are no patches any more.")
 @click.pass_context
 def adopt(context: click.Context, script: Path, *, diff: bool) -> int:
-    """Lint a script: `elasticflow lint` by its former name, which is kept for one version.
+    """Lint a script: the former name of `elasticflow lint`, kept for one version.
 
     \b
     elasticflow adopt train.py
@@ -109,7 +109,7 @@ def adopt(context: click.Context, script: Path, *, diff: bool) -> int:
     if diff:
         raise click.UsageError(
             "there are no patches any more: `elasticflow lint SCRIPT` names the lines, "
-            "`elasticflow guide own-loop` shows what becomes of them"
+            "`elasticflow guide own-loop` shows the changed lines"
         )
     click.echo("`elasticflow adopt` is `elasticflow lint` now", err=True)
     code: int = context.invoke(command, paths=(script,))
@@ -124,14 +124,14 @@ def _show_form_of(path: Path, name: str) -> None:
     try:
         script = read(path, name)
     except ScriptError:
-        return  # what is wrong with it, the findings say
+        return  # the findings report the problem
     form = form_of(script)
     if form.kind != "none":
         show_form(name, script, form)
 
 
 def show_form(name: str, script: Script, form: Form) -> None:
-    """Print the form and the rung of a script, the lines that the next rung changes, and where a finished example is."""
+    """Print the form and the rung of a script, the lines to change for the next rung, and the example to follow."""
     from elasticflow.jobfile.diagnostics.excerpt import mask_secrets
     from elasticflow.lint.rungs import RUNGS, next_changes, template_of
 
@@ -148,7 +148,7 @@ def show_form(name: str, script: Script, form: Form) -> None:
         click.echo(
             f"        a script of this form that has it all: `elasticflow guide --template {template}`"
         )
-        click.echo("        each call, and what is easy to get wrong: `elasticflow guide own-loop`")
+        click.echo("        each call, and lines that are easy to get wrong: `elasticflow guide own-loop`")
     else:
         click.echo("        no example of this form; it runs as it is: `elasticflow guide adopting`")
 
@@ -158,7 +158,7 @@ def _cut(text: str) -> str:
 
 
 def show_looked_for(findings: Sequence[Diagnostic], selection: Selection) -> None:
-    """Print which rules were looked for, what each found, and that reading cannot tell everything."""
+    """Print the rules, the number of findings of each, and that reading cannot tell everything."""
     from elasticflow.lint.summary import UNTOLD, looked_for
 
     rows = looked_for(findings, selection)
@@ -170,10 +170,10 @@ def show_looked_for(findings: Sequence[Diagnostic], selection: Selection) -> Non
 
 
 def _selection(select: Sequence[str], ignore: Sequence[str]) -> Selection:
-    """Return which codes are wanted.
+    """Return the selected codes.
 
     Raises:
-        click.BadParameter: a code is none of this command's.
+        click.BadParameter: this command does not know a code.
     """
     from elasticflow.jobfile.diagnostics.explanations import titles
     from elasticflow.lint.check import Selection
@@ -187,7 +187,7 @@ def _selection(select: Sequence[str], ignore: Sequence[str]) -> Selection:
                 word != "ALL" and not any(code.startswith(word) for code in known)
             ):
                 raise click.BadParameter(
-                    f'there is no code "{word}"; codes are {", ".join(known)}, and what they begin with',
+                    f'there is no code "{word}"; codes are {", ".join(known)}, and their beginnings',
                     param_hint=option,
                 )
         sides.append(tuple("EF" if word == "ALL" else word for word in words))
@@ -195,7 +195,7 @@ def _selection(select: Sequence[str], ignore: Sequence[str]) -> Selection:
 
 
 def _files(given: Sequence[Path]) -> tuple[list[tuple[Path, str]], int]:
-    """Return the files that are meant, each once with the name it was given, and how many others do not import torch.
+    """Return the files to read, each once with its given name, and the number of files that do not import torch.
 
     Raises:
         click.UsageError: there is no Python file in a folder.

@@ -1,1 +1,1 @@
-"""The origins of a launch (job, sources, packages, machine), and what differs from the launch before."""
+"""The origins of a launch (job, sources, packages, machine), and the differences from the launch before."""

@@ -1,4 +1,4 @@
-"""The differences between what two launches were made from, how much each matters to a run, and their table."""
+"""The differences between the origins of two launches, the weight of each for a run, and their table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from elasticflow.compiler.provenance.origins import Made, Origins
     from elasticflow.jobfile.tables.job import Job
 
-# Batches of like length are cut where a batch ends.
+# Batches of similar length are cut at the end of a batch.
 _CUTS = "dataset.sampler.bucket_by: the order of samples depends on it"
 _BUCKETED_WEIGHTS: dict[str, tuple[Weight, str]] = {
     "dataset.global_batch_size": ("corrupting", _CUTS),
@@ -27,8 +27,8 @@ _BUCKETED_WEIGHTS: dict[str, tuple[Weight, str]] = {
 
 _BITS = 'train.consistency = "exact" promises bits that this may change'
 _ROUNDING = "equal up to rounding"
-_NO_WEIGHTS = frozenset({"evaluation", "hooks", "prepare"})  # roles that no weight depends on
-# Move no number that training computes: ours, and what torch imports for its compiler and its hub.
+_NO_WEIGHTS = frozenset({"evaluation", "hooks", "prepare"})  # roles that do not influence the weights
+# These influence no number of the training: our package, and torch's imports for its compiler and its hub.
 _PLUMBING = frozenset({
     "python", "annotated-types", "click", "fsspec", "pydantic", "pydantic-core", "safetensors", "structlog", "tomli",
     "typing-extensions", "typing-inspection", "dill", "filelock", "jinja2", "markupsafe", "mpmath", "networkx",
@@ -48,11 +48,11 @@ class Difference:
     """One key that differs.
 
     Attributes:
-        key: Dotted, as in the job file: `optimizer.args.lr`.
-        old: Value of the run so far; None if the key was not there.
+        key: Dotted key as in the job file: `optimizer.args.lr`.
+        old: Value of the run so far; None if the key was absent.
         new: Value now; None if the key is gone.
-        weight: What it does to a run that continues: nothing, another trajectory, or corruption.
-        reason: Why it has that weight.
+        weight: Effect on a resumed run: none, another trajectory, or corruption.
+        reason: Reason for the weight.
     """
 
     key: str
@@ -63,16 +63,16 @@ class Difference:
 
     @property
     def is_of_the_job(self) -> bool:
-        """Whether it is a key of the job, not one of what else a launch is made from."""
+        """True for a key of the job, False for other origins of a launch."""
         return self.key.partition(".")[0] not in {"sources", "versions", "machine", "git"}
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as job.json and events hold it."""
+        """Return the difference as job.json and events hold it."""
         return dict(to_json(asdict(self)))
 
 
 def compare(old: Job, new: Job) -> list[Difference]:
-    """Return what differs, in the order of the job file, keys that came last."""
+    """Return the differences in the order of the job file, new keys last."""
     before, after = dict(_leaves(public_tables(old))), dict(_leaves(public_tables(new)))
     is_script = new.script is not None
     is_exact = not is_script and new.train.consistency == "exact"
@@ -107,13 +107,13 @@ def _weigh(key: str, was: Any, now: Any) -> tuple[Weight, str]:
 
 
 def compare_made(old: Made, new: Made, *, after_user_error: bool = False) -> list[Difference]:
-    """Return what differs: keys of the job first, then its own sources, versions, machine and checkout.
+    """Return the differences: keys of the job first, then its own sources, versions, machine and checkout.
 
-    What only one side knows is no difference: an older launch recorded less, and workers have yet to report.
+    A fact that only one side has is no difference: an older launch recorded less, and workers have yet to report.
 
     Args:
-        old: What the run was made from so far.
-        new: What it is to continue with.
+        old: Origins of the run so far.
+        new: Origins of the launch that would resume it.
         after_user_error: The run ended with an error of the job's own code.
     """
     is_script = new.job.script is not None
@@ -138,7 +138,7 @@ def _sources(old: Origins, new: Origins, *, is_exact: bool, after_user_error: bo
             continue
         weight: Weight = "harmless"
         if roles == {"script"}:
-            reason = "a script resumes from what it has saved"
+            reason = "a script resumes from its own checkpoint"
         elif roles <= _NO_WEIGHTS:
             reason = "the weights do not depend on it"
         elif is_exact:
@@ -182,7 +182,7 @@ def _machine(old: Origins, new: Origins, *, is_exact: bool, depends_on_cores: bo
 def _git(old: Origins, new: Origins) -> Iterator[Difference]:
     was, now = ((each.git or {}).get("commit") for each in (old, new))
     if was and now and was != now:
-        reason = "what of it takes part in the job is compared file by file"
+        reason = "the files that take part in the job are compared one by one"
         yield Difference("git.commit", was[:_DIGEST_SHOWN], now[:_DIGEST_SHOWN], "harmless", reason)
 
 
@@ -196,9 +196,9 @@ def lines_of(
     """Yield the table's lines, the weightiest group first: key, old -> new, reason.
 
     Args:
-        differences: In the order that they are shown within a group.
+        differences: Differences in the order within their groups.
         paint: Returns a group's head in the colour of its weight.
-        indent: Before each line.
+        indent: Text before each line.
     """
     rows = [(each, each.key, change(each)) for each in differences]
     keys = min(max((len(key) for _, key, _ in rows), default=0), _WIDEST_KEY)
@@ -212,12 +212,12 @@ def lines_of(
 
 
 def change(difference: Difference) -> str:
-    """Return `0.1 -> 0.2`; a value that is not there is `-`."""
+    """Return `0.1 -> 0.2`, with `-` for an absent value."""
     return f"{value(difference.old)} -> {value(difference.new)}"
 
 
 def value(content: Any) -> str:
-    """Return a value as short as a table takes it."""
+    """Return a value, shortened for the table."""
     match content:
         case None | []:
             return "-"

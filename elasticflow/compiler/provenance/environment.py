@@ -1,4 +1,4 @@
-"""Where a launch comes from besides its job: git, versions, machine."""
+"""The environment of a launch: git, versions, machine."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _PACKAGES = ("elasticflow", "torch", "numpy", "safetensors", "fsspec")
 _LIMIT_S, _SEARCH_LIMIT_S = 10.0, 3.0
 _UNTRACKED_SUFFIXES = (".py", ".toml")
 _MOST_UNTRACKED, _LARGEST_UNTRACKED = 1000, 1 << 20
-_MOST_CHANGED = 50  # names that are recorded
+_MOST_CHANGED = 50  # recorded names
 
 
 def versions(names: Iterable[str] = ()) -> dict[str, str]:
-    """Return the versions of Python, of the packages that always take part and of *names*; those absent are left out."""
+    """Return the versions of Python, of the packages that always take part and of *names*, without absent packages."""
     by_name = {"python": platform.python_version()}
     for package in dict.fromkeys((*_PACKAGES, *names)):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -36,16 +36,16 @@ def versions(names: Iterable[str] = ()) -> dict[str, str]:
 
 
 def versions_of_modules(modules: Iterable[str]) -> dict[str, str]:
-    """Return the version of every distribution that one of the top-level *modules* belongs to; takes a tenth of a second."""
+    """Return the version of every distribution of the top-level *modules*; takes a tenth of a second."""
     owners = metadata.packages_distributions()
     return versions(sorted({name for module in modules for name in owners.get(module, ())}))
 
 
 def git_state(project_root: Path) -> Mapping[str, Any] | None:
-    """Return what the project's checkout holds; None outside of git or without it.
+    """Return the state of the project's checkout; None outside of git or without git.
 
-    `patch` is the SHA-256 over what differs from the commit, untracked sources included; None when nothing does. The
-    patch itself is recorded nowhere: it may hold anything.
+    `patch` is the SHA-256 over the differences from the commit, untracked sources included; None if there are none.
+    The patch itself is not recorded: it may hold anything.
     """
     head = _git(project_root, "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
     if head is None:
@@ -64,7 +64,7 @@ def git_state(project_root: Path) -> Mapping[str, Any] | None:
 
 
 def machine() -> Mapping[str, Any]:
-    """Return what this machine is: host, system, kernel, libc, processor, GPUs and their driver; no library is loaded."""
+    """Return facts about this machine: host, system, kernel, libc, processor, GPUs and driver; loads no library."""
     try:
         system = platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
     except OSError:
@@ -85,13 +85,13 @@ def machine() -> Mapping[str, Any]:
 
 
 def cpu_model() -> str:
-    """Return the processor's name as the kernel tells it."""
+    """Return the processor's name from the kernel."""
     match = re.search(r"model name\s*:\s*(.+)", _text("/proc/cpuinfo"))
     return match[1].strip() if match else platform.machine()
 
 
 def digest_of(path: Path) -> str | None:
-    """Return the SHA-256 of a file; None if it cannot be read."""
+    """Return the SHA-256 of a file; None if the file cannot be read."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
@@ -99,16 +99,16 @@ def digest_of(path: Path) -> str | None:
 
 
 def _untracked(project_root: Path) -> list[str]:
-    """Return sources of the project that git does not know, but for run folders, which are full of train.py of ours."""
+    """Return untracked sources of the project, except in run folders, which are full of our generated train.py."""
     patterns = [f":(exclude){RUNS}/", *(f"*{suffix}" for suffix in _UNTRACKED_SUFFIXES)]
     arguments = ("ls-files", "--others", "--exclude-standard", "-z", "--", *patterns)
-    # It may look through all the data that lies there.
+    # git may search through all data in the folder.
     names = _git(project_root, *arguments, limit_s=_SEARCH_LIMIT_S) or ""
     return sorted(name for name in names.split("\0") if name)[:_MOST_UNTRACKED]
 
 
 def _patch(project_root: Path, untracked: list[str]) -> str | None:
-    """Return the digest of the diff, read piece by piece: it may be as large as the checkout."""
+    """Return the digest of the diff, read piece by piece, as the diff may be as large as the checkout."""
     digest = hashlib.sha256()
     options = ("--binary", "--no-ext-diff", "--no-textconv", "--no-color")
     argv = ["git", "-C", str(project_root), "diff", "HEAD", *options]

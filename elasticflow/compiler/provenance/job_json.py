@@ -15,7 +15,7 @@ from elasticflow.jobfile.tables.logging import SINKS
 from elasticflow.jobfile.type_checks.annotations import DatasetValue
 from elasticflow.system.redaction import without_secrets
 
-# Keys that came after records were written, with what they are if left out: a job without them keeps its digest.
+# Keys that are newer than some records, with their defaults: a job without them keeps its digest.
 _LATER: tuple[tuple[str, str, Any], ...] = (
     ("optimizer", "groups", []),
     ("train", "time_limit", None),
@@ -39,14 +39,14 @@ def job_to_json(job: Job) -> dict[str, Any]:
     """Return the job as JSON values, every default written out, without secrets of `snapshots` and `env`.
 
     Raises:
-        JobRefusedError: a value that JSON and Python literals do not have (TOML dates and times).
+        JobRefusedError: JSON and Python literals cannot express a value (TOML dates and times).
     """
     tables = public_tables(job)
     return {name: to_json(table, f"[{name}]") for name, table in tables.items()}
 
 
 def public_tables(job: Job) -> dict[str, Any]:
-    """Return the job's tables without secrets of `snapshots` and `env`: those belong to no record and no comparison."""
+    """Return the job's tables without secrets of `snapshots` and `env`, which belong in no record or comparison."""
     tables = job.model_dump()
     for name in ("script",) if job.script is None else OF_TRAINING:
         del tables[name]
@@ -75,16 +75,16 @@ def job_from_json(values: Mapping[str, Any]) -> Job:
 
 
 def job_digest(job: Job) -> str:
-    """Return the SHA-256 over the job's canonical JSON: equal for equal jobs, however they were written."""
+    """Return the SHA-256 over the job's canonical JSON: the same for equal jobs, however they were written."""
     text = json.dumps(job_to_json(job), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def to_json(value: Any, where: str = "") -> Any:
-    """Return *value* as JSON has it: tuples as lists, infinities and NaN marked.
+    """Return *value* in JSON's types: tuples as lists, infinities and NaN marked.
 
     Raises:
-        JobRefusedError: a value that JSON does not have; *where* names it.
+        JobRefusedError: JSON cannot express the value; *where* names it.
     """
     match value:
         case float() if not math.isfinite(value):
@@ -106,7 +106,7 @@ def to_json(value: Any, where: str = "") -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Return what `to_json` was given, but for tuples."""
+    """Return the value that `to_json` converted, with lists for tuples."""
     if isinstance(value, Mapping):
         if value.keys() == {_FLOAT}:
             return float(value[_FLOAT])

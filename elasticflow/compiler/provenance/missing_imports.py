@@ -1,4 +1,4 @@
-"""What a job needs and this machine does not have, found by reading imports; nothing is imported."""
+"""Finds packages that a job needs and this machine lacks, by reading imports; nothing is imported."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.tables.job import Job
 
 _MOST_MODULES = 2000
-# A module that changes where Python looks may find what is not found here.
+# A module that changes Python's search path may find modules that are not found here.
 _CHANGES_PATH = re.compile(r"\bsys\.(?:path|modules|meta_path)\b|\baddsitedir\b|\bpath_hooks\b|\b__path__\b")
 
 
 def require_importable(loaded: LoadedJob) -> None:
-    """Raise if the job's modules import, as they are loaded, a package that is not installed on this machine.
+    """Raise if the job's modules import, when loaded, a package that is not installed on this machine.
 
-    Entry points count, and what their modules import without condition. What is imported under a condition, inside a
-    function, or by code that changes where Python looks for modules is left to the run; torch to `check_torch`.
+    This covers entry points and the unconditional imports of their modules. Imports under a condition, inside a
+    function, or after a change of Python's search path are left to the run; torch to `check_torch`.
 
     Raises:
-        JobRefusedError: one is missing; the message is the rendered diagnostics.
+        JobRefusedError: a package is missing; the message is the rendered diagnostics.
     """
     assert loaded.job is not None
     imports = missing_imports(loaded.job, loaded.project_root)
@@ -54,7 +54,7 @@ def require_importable(loaded: LoadedJob) -> None:
     of_entries = [
         each for each in loaded.diagnostics if each.code == codes.NOT_INSTALLED and each.help != torch_help
     ]
-    missing: dict[str | None, Diagnostic] = {}  # by what is to be done about it
+    missing: dict[str | None, Diagnostic] = {}  # by remedy
     for each in (*of_entries, *imports):
         message = each.message.replace(" is not checked: ", " cannot be imported: ")
         missing.setdefault(each.help, each._replace(severity="error", message=message))
@@ -63,9 +63,9 @@ def require_importable(loaded: LoadedJob) -> None:
 
 
 def missing_imports(job: Job, project_root: Path) -> list[Diagnostic] | None:
-    """Return the packages that the modules of the job's factories import and that are not here, each once.
+    """Return the missing packages that the modules of the job's factories import, each once.
 
-    None if one of these modules changes where Python looks for modules: then reading does not tell.
+    None if a module changes Python's search path, so that reading cannot tell.
     """
     finder = _finder(job, project_root)
     missing: dict[str, Diagnostic] = {}

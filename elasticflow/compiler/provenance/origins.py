@@ -1,4 +1,4 @@
-"""What a launch was made from besides the keys of its job: sources, git, versions, machine."""
+"""The origins of a launch besides the keys of its job: sources, git, versions, machine."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.tables.job import Job
 
 JOB_JSON = "job.json"
-ENVIRONMENT_JSON = "environment.json"  # beside it: what only workers know
+ENVIRONMENT_JSON = "environment.json"  # beside it: facts that only workers know
 
 
 @dataclass(frozen=True)
 class Origins:
-    """What took part in a launch; a compiled folder knows its sources only.
+    """The origins of a launch; a compiled folder has only its sources.
 
     Attributes:
-        sources: Files of the job's own by their path from the project's root.
-        git: The checkout; None outside of git, or unknown.
-        versions: Of Python and of every distribution that took part, as far as is known.
-        machine: Where the launch began; empty: unknown.
-        launch_id: Tells this launch from every other one, on any machine; empty for a compiled folder.
+        sources: The job's own files by path from the project's root.
+        git: State of the checkout; None outside of git, or if unknown.
+        versions: Versions of Python and of every distribution that is known to take part.
+        machine: The machine that began the launch; empty if unknown.
+        launch_id: Unique on all machines; empty for a compiled folder.
     """
 
     sources: Mapping[str, SourceFile]
@@ -41,11 +41,11 @@ class Origins:
 
     @property
     def code(self) -> dict[str, str]:
-        """SHA-256 of every file but the job's, by its path: what all machines of a run have in common."""
+        """SHA-256 of every file except the job files, by path, which is the same on all machines of a run."""
         return {name: each.sha256 for name, each in self.sources.items() if JOB_FILE not in each.roles}
 
     def to_json(self) -> Mapping[str, Any]:
-        """Return what job.json and JOB.json hold of it."""
+        """Return the fields of job.json and JOB.json."""
         sources = {
             name: {"sha256": each.sha256, "roles": list(each.roles)} for name, each in self.sources.items()
         }
@@ -61,7 +61,7 @@ class Origins:
 
 
 class Made(NamedTuple):
-    """A job and what a launch of it was made from."""
+    """A job and the origins of a launch of it."""
 
     job: Job
     origins: Origins
@@ -69,12 +69,12 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkerEnvironment:
-    """What the workers of a launch reported, as environment.json has it.
+    """The report of a launch's workers, as in environment.json.
 
     Attributes:
-        files: SHA-256 of each file of the job's own that they imported, by its path from the project's root.
-        versions: Of every distribution that they imported.
-        datasets: What was found of each dataset, by its name.
+        files: SHA-256 of each imported file of the job's own code, by path from the project's root.
+        versions: Version of every imported distribution.
+        datasets: Facts about each dataset, by name.
     """
 
     files: Mapping[str, str] = field(default_factory=dict)
@@ -85,14 +85,14 @@ class WorkerEnvironment:
 def origins_now(
     job: Job, project_root: Path, job_files: Sequence[str], launch_id: str, before: Origins | None = None
 ) -> Origins:
-    """Return what a launch that begins now on this machine is made from.
+    """Return the origins of a launch that begins now on this machine.
 
     Args:
         job: The resolved job.
-        project_root: Folder that its paths are relative to.
-        job_files: The job file and what it extends, from the root.
-        launch_id: New for each launch.
-        before: What the launch before was made from: files and packages its workers reported are looked at again.
+        project_root: Folder that the job's paths are relative to.
+        job_files: The job file and the files it extends, from the root.
+        launch_id: Unique id of the launch.
+        before: Origins of the launch before, whose reported files and packages are examined again.
     """
     sources = own_sources(job, project_root, job_files)
     earlier = {} if before is None else before.sources
@@ -110,10 +110,10 @@ def origins_now(
 
 
 def made_from(record: Mapping[str, Any]) -> Made:
-    """Return what job.json or JOB.json tells; what an older one does not know is left empty.
+    """Return the content of job.json or JOB.json; fields that an older record lacks are empty.
 
     Raises:
-        KeyError, TypeError, ValueError: it is none.
+        KeyError, TypeError, ValueError: *record* is no such record.
     """
     sources = {
         name: SourceFile(str(each["sha256"]), tuple(map(str, each["roles"])))
@@ -137,7 +137,7 @@ def _object(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def made_in(folder: Path) -> Made:
-    """Return what the launch in *folder* was made from, with what its workers reported.
+    """Return the job and origins of the launch in *folder*, with its workers' report.
 
     Raises:
         LaunchFolderError: there is no job.json that this version can read.
@@ -156,7 +156,7 @@ def made_in(folder: Path) -> Made:
 
 
 def with_environment(made: Made, folder: Path) -> Made:
-    """Return what a launch was made from with what its workers, whose launch folder is *folder*, reported."""
+    """Return *made* extended by the workers' report in the launch folder *folder*."""
     reported = environment_of(folder)
     imported = {name: SourceFile(digest, ("imported",)) for name, digest in reported.files.items()}
     origins = replace(
@@ -168,7 +168,7 @@ def with_environment(made: Made, folder: Path) -> Made:
 
 
 def environment_of(folder: Path) -> WorkerEnvironment:
-    """Return what the workers of the launch in *folder* reported; nothing until they have, and where it is damaged."""
+    """Return the workers' report in the launch folder *folder*; empty if it is absent or damaged."""
     record = records.read(folder / ENVIRONMENT_JSON)
     if not isinstance(record, dict):
         return WorkerEnvironment()

@@ -1,4 +1,4 @@
-"""Which files of the job's own code take part in it, found by reading imports; nothing is imported."""
+"""Finds the files of the job's own code that take part in it, by reading imports; nothing is imported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 JOB_FILE = "job file"
 _MOST_FILES = 2000
-# A role is the table that names the factory, but for these keys.
+# A role is the table that names the factory, except for these keys.
 _ROLES = {
     ("model", "loss"): "loss",
     ("model", "step"): "step",
@@ -35,8 +35,9 @@ class SourceFile(NamedTuple):
     """A file that takes part in a job.
 
     Attributes:
-        sha256: Of its bytes.
-        roles: What reaches it: `model`, `loss`, `dataset` ...; `job file`; or `imported`, by the workers only.
+        sha256: SHA-256 of the file's bytes.
+        roles: Parts of the job that import the file: `model`, `loss`, `dataset` ...; `job file`; or `imported`, by the
+            workers only.
     """
 
     sha256: str
@@ -44,9 +45,9 @@ class SourceFile(NamedTuple):
 
 
 def own_sources(job: Job, project_root: Path, job_files: Sequence[str]) -> dict[str, SourceFile]:
-    """Return the job's files and every module of its own that its factories' modules import, by path from the root.
+    """Return the job's files and every own module that its factories' modules import, by path from the root.
 
-    What is imported under a name made at run time is not among them; workers report that.
+    Imports under a name made at run time are missing; workers report them.
     """
     walk = _Walk(Finder.of_job(project_root, job.job.path))
     roles: dict[Path, set[str]] = defaultdict(set)
@@ -68,7 +69,7 @@ def own_sources(job: Job, project_root: Path, job_files: Sequence[str]) -> dict[
 
 
 def _of_script(script: ScriptTable, project_root: Path) -> set[Path]:
-    """Return the files that running the script runs, as far as they lie where it finds its own modules."""
+    """Return the script and the files that it imports from its own search path."""
     if script.entry is not None:
         file = project_root / script.entry
         return {file, *_Walk(Finder.of_job(file.parent, (".",))).reached(file.stem)}
@@ -78,7 +79,7 @@ def _of_script(script: ScriptTable, project_root: Path) -> set[Path]:
 
 
 def relative(file: Path, project_root: Path) -> str:
-    """Return a file's path from the project's root, with `..` where it lies beside it."""
+    """Return a file's path from the project's root, with `..` if the file lies outside."""
     return Path(os.path.relpath(file, project_root)).as_posix()
 
 
@@ -87,11 +88,11 @@ class _Walk:
 
     def __init__(self, finder: Finder) -> None:
         self._finder = finder
-        self._next: dict[str, list[str]] = {}  # module -> what it imports
+        self._next: dict[str, list[str]] = {}  # module -> its imports
         self._files: dict[str, Path | None] = {}
 
     def reached(self, name: str) -> set[Path]:
-        """Return the files that importing the module *name* runs, as far as they are the job's own."""
+        """Return the job's own files that the import of the module *name* runs."""
         seen: set[str] = set()
         waiting = [name]
         while waiting and len(seen) < _MOST_FILES:

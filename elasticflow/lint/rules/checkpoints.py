@@ -229,7 +229,7 @@ def saved_in_part(view: View) -> Iterator[Finding]:
         yield Finding(
             codes.LINT_SAVED_IN_PART,
             save.call.func,
-            f"the script resumes from this checkpoint, which does not hold {' or '.join(missing)}: training starts those anew",
+            f"the script resumes from this checkpoint, which does not hold {' or '.join(missing)}: a restart loses that state",
             "put the state_dict() of whatever has one into it, and the number of the epoch and step",
         )
     taken = loaded_words(script)
@@ -238,7 +238,7 @@ def saved_in_part(view: View) -> Iterator[Finding]:
         yield Finding(
             codes.LINT_SAVED_IN_PART,
             next(loads_in(script)).func,
-            f"the script resumes from this checkpoint and never loads {' or '.join(left)}, which it holds: training starts those anew",
+            f"the script resumes from this checkpoint and never loads {' or '.join(left)}, which it holds: a restart loses that state",
             "call load_state_dict() of whatever has a state in it",
         )
 

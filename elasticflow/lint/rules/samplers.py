@@ -193,7 +193,7 @@ def batch_per_rank(view: View) -> Iterator[Finding]:
         yield Finding(
             codes.LINT_BATCH_PER_RANK,
             size,
-            "a batch size per rank: the global batch, and with it the training, changes when the run continues with another number of ranks",
+            "a batch size per rank: the global batch, and with it the training, changes when the run resumes with another number of ranks",
             "divide a global batch size by the world size, or scale the learning rate with it",
         )
 
