@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 from elasticflow import events
 from tests.end_to_end import tiny_job
@@ -33,10 +36,12 @@ def test_killed_worker_costs_steps_and_a_killed_launch_leaves_nothing(
     assert f"from memory at step {again['step']}" in running.output.read_text()
     assert [] == named(running.events(), events.SNAPSHOT_REJECTED)
 
-    for process in running.tree():
-        process.kill()
-    running.process.wait()
+    for process in [psutil.Process(running.process.pid), *running.tree()]:
+        with suppress(psutil.NoSuchProcess):  # it ends with those before it
+            process.kill()
+    assert -signal.SIGKILL == running.process.wait()
     assert [] == wait_gone("held")
+    assert steps_of(running.run)[-1] < tiny_job.STEPS
     assert [] == list(Path("/dev/shm").glob("*elasticflow*"))
 
     tiny_job.hurry(project)
