@@ -182,7 +182,7 @@ class Run:
             self._script.watch(state, self._snapshots, objects, caller=sys._getframe(1))  # noqa: SLF001
             self._script.resume(self._snapshots, self.schedule)
             if self._snapshots.restored is not None:
-                stands = "had finished" if self.is_finished else "goes on"
+                stands = "had finished" if self.is_finished else "continues"
                 name = self._snapshots.restored.name
                 self._tell(f"{stands} after step {self.position.step}, from snapshot {name}")
         worker.phase("build")

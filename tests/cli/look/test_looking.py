@@ -102,7 +102,7 @@ def test_status_has_the_command_that_the_launch_was_told(ran: Callable[..., Ran]
     """`resume` would train on the login node what Slurm is to train."""
     change(project, resume_command="elasticflow submit slurm jobs/mnist.toml --run-id slurm-7")
     assert ran("status")[1].endswith(
-        "\ngo on with: elasticflow submit slurm jobs/mnist.toml --run-id slurm-7\n"
+        "\ncontinue with: elasticflow submit slurm jobs/mnist.toml --run-id slurm-7\n"
     )
 
 

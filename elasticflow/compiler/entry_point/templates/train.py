@@ -24,16 +24,16 @@ from elasticflow.runtime.data.shard_loader import open_shards  # = import.shards
 from elasticflow.runtime.evaluation.metric import Metric  # = import.metric
 from elasticflow.runtime.evaluation.several import Evaluations  # = import.several
 from elasticflow.runtime.evaluation.stop_when import StopWhen  # = import.stop_when
-from elasticflow.runtime.loop.hooks import Hook, Hooks  # = import.hooks
-from elasticflow.runtime.measuring.speed import Measures  # = import.measures
-from elasticflow.runtime.training.gradient_checkpointing import checkpoint_activations  # = import.ac
 from elasticflow.runtime.loop.batch import Batch
+from elasticflow.runtime.loop.hooks import Hook, Hooks  # = import.hooks
 from elasticflow.runtime.loop.join import join_job
 from elasticflow.runtime.loop.run import Run
+from elasticflow.runtime.measuring.speed import Measures  # = import.measures
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.process.context import Worker  # = import.worker
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy, load_weights  # = import.snapshots
 from elasticflow.runtime.training.evaluation import Evaluation  # = import.evaluation
+from elasticflow.runtime.training.gradient_checkpointing import checkpoint_activations  # = import.ac
 from elasticflow.runtime.training.loss import with_count  # = import.count
 from elasticflow.runtime.training.param_groups import Group, log_groups, parameter_groups  # = import.groups
 from elasticflow.runtime.training.several_optimizers import CountedSchedule, Schedules  # = import.schedules
