@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from torch import nn
 
 _IGNORED = -100  # what transformers' losses leave out of their mean
-# Of classes and of transformers' `loss_type`, where the model is no encoder-decoder: these shift labels by one.
+# Class names and transformers' `loss_type` of models that shift labels by one, unless they are
+# encoder-decoders.
 _PREDICT_NEXT = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-# What DistributedDataParallel, torch.compile, peft's model and its tuner have inside.
+# Attributes in which DistributedDataParallel, torch.compile, peft's model and its tuner keep the wrapped
+# model.
 _INSIDE = ("module", "_orig_mod", "base_model", "model")
 
 
@@ -26,7 +28,7 @@ def training_step(model: nn.Module, batch: Any) -> dict[str, Any]:
 
     Args:
         model: One of transformers, or of peft around one, that returns a loss where it is given labels.
-        batch: What its forward takes, by name: a dict, or a BatchEncoding of transformers.
+        batch: Arguments of its forward by name: a dict, or a BatchEncoding of transformers.
     """
     outputs = model(**batch)
     loss = outputs["loss"] if isinstance(outputs, dict) else outputs[0]
