@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from elasticflow.runtime.state.state import State
 
 Saved = tuple[Any, dict[str, Tensor], dict[str, str]]
-"""JSON, tensors by key, and how those that are not contiguous lie."""
+"""JSON, tensors by key, and the layout of tensors that are not contiguous."""
 Marks = tuple[dict[str, "Mark"], dict[str, "Mark"]]
-"""Marks of all leaves by path: before a step, and after it."""
+"""Marks of all leaves by path, before and after a step."""
 
 _MODEL = "model."
 _INCLUDE = "include."
