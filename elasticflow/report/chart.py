@@ -131,8 +131,9 @@ def chart_of(name: str, curves: Sequence[Labelled], begins: Mapping[int, int] | 
     """Return the plot of one quantity of one run, or of several; None if it has no finite value.
 
     Args:
-        name: Name of the quantity. curves: Curves of the quantity, one for each run. begins: First step of each
-            generation of a single run, for marks.
+        name: Name of the quantity.
+        curves: Curves of the quantity, one for each run.
+        begins: First step of each generation of a single run, for marks.
     """
     points = [point for labelled in curves for point in labelled.curve.points]
     if not points:
