@@ -43,7 +43,7 @@ class ElasticflowError(Exception):
 
     Attributes:
         message: The problem and its place (a key, a path, a value).
-        remedy: Advice, or None when the message has it.
+        remedy: Advice, or None if the message has it.
     """
 
     exit_code: ClassVar[int] = NOT_STARTED
@@ -190,7 +190,7 @@ class RayError(ElasticflowError):
 
 
 class HostsError(ElasticflowError):
-    """A file of hosts cannot be used: a line is no host, a host is not found, or there are too many or too few for the job."""
+    """A file of hosts cannot be used: a line is no host, a host is not found, or their number does not suit the job."""
 
 
 class RenderError(ElasticflowError):

@@ -1,7 +1,7 @@
 """Every event of a run: the log schema, frozen by a test.
 
 Every line has `timestamp, level, event, job, run_id, generation`; lines written by workers add
-`node, rank, world_size, step`. `events.jsonl` holds one line per thing that happened to the run.
+`node, rank, world_size, step`. `events.jsonl` has one line for each event of the run.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import math
 
 
 def perplexity(loss: float) -> float:
-    """Return exp(loss), where the loss is the mean over all tokens of the set; it is not a mean of the batches' perplexities."""
+    """Return exp(loss), with the mean loss over all tokens of the set: not the mean of the batches' perplexities."""
     return math.exp(loss)
 
 

@@ -76,7 +76,7 @@ class RunFolder:
 
     @property
     def cancel(self) -> Path:
-        """A file that `elasticflow cancel` makes, on any machine: the supervisor looks for it, and the next launch removes it."""
+        """The file that `elasticflow cancel` makes, on any machine; the supervisor looks for it, the next launch removes it."""
         return self.path / "cancel"
 
     def agent_log(self, node: str = "n0") -> Path:

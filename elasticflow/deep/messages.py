@@ -1,6 +1,6 @@
 """The request to the child process of `--deep`, and the messages of its report.
 
-The request is one JSON object on standard input, each message one on a line of a pipe (`json_codec.py`).
+The request is a JSON object on standard input; each message is a JSON object on a line of a pipe (`json_codec.py`).
 `elasticflow/deep` asks, `elasticflow/deep/child` answers.
 """
 

@@ -1,4 +1,4 @@
-"""Checks that the stores of snapshots and of the run folder do what the commit protocol relies on."""
+"""Checks that the stores of snapshots and of the run folder behave as the commit protocol requires."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ PHASES = frozenset(
 
 @dataclass
 class Stop:
-    """The end of a generation, or of a launch that could not continue, and what followed from it.
+    """The end of a generation, or of a launch that could not continue, and its consequences.
 
     Attributes:
         generation: Number of the generation; 0 before the first.

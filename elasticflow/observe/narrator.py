@@ -33,7 +33,7 @@ SNAPSHOT_LINE_EVERY_S = 10.0
 
 
 class RunNarrator:
-    """Turns records into lines. An event comes here before the history takes it, so that its line can tell the change.
+    """Turns records into lines. An event comes here before the history takes it, so that its line can show the change.
 
     Args:
         history: History of the events before; takes each event after its line was made.

@@ -46,7 +46,7 @@ class Trace:
     Attributes:
         steps_us: Microseconds of each step, in order.
         parts: Microseconds in the parts of the steps, by name, the longest first: `forward`, `backward`, `optimizer`, `data`...;
-            `other` is what no part covers.
+            `other` is the time outside of all parts.
         operators: Operators on the CPU.
         kernels: Kernels on GPUs.
     """

@@ -59,7 +59,7 @@ class LogLine:
         return record.get("origin") == events.OURS and record.get("event") in _MEASURED
 
     def is_at_least(self, level: str) -> bool:
-        """Return True if the line is of *level* or above; printed lines count as info, and standard error is always included."""
+        """Return True if the line is of *level* or above; printed lines count as info, standard error always counts."""
         if self.stream == "stderr":
             return True
         said = "info" if self.record is None else str(self.record.get("level", "info"))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
 
 _LONGEST = 500
-# Tables of the job that are no parameters: they say where a run is kept and sent, not how it trains.
+# Tables of the job that are no parameters: they concern the environment and reports of a run, not its training.
 _LEFT_OUT = frozenset({"env", "torchrun", "logging", "notify"})
 
 
@@ -46,7 +46,7 @@ def read_facts(folder: RunFolder) -> tuple[Job, RunFacts]:
 
 
 def parameters_of(tables: Mapping[str, Any]) -> Iterator[tuple[str, str | int | float | bool]]:
-    """Yield each value of a job by its dotted key; secrets, told by their names, become `***`; texts end at 500 characters."""
+    """Yield each value of a job by its dotted key; values of keys named like secrets are `***`; texts end at 500 characters."""
     for name, table in tables.items():
         if name not in _LEFT_OUT:
             yield from _leaves(name, table)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from elasticflow.events import EventRecord
     from elasticflow.sinks.sink import Options, Point, Remembered, RunFacts
 
-_MOST_METRICS, _MOST_PARAMETERS, _MOST_TAGS = 1000, 100, 100  # of one call, as MLflow's REST API has them
+_MOST_METRICS, _MOST_PARAMETERS, _MOST_TAGS = 1000, 100, 100  # limits of a call to MLflow's REST API
 _WRONG = re.compile(r"[^\w\-. :/]")
 _ENDS: dict[str, str] = {
     events.RUN_FINISHED: "FINISHED",

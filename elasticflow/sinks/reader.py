@@ -171,7 +171,7 @@ class Reader:
             found += [point for point in taken if point is not None]
             ends[str(rank)] = replace(place, offset=mark.offset).to_json()
             most -= len(records)
-            if most <= 0:  # this file first: a newer one of its rank closes it
+            if most <= 0:  # this file must be read first: a newer file of its rank closes it
                 break
         return sorted(found, key=lambda point: point.step), ends
 
@@ -254,7 +254,7 @@ def _measured(record: Record) -> Point:
 
 
 def _numbers(name: str, value: object) -> Iterator[tuple[str, float]]:
-    """Yield the numbers in a value of a line, by names like `eval/accuracy`; values that are not finite are texts in a line."""
+    """Yield the numbers in a value of a line, by names like `eval/accuracy`; a line has non-finite numbers as texts."""
     match value:
         case dict():
             for inner, part in value.items():

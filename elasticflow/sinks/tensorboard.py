@@ -70,7 +70,7 @@ class TensorBoard(Sink):
         return {"sizes": {path.name: path.stat().st_size for path in sorted(self._folder.glob(_FILES))}}
 
     def points(self, batch: Sequence[Point]) -> None:
-        """Append one record for each point; readers see whole records."""
+        """Append a record for each point; readers see only whole records."""
         for point in batch:
             values = [value for value in self._values(point) if not self._was_written(point.step, value.tag)]
             if values:

@@ -115,7 +115,7 @@ class TrialRun:
         return trajectory_record.exact_file(self._records).exists()
 
     def _go_on(self, tell: Callable[[int], None]) -> None:
-        """Launch the run again if a fault ended it too early: a fault that was found only while the last launch was exiting."""
+        """Launch again if a fault ended the run too early: it may be found only while the last launch exits."""
         last = self._trial.launches[-1]
         for _ in range(_MORE_LAUNCHES):
             records = trajectory_record.read_records(self._records)

@@ -18,7 +18,7 @@ _OURS = "elasticflow"
 
 
 def require_own_loop(job: Job, root: Path) -> None:
-    """Check that a job's script, if there is one, may use elasticflow: an import further inside cannot be excluded.
+    """Check that a job's script, if it has one, may use elasticflow: modules that it imports count, too.
 
     Raises:
         TrialRefusedError: neither the script nor a module of the project that it imports can call `elasticflow.join`.

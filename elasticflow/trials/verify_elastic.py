@@ -197,7 +197,7 @@ def scratch_folder(keep: Path | None) -> Iterator[Scratch]:
 
 
 def count_gpus() -> int:
-    """Return the number of GPUs that torch can use here; torch is imported, which takes seconds, only if there is a driver."""
+    """Return the number of GPUs that torch can use; torch is imported (which takes seconds) only if there is a driver."""
     if not Path("/dev/nvidiactl").exists():
         return 0
     code = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"

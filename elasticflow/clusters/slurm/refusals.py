@@ -30,8 +30,7 @@ class Cause(NamedTuple):
     remedy: str
 
 
-# Parts of a refusal in small letters, of which the first match counts: keys or options that may be the cause, and
-# advice.
+# Parts of a refusal in small letters, keys or options that may be the cause, and advice. The first match counts.
 _CAUSES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("group not permitted to use this partition", ("partition",), "`sinfo --summarize` lists the partitions"),
     ("partition name", ("partition",), "`sinfo --summarize` lists the partitions"),

@@ -55,7 +55,7 @@ class BatchScript:
 
     @property
     def _own_id(self) -> str:
-        """Slurm's id of the job that the script runs in; for an array with the element, since the number may mean the whole array."""
+        """Slurm's id of the script's job; of an array with the element, since the number may mean the whole array."""
         return "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if self.is_array else "$SLURM_JOB_ID"
 
     @property

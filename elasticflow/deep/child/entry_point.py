@@ -69,7 +69,7 @@ class EntryPoint:
         self.dataset: OpenedDataset | None = None
 
     def __contains__(self, name: str) -> bool:
-        """Return whether train.py defines a function or constant of this name."""
+        """Return True if train.py defines a function or constant of this name."""
         return name in self._names
 
     def __getitem__(self, name: str) -> Any:

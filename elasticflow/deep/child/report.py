@@ -136,7 +136,7 @@ class Report:
         return [_shown(*frame) for frame in own[-_MOST_FRAMES:]]
 
     def _is_own(self, file: str) -> bool:
-        path = Path(file)  # relative: our train.py, and what Python calls <frozen ...>
+        path = Path(file)  # relative: our train.py, and Python's <frozen ...> modules
         is_own = path.is_absolute() and str(path.resolve()).startswith(self._own)
         return is_own and not file.startswith(_OURS) and not _INSTALLED & set(path.parts)
 

@@ -79,7 +79,7 @@ def build(report: Report, code: EntryPoint) -> Trained:
                 return code.call(function, **known)
             except JobKeyError:
                 raise
-            except StateError as error:  # of what was made of it
+            except StateError as error:  # the result does not suit
                 report.refuse("result", f"{key.rpartition('.')[0]}.entry", error)
 
         return report.call("factory", key, f"building {what}", build)

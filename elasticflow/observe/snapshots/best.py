@@ -26,7 +26,7 @@ class BetterStep(NamedTuple):
 
 
 def ranking_metric(job: Job | None) -> str | None:
-    """Return the metric in `evaluation.best` by its name in metrics.jsonl: `accuracy`, `val.loss`; None: no metric is named."""
+    """Return the metric in `evaluation.best` by its name in metrics.jsonl: `accuracy`, `val.loss`; None if unset."""
     from elasticflow.jobfile.tables.evaluation import ranking_set
 
     ranking = None if job is None else ranking_set(job.evaluation)

@@ -152,7 +152,7 @@ def _is_snapshot(folder: str) -> bool:
 def _row(
     source: SnapshotSource, name: str, manifest: Manifest | str | None, verdict: str | None
 ) -> SnapshotRow:
-    """Return the row of a snapshot; *manifest* may be a text, which tells the damage, or None if there is none."""
+    """Return the row of a snapshot; *manifest* is a text with the damage if it is damaged, or None if it is missing."""
     if manifest is None:
         return SnapshotRow(name, "unfinished", _why_unfinished(source, name))
     if isinstance(manifest, str):

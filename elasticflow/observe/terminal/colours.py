@@ -1,4 +1,4 @@
-"""Abilities of a stream: colours, by the one policy of all commands, signs beyond ASCII, lines drawn in place."""
+"""Abilities of a stream: colours (by the same policy in all commands), signs beyond ASCII, and redrawing in place."""
 
 from __future__ import annotations
 

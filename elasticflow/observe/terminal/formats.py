@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def elapsed(seconds: float) -> str:
-    """Return `0:05.3`, `12:40.0`, or `3:00:07` from one hour on."""
+    """Return `0:05.3`, `12:40.0`, or, from an hour on, `3:00:07`."""
     tenths = max(0, round(seconds * 10))
     minutes, rest = divmod(tenths, 600)
     if minutes >= 60:

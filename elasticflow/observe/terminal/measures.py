@@ -25,7 +25,7 @@ def percent_of_peak(share: float | None) -> list[str]:
 
 
 def parts_of_step(record: Record) -> list[str]:
-    """Return a part like `kl 3.2012` for each of the job's own scalars, and `grad norm 0.9120`."""
+    """Return `kl 3.2012` for each of the job's own scalars, and `grad norm 0.9120`."""
     parts = [f"{name} {number(value)}" for name, value in scalars_of(record).items()]
     norm = norm_of(record)
     return parts if norm is None else [*parts, f"grad norm {norm}"]

@@ -24,7 +24,7 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self._steps: deque[tuple[int, int, float]] = deque()  # step, samples, seconds since the one before
+        self._steps: deque[tuple[int, int, float]] = deque()  # step, samples, seconds since the step before
         self._timed = 0.0  # the sum over all steps but the first
         self._generation: object = None
         self._evaluations: deque[float] = deque(maxlen=_EVALUATIONS)  # seconds of each

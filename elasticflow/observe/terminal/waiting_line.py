@@ -1,4 +1,4 @@
-"""A line about what a command waits for, with the elapsed seconds: redrawn on a terminal, written now and then elsewhere."""
+"""A line about a command's present wait, with the elapsed seconds: redrawn on a terminal, written now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class WaitingLine:
         self._screen.close()
 
     def tell(self, label: str, what: str) -> None:
-        """Show the present wait, if it lasts; to be called several times a second, with the same words during the same wait.
+        """Show the present wait, if it lasts; to be called several times a second, with equal words for the same wait.
 
         Args:
             label: Purpose of the wait.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-_NOT_FOUND = 127  # as a shell has it
+_NOT_FOUND = 127  # the exit code of a shell for it
 _VARIABLES = ("event", "text", "job", "run_id", "host", "folder", "step", "error", "exit_code", "next")
 
 

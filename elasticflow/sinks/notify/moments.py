@@ -69,7 +69,7 @@ _KINDS: dict[str, MomentName] = {
     events.RUN_FAILED: "failed",
     events.RUN_INTERRUPTED: "interrupted",
     events.TRAINING_FIRST_STEP: "first_restart",
-    events.GENERATION_STARTED: "budget_low",  # the run continues: a failure that ends it is told as such
+    events.GENERATION_STARTED: "budget_low",  # the run continues; a failure that ends it is its own moment
 }
 
 
