@@ -24,8 +24,8 @@ EXIT_CODES: dict[int, str] = {
 class StopTraining(Exception):  # noqa: N818  # this is no error: the run counts as finished
     """Ends training on all ranks after the same step when the job's own code raises it on any rank.
 
-    The training step, the dataset, the evaluation, a metric and the learning-rate schedule may raise it. A step in which
-    some rank raises it changes no weight on any rank. Its text is the reason that logs and `status` give.
+    The training step, the dataset, the evaluation, a metric and the learning-rate schedule may raise it. A step in
+    which any rank raises it changes no weight on any rank. Its text is the reason that logs and `status` give.
     """
 
 
@@ -92,7 +92,7 @@ class RunTakenError(ElasticflowError):
 
 
 class RunTakenOverError(ElasticflowError):
-    """Another start of the run has resumed from its snapshots: what this process trains no longer counts."""
+    """Another start of the run has resumed from its snapshots: the training of this process no longer counts."""
 
     exit_code = ANSWER_IS_NO
 
@@ -327,7 +327,7 @@ class NotExchangedError(StateError):
     Args:
         step: Number of the step after which they were compared.
         tensors: Names of the tensors that differ.
-        why: The exchange that did not take place.
+        why: The missing exchange, in words.
     """
 
     def __init__(self, step: int, tensors: list[str], why: str) -> None:

@@ -1,6 +1,6 @@
 """Trains models of transformers unchanged, as `model.step` of a job file.
 
-transformers and torch are imported by the model that is trained, not here.
+The trained model imports transformers and torch; this module does not.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class RunFolder:
 
     @property
     def lock(self) -> Path:
-        """Locked (flock) while a supervisor runs."""
+        """The file that is locked (flock) while a supervisor runs."""
         return self.path / "lock"
 
     @property
@@ -90,7 +90,7 @@ class RunFolder:
 
     @property
     def profiles(self) -> Path:
-        """Traces of steps that `elasticflow profile` asked for, by number."""
+        """Folder of the traces requested by `elasticflow profile`, by number."""
         return self.path / "profiles"
 
     def profile_request(self, number: int) -> Path:
@@ -152,7 +152,7 @@ def path_from_root(uri: str) -> str | None:
 def snapshot_place(uri: str | None, folder: RunFolder, project_root: Path) -> tuple[str, str]:
     """Return the URI of the run's snapshots and the run's prefix under it.
 
-    Without *uri* (`snapshots.uri`) that is the run folder itself; a relative path starts at the project root.
+    Without *uri* (`snapshots.uri`) the place is the run folder itself; a relative path starts at the project root.
     """
     if uri is None:
         return str(folder.path), ""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def warmup_cosine(optimizer: Optimizer, *, warmup: int, total: int, final: float = 0.0) -> LambdaLR:
-    """Return a schedule that rises linearly, then falls along half a cosine.
+    """Return a schedule that rises linearly, and then falls along half a cosine.
 
     Args:
         optimizer: Optimizer whose rates the schedule sets.

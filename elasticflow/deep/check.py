@@ -41,7 +41,7 @@ class DeepReport(NamedTuple):
     """Findings of `--deep`.
 
     Attributes:
-        problems: In the order they were met.
+        problems: Problems in the order of discovery.
         facts: Facts of the job, as far as the child came.
         notes: How the facts were found, and what was not tried.
     """
@@ -72,13 +72,13 @@ def try_out(
 
     Args:
         job: The resolved job file.
-        project_root: Where its code is found.
+        project_root: Folder of the job's code.
         limit_s: Limit of the whole check, in seconds.
         takes_step: Also train one step on the CPU.
         watch: Called several times a second with the current activity, in words.
 
     Raises:
-        JobRefusedError: an argument of the job cannot be written down.
+        JobRefusedError: an argument of the job has no Python literal.
     """
     if util.find_spec("torch") is None:
         return DeepReport((_NO_TORCH,), Facts(), ())
@@ -101,7 +101,7 @@ def request_of(job: Job, project_root: Path, *, takes_step: bool = False) -> Dee
     """Return the request to the child (`deep/child/main.py`).
 
     Raises:
-        JobRefusedError: an argument of the job cannot be written down.
+        JobRefusedError: an argument of the job has no Python literal.
     """
     forms = call_forms(job, project_root)
     sets = {dotted(path_of_set(name)): table for name, table in job.evaluations.items()}

@@ -34,7 +34,7 @@ class ChildEnd(NamedTuple):
     """The end of a child.
 
     Attributes:
-        code: Its exit code, negative for a signal; None: it ran past the limit.
+        code: Exit code, negative for a signal; None: the child ran past the limit.
         messages: Messages that it sent, in order.
         output: The end of its output; after the limit or a fatal signal, the stacks too.
         left: Names of the processes that it had started and left running; they have been ended.
@@ -75,7 +75,7 @@ def run(
             bufsize=0,
             env={**environment, MARK: mark},
             pass_fds=(writing,),
-            start_new_session=True,  # so that all it starts can be found
+            start_new_session=True,  # so that all its processes can be found
         )
         os.close(writing)
         assert process.stdout is not None
@@ -150,7 +150,7 @@ def _left(session: int, mark: str) -> list[str]:
 
 
 def _end_all(session: int, mark: str) -> None:
-    # A program that forks faster than its processes are seen ends with the last of them.
+    # A program may fork faster than its processes can be listed: repeat until no process is left.
     for _ in range(100):
         pids = _others(session, mark)
         if not pids:

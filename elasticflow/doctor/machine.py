@@ -35,7 +35,7 @@ _HANDLES, _HANDLES_PER_PROCESS = 256, 32
 _PROCESSES, _THREADS_PER_PROCESS = 32, 16
 _UNLIMITED = 1 << 62
 _PR_GET_PDEATHSIG = 2
-# 2026-01-01: this version is younger, so a clock before that is wrong.
+# 2026-01-01: this version is newer, so a clock before that date is wrong.
 _CLOCK_MIN = 1_767_225_600
 
 
@@ -75,7 +75,7 @@ def _cores(needs: Needs, cgroup: Path) -> CheckResult:
 
 
 def _free_memory(cgroup: Path) -> tuple[int, str]:
-    """Return the bytes that processes may still take, and words about them."""
+    """Return the bytes that processes may still allocate, and words about them."""
     memory = psutil.virtual_memory()
     fact = f"{size(memory.available)} free of {size(memory.total)}"
     group = tightest_group(cgroup)

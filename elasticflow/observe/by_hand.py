@@ -47,7 +47,7 @@ class RunByHand(RunFolder):
 
     @property
     def metrics_redone(self) -> Path:
-        """Lines of steps that a later start has done again."""
+        """Lines of steps that were redone after a later start."""
         return self._made("metrics.redone.jsonl")
 
     @property

@@ -1,4 +1,4 @@
-"""Curves of a run: read from its metrics once, and made small without hiding a spike."""
+"""Curves of a run, read from its metrics once and reduced without loss of spikes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Curve:
-    """One quantity over the steps.
+    """A quantity over the steps.
 
     Attributes:
         name: Name as in the metrics: `loss`, `eval accuracy`, `lr`.
@@ -176,7 +176,7 @@ def _add(found: dict[str, _Series], name: str, value: Any, step: int, generation
         return
     try:
         amount = float(value)
-    except (ValueError, OverflowError):  # some other text, or a number without bound
+    except (ValueError, OverflowError):  # another text, or a number too large for a float
         return
     series = found.get(name)
     if series is None:
@@ -187,7 +187,7 @@ def _add(found: dict[str, _Series], name: str, value: Any, step: int, generation
 
 
 class _Pace:
-    """Samples per second, over at least a second of one generation."""
+    """Samples per second, measured over at least a second of a generation."""
 
     _LEAST_S = 1.0
 

@@ -65,7 +65,7 @@ class Stop:
         pid: Process id of that worker.
         phase: Phase in which a rank hung.
         traceback: The traceback of that worker.
-        others: The other ranks' failures in one line.
+        others: The other ranks' failures, as one line.
         stderr: The last lines of its standard error, if it died without an exception of its own.
         stacks: The file with the stacks of a rank that hung.
         likely: Probable cause if the cause is uncertain.
@@ -229,7 +229,7 @@ class Node:
         name: Name in the launch.
         nproc: Number of its workers.
         host: Its machine; empty if unknown.
-        first_rank: The first of its ranks in the newest group; None: it takes no part.
+        first_rank: The first of its ranks in the newest group; None: the node takes no part.
         gone: `lost`, `left` or `excluded`; empty while it is there. All nodes leave with their launch.
         gone_at: Unix time at which it was gone.
     """
@@ -299,7 +299,7 @@ class Pause:
 
 @dataclass
 class RunHistory:
-    """The history of a run, the oldest first.
+    """The history of a run; its lists begin with the oldest entry.
 
     Attributes:
         generations: Generations by number.
@@ -377,7 +377,7 @@ class RunHistory:
     standbys: dict[str, NodeStandbys] = field(default_factory=dict)
     standbys_seen: NodeStandbys | None = None
     compilation: Compilation = field(default_factory=Compilation)
-    # The newest time that was seen: a clock may have been set back.
+    # The newest time so far: a clock may have been set back.
     _newest: float = 0.0
     _paused_s: float = 0.0
     # Records of the failure or hang in the generation that has not ended yet.
@@ -426,7 +426,7 @@ class RunHistory:
         """Add the next event."""
         name, at = str(event.get("event")), unix_time(event.get("timestamp"))
         if name == events.RUN_STARTED:
-            self._end_group()  # at the time of the last event of the launch before
+            self._end_group()  # at the time of the previous launch's last event
         if at is not None:
             self._advance(at, begins_launch=name == events.RUN_STARTED)
         self.last[name] = event

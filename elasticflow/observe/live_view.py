@@ -41,10 +41,10 @@ _DIM = "2"
 
 
 class LiveView:
-    """Shows records as they come; never fails: a closed stream makes it silent.
+    """Shows records as they come; never fails: if the stream is closed, the view is silent.
 
     Args:
-        stream: Where to write; not closed.
+        stream: Stream to write to; it is not closed.
         tty: True: the stream is a terminal, and the present state is drawn in place.
         colour: Use colours.
         folder: The run folder, as the text to show at the end.
@@ -96,7 +96,7 @@ class LiveView:
             self.event(record)
 
     def event(self, record: Record) -> None:
-        """Show one record of events.jsonl."""
+        """Show a record of events.jsonl."""
         record = printable_in(dict(record))
         self._run_id = text_of(record, "run_id") or self._run_id
         line = self._narrator.event(record)
@@ -109,7 +109,7 @@ class LiveView:
             self._draw()
 
     def metrics(self, record: Record) -> None:
-        """Show one record of metrics.jsonl: an evaluation as a line, a step as progress."""
+        """Show a record of metrics.jsonl: an evaluation as a line, a step as progress."""
         line = self._narrator.metrics(record)
         self._board.metrics(record)
         if line is not None:

@@ -229,7 +229,7 @@ class RunNarrator:
         if self._history.script is None or line is None:
             return line
         name, kind = str(record.get("name")), str(record.get("type"))
-        if kind.startswith("a "):  # of the kept model
+        if kind.startswith("a "):  # a message of the kept model
             return line
         argument = re.findall(r"[A-Za-z_]\w*", name)[-1:] or [name]
         text = f"no snapshot holds {name}, a {kind}: run.keep({argument[0]}={name}) if a step depends on it"

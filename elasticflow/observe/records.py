@@ -68,7 +68,7 @@ def damages_of(folder: RunFolder) -> list[Damage]:
         except OSError as error:
             damages.append(records.damage_of(path, error))
             continue
-        *lines, _ = [*_tail_lines(path, TAIL_BYTES), b""]  # a line without its end may be being written
+        *lines, _ = [*_tail_lines(path, TAIL_BYTES), b""]  # an incomplete last line may still be in writing
         bad = sum(parse(line) is None for line in lines if line.endswith(b"\n"))
         if bad:
             damages.append(Damage(str(path), f"has {bad} damaged line{'s' * (bad > 1)} at its end"))

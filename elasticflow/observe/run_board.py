@@ -1,4 +1,4 @@
-"""The rows below the lines about a run: progress, the worker group, the newest snapshot, the nodes."""
+"""The rows below the event lines of a run: progress, worker group, newest snapshot and nodes."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class RunState:
         verdict: Record of the newest launch's end.
         epochs: Passes over the data in all, if the job gives them.
         budget_left: Restarts left in the budget; None if unknown.
-        activities: By node, the activity that has lasted for longer than a moment (`protocol/display.py`).
+        activities: By node, the activity that has lasted for longer than a moment (`protocol/run_files.py`).
         durations: Seconds of all launches by activity, which add up to the run's time; empty if unknown.
         launch_durations: Seconds of the newest launch by activity.
     """

@@ -43,7 +43,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Chart:
-    """A plot of one quantity.
+    """A plot of a quantity.
 
     Attributes:
         name: Name of the quantity.
@@ -128,7 +128,7 @@ def round_values(low: float, high: float, count: int) -> list[float]:
 
 
 def chart_of(name: str, curves: Sequence[Labelled], begins: Mapping[int, int] | None = None) -> Chart | None:
-    """Return the plot of one quantity of one run, or of several; None if it has no finite value.
+    """Return the plot of a quantity of one or several runs; None if there is no finite value.
 
     Args:
         name: Name of the quantity.

@@ -149,7 +149,7 @@ def _logs(folder: RunFolder, target: Path) -> list[LogFile]:
     for path in sorted(logs.rglob("*")) if logs.is_dir() else ():
         try:
             size = path.stat().st_size if path.is_file() else 0
-        except OSError:  # gone since
+        except OSError:  # the file was removed meanwhile
             continue
         if size:
             relative = os.path.relpath(path, target.resolve().parent)

@@ -38,7 +38,7 @@ class JobKey:
 
 
 def keys_of(folder: RunFolder) -> list[JobKey]:
-    """Return the keys of the newest launch's job; none if its record cannot be read."""
+    """Return the keys of the newest launch's job; empty if its record cannot be read."""
     numbers = folder.launch_numbers()
     if not numbers:
         return []

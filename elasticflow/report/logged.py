@@ -27,7 +27,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 @dataclass(frozen=True)
 class Shown:
-    """One text, or one image as a data URL."""
+    """A text, or an image as a data URL."""
 
     step: int
     rank: int

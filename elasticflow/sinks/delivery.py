@@ -35,7 +35,7 @@ class SinkRecord:
 
     Attributes:
         position: Everything before it has been delivered.
-        remembered: Values that the sink asked to find again (`Sink.remember`).
+        remembered: Values for the sink's next process (`Sink.remember`).
     """
 
     position: Position = field(default_factory=Position)
@@ -62,7 +62,7 @@ def read_record(folder: RunFolder, name: str, options: Options) -> SinkRecord:
 
 
 def write_record(folder: RunFolder, name: str, options: Options, record: SinkRecord) -> None:
-    """Replace the record of a sink; it is on the disk afterwards.
+    """Replace the record of a sink; the new record is on the disk afterwards.
 
     Raises:
         OSError: the record cannot be written; the old record stands.
@@ -94,7 +94,7 @@ class Delivery:
         run: Facts of the run, for the sink.
         folder: The run's folder.
         report: Called once when deliveries begin to fail, and once when they work again.
-        is_wanted: For sinks of events only: which events to send. None: all.
+        is_wanted: For sinks of events only: returns True for events to send. None: all events.
 
     Attributes:
         is_done: Set once `finish` was called and everything is delivered.

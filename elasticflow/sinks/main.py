@@ -35,7 +35,7 @@ _LOOK_S = 0.2
 
 
 def main() -> None:
-    """Serve until the supervisor closes our standard input, or dies."""
+    """Serve until the supervisor closes our standard input or dies."""
     die_with_parent(int(sys.argv[1]))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the supervisor is asked to exit, and asks us

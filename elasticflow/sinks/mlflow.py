@@ -26,7 +26,7 @@ _ENDS: dict[str, str] = {
     events.RUN_FAILED: "FAILED",
     events.RUN_INTERRUPTED: "KILLED",
 }
-# The follower tries again by itself; MLflow's own tries would last for minutes.
+# The follower retries by itself; MLflow's own retries would last for minutes.
 _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",

@@ -59,7 +59,7 @@ class OrderedLines:
 
     Attributes:
         path: The file; it may be absent.
-        key_of: Returns a record's place in the order; None for a line that is no record.
+        key_of: Returns a record's key; None for a line that is no record.
         is_strict: True: a line whose key is not higher than all keys before is left out, since it was read before or is
             damaged. False: keys only help to find the place again after the end of the file was replaced.
     """
@@ -104,7 +104,8 @@ class OrderedLines:
         if not mark.key:
             return Bookmark()
         by_key: Bookmark | None = None
-        with suppress(OSError, ValueError):  # it may be cut just now: the next look finds the place
+        # The file may be truncated at this moment: the next read finds the place.
+        with suppress(OSError, ValueError):
             for end, line in lines_from_end(self.path):
                 if len(line) == mark.length and zlib.crc32(line) == mark.crc:
                     return Bookmark(end, len(line), mark.crc, mark.key)

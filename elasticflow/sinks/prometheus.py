@@ -45,7 +45,7 @@ class Prometheus(Sink):
         self._state = "running"
 
     def open(self, run: RunFacts, remembered: Remembered) -> None:
-        """Begin with the values that the file before had."""
+        """Begin with the values of the previous file."""
         self._run = run
         self._path = self._place(run)
         self._server = None if (listen := self.options.get("listen")) is None else self._serving(listen)
@@ -112,7 +112,7 @@ class Prometheus(Sink):
         )
 
     def _write(self) -> None:
-        # A collector reads the folder all the time: it must never see a part.
+        # A collector reads the folder all the time and must never see a partial file.
         atomic_files.replace(self._path, [self._text().encode()], mode=0o644, sync=False)
 
     def _text(self) -> str:

@@ -95,7 +95,7 @@ class Batch:
 
 
 class Reader:
-    """Reads a run folder while it is written; keeps no state but positions that it returns."""
+    """Reads a run folder while it is written; its only state is the positions that it returns."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder.path

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
     from elasticflow.sinks.sink import Options, Point, Remembered, RunFacts
 
-_TEXT = "/text_summary"  # as TensorBoard's own writer names texts
+_TEXT = "/text_summary"  # suffix of texts in TensorBoard's own writer
 _JOB = "job"
 _FILES = "events.out.tfevents.*"
-_HEADER, _FOOTER = 12, 4  # bytes around a record: its length, a checksum of that; a checksum of the record
+_HEADER, _FOOTER = 12, 4  # bytes around a record: its length with a checksum, and the checksum of the record
 
 
 class TensorBoard(Sink):
     """Writes a run's event files."""
 
-    look_every_s = 5.0  # TensorBoard itself looks no more often
+    look_every_s = 5.0  # TensorBoard itself reads no more often
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)

@@ -1,4 +1,4 @@
-"""Compares a job's training with faults on cue and without, and measures the cost of each fault."""
+"""Compares a job's training with and without faults, and measures the cost of each fault."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FaultCost:
     Attributes:
         words: The fault in words.
         restarts: Class of each generation that ended.
-        seconds: From the fault, or from the drain it led to, until the next generation had finished its first step;
+        seconds: Seconds from the fault, or from the drain it led to, to the first finished step of the next generation;
             None if no generation ended.
         redone: Steps that were done again.
         snapshots: Snapshots that were set aside, or could not be written.

@@ -50,7 +50,7 @@ class TriedJob:
 
     Attributes:
         job: The resolved job.
-        files: The job file and what it extends.
+        files: The job file and the files that it extends.
         project_root: Folder the job's paths are relative to.
     """
 
@@ -197,7 +197,7 @@ class TrialRun:
         actor = fault_actions.FaultActor(self.run, self._process.pid, workers, self._records)
         done = actor.do_all(self._trial.plan, step)
         self.done += done
-        # Where the number of nodes changes, a drain or the node's end lets the run continue.
+        # If a fault changes the number of nodes, a drain or the node's end lets the run continue.
         if not any(KINDS[done_fault.fault.what].nodes for done_fault in done):
             trajectory_record.held_file(self._records, step).unlink(missing_ok=True)
 
@@ -218,7 +218,7 @@ class TrialRun:
 
 
 def main() -> None:
-    """Make one launch of a trial: `python -m elasticflow.trials.child PARENT_PID`, the rest on stdin."""
+    """Make one launch of a trial: `python -m elasticflow.trials.child PARENT_PID`, with the request on standard input."""
     die_with_parent(int(sys.argv[1]))
     request = _request_from_json(sys.stdin.read())
     try:

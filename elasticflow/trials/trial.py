@@ -59,7 +59,7 @@ class Trial:
     """One short run of the job.
 
     Attributes:
-        name: Name of its run folder; unique within a verification.
+        name: Name of its run folder, unique within a verification.
         launches: Launches, one after the other.
         steps: Finished steps at the end.
         snapshot_every: Steps between its snapshots; None: a snapshot only when it exits.

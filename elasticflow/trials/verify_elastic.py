@@ -159,7 +159,8 @@ class _Verifying:
             int(line["step"]): line["eval"] for line in lines if isinstance(line.get("eval"), dict)
         }
         if not self._is_kept:
-            shutil.rmtree(played.run.path, ignore_errors=True)  # snapshots of a large model fill a disk
+            # Snapshots of a large model could fill the disk.
+            shutil.rmtree(played.run.path, ignore_errors=True)
         return played.run, records
 
 

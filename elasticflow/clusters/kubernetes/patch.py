@@ -43,11 +43,11 @@ def patched(objects: Sequence[Any], path: Path) -> list[Any]:
 
 
 def _documents(path: Path) -> list[tuple[int, Any]]:
-    """Return the documents of a file, each with its first line."""
+    """Return the documents of a file, each with the number of its first line."""
     try:
         text = path.read_text(encoding="utf-8")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", YAMLWarning)  # about YAML 1.1: below
+            warnings.simplefilter("ignore", YAMLWarning)  # `_check_value` handles values of YAML 1.1
             begins = [node.start_mark.line + 1 for node in YAML(typ="safe", pure=True).compose_all(text)]
             newer, older = (_loaded(text, version) for version in ("1.2", "1.1"))
     except (OSError, UnicodeDecodeError, YAMLError, ValueError) as error:

@@ -37,10 +37,10 @@ _QUICK_S = 2.0
 
 
 class Data:
-    """The data of one table of the job file.
+    """The data of a table of the job file.
 
     Args:
-        report: Where problems go.
+        report: Receives the problems.
         code: The job's train.py.
         most: Number of samples in the batch, at least 2. Data in shards gives its first samples.
 

@@ -31,7 +31,7 @@ def measure(report: Report, code: EntryPoint, model: nn.Module, table: DataTable
     """Measure each metric of a set on one batch and return their names; exceptions are reported.
 
     Args:
-        report: Where problems go.
+        report: Receives the problems.
         code: The job's train.py.
         model: The model to measure; it is in training mode afterwards.
         table: The evaluation set.

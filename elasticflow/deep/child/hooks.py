@@ -34,7 +34,7 @@ def try_out(
     """Call each of the job's hooks once, and report the exceptions they raise and the state they change.
 
     Args:
-        report: Where problems and notes go.
+        report: Receives problems and notes.
         code: The job's train.py.
         trained: The trained state after a step.
         run: The run that made the step.

@@ -50,7 +50,7 @@ class Probe:
     """One look at a job.
 
     Args:
-        report: Where problems, notes and facts go.
+        report: Receives problems, notes and facts.
         request: The job's train.py and what to try of it.
     """
 
@@ -193,7 +193,7 @@ class Probe:
 def main() -> None:
     """Look at one job and exit; the parent ends the processes that the job's code left running."""
     die_with_parent(int(sys.argv[1]))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is reported, not kept
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is reported and leaves no core file
     request = from_json(DeepRequest, json.load(sys.stdin))
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123  # a descriptor is wanted
         os.dup2(nothing.fileno(), 0)

@@ -60,7 +60,7 @@ class Alone:
         return [text]
 
     def reseed(self) -> None:
-        """Put every random generator into the state in which the run began."""
+        """Reset every random generator to its state at the beginning of the run."""
         random_streams.seed_everything(self.seed)
 
 

@@ -122,7 +122,7 @@ def _build_model(report: Report, code: EntryPoint) -> nn.Module:
     def build() -> Any:
         try:
             return code.call("build_model")
-        except JobKeyError as error:  # of train.gradient_checkpointing
+        except JobKeyError as error:  # raised for train.gradient_checkpointing
             report.refuse("result", error.key, error)
 
     model = report.call("factory", code.key_of("build_model"), "building the model", build)

@@ -32,8 +32,8 @@ class SnapshotSource:
 
     Attributes:
         catalog: The snapshots.
-        folder: The run's folder on this machine; None where only a URI was given.
-        job: The job that took them, as recorded; None if it is not known.
+        folder: The run's folder on this machine; None if only a URI was given.
+        job: The recorded job that took the snapshots; None if unknown.
         name: The snapshot whose path the command names, if any.
         damage: Damaged records of the run, and their replacements.
     """

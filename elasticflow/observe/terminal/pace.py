@@ -27,7 +27,7 @@ class Pace:
         self._steps: deque[tuple[int, int, float]] = deque()  # step, samples, seconds since the step before
         self._timed = 0.0  # the sum over all steps but the first
         self._generation: object = None
-        self._evaluations: deque[float] = deque(maxlen=_EVALUATIONS)  # seconds of each
+        self._evaluations: deque[float] = deque(maxlen=_EVALUATIONS)  # seconds of each evaluation
         # These count steps; the start of training counts as an evaluation.
         self._evaluated: deque[int] = deque([0], maxlen=2)
 
