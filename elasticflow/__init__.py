@@ -1,6 +1,6 @@
-"""elasticflow: a job file, one command, and a training run that survives what happens to it.
+"""elasticflow: a job file, one command, and a training run that survives failures.
 
-What user code may import stands here; everything else is private to the command.
+User code may import the names in this module; all other modules are private to the command.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _OF_OWN_LOOP = {"Batch": "batch", "Gradients": "gradients", "Run": "run", "join"
 
 
 def get_logger(name: str = "user") -> FilteringBoundLogger:
-    """Return the structured logger whose lines land in this worker's log and bear run, generation and rank."""
+    """Return the structured logger whose lines go to this worker's log, with run, generation and rank."""
     from elasticflow.system import logs
 
     return logs.get_logger(name)
 
 
 def __getattr__(name: str) -> Any:
-    # A script that trains imports torch anyway; the command, and whatever else imports this package, must not.
+    # A script that trains imports torch anyway; the command and other importers of this package must not.
     if name not in _OF_OWN_LOOP:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -8,10 +8,10 @@ import sys
 
 
 def main() -> None:
-    """Run the command line and leave with its exit code."""
-    # First of all: Ctrl-C during the imports that follow would end in a traceback through them.
+    """Run the command line and exit with its code."""
+    # This comes first: Ctrl-C during the imports below would end in a traceback through them.
     signal.signal(signal.SIGINT, _leave)
-    # Before the command is imported: the first step waits for the agent's imports, not for the command's.
+    # This comes before the import of the command: the first step waits for the agent's imports, not for the command's.
     from elasticflow.launcher.agent.waiting_agent import start_ahead
 
     start_ahead(sys.argv[1:], os.environ)

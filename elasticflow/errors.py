@@ -21,16 +21,16 @@ EXIT_CODES: dict[int, str] = {
 }
 
 
-class StopTraining(Exception):  # noqa: N818  # no error: the run counts as finished
-    """Raised by the job's own code on any rank, ends training on all ranks after the same step.
+class StopTraining(Exception):  # noqa: N818  # this is no error: the run counts as finished
+    """Ends training on all ranks after the same step when the job's own code raises it on any rank.
 
-    The training step, the dataset, the evaluation, a metric and the learning-rate schedule may raise it. A step in which
-    some rank raises it changes no weight on any rank. Its text is the reason that logs and `status` give.
+    The training step, the dataset, the evaluation, a metric and the learning-rate schedule may raise it. A step in
+    which any rank raises it changes no weight on any rank. Its text is the reason that logs and `status` give.
     """
 
 
-# Messages of gloo and c10d where ranks take part in one collective with different sizes, or in different collectives: the
-# job's own code does that, and does it again. (torch 2.13)
+# Messages of gloo and c10d if ranks take part in one collective with different sizes, or in different collectives: the
+# job's own code causes this, and does so again after a restart. (torch 2.13)
 COLLECTIVE_MISMATCH = (
     "Received data size doesn't match expected size",
     "op.preamble.length <= op.nbytes",
@@ -43,7 +43,7 @@ class ElasticflowError(Exception):
 
     Attributes:
         message: The problem and its place (a key, a path, a value).
-        remedy: Advice, or None when the message has it.
+        remedy: Advice, or None if the message has it.
     """
 
     exit_code: ClassVar[int] = NOT_STARTED
@@ -62,15 +62,15 @@ class JobRefusedError(ElasticflowError):
 
 
 class CaseError(ElasticflowError):
-    """A file with [matrix] and no case said, or one it does not have; a case of a file without [matrix]."""
+    """No case, or an unknown case, was given for a file with [matrix]; or a case was given for a file without it."""
 
 
 class TorchMissingError(ElasticflowError):
-    """A command that trains was asked for and torch is not installed, or is of a version never tried."""
+    """A command that trains was given, and torch is not installed, or is of an untested version."""
 
 
 class TorchChangedError(ElasticflowError):
-    """The installed torch lacks something private that elasticflow uses; the message names it."""
+    """The installed torch lacks a private name that elasticflow uses; the message has the name."""
 
 
 class GpuMissingError(ElasticflowError):
@@ -78,11 +78,11 @@ class GpuMissingError(ElasticflowError):
 
 
 class SinkMissingError(ElasticflowError):
-    """A sink that the job chooses needs what is not installed."""
+    """A sink of the job needs a package that is not installed."""
 
 
 class RunLockedError(ElasticflowError):
-    """Another process holds the run's lock: it is running."""
+    """Another process holds the run's lock: the run is running."""
 
 
 class RunTakenError(ElasticflowError):
@@ -92,21 +92,21 @@ class RunTakenError(ElasticflowError):
 
 
 class RunTakenOverError(ElasticflowError):
-    """Another start of the run has resumed from its snapshots: what this process trains no longer counts."""
+    """Another start of the run has resumed from its snapshots: the training of this process no longer counts."""
 
     exit_code = ANSWER_IS_NO
 
 
 class RunNotFoundError(ElasticflowError):
-    """No run folder, run id or job of that name."""
+    """There is no run folder, run id or job of that name."""
 
 
 class SnapshotNotFoundError(ElasticflowError):
-    """No snapshot of that name, or no snapshots at all in that place."""
+    """There is no snapshot of that name, or no snapshot at all in that place."""
 
 
 class ExportError(ElasticflowError):
-    """The target exists or cannot be written, or the format cannot hold what was asked for."""
+    """The target exists or cannot be written, or the format cannot hold the requested weights."""
 
 
 class LogsNotFoundError(ElasticflowError):
@@ -118,11 +118,11 @@ class NotRunningError(ElasticflowError):
 
 
 class ProfileError(ElasticflowError):
-    """A trace that was asked for cannot be had."""
+    """A requested trace cannot be taken."""
 
 
 class NothingToResumeError(ElasticflowError):
-    """There is no run that could continue."""
+    """There is no run that could be resumed."""
 
 
 class DriftRefusedError(ElasticflowError):
@@ -134,31 +134,31 @@ class StorageError(ElasticflowError):
 
 
 class RecordError(ElasticflowError):
-    """A file that a run keeps cannot be used, and nothing else tells what it said; the launch has not begun."""
+    """A file of the run cannot be used, and its content is recorded nowhere else; the launch has not begun."""
 
 
 class RunFolderError(ElasticflowError):
-    """The run folder can no longer be written: the launch has ended, and the same command continues."""
+    """The run folder can no longer be written: the launch has ended, and the same command resumes the run."""
 
     exit_code = INTERRUPTED
 
 
 class NodeRefusedError(ElasticflowError):
-    """This machine may not take part in the run: other versions, another job, or it does not see the snapshots."""
+    """This machine may not take part in the run: its versions or its job differ, or it does not see the snapshots."""
 
 
 class LaunchNotFoundError(ElasticflowError):
-    """No one serves a launch at the address given to `--join`."""
+    """No launch is served at the address given to `--join`."""
 
 
 class LeaderMissingError(LaunchNotFoundError):
-    """No one has led the run for a long while: the machine that should may only be late, and the same command waits again."""
+    """The run has had no leader for a long while: the leading machine may only be late, and the same command waits again."""
 
     exit_code = INTERRUPTED
 
 
 class RendezvousError(ElasticflowError):
-    """No store for the rendezvous where the job names one."""
+    """There is no store for the rendezvous at the address in the job."""
 
 
 class InterfaceError(ElasticflowError):
@@ -174,7 +174,7 @@ class TokenRefusedError(ElasticflowError):
 
 
 class LedElsewhereError(ElasticflowError):
-    """Another process leads a run of the job in the store that was named."""
+    """Another process leads a run of the job in the given store."""
 
 
 class ScaleError(ElasticflowError):
@@ -186,27 +186,27 @@ class PortTakenError(ElasticflowError):
 
 
 class RayError(ElasticflowError):
-    """There is no Ray, no cluster of it, or none that a run can be made on."""
+    """Ray is not installed, no Ray cluster is reachable, or the cluster does not suit the run."""
 
 
 class HostsError(ElasticflowError):
-    """A file of hosts cannot be used: a line is no host, a host leads nowhere, or the job may not have so many."""
+    """A file of hosts cannot be used: a line is no host, a host is not found, or their number does not suit the job."""
 
 
 class RenderError(ElasticflowError):
-    """The job cannot be run by the scheduler as it is: a key or a name does not do there."""
+    """The scheduler cannot run the job unchanged: a key or a name does not suit it."""
 
 
 class SubmitError(ElasticflowError):
-    """The scheduler has not taken the job, or cannot be asked from here."""
+    """The scheduler has not accepted the job, or cannot be reached from here."""
 
 
 class SlurmRefusedError(SubmitError):
-    """Slurm has answered, with a refusal; the message has its words."""
+    """Slurm has refused the job; the message has its words."""
 
 
 class TrialRefusedError(ElasticflowError):
-    """The job cannot be tried at such world sizes, or for so few steps, on this machine."""
+    """The job cannot be tried at the given world sizes, or for so few steps, on this machine."""
 
 
 class FaultPlanError(ElasticflowError):
@@ -228,7 +228,7 @@ class TrialFailedError(ElasticflowError):
 
 
 class LaunchFolderError(ElasticflowError):
-    """The launch folder cannot be written: exists with other content, or is edited by hand."""
+    """The launch folder cannot be written: it exists with other content, or was edited by hand."""
 
 
 class ScriptError(ElasticflowError):
@@ -236,14 +236,14 @@ class ScriptError(ElasticflowError):
 
 
 class ScaffoldError(ElasticflowError):
-    """`init` cannot write a job: files exist, or the model's file tells too little."""
+    """`init` cannot write a job: files exist, or the model's file does not show enough."""
 
 
 class WorkerError(ElasticflowError):
-    """Raised inside a worker, with the failure class the budget counts it under.
+    """A failure inside a worker, with the class under which the restart budget counts it.
 
     Attributes:
-        is_final: It refuses what the job's code is, so that the next try would end in the same way, at whatever step.
+        is_final: True: the job's code itself is refused, so that every further attempt would end in the same way.
     """
 
     exit_code = ANSWER_IS_NO
@@ -252,7 +252,7 @@ class WorkerError(ElasticflowError):
 
 
 class DatasetError(WorkerError):
-    """The dataset has no length, another length than declared, or is other data than the snapshot's."""
+    """The dataset has no length, or a length other than declared, or is not the data of the snapshot."""
 
 
 class LoaderProcessError(WorkerError):
@@ -262,16 +262,16 @@ class LoaderProcessError(WorkerError):
 
 
 class StateError(WorkerError):
-    """State that cannot be expressed without pickle, does not fit the snapshot, or that no snapshot would hold."""
+    """State cannot be expressed without pickle, does not fit the snapshot, or would be in no snapshot."""
 
     is_final = True
 
 
 class JobKeyError(StateError):
-    """A key of the job file asks for what the job's model or data does not have, which shows only once they are there.
+    """A key of the job file does not fit the job's model or data, which shows only once they are built.
 
     Attributes:
-        key: Dotted, numbers of lists too: `optimizer.groups.0.match`.
+        key: Dotted key, with the indexes of lists: `optimizer.groups.0.match`.
     """
 
     def __init__(self, key: str, message: str, remedy: str | None = None) -> None:
@@ -280,7 +280,7 @@ class JobKeyError(StateError):
 
 
 class RanksDifferError(StateError):
-    """Ranks have different states where a snapshot holds one: a bit that flipped may not flip again."""
+    """Ranks differ in state that a snapshot holds once; the next attempt may succeed, as after a flipped bit."""
 
     is_final = False
 
@@ -290,7 +290,7 @@ class StepResultError(WorkerError):
 
 
 class HookError(WorkerError):
-    """A hook of the job changed what is trained."""
+    """A hook of the job changed the trained state."""
 
     is_final = True
 
@@ -300,7 +300,7 @@ class MetricError(WorkerError):
 
 
 class ReplicasDifferError(WorkerError):
-    """A rank has other parameters, or another optimizer, than the others after the same step.
+    """A rank's parameters or optimizer state differ from those of the other ranks after the same step.
 
     Attributes:
         ranks: Ranks in the minority; all ranks if there is no minority.
@@ -318,16 +318,16 @@ class ReplicasDifferError(WorkerError):
 
 
 class LoopDriftError(StateError):
-    """A script's loop is made with other arguments than the loop of its snapshot: resuming would be another run."""
+    """The arguments of a script's loop differ from those of its snapshot: resuming would make it another run."""
 
 
 class NotExchangedError(StateError):
-    """The ranks' models differ, because their gradients were not exchanged, or not all of them.
+    """The ranks' models differ because some or all gradients were not exchanged.
 
     Args:
         step: Number of the step after which they were compared.
         tensors: Names of the tensors that differ.
-        why: The exchange that did not take place.
+        why: The missing exchange, in words.
     """
 
     def __init__(self, step: int, tensors: list[str], why: str) -> None:
@@ -345,7 +345,7 @@ class NonFiniteLossError(WorkerError):
 
 
 class SnapshotError(WorkerError):
-    """A snapshot could not be written or none could be read."""
+    """A snapshot could not be written, or no snapshot could be read."""
 
     failure_class = "storage"
 

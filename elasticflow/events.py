@@ -1,7 +1,7 @@
 """Every event of a run: the log schema, frozen by a test.
 
 Every line has `timestamp, level, event, job, run_id, generation`; lines written by workers add
-`node, rank, world_size, step`. `events.jsonl` holds one line per thing that happened to the run.
+`node, rank, world_size, step`. `events.jsonl` has one line for each event of the run.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ Emitter = Literal["supervisor", "worker"]
 Symbol = Literal["start", "done", "wrong", "again", "stop", "note", "warning"]
 Tone = Literal["begin", "good", "bad", "notice", "plain", "quiet"]
 EventRecord = dict[str, Any]
-"""One line of a log or of events.jsonl, as JSON has it: the fields of every line and those of its event."""
+"""One line of a log or of events.jsonl, parsed from JSON: the fields of every line and those of its event."""
 
 OURS = "elasticflow"
-"""`origin` of the workers' lines that programs follow; a job's own lines may be called as they are."""
+"""`origin` of the workers' lines that programs follow; a job's own lines may have the same event names."""
 COMMON_FIELDS = ("timestamp", "level", "event", "job", "run_id", "generation")
 WORKER_FIELDS = ("node", "rank", "world_size", "step")
 
 
 class Template(NamedTuple):
-    """An event as a line for a person, where its fields are all that the line needs.
+    """A line for a person that needs only the event's fields.
 
-    A field stands in braces: `{node}`. A word behind it says how it is shown: `{seconds:span}`, `{loss:number}`,
-    `{attempt:count}`, `{keys:list}`; any other word is counted: `{steps:step}` is `1 step` or `1,437 steps`.
+    A field stands in braces: `{node}`. A word behind it gives its form: `{seconds:span}`, `{loss:number}`,
+    `{attempt:count}`, `{keys:list}`; any other word is a noun to count: `{steps:step}` is `1 step` or `1,437 steps`.
 
     Attributes:
         label: One or two words.
         text: The rest of the line.
-        more: Lines that follow it, under the text.
-        symbol: The kind of thing that happened.
-        tone: The colour of the line.
+        more: Further lines under the text.
+        symbol: Sign for the kind of event.
+        tone: Colour of the line.
     """
 
     label: str
@@ -43,17 +43,18 @@ class Template(NamedTuple):
 
 
 class Event(str):
-    """An event's name, with all that is known of it: the one record of an event, used wherever its name is.
+    """The name of an event together with its schema; this object is used wherever the name is needed.
 
     Attributes:
-        meaning: What it says, as a sentence.
-        fields: Its own fields, beside those of every line; `FIELDS` says what they hold.
-        optional: Those of them that a line may lack; written with a `?` in the table below.
-        level: The level of its lines.
-        emitter: Who writes it. What workers write the supervisor reads in their logs.
-        is_kept: It stands in events.jsonl; of several workers one writes it, by convention.
-        may_be_supervisors: The supervisor writes it too, of what it or a snapshot writer did: without a worker's fields.
-        line: The line that a person gets; None: none, or one that takes more than the fields.
+        meaning: Meaning of the event, as a sentence.
+        fields: Its own fields, beside those of every line; `FIELDS` describes them.
+        optional: Its own fields that a line may lack; they have a `?` in the table below.
+        level: Log level of its lines.
+        emitter: Process that writes the event. The supervisor reads events of workers in their logs.
+        is_kept: True: the event is in events.jsonl; by convention only one of several workers writes it.
+        may_be_supervisors: True: the supervisor writes the event, too, about its own acts or a snapshot writer's,
+            without a worker's fields.
+        line: Line for a person; None: there is no line, or it needs more than the fields.
     """
 
     __slots__ = ("emitter", "fields", "is_kept", "level", "line", "may_be_supervisors", "meaning", "optional")
@@ -87,7 +88,7 @@ class Event(str):
         return event
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        """Have copies, and what other processes get, be the plain name."""
+        """Reduce the event to its plain name, which copies and other processes get."""
         return str, (str(self),)
 
 
@@ -602,7 +603,7 @@ PROFILE_FAILED = Event(
     may_be_supervisors=True,
     line=Template("profile", "no trace of rank {rank}: {reason}"),
 )
-# Long, and for a program: hence its level.
+# The level is low since the line is long and meant for programs.
 ENVIRONMENT_FOUND = Event(
     "environment.found",
     "what rank 0 has imported and runs on; kept in environment.json, not in events.jsonl",
@@ -656,12 +657,12 @@ EVALUATION = Event(
 )
 
 EVENTS: dict[str, Event] = {event: event for event in list(globals().values()) if isinstance(event, Event)}
-"""All of them, by name."""
+"""All events by name."""
 
 SCHEMA_VERSION = 2
-"""Version of the schema of events and lines, told by `run.started`. It grows when a field or an event is renamed or removed, or changes its type.
+"""Version of the schema of events and lines, which `run.started` records. It grows when a field or an event is renamed or removed, or changes its type.
 
-New events and new fields are no new version: readers leave alone what they do not know.
+New events and new fields do not change the version: readers ignore names that they do not know.
 """
 
 
@@ -669,8 +670,8 @@ class Field(NamedTuple):
     """A field of an event or a line.
 
     Attributes:
-        type: A name in `TYPES` of the events' JSON Schema; with `?` at its end, null where there is nothing to say.
-        meaning: In a few words.
+        type: A name in `TYPES` of the events' JSON Schema; with a `?` at its end, the value may be null.
+        meaning: Meaning in a few words.
         otel: Attribute of OpenTelemetry's semantic conventions; None: `elasticflow.<name>`.
     """
 
@@ -680,14 +681,14 @@ class Field(NamedTuple):
 
 
 FIELDS: dict[str, Field] = {
-    # Of every line. The first three are no attributes of a log record of OpenTelemetry but parts of it.
+    # Fields of every line. The first three are parts of a log record of OpenTelemetry, not attributes of it.
     "timestamp": Field("time", "when it was written: UTC, RFC 3339", "Timestamp"),
     "level": Field("level", "how much it matters", "SeverityText"),
     "event": Field("text", "its name; of a log line, the message", "EventName"),
     "job": Field("text", "the job's name", "elasticflow.job.name"),
     "run_id": Field("text", "the run's id", "elasticflow.run.id"),
     "generation": Field("whole", "the worker group, numbered over the run; 0 before the first"),
-    # Of the lines of workers.
+    # Fields of the workers' lines.
     "node": Field("text?", "the node's name in its launch"),
     "rank": Field("whole?", "the worker's global rank"),
     "world_size": Field("whole", "workers of the group"),
@@ -702,7 +703,7 @@ FIELDS: dict[str, Field] = {
     "points": Field("whole", "steps, evaluations and events that are still to be sent"),
     "log": Field("text", "file with the last output of a process", "log.file.path"),
     "script": Field("text", "the file or module that [script] names"),
-    # Who and where.
+    # Processes and places.
     "pid": Field("whole", "a process", "process.pid"),
     "pids": Field("wholes", "processes, by local rank"),
     "host": Field("text", "the machine's name", "host.name"),
@@ -721,7 +722,7 @@ FIELDS: dict[str, Field] = {
     "schema": Field("whole", "version of the schema of these lines"),
     "launch": Field("whole", "start of the run, numbered from 1"),
     "resumed": Field("flag", "the launch resumes an earlier one"),
-    # What went wrong, and why.
+    # Failures and their causes.
     "class": Field("text", "class of a failure, or how a group ended", "error.type"),
     "error": Field("text", "the error, in a line or two", "exception.message"),
     "traceback": Field("text?", "traceback as text, shortened", "exception.stacktrace"),
@@ -812,7 +813,7 @@ FIELDS: dict[str, Field] = {
     "looked_up": Field("whole", "samples of the evaluation that were looked up"),
     "compared": Field("whole", "training samples that were compared"),
     "pair": Field("list?", "a sample of the training data, and its equal in the evaluation"),
-    # What changed, what stays behind.
+    # Changes, and processes left behind.
     "changed": Field("any", "changes"),
     "changes": Field("texts", "nodes that were to come or go"),
     "differences": Field("list", "key, old and new value, weight, reason"),
@@ -825,7 +826,7 @@ FIELDS: dict[str, Field] = {
     "modules": Field("texts", "Python modules"),
     "memory": Field("whole", "bytes that processes hold for themselves"),
 }  # fmt: skip
-"""Every field of an event, of metrics.jsonl and of a log line, by name: one type and one meaning wherever it stands.
+"""Every field of events, of metrics.jsonl and of log lines, by name; a field has the same type and meaning everywhere.
 
-The JSON Schema, the page about events and what is sent to OpenTelemetry are made from this table.
+The JSON Schema, the page about events and the records for OpenTelemetry are made from this table.
 """

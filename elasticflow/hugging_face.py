@@ -1,6 +1,6 @@
-"""Training models of transformers as they are, for `model.step` of a job file.
+"""Trains models of transformers unchanged, as `model.step` of a job file.
 
-transformers and torch are imported by the model that is trained, not here.
+The trained model imports transformers and torch; this module does not.
 """
 
 from __future__ import annotations
@@ -10,23 +10,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
-_IGNORED = -100  # what transformers' losses leave out of their mean
-# Of classes and of transformers' `loss_type`, where the model is no encoder-decoder: these shift labels by one.
+_IGNORED = -100  # label that transformers' losses leave out of their mean
+# Class names and transformers' `loss_type` of models that shift labels by one, unless they are
+# encoder-decoders.
 _PREDICT_NEXT = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-# What DistributedDataParallel, torch.compile, peft's model and its tuner have inside.
+# Attributes in which DistributedDataParallel, torch.compile, peft's model and its tuner keep the wrapped
+# model.
 _INSIDE = ("module", "_orig_mod", "base_model", "model")
 
 
 def training_step(model: nn.Module, batch: Any) -> dict[str, Any]:
-    """Return the model's own loss of one micro-batch, and over how many labels it is a mean.
+    """Return the model's own loss of one micro-batch, and the number of labels that it is a mean over.
 
-    The batch's loss is then the mean over all its labels that count, however it is cut into micro-batches and shared out
-    among workers: what transformers' Trainer calls `num_items_in_batch`. A model that predicts the next token has no
-    label for the first one of a row. Where a batch has no `labels`, the loss is a mean over its samples.
+    The batch's loss is then the mean over all its labels that count, however the batch is cut into micro-batches and
+    distributed among workers: transformers' Trainer calls this number `num_items_in_batch`. A model that predicts the
+    next token has no label for the first token of a row. If a batch has no `labels`, the loss is a mean over its
+    samples.
 
     Args:
-        model: One of transformers, or of peft around one, that returns a loss where it is given labels.
-        batch: What its forward takes, by name: a dict, or a BatchEncoding of transformers.
+        model: A model of transformers, or of peft around such a model, that returns a loss if it gets labels.
+        batch: Arguments of the model's forward by name: a dict, or a BatchEncoding of transformers.
     """
     outputs = model(**batch)
     loss = outputs["loss"] if isinstance(outputs, dict) else outputs[0]
@@ -35,7 +38,7 @@ def training_step(model: nn.Module, batch: Any) -> dict[str, Any]:
 
 
 def num_items_in_batch(model: nn.Module, batch: Any) -> Any:
-    """Return how many labels of *batch* the model's loss is a mean over; None where it has no labels that may be left out."""
+    """Return the number of labels of *batch* that the model's loss is a mean over; None if it has no integer labels."""
     labels = batch.get("shift_labels")
     if labels is None:
         labels = batch.get("labels")
@@ -47,7 +50,7 @@ def num_items_in_batch(model: nn.Module, batch: Any) -> Any:
 
 
 def _predicts_next(model: nn.Module) -> bool:
-    """Return whether the model shifts labels by one before it compares them with what it predicts."""
+    """Return True if the model shifts labels by one before it compares them with its predictions."""
     inner: Any = model
     names: list[str] = []
     while inner is not None and not any(map(_is_known, names)):

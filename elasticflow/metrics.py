@@ -1,7 +1,7 @@
 """Metrics for `evaluation.metrics` of a job file that follow from the mean loss over the whole set.
 
-The mean is over what the loss is a mean of: over samples or, where the job says how many items a loss is over
-(`model.loss_count`, or a step that returns its count), over tokens. No output of the model is kept for them.
+The mean is over samples or, if the job gives the number of items in a loss (`model.loss_count`, or a step that returns
+its count), over these items, such as tokens. These metrics keep no output of the model.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import math
 
 
 def perplexity(loss: float) -> float:
-    """Return exp(loss): of the mean over all tokens of the set, not a mean of the batches' perplexities."""
+    """Return exp(loss), with the mean loss over all tokens of the set: not the mean of the batches' perplexities."""
     return math.exp(loss)
 
 
 def bits(loss: float) -> float:
-    """Return the loss in bits instead of nats: bits per token, or per character or byte where these are the tokens."""
+    """Return the loss in bits instead of nats: bits per token, or per character or byte if these are the tokens."""
     return loss / math.log(2)
 
 

@@ -1,4 +1,4 @@
-"""Names and places of everything a run writes, here and under its snapshot URI."""
+"""Names and paths of all files of a run, in the run folder and under its snapshot URI."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SNAPSHOT_NAME = re.compile(r"(?P<step>\d{12})-(?P<generation>\d{4,})-(?P<id>[0-9
 
 
 def new_run_id(now: datetime | None = None) -> str:
-    """Return an id like `20261120-104500-4f2a`: sorts by time, unique enough for one machine's second."""
+    """Return an id like `20261120-104500-4f2a`, which sorts by time and is unique enough within a second on one machine."""
     moment = now or datetime.now(UTC)
     return f"{moment:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Paths inside `runs/<job>/<run id>/`; nothing is created."""
+    """Paths inside `runs/<job>/<run id>/`; no file is created."""
 
     path: Path
 
@@ -36,17 +36,17 @@ class RunFolder:
 
     @property
     def run_id(self) -> str:
-        """The run's id: the folder's name."""
+        """The run's id, which is the folder's name."""
         return self.path.name
 
     @property
     def job(self) -> str:
-        """The job's name: the parent folder's name."""
+        """The job's name, which is the parent folder's name."""
         return self.path.parent.name
 
     @property
     def events(self) -> Path:
-        """The truth of the run: JSON lines, appended by the supervisor alone."""
+        """The authoritative record of the run: JSON lines that only the supervisor appends."""
         return self.path / "events.jsonl"
 
     @property
@@ -71,12 +71,12 @@ class RunFolder:
 
     @property
     def lock(self) -> Path:
-        """Locked (flock) while a supervisor runs."""
+        """The file that is locked (flock) while a supervisor runs."""
         return self.path / "lock"
 
     @property
     def cancel(self) -> Path:
-        """Made by `elasticflow cancel`, on whatever machine: the supervisor looks for it; the next launch takes it away."""
+        """The file that `elasticflow cancel` makes, on any machine; the supervisor looks for it, the next launch removes it."""
         return self.path / "cancel"
 
     def agent_log(self, node: str = "n0") -> Path:
@@ -90,11 +90,11 @@ class RunFolder:
 
     @property
     def profiles(self) -> Path:
-        """Traces of steps that `elasticflow profile` asked for, by number."""
+        """Folder of the traces requested by `elasticflow profile`, by number."""
         return self.path / "profiles"
 
     def profile_request(self, number: int) -> Path:
-        """Requests for traces."""
+        """The request for trace *number*."""
         return self.profiles / str(number) / "request.json"
 
     def profile_numbers(self) -> list[int]:
@@ -144,7 +144,7 @@ class RunFolder:
 
 
 def path_from_root(uri: str) -> str | None:
-    """Return the path in *uri* if it starts at the project root; None if *uri* means the same in any folder."""
+    """Return the path in *uri* if it is relative to the project root; None if *uri* means the same in any folder."""
     path = re.sub(r"^(file|local)://", "", uri, flags=re.IGNORECASE)
     return None if "://" in path or "::" in path or path.startswith(("/", "~")) else path
 
@@ -152,7 +152,7 @@ def path_from_root(uri: str) -> str | None:
 def snapshot_place(uri: str | None, folder: RunFolder, project_root: Path) -> tuple[str, str]:
     """Return the URI of the run's snapshots and the run's prefix under it.
 
-    Without *uri* (`snapshots.uri`) that is the run folder itself; a relative path starts at the project root.
+    Without *uri* (`snapshots.uri`) the place is the run folder itself; a relative path starts at the project root.
     """
     if uri is None:
         return str(folder.path), ""
@@ -161,7 +161,7 @@ def snapshot_place(uri: str | None, folder: RunFolder, project_root: Path) -> tu
 
 
 def step_of(name: str | None) -> int:
-    """Return the step of the snapshot called *name*; 0 for none, or for a name that no snapshot has."""
+    """Return the step of the snapshot called *name*; 0 for None, or for a name that is not a snapshot's."""
     match = SNAPSHOT_NAME.fullmatch(name or "")
     return int(match["step"]) if match else 0
 
@@ -172,5 +172,5 @@ def snapshot_name(step: int, generation: int, id8: str) -> str:
 
 
 def generation_file(generation: int) -> str:
-    """Name, under `<uri>/<run id>/`, of the file whose exclusive creation makes the generation exist."""
+    """Return the name, under `<uri>/<run id>/`, of the file whose exclusive creation makes the generation exist."""
     return f"generations/{generation:04d}.json"

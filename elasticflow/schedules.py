@@ -1,8 +1,8 @@
 """Learning-rate schedules with a warm-up, for `lr_scheduler.entry` of a job file.
 
-Each rises linearly over `warmup` steps, is at the optimizer's own rate after these, and ends after `total` steps at `final`
-times that rate, where it stays. They are torch's `LambdaLR`: every parameter group keeps its own rate, and snapshots hold how
-far they are. torch is imported when one is made, so that this module can be read and imported without it.
+Each schedule rises linearly over `warmup` steps to the optimizer's own rate, and falls to `final` times that rate after
+`total` steps, where it stays. The schedules are torch's `LambdaLR`: every parameter group keeps its own rate, and
+snapshots hold the step. torch is imported when a schedule is made, so that this module can be imported without it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 
 def warmup_cosine(optimizer: Optimizer, *, warmup: int, total: int, final: float = 0.0) -> LambdaLR:
-    """Return a schedule that rises linearly, then falls along half a cosine.
+    """Return a schedule that rises linearly, and then falls along half a cosine.
 
     Args:
         optimizer: Optimizer whose rates the schedule sets.
-        warmup: Steps of the rise; step n of them has n / (warmup + 1) of the full rate, so that no step is lost at a rate of 0.
+        warmup: Steps of the rise; its step n has n / (warmup + 1) of the full rate, so that no step is lost at a rate
+            of 0.
         total: Steps after which the rate stays at *final*; of epochs, with `lr_scheduler.interval = "epoch"`.
         final: Final rate, as a part of the full rate; 0.1 for a tenth.
 
@@ -58,9 +59,9 @@ def warmup_stable_decay(
         optimizer: Optimizer whose rates the schedule sets.
         warmup: Steps of the rise, as in `warmup_cosine`.
         total: Steps after which the rate stays at *final*.
-        decay: Steps of the fall, the last ones of *total*.
+        decay: Steps of the fall, the last steps of *total*.
         final: Final rate, as a part of the full rate.
-        shape: Shape of the fall: linear, cosine, or sqrt (one minus the square root of its part that is over).
+        shape: Shape of the fall: linear, cosine, or sqrt (one minus the square root of the elapsed part).
 
     Raises:
         ValueError: a number is out of its range, or *shape* is unknown.
@@ -88,12 +89,13 @@ def _scheduled(optimizer: Optimizer, warmup: int, after_warmup: Callable[[int], 
     def part(step: int) -> float:
         return (step + 1) / (warmup + 1) if step < warmup else after_warmup(step)
 
-    # A function, not an object: snapshots hold none of its numbers, so those of the job file count at each start.
+    # This is a function, not an object: snapshots hold none of its numbers, so the numbers of the job file count at
+    # each start.
     return LambdaLR(optimizer, part)
 
 
 def _fallen(shape: str, step: int, steps: int, final: float) -> float:
-    """Return which part of the full rate is left *step* steps after a fall over *steps* steps began."""
+    """Return the share of the full rate that is left *step* steps after the start of a fall over *steps* steps."""
     over = 1.0 if step >= steps else 0.0 if step <= 0 else step / steps
     left = {"linear": 1 - over, "cosine": (1 + math.cos(math.pi * over)) / 2, "sqrt": 1 - math.sqrt(over)}
     return final + (1 - final) * left[shape]

@@ -29,7 +29,8 @@ NOT_EVENTS = (
     ".step",
 )
 
-NAMES_ELSEWHERE = {str(field.otel) for field in FIELDS.values()}
+# "run.call": a call in a generated train.py.
+NAMES_ELSEWHERE = {"run.call", *(str(field.otel) for field in FIELDS.values())}
 
 FROZEN = {
     "script.started": {"script", "seconds_since_failure"},

@@ -1,1 +1,1 @@
-"""A job as what a cluster's scheduler takes: text that is submitted there."""
+"""Turns a job into the text that a cluster's scheduler accepts."""

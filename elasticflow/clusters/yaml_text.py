@@ -1,4 +1,4 @@
-"""Objects as YAML with comments, for people who read a manifest before they apply it."""
+"""Writes objects as YAML with comments, for people who read a manifest before they apply it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarString
 
-# Texts that YAML 1.1 and 1.2 read as themselves: Kubernetes reads 1.1, in which `no` and `y` are booleans.
+# Texts that need no quotes in YAML 1.1 and 1.2: Kubernetes reads 1.1, in which `no` and `y` are booleans.
 _PLAIN = re.compile(r"(?!(y|n|yes|no|on|off|true|false|null)$)[a-z/][a-z0-9_./-]*", re.IGNORECASE)
 
 
@@ -25,7 +25,7 @@ class Commented:
 
 
 def yaml_documents(*documents: Any) -> str:
-    """Return *documents*, made of dicts, lists, texts, numbers and booleans, as one YAML file."""
+    """Return *documents*, which consist of dicts, lists, texts, numbers and booleans, as one YAML file."""
     return "---\n".join(map(_document, documents))
 
 
@@ -41,12 +41,12 @@ def _document(document: Any) -> str:
 
 
 def _with_comments(value: Any, indent: int) -> Any:
-    """Return *value* as ruamel.yaml writes it with its comments, at the column *indent*."""
+    """Return *value* in the form in which ruamel.yaml writes it with its comments, at the column *indent*."""
     match value:
         case Commented():
             return _with_comments(value.value, indent)
         case dict():
-            # A list stands at its key's own indent, as people write it.
+            # A list has the indent of its key, as people write it.
             table = CommentedMap(
                 (_text(key), _with_comments(item, indent + 2 * isinstance(without_comment(item), dict)))
                 for key, item in value.items()
@@ -67,7 +67,7 @@ def _with_comments(value: Any, indent: int) -> Any:
 
 def _comment(parent: CommentedMap | CommentedSeq, key: str | int, item: Any, indent: int) -> None:
     if isinstance(item, Commented):
-        # A blank line would be part of a text above it that ends in blank lines.
+        # A blank line would become part of a text above it that ends in blank lines.
         comment = "\n".join(filter(str.strip, item.comment.split("\n")))
         parent.yaml_set_comment_before_after_key(key, before=comment, indent=indent)
 
@@ -81,7 +81,7 @@ def _text(text: str) -> Any:
     if _PLAIN.fullmatch(text):
         return text
     first, *others = text.split("\n")
-    # Nothing in a block is escaped, and its first line says how far it is indented.
+    # A block has no escapes, and its first line sets the indent.
     if others and first and not first[0].isspace() and all(map(str.isprintable, (first, *others))):
         return LiteralScalarString(text)
     return DoubleQuotedScalarString(text)

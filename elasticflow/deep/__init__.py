@@ -1,1 +1,1 @@
-"""`--deep`: the job's own code tried out in a child process; nothing is launched."""
+"""`--deep` tries out the job's own code in a child process; no run is launched."""

@@ -1,4 +1,4 @@
-"""`--deep`: imports and calls a job's own code in a child process, and reports what is wrong with it."""
+"""Imports and calls a job's own code in a child process for `--deep`, and reports its problems."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.tables.job import Job
 
 LIMIT_S = 60.0
-# What torchrun tells a worker: the job's modules may read it when they are imported.
+# torchrun sets these for a worker; the job's modules may read them when they are imported.
 _ALONE = {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
 _WARNINGS = frozenset({"device", "memory", "unknown", "left"})
 _MOST_FRAMES = 4
 
 
 class DeepReport(NamedTuple):
-    """What `--deep` found out.
+    """Findings of `--deep`.
 
     Attributes:
-        problems: In the order they were met.
-        facts: Those that could be found out.
-        notes: How, and what was not tried.
+        problems: Problems in the order of discovery.
+        facts: Facts of the job, as far as the child came.
+        notes: How the facts were found, and what was not tried.
     """
 
     problems: tuple[Problem, ...]
@@ -68,17 +68,17 @@ def try_out(
     takes_step: bool = False,
     watch: Callable[[str], None] = lambda _: None,
 ) -> DeepReport:
-    """Try out what the job names, in a child process that ends with all it started.
+    """Try out the job's own code in a child process, which ends together with every process it started.
 
     Args:
-        job: The resolved job.
-        project_root: Where its code is found.
-        limit_s: Seconds for all of it.
+        job: The resolved job file.
+        project_root: Folder of the job's code.
+        limit_s: Limit of the whole check, in seconds.
         takes_step: Also train one step on the CPU.
         watch: Called several times a second with the current activity, in words.
 
     Raises:
-        JobRefusedError: an argument of the job cannot be written down.
+        JobRefusedError: an argument of the job has no Python literal.
     """
     if util.find_spec("torch") is None:
         return DeepReport((_NO_TORCH,), Facts(), ())
@@ -98,10 +98,10 @@ def try_out(
 
 
 def request_of(job: Job, project_root: Path, *, takes_step: bool = False) -> DeepRequest:
-    """Return what the child is asked (`deep/child/main.py`).
+    """Return the request to the child (`deep/child/main.py`).
 
     Raises:
-        JobRefusedError: an argument of the job cannot be written down.
+        JobRefusedError: an argument of the job has no Python literal.
     """
     forms = call_forms(job, project_root)
     sets = {dotted(path_of_set(name)): table for name, table in job.evaluations.items()}
@@ -116,7 +116,7 @@ def request_of(job: Job, project_root: Path, *, takes_step: bool = False) -> Dee
 
 
 def report_of(ended: ChildEnd, own: Sequence[str], limit_s: float) -> DeepReport:
-    """Return what a child reported; a child that did not come to its end is a problem itself."""
+    """Return the child's report; a child that did not finish is itself a problem."""
     problems: list[Problem] = []
     facts = Facts()
     notes: list[str] = []
@@ -147,7 +147,7 @@ def report_of(ended: ChildEnd, own: Sequence[str], limit_s: float) -> DeepReport
 
 
 def _message(content: dict[str, Any]) -> DeepMessage | None:
-    """Return the message that has come as *content*; None if the job's own code wrote something else to the pipe."""
+    """Return the message in *content*; None if the job's own code wrote something else to the pipe."""
     try:
         return MESSAGES.from_json(content)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A child process that runs the job's own code, which may do anything: watched, limited, ended with all it started."""
+"""A child process for the job's own code, which may do anything: watched, limited, and ended with all it started."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from elasticflow.system.records import BadJsonError, parse
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-# In the environment of everything that the child starts, wherever it goes.
+# This variable is in the environment of every process that the child starts, whatever session it moves to.
 MARK = "ELASTICFLOW_PROBE"
-# Of what the child prints, this much is kept: the end.
+# The last bytes of the child's output that are kept.
 _KEPT_BYTES = 1 << 16
 _LOOK_S = 0.02
-# faulthandler writes the stacks at once.
+# Time for faulthandler to write the stacks.
 _STACKS_S = 1.0
-# What the child started may still be ending with it.
+# Time for the child's own processes, which may still be ending with it.
 _LEAVE_S = 0.3
 
 
 class ChildEnd(NamedTuple):
-    """How a child ended.
+    """The end of a child.
 
     Attributes:
-        code: Its exit code, negative for a signal; None: it ran past the limit.
-        messages: What it told, in order.
-        output: The end of what it printed; after the limit, or a fatal signal, the stacks too.
-        left: What it had started and left running, by name; ended now.
+        code: Exit code, negative for a signal; None: the child ran past the limit.
+        messages: Messages that it sent, in order.
+        output: The end of its output; after the limit or a fatal signal, the stacks too.
+        left: Names of the processes that it had started and left running; they have been ended.
     """
 
     code: int | None
@@ -53,14 +53,14 @@ def run(
     limit_s: float,
     watch: Callable[[dict[str, Any] | None], None] = lambda _: None,
 ) -> ChildEnd:
-    """Run a child to its end, or to the limit; nothing it started lives afterwards.
+    """Run a child to its end or to the limit; no process that it started lives afterwards.
 
     Args:
-        argv: Command; the number of the pipe for messages is added at the end.
-        request: Given on standard input.
-        environment: Of the child.
-        limit_s: Seconds.
-        watch: Called several times a second with what it told last; None: nothing yet.
+        argv: Command; the descriptor of the pipe for messages is appended.
+        request: Text for its standard input.
+        environment: The child's environment variables.
+        limit_s: Limit in seconds.
+        watch: Called several times a second with the child's last message; None: no message yet.
     """
     mark = secrets.token_hex(8)
     reading, writing = os.pipe()
@@ -75,7 +75,7 @@ def run(
             bufsize=0,
             env={**environment, MARK: mark},
             pass_fds=(writing,),
-            start_new_session=True,  # so that all it starts can be found
+            start_new_session=True,  # so that all its processes can be found
         )
         os.close(writing)
         assert process.stdout is not None
@@ -97,7 +97,7 @@ def run(
 
 
 class _ChildPipes:
-    """A child's two pipes, read while it runs; other processes may hold them open, so nobody waits for their end."""
+    """A child's two pipes, read while it runs; other processes may hold them open, so EOF is not awaited."""
 
     def __init__(self, process: subprocess.Popen[bytes], told: IO[bytes], printed: IO[bytes]) -> None:
         self._process, self._told = process, bytearray()
@@ -110,7 +110,7 @@ class _ChildPipes:
     def until_end(
         self, limit_s: float, watch: Callable[[dict[str, Any] | None], None] = lambda _: None
     ) -> bool:
-        """Read until the child has ended; return whether that was within the limit. *watch*: see `run`."""
+        """Read until the child has ended; return True if it ended within the limit. *watch*: see `run`."""
         deadline, size = time.monotonic() + limit_s, 0
         last: dict[str, Any] | None = None
         while self._process.poll() is None:
@@ -125,7 +125,7 @@ class _ChildPipes:
         return True
 
     def read(self, wait_s: float) -> None:
-        """Take in what is there."""
+        """Read all data that is there, or wait for data at most *wait_s* seconds."""
         for key, _ in self._selector.select(wait_s):
             piece = os.read(key.fd, 1 << 20)
             if not piece:
@@ -134,7 +134,7 @@ class _ChildPipes:
         del self.printed[:-_KEPT_BYTES]
 
     def messages(self) -> list[dict[str, Any]]:
-        """Return what the child told; a torn line is left out."""
+        """Return the child's messages; a torn line is left out."""
         messages = []
         for line in self._told.split(b"\n"):
             with contextlib.suppress(BadJsonError):
@@ -150,7 +150,7 @@ def _left(session: int, mark: str) -> list[str]:
 
 
 def _end_all(session: int, mark: str) -> None:
-    # A program that forks faster than its processes are seen ends with the last of them.
+    # A program may fork faster than its processes can be listed: repeat until no process is left.
     for _ in range(100):
         pids = _others(session, mark)
         if not pids:
@@ -162,7 +162,7 @@ def _end_all(session: int, mark: str) -> None:
 
 
 def _others(session: int, mark: str) -> dict[int, str]:
-    """Return pid and name of what lives of the session, or left it with our mark."""
+    """Return pid and name of live processes that are in the session, or left it and have our mark."""
     names: dict[int, str] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):

@@ -1,4 +1,4 @@
-"""What `--deep` found, as diagnostics at the keys of the job file."""
+"""Turns the findings of `--deep` into diagnostics at the keys of the job file."""
 
 from __future__ import annotations
 

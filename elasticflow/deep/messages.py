@@ -1,6 +1,6 @@
-"""What the child process of `--deep` is asked, and what it reports.
+"""The request to the child process of `--deep`, and the messages of its report.
 
-The request is one JSON object on standard input, each message one on a line of a pipe (`json_codec.py`).
+The request is a JSON object on standard input; each message is a JSON object on a line of a pipe (`json_codec.py`).
 `elasticflow/deep` asks, `elasticflow/deep/child` answers.
 """
 
@@ -14,15 +14,15 @@ from elasticflow.protocol.json_codec import MessageCodec
 
 @dataclass(frozen=True)
 class DeepRequest:
-    """What the child is to try out.
+    """The code that the child is to try out.
 
     Attributes:
         entry_point: The text of the job's train.py.
         keys: The key of the job file that each function of train.py is about, by the function's name.
-        entries: What the job names, by key.
+        entries: The Python names in the job file, by key.
         own: Folders of the job's own code.
-        apart: Keys of the evaluation sets whose samples are to be looked up in the training data.
-        takes_step: A step is to be trained on the CPU.
+        apart: Keys of the evaluation sets whose samples must not be in the training data.
+        takes_step: True: a step is trained on the CPU.
     """
 
     entry_point: str
@@ -35,11 +35,11 @@ class DeepRequest:
 
 @dataclass(frozen=True)
 class Doing:
-    """What comes next: it may hang, or end the process.
+    """The child's next activity, which may hang or end the process.
 
     Attributes:
-        what: In words, such as "building the model".
-        key: Key of the job file that it is about.
+        what: The activity in words, such as "building the model".
+        key: Key of the job file that the activity is about.
     """
 
     what: str
@@ -48,16 +48,16 @@ class Doing:
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is wrong, or could not be found out.
+    """A mistake, or a question that the child could not answer.
 
     Attributes:
         kind: import, factory, result, sample, collate, length, overlap, other_data, state, step, loss, weights, hang, died,
             left, restart, device, memory, unknown.
         key: Key of the job file.
-        message: In one line.
-        remedy: What to do; may be empty.
-        frames: Where in the job's own code, outermost first.
-        is_warning: It need not be wrong.
+        message: Message in one line.
+        remedy: Advice; may be empty.
+        frames: Frames in the job's own code, outermost first.
+        is_warning: True if it may be intended.
     """
 
     kind: str
@@ -70,28 +70,28 @@ class Problem:
 
 @dataclass(frozen=True)
 class Note:
-    """How something was found out, or why it was not."""
+    """A remark: the way a fact was found, or the reason it was not."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Something that was found out; None: nothing of it.
+    """Facts of the job; None: not known.
 
     Attributes:
-        samples: Of the training data.
-        evaluation_samples: Of the evaluation's; of several sets, of the last one.
-        sample: What the first training sample is, in words.
+        samples: Samples in the training data.
+        evaluation_samples: Samples in the evaluation set; of several sets, in the last.
+        sample: The first training sample, described in words.
         parameters: Numbers in the model.
-        trainable: Those of them that take a gradient.
-        snapshot_bytes: Of a whole snapshot.
-        model_bytes: Of the model in it.
-        optimizer_bytes: Of the optimizers in it.
-        loss: Of the first step, as Python writes it.
+        trainable: Numbers in the parameters that take a gradient.
+        snapshot_bytes: Size of a whole snapshot.
+        model_bytes: Size of the model in it.
+        optimizer_bytes: Size of the optimizers in it.
+        loss: Loss of the first step, as Python prints it.
         sets: Samples of each set of the mixture.
-        shares: Of these sets among all samples drawn.
-        groups: Of parameters, each as the event `parameters.grouped` has it, if the job declares some.
+        shares: Share of each set among all samples drawn.
+        groups: Parameter groups as in the event `parameters.grouped`, if the job declares groups.
     """
 
     samples: int | None = None
@@ -108,7 +108,7 @@ class Facts:
     groups: tuple[dict[str, Any], ...] | None = None
 
     def known(self) -> dict[str, Any]:
-        """Return by name what is not None."""
+        """Return the known facts by name."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 

@@ -1,1 +1,1 @@
-"""Checks whether this machine can run jobs, or one job."""
+"""Checks if this machine can run jobs, or a given job."""

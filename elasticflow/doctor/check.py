@@ -1,4 +1,4 @@
-"""The result of a check: what was checked, how it is, what that means and what to do."""
+"""Results of checks (state, consequence and remedy), and the needs that they are checked against."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class CheckResult:
     """Result of one check.
 
     Attributes:
-        topic: Heading it stands under: "python", "torch", "machine", "network", "storage", "project".
+        topic: Heading above the result: "python", "torch", "machine", "network", "storage", "project".
         name: Subject of the check, in a word or two.
-        verdict: Whether it is as it should be.
-        fact: How it is.
+        verdict: Judgement of the fact.
+        fact: State of the subject.
         meaning: Consequence for a run; empty when all is well.
-        remedy: Advice; empty when nothing has to be done.
+        remedy: Advice; empty when no action is needed.
     """
 
     topic: str
@@ -39,11 +39,11 @@ class Needs:
     """Needs of the jobs that the machine is to run.
 
     Attributes:
-        root: The project's root, or the folder to stand for it.
+        root: The project's root, or a folder in its place.
         workers: Training processes that one node starts.
-        loaders: Loader processes of each worker; None: no job tells.
-        job: The job; None: any.
-        job_file: Its file; None without a job.
+        loaders: Loader processes of each worker; None: unknown without a job.
+        job: The job to run; None: any job.
+        job_file: File of the job; None without a job.
     """
 
     root: Path

@@ -1,4 +1,4 @@
-"""Processors, memory, handles, processes and the kernel's services that a run leans on."""
+"""Checks processors, memory, handles, processes and the kernel's services that a run needs."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _HANDLES, _HANDLES_PER_PROCESS = 256, 32
 _PROCESSES, _THREADS_PER_PROCESS = 32, 16
 _UNLIMITED = 1 << 62
 _PR_GET_PDEATHSIG = 2
-# 2026-01-01: this version is younger, so a clock before that is wrong.
+# 2026-01-01: this version is newer, so a clock before that date is wrong.
 _CLOCK_MIN = 1_767_225_600
 
 
 def machine(needs: Needs, cgroup: Path = _CGROUP, shared: Path = _SHARED_MEMORY) -> Iterator[CheckResult]:
-    """Yield what this machine has; the folders are arguments for tests."""
+    """Yield the resources of this machine; the folders are arguments for tests."""
     if sys.platform != "linux":
         meaning = "several workers, memory limits and orphans are looked after on Linux only"
         yield CheckResult(_TOPIC, "system", "warning", platform.platform(), meaning, "train on Linux")
@@ -75,7 +75,7 @@ def _cores(needs: Needs, cgroup: Path) -> CheckResult:
 
 
 def _free_memory(cgroup: Path) -> tuple[int, str]:
-    """Return the bytes that processes may still take, and words about them."""
+    """Return the bytes that processes may still allocate, and words about them."""
     memory = psutil.virtual_memory()
     fact = f"{size(memory.available)} free of {size(memory.total)}"
     group = tightest_group(cgroup)
@@ -95,7 +95,7 @@ def _memory(needs: Needs, free: int, fact: str) -> CheckResult:
 
 
 def _standbys(needs: Needs, free: int) -> Iterator[CheckResult]:
-    """Yield what the standby workers of the job's newest run took, if it had some."""
+    """Yield the cost of the standby workers of the job's newest run, if it had any."""
     if needs.job is None or needs.job.restarts.warm not in MAY_STAND_BY:
         return
     run = next(iter(list_runs(needs.root, needs.job.job.name)), None)

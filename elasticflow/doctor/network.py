@@ -1,4 +1,4 @@
-"""Ports, names and interfaces: how the processes and machines of a run find each other."""
+"""Checks ports, names and interfaces, by which the processes and machines of a run find each other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LIMIT_S = 2.0
 
 
 def network(needs: Needs) -> Iterator[CheckResult]:
-    """Yield what can be bound, resolved and reached; each question takes two seconds at most."""
+    """Yield the results of binding, resolving and connecting; each question takes two seconds at most."""
     yield _loopback()
     yield _own_name(needs)
     if needs.job is None:
@@ -127,12 +127,12 @@ def _own_endpoint(host: str, port: int, endpoint: str) -> CheckResult:
 
 
 def _reason(error: object) -> str:
-    """Return what the error says, without its number."""
+    """Return the text of the error without its number."""
     return str(getattr(error, "strerror", None) or error)
 
 
 def _within(question: Callable[[], T]) -> T | Exception:
-    """Return the answer, or why there is none; a resolver may think for half a minute."""
+    """Return the answer, or the error in its place; a resolver may take half a minute."""
     answers: list[T | Exception] = []
 
     def ask() -> None:

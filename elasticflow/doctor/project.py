@@ -1,4 +1,4 @@
-"""Python, packages, checkout and editor files."""
+"""Checks Python, packages, the checkout and editor files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HOOK = "elasticflow-validate"
 
 
 def packages() -> Iterator[CheckResult]:
-    """Yield Python, elasticflow, and what snapshots are written with."""
+    """Yield the versions of Python, elasticflow and the packages that write snapshots."""
     fact = f"{platform.python_version()}, {sys.executable}"
     if sys.version_info >= _LEAST:
         yield ok("python", "python", fact)
@@ -48,7 +48,7 @@ def packages() -> Iterator[CheckResult]:
 
 
 def project(needs: Needs) -> Iterator[CheckResult]:
-    """Yield what of the project helps a run to be found and repeated."""
+    """Yield the parts of the project by which a run is found and repeated."""
     yield from _git(needs.root)
     if needs.job_file is not None:
         yield from _schema(needs.job_file)
@@ -79,7 +79,7 @@ def _git(root: Path) -> Iterator[CheckResult]:
 
 
 def _git_code(root: Path, *words: str) -> int:
-    """Return git's exit code; -1 if it cannot be run, or does not answer in time."""
+    """Return git's exit code; -1 if git cannot be run, or does not exit in time."""
     argv = ["git", "-C", str(root), *words]
     try:
         return subprocess.run(argv, capture_output=True, timeout=_LIMIT_S, check=False).returncode

@@ -1,4 +1,4 @@
-"""All questions, in the order in which they are shown."""
+"""All checks, in the order in which they are shown."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def examine(needs: Needs, wait: Callable[[str], None]) -> Iterator[CheckResult]:
-    """Yield each result as soon as it is known; nothing is left behind, also when the caller stops in between.
+    """Yield each result as soon as it is known; no process or file is left behind, even if the caller stops early.
 
-    torch comes last: it is imported meanwhile, in a child.
+    torch comes last: a child imports it meanwhile.
 
     Args:
-        needs: Needs of the jobs.
-        wait: Called with what takes its time.
+        needs: Needs of the jobs to check for.
+        wait: Called with the name of an activity that takes long.
     """
     probe = TorchProbe()
     try:
@@ -42,7 +42,7 @@ def examine(needs: Needs, wait: Callable[[str], None]) -> Iterator[CheckResult]:
 
 
 def needs_of(root: Path, job: Job | None = None, job_file: Path | None = None) -> Needs:
-    """Return what *job*, or any job, asks of this machine."""
+    """Return the needs of *job*, or of any job if None."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if job is None:
         return Needs(root, cores)

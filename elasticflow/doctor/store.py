@@ -1,4 +1,4 @@
-"""Checks that the stores of snapshots and of the run folder do what the commit protocol relies on."""
+"""Checks that the stores of snapshots and of the run folder behave as the commit protocol requires."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SLOW_S, _SKEW_S = 0.5, 60.0
 
 
 def stores(needs: Needs) -> Iterator[CheckResult]:
-    """Yield how the places of the run folder and of the snapshots behave; every probe is removed again."""
+    """Yield the behaviour of the places of the run folder and the snapshots; every probe file is removed again."""
     runs = needs.root / RUNS
     yield from _folder("run folder", runs)
     uri = None if needs.job is None else needs.job.snapshots.uri
@@ -57,7 +57,7 @@ def stores(needs: Needs) -> Iterator[CheckResult]:
 
 
 def _folder(name: str, wanted: Path) -> Iterator[CheckResult]:
-    """Yield how a local folder, or where it would be made, behaves."""
+    """Yield the behaviour of a local folder, or of the place where it would be made."""
     existing = next((folder for folder in (wanted, *wanted.parents) if folder.is_dir()), Path("/"))
     probe = existing / f".elasticflow-doctor-{secrets.token_hex(4)}"
     try:
@@ -97,12 +97,12 @@ def _remote(storage: Storage) -> Iterator[CheckResult]:
     try:
         yield from _behaviour("snapshots", storage, storage.uri, f"{folder}/")
     finally:
-        with contextlib.suppress(OSError, StorageError):  # where nothing could be written, nothing is left
+        with contextlib.suppress(OSError, StorageError):  # if no file could be written, none is left
             storage.remove_tree(folder)
 
 
 def _behaviour(name: str, storage: Storage, shown: str, prefix: str = "") -> Iterator[CheckResult]:
-    """Yield what writing, exclusive creation and removal do; nothing is left."""
+    """Yield the results of writing, exclusive creation and removal; no file is left."""
     paths = [f"{prefix}probe-{number}" for number in range(3)]
     try:
         times = [_timed(storage, path) for path in paths]

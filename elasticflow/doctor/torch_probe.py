@@ -1,4 +1,4 @@
-"""torch, imported in a process of its own: one that is broken, or hangs, is a result and no traceback."""
+"""Imports torch in a separate process: a broken torch, or a hang, gives a result instead of a traceback."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LIMIT_S = 60.0
 _TOPIC = "torch"
 _INSTALL = "pip install 'elasticflow[torch]'"
-# Run as `python -c`: nothing of ours is imported there. A device counts once something was computed on it.
+# This runs as `python -c`, without imports of elasticflow. A device counts once it has computed something.
 _PROGRAM = """
 import json, time
 began = time.perf_counter()
@@ -48,10 +48,10 @@ class _TorchFacts:
     Attributes:
         version: Version of torch.
         build: Kind of the build, in words.
-        seconds: That its import took.
-        error: Error that a device raised; None if all devices work.
+        seconds: Duration of its import.
+        error: Error of a device; None if all devices work.
         devices: Name of each device that works.
-        backends: The backends gloo and nccl, if this build has them.
+        backends: Names of the backends among gloo and nccl that this build has.
     """
 
     version: str
@@ -63,7 +63,7 @@ class _TorchFacts:
 
     @classmethod
     def from_json(cls, facts: dict[str, Any]) -> _TorchFacts:
-        """Return what the child printed."""
+        """Return the findings in the child's output."""
         cuda = f"for CUDA {facts['cuda']}" if facts["cuda"] else None
         return cls(
             version=facts["version"],
@@ -76,7 +76,7 @@ class _TorchFacts:
 
 
 class TorchProbe:
-    """The child that imports torch; it starts at once, so that other questions are asked meanwhile.
+    """The child that imports torch; it starts at once, so that other checks run meanwhile.
 
     Args:
         command: Command to run instead, for tests.
@@ -97,7 +97,7 @@ class TorchProbe:
     def results(
         self, needs: Needs, wait: Callable[[str], None], limit_s: float = LIMIT_S
     ) -> Iterator[CheckResult]:
-        """Yield what the child found; *wait* is told what is waited for, if anything is."""
+        """Yield the child's findings; *wait* is called with words if the child is still busy."""
         if self._process is None:
             meaning = "nothing can be trained here; validate, plan, compile and snapshots work"
             yield CheckResult(_TOPIC, "torch", "problem", "not installed", meaning, _INSTALL)
@@ -138,7 +138,7 @@ class TorchProbe:
         yield _backend(facts)
 
     def close(self) -> None:
-        """End the child, if it still is there."""
+        """End the child if it is still running."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()

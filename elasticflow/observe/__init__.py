@@ -1,1 +1,1 @@
-"""Reads run folders: status, console lines, reports."""
+"""Reads run folders for status, console lines, logs and lists of snapshots."""

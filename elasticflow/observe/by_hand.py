@@ -1,4 +1,4 @@
-"""A run that plain python or torchrun started: what a supervisor would have written, made from the logs of rank 0."""
+"""A run that plain python or torchrun started: makes the files that a supervisor writes from the logs of rank 0."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from elasticflow.system.records import Record
 
 _MEASURED = frozenset({events.STEP, events.EVALUATION})
-# As a supervisor leaves them out of metrics.jsonl.
+# A supervisor leaves these fields out of metrics.jsonl.
 _LEFT_OUT = frozenset({"timestamp", "level", "event", "job", "run_id", "node", "rank", "origin"})
 
 
@@ -38,7 +38,7 @@ def was_started_by_hand(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class RunByHand(RunFolder):
-    """The folder of such a run. `metrics`, `events` and `state` lie in a temporary folder, and are as new as the logs."""
+    """The folder of such a run. `metrics`, `events` and `state` are in a temporary folder, and as new as the logs."""
 
     @property
     def metrics(self) -> Path:
@@ -47,17 +47,17 @@ class RunByHand(RunFolder):
 
     @property
     def metrics_redone(self) -> Path:
-        """Lines of steps that a later start has done again."""
+        """Lines of steps that were redone after a later start."""
         return self._made("metrics.redone.jsonl")
 
     @property
     def events(self) -> Path:
-        """What rank 0 has told of the run."""
+        """Events that rank 0 has logged."""
         return self._made("events.jsonl")
 
     @property
     def state(self) -> Path:
-        """How far the run is. Whether it runs is told by its lock, and not by this file."""
+        """Progress of the run. The run's lock, not this file, tells if it is running."""
         return self._made("state.json")
 
     @cached_property
@@ -84,7 +84,7 @@ class RunByHand(RunFolder):
 
 
 class _Told:
-    """What the logs of rank 0 tell, one generation after the other."""
+    """Records from the logs of rank 0, one generation after the other."""
 
     def __init__(self) -> None:
         self._measured: list[Record] = []
@@ -93,7 +93,7 @@ class _Told:
         self._state: dict[str, Any] = {"restarts": -1}
 
     def take(self, records: Iterable[Record]) -> None:
-        """Take in the log of the next generation."""
+        """Add the log of the next generation."""
         self._state["restarts"] += 1
         self._state.pop("status", None)
         for record in records:
@@ -124,7 +124,7 @@ class _Told:
                 pass
 
     def _settle(self, step: int) -> None:
-        """Have lines after *step*, from which a generation continues, count no more."""
+        """Move lines after *step*, from which a generation continues, to the redone lines."""
         self._redone += [line for line in self._measured if int_of(line, "step") > step]
         self._measured = [line for line in self._measured if int_of(line, "step") <= step]
 

@@ -1,4 +1,4 @@
-"""What torch.compile takes in a run, and what its cache saves, as the run's events tell of them."""
+"""The cost of torch.compile in a run, and the saving of its cache, from the run's events."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FirstStep:
-    """What torch.compile took of one generation's first step.
+    """Cost of torch.compile in the first step of a generation.
 
     Attributes:
-        generation: Its number.
-        seconds: How long, on rank 0.
+        generation: Number of the generation.
+        seconds: Time for it on rank 0.
         from_cache: Graphs taken from the compiler's cache.
         compiled: Graphs that were compiled.
     """
@@ -32,12 +32,12 @@ class FirstStep:
 
 @dataclass(frozen=True)
 class Compilation:
-    """What torch.compile takes in a run.
+    """Cost of torch.compile in a run.
 
     Attributes:
-        without_cache: The newest generation that found nothing in the cache when it began.
+        without_cache: The newest generation that began with an empty cache.
         newest: The newest generation that compiled, or took graphs from the cache.
-        cache_bytes: Of the cache beside the snapshots; None: none is known of there.
+        cache_bytes: Size of the cache beside the snapshots; None: no cache is known there.
     """
 
     without_cache: FirstStep | None = None
@@ -45,20 +45,20 @@ class Compilation:
     cache_bytes: int | None = None
 
     def after(self, event: Record) -> Compilation:
-        """Return what is known after a `training.compiled` or `compiler.cache` record."""
+        """Return the cost after a `training.compiled` or `compiler.cache` record."""
         if event.get("event") == events.COMPILER_CACHE:
             return replace(self, cache_bytes=int_of(event, "bytes") or None)
         generation, seconds = int_of(event, "generation"), float_of(event, "seconds") or 0.0
         graphs = int_of(event, "from_cache"), int_of(event, "compiled")
         step = FirstStep(generation, seconds, *graphs)
-        # Rank 0 tells, and may have waited for what another worker of its node compiled.
+        # Rank 0 reports, and may have waited for graphs that another worker of its node compiled.
         is_first = self.newest is None and self.cache_bytes is None
         return replace(
             self, newest=step, without_cache=step if is_first or not step.from_cache else self.without_cache
         )
 
     def facts(self) -> dict[str, float]:
-        """Return what is known, as `Knowledge` names it."""
+        """Return the known facts under the names in `Knowledge`."""
         facts: dict[str, float] = {}
         if self.without_cache is not None:
             facts["compile_s"] = self.without_cache.seconds

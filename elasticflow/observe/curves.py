@@ -1,4 +1,4 @@
-"""Curves of a run: read from its metrics once, and made small without hiding a spike."""
+"""Curves of a run, read from its metrics once and reduced without loss of spikes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 COLUMNS = 600
-"""Of a curve: in each it keeps the first, the lowest, the highest and the last value, so that its picture is the same."""
+"""Columns of a curve: each keeps its first, lowest, highest and last value, so that the picture stays the same."""
 SPEED = "samples/s"
 EVALUATED = "eval "
-"""What names of evaluated quantities begin with."""
+"""Prefix of the names of evaluated quantities."""
 _MOST_SERIES = 200
 _SHOWN_AS = {"eval_raw": "eval raw"}
-# What a line says of the step itself.
+# Fields of a step's line that have no curve.
 NOT_MEASURED = frozenset(
     {
         "step",
@@ -44,7 +44,7 @@ Point = tuple[int, float]
 
 @dataclass(frozen=True)
 class Segment:
-    """What one generation contributed to a curve, in order of the steps."""
+    """Points of a curve that one generation contributed, in order of the steps."""
 
     generation: int
     points: tuple[Point, ...]
@@ -52,14 +52,14 @@ class Segment:
 
 @dataclass(frozen=True)
 class Curve:
-    """One quantity over the steps.
+    """A quantity over the steps.
 
     Attributes:
-        name: As in the metrics: `loss`, `eval accuracy`, `lr`.
-        segments: Values that hold, by generation; all finite.
+        name: Name as in the metrics: `loss`, `eval accuracy`, `lr`.
+        segments: Values that count, by generation; all are finite.
         redone: Values of steps that were lost and done again.
-        odd: Steps whose value is no finite number, at most `COLUMNS`.
-        count: How many values there are.
+        odd: Steps whose value is not a finite number, at most `COLUMNS`.
+        count: Number of values.
         last: The newest value.
     """
 
@@ -72,7 +72,7 @@ class Curve:
 
     @property
     def points(self) -> Iterator[Point]:
-        """All values, those of steps done again too."""
+        """All points, including those of steps that were redone."""
         for segment in (*self.segments, *self.redone):
             yield from segment.points
 
@@ -94,7 +94,7 @@ class _Series:
 
 
 def read_curves(metrics: Path, redone: Path) -> list[Curve]:
-    """Return the curves of a run: loss first, then what was evaluated, then all else; the speed last.
+    """Return the curves of a run: loss first, then evaluated metrics, then the others; the speed comes last.
 
     Args:
         metrics: Lines of steps and evaluations; it may be absent, or damaged in places.
@@ -124,7 +124,7 @@ def read_curves(metrics: Path, redone: Path) -> list[Curve]:
 
 
 def curve_of(name: str, values: Iterable[tuple[int, int, float | None]]) -> Curve:
-    """Return the curve of these values: step, generation and number each, in order of the steps; None: not finite."""
+    """Return the curve of *values*: tuples of step, generation and number, in order of steps; None is not finite."""
     series = _Series()
     for step, generation, value in values:
         series.add(step, generation, math.nan if value is None else value)
@@ -143,14 +143,14 @@ def _read(path: Path) -> tuple[dict[str, _Series], _Series]:
     """Return all values by name, and the speed between lines."""
     found: dict[str, _Series] = {}
     speed, pace = _Series(), _Pace()
-    # A third of what `json.loads` takes on bytes.
+    # This takes a third of the time of `json.loads` on bytes.
     decode = json.JSONDecoder().raw_decode
     for line in lines_of(path):
         try:
             record, _ = decode(line.decode("utf-8", "replace"))
             step, generation = record["step"], record.get("generation", 0)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            continue  # torn, or something else: views say so elsewhere
+            continue  # torn or of another form: views report it elsewhere
         if type(step) is not int or type(generation) is not int:
             continue
         for name, value in record.items():
@@ -170,13 +170,13 @@ def _add(found: dict[str, _Series], name: str, value: Any, step: int, generation
         for inner, part in value.items():
             _add(found, f"{name} {inner}", part, step, generation)
         return
-    if value is None and name in found:  # of a job's own scalar: it was not finite
+    if value is None and name in found:  # a job's own scalar was not finite
         value = math.nan
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return
     try:
         amount = float(value)
-    except (ValueError, OverflowError):  # some other text, or a number without bound
+    except (ValueError, OverflowError):  # another text, or a number too large for a float
         return
     series = found.get(name)
     if series is None:
@@ -187,7 +187,7 @@ def _add(found: dict[str, _Series], name: str, value: Any, step: int, generation
 
 
 class _Pace:
-    """Samples per second, over at least a second of one generation."""
+    """Samples per second, measured over at least a second of a generation."""
 
     _LEAST_S = 1.0
 

@@ -1,4 +1,4 @@
-"""What a run of a job says about the next one: samples, size of a snapshot, speed."""
+"""Facts from a run of a job that help to estimate its next run: samples, size of a snapshot, speed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
     from elasticflow.system.records import Record
 
-# What a run measured of data, of state, of speed no longer holds once one of these keys has changed.
+# Keys by kind of fact: facts about data, state or speed no longer hold once one of these keys has changed.
 _OF_DATA = ("dataset.entry", "dataset.args", "dataset.mix", "dataset.shards")
 _OF_STATE = (
     "model",
@@ -34,7 +34,7 @@ _OF_STATE = (
     "snapshots.include",
 )
 _OF_SPEED = (*_OF_DATA, *_OF_STATE, "dataset.global_batch_size", "train", "ddp")
-# Keys below those that change neither the size of the state nor the time of a step.
+# Exceptions: keys below them that change neither the size of the state nor the time of a step.
 _NOT_OF_STATE = (
     *("optimizer.args.lr", "optimizer.args.weight_decay", "optimizer.args.eps", "optimizer.args.betas"),
     "lr_scheduler.args",
@@ -47,10 +47,9 @@ class RunFacts(NamedTuple):
     """Facts about a job that one of its runs measured.
 
     Attributes:
-        run_id: The run.
-        drift: What changed since the run's newest launch; None if its record cannot be read.
-        facts: Facts by name, as `Knowledge` has them.
-        is_finished: Whether its training reached the end.
+        drift: Changes since the run's newest launch; None if its record cannot be read.
+        facts: Facts under the names in `Knowledge`.
+        is_finished: True if its training reached the end.
         outdated: Names of facts that no longer hold, each with the key of the job file that changed.
     """
 
@@ -62,7 +61,7 @@ class RunFacts(NamedTuple):
 
 
 def read_run_facts(run: RunFolder, job: Job, plan: LaunchPlan, project_root: Path) -> RunFacts:
-    """Return what *run*, which was launched, says about a run of *job* now."""
+    """Return the facts of *run*, which was launched before, for a run of *job* now."""
     try:
         then = made_in(run.launch(run.launch_numbers()[-1]))
     except LaunchFolderError:
@@ -105,7 +104,7 @@ def _facts(run: RunFolder) -> dict[str, Known]:
 
 
 def standby_facts(history: RunHistory) -> dict[str, float]:
-    """Return what one standby worker of the run took, as `Knowledge` names it; nothing if it had none."""
+    """Return the cost of a standby worker under the names in `Knowledge`; empty if the run had no standbys."""
     standbys = history.standbys_seen
     return (
         {} if standbys is None else {"standby_bytes": standbys.memory_of_one, "standby_s": standbys.seconds}
@@ -113,7 +112,7 @@ def standby_facts(history: RunHistory) -> dict[str, float]:
 
 
 def _step_s(steps: list[Record]) -> float | None:
-    """Return the mean seconds from step to step of the newest generation among these records of steps."""
+    """Return the mean seconds from step to step in the newest generation of *steps*."""
     steps = [line for line in steps if line.get("generation") == steps[-1].get("generation")]
     if len(steps) < 2:
         return None

@@ -1,4 +1,4 @@
-"""The history of a run: the one fold of its events, which takes each of them once."""
+"""The history of a run: the only fold of its events, which takes each event once."""
 
 from __future__ import annotations
 
@@ -46,34 +46,34 @@ PHASES = frozenset(
         events.TRAINING_FINISHED,
     }
 )
-"""Events after which a run is at something else; after a group's end the next is formed, as `generation.ended` says."""
+"""Events that begin a phase of a run; after `generation.ended` the next group is formed."""
 
 
 @dataclass
 class Stop:
-    """The end of a generation, or of a launch that could not continue, and what followed from it.
+    """The end of a generation, or of a launch that could not continue, and its consequences.
 
     Attributes:
         generation: Number of the generation; 0 before the first.
         at: Unix time.
         kind: Class of the end, as the restart budget counts it; SUPERVISOR_LOST.
-        reason: Why, in words.
+        reason: Reason in words.
         step: Last finished step.
-        rank: The worker that failed first; None if it was a node, or no worker.
-        error: The root cause in one line.
+        rank: Rank of the worker that failed first; None if a node failed, or no worker did.
+        error: Root cause in one line.
         node: The node of that worker, or the node that was lost.
-        pid: The process of that worker.
-        phase: The phase in which a rank hung.
+        pid: Process id of that worker.
+        phase: Phase in which a rank hung.
         traceback: The traceback of that worker.
-        others: The other ranks' failures in one line.
+        others: The other ranks' failures, as one line.
         stderr: The last lines of its standard error, if it died without an exception of its own.
         stacks: The file with the stacks of a rank that hung.
-        likely: The probable cause, where nothing is certain.
-        left: Restarts left after the budget was charged for this end; None: it was free.
+        likely: Probable cause if the cause is uncertain.
+        left: Restarts left after the budget was charged for this end; None: it was not charged.
         back_s: Seconds from the failure to the next finished step.
-        script_again_s: Seconds from the failure until the job's own script ran again, whatever it did then.
-        redone: Steps that were done again.
-        verdict: Why the run ended here, if it did.
+        script_again_s: Seconds from the failure until the job's own script ran again, whatever its progress.
+        redone: Number of steps that were done again.
+        verdict: Reason that the run ended here, if it did.
     """
 
     generation: int
@@ -99,14 +99,14 @@ class Stop:
 
     @classmethod
     def of(cls, event: Record, at: float | None, reason: str, failure: Record, hang: Record) -> Stop:
-        """Return the stop that a `generation.ended` or `run.failed` record tells.
+        """Return the stop in a `generation.ended` or `run.failed` record.
 
         Args:
             event: The record.
             at: Unix time.
-            reason: Why, in words.
-            failure: The `worker.failed` or `node.lost` record of what failed first; empty if nothing did.
-            hang: The `hang.detected` record; empty if there is none.
+            reason: Reason in words.
+            failure: The `worker.failed` or `node.lost` record of the first failure; empty if nothing failed.
+            hang: The `hang.detected` record; empty if no rank hung.
         """
         return cls(
             generation=int_of(event, "generation"),
@@ -127,30 +127,30 @@ class Stop:
 
     @classmethod
     def of_supervisor(cls, known: Record, at: float | None) -> Stop:
-        """Return the end of a launch whose supervisor could not write down how it ended."""
+        """Return the end of a launch whose supervisor could not record it."""
         number, step, likely = int_of(known, "generation"), int_of(known, "step"), text_of(known, "likely")
         reason = f"the supervisor ended without a word after step {step}: {known.get('known')}"
         return cls(number, at, SUPERVISOR_LOST, reason, step, error=reason, likely=likely)
 
     @property
     def is_failure(self) -> bool:
-        """True if something went wrong; False for the end of training and for a wanted restart."""
+        """True for a failure; False for the end of training and for an intended restart."""
         return self.kind not in OUTCOMES
 
     @property
     def explains_the_end(self) -> bool:
-        """True if the run failed in the end because of this stop: nothing was trained after it."""
+        """True if the run failed because of this stop: no step was trained after it."""
         is_last = self.back_s is None and self.script_again_s is None
         return self.is_failure and self.kind != SUPERVISOR_LOST and is_last
 
     @property
     def charged(self) -> bool:
-        """True if it counted against the restart budget."""
+        """True if the stop counted against the restart budget."""
         return self.left is not None
 
     @property
     def again(self) -> tuple[str, float] | None:
-        """The name of what resumed after it, and the seconds until then; None: nothing did."""
+        """The part that resumed after the stop (training or the script) and the seconds until then; None: neither did."""
         if self.back_s is not None:
             return "training", self.back_s
         return None if self.script_again_s is None else ("script started", self.script_again_s)
@@ -168,19 +168,19 @@ class Generation:
     """One worker group.
 
     Attributes:
-        number: Its number over the whole run.
-        reason: Why it was formed: start, crash, resume ...
-        world_size: Workers.
-        members: Its nodes, in rank order; they know what became of them since.
-        parent: Name of the snapshot it resumed from; None: the beginning, or nothing tells.
+        number: Number over the whole run.
+        reason: Reason it was formed: start, crash, resume ...
+        world_size: Number of workers.
+        members: Its nodes in rank order, with their later state.
+        parent: Name of the snapshot it resumed from; None: the beginning, or unknown.
         first_step_at: Unix time at which its first step was done.
-        drain_at: Unix time at which its workers were asked to leave.
-        drain_reason: Why they were.
-        failed_rank: The worker of its last `worker.failed` event.
-        stop: Its end; None while it runs, or if its supervisor could not say so.
-        run_end: The record that ended the run's launch with it.
-        durations: Seconds since the generation before had ended, by what they went to.
-        began_s: Seconds of the run (`RunHistory.seconds`) at which it was formed; None: no event tells.
+        drain_at: Unix time at which its workers were asked to exit.
+        drain_reason: Cause of the request, in words.
+        failed_rank: Rank in its last `worker.failed` event.
+        stop: Its end; None while it runs, or if its supervisor could not record the end.
+        run_end: The record of the launch's end, if the launch ended with this generation.
+        durations: Seconds since the end of the generation before, by activity.
+        began_s: Seconds of the run (`RunHistory.seconds`) at which it was formed; None: unknown.
         first_step_s: Seconds of the run at which its first step was done.
         ended_s: Seconds of the run at which it ended.
     """
@@ -204,14 +204,14 @@ class Generation:
 
 @dataclass
 class Launch:
-    """One launch.
+    """A launch of the run.
 
     Attributes:
-        number: Its number; 0 if nothing tells.
-        started: Unix time.
-        pid: The supervisor's process.
+        number: Number of the launch; 0 if unknown.
+        started: Unix time of its start.
+        pid: Process id of the supervisor.
         resume_command: The command that resumes the run; None: `elasticflow resume`.
-        end: The record that says how it ended.
+        end: The record of its end.
     """
 
     number: int = 0
@@ -226,12 +226,12 @@ class Node:
     """A node of a launch.
 
     Attributes:
-        name: Its name in the launch.
-        nproc: Its workers.
-        host: The machine; empty if nothing tells.
-        first_rank: The first of its ranks in the newest group; None: it takes no part.
-        gone: `lost`, `left` or `excluded`; empty: it is there. All nodes leave with their launch.
-        gone_at: Unix time at which it went.
+        name: Name in the launch.
+        nproc: Number of its workers.
+        host: Its machine; empty if unknown.
+        first_rank: The first of its ranks in the newest group; None: the node takes no part.
+        gone: `lost`, `left` or `excluded`; empty while it is there. All nodes leave with their launch.
+        gone_at: Unix time at which it was gone.
     """
 
     name: str
@@ -242,7 +242,7 @@ class Node:
     gone_at: float = 0.0
 
     def leave(self) -> None:
-        """Be gone, as when the launch is over; a node that was lost stays lost."""
+        """Mark the node as gone, as at the end of its launch; a node that was lost stays lost."""
         self.gone = self.gone if self.gone == "lost" else "left"
 
 
@@ -251,7 +251,7 @@ GONE: dict[str, str] = {
     events.NODE_LEFT: "left",
     events.NODE_EXCLUDED: "excluded",
 }
-"""The word for a node that went, by the event that tells it."""
+"""The word for a node that is gone, by the event that reports it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,16 +259,15 @@ class SnapshotEvent:
     """A snapshot that was committed, rejected or not written.
 
     Attributes:
-        name: The snapshot.
+        name: Name of the snapshot.
         generation: The generation that reported it.
         state: `committed`; `rejected`: set aside; `failed`: it could not be written.
         at: Unix time.
         at_s: Seconds of the run.
-        step: Its step.
-        num_bytes: Its size; None if it is not known.
+        num_bytes: Size; None if unknown.
         seconds: Time that writing it took.
-        trigger: Why it was taken.
-        reason: Why it was rejected, or failed.
+        trigger: Cause for taking it.
+        reason: Reason that it was rejected or failed.
     """
 
     name: str
@@ -292,7 +291,7 @@ _SNAPSHOT_STATES: dict[str, Literal["committed", "rejected", "failed"]] = {
 
 @dataclass(frozen=True)
 class Pause:
-    """The time between two launches: at how many seconds of the run it lies, and how many seconds it lasted."""
+    """The pause between two launches: its place in seconds of the run, and its duration in seconds."""
 
     at: float
     seconds: float
@@ -300,45 +299,44 @@ class Pause:
 
 @dataclass
 class RunHistory:
-    """The history of a run, the oldest first.
+    """The history of a run; its lists begin with the oldest entry.
 
     Attributes:
-        launches: Launches.
         generations: Generations by number.
         stops: Ends of generations, and of launches that could not continue.
-        failures: `worker.failed` records, each of the first worker that failed in its generation.
+        failures: `worker.failed` records, one of each generation: of the first worker that failed.
         snapshots: Snapshots that were committed, rejected or not written.
         node_events: Records about nodes, and failures on them, each with its seconds of the run.
-        pauses: Between launches.
+        pauses: Pauses between launches.
         nodes: Nodes of the newest launch, by name.
         group: The generation that was formed last.
-        phase: The event since which the run has been at the same thing (`PHASES`), and its Unix time; None: it trains.
-        is_training: The newest group has finished a step.
-        has_trained: Training began at least once.
-        is_recovering: Something failed, and no step was finished since.
+        phase: The event that began the present phase (`PHASES`), and its Unix time; None: the run trains.
+        is_training: True if the newest group has finished a step.
+        has_trained: True if training began at least once.
+        is_recovering: True if no step was finished since the last failure.
         began: Unix time of the first event.
         updated: Unix time of the last event.
         seconds: Duration of the run, without the pauses between launches.
-        generation: Number of the newest generation that an event names.
-        step: Finished steps, as far as events of training tell.
+        generation: Number of the newest generation in an event.
+        step: Finished steps, as far as events of training show.
         steps: Steps of the whole training, once known.
         samples: Samples of the training data, once known.
         parameters: Parameters of the model, once known.
         workers: Workers of the newest generation.
-        script: The script that the run is, once it was started.
+        script: The user's script, once it was started.
         snapshot: The newest committed snapshot.
         failed: Number of generations that failed.
         restarts: Number of failures after which training resumed.
         survived: Number of failures after which a step was finished.
         budget_left: Restarts left; None: no failure was counted yet.
-        is_budget_spent: The newest launch ended with no restart left.
-        has_stopped: A generation of the newest launch ended.
+        is_budget_spent: True if the newest launch ended with no restart left.
+        has_stopped: True if a generation of the newest launch ended.
         last: The newest record of each event.
         datasets: The newest `dataset.opened` record of each dataset.
-        data_warnings: The newest record of each kind about each dataset whose samples vary, or were not looked into.
-        began_anew: The newest `script.began_anew` record, unless a step was told since.
-        standbys: By node, its standby workers beside the newest generation, or why it has none any more.
-        standbys_seen: The newest of them that were ready.
+        data_warnings: The newest record of each kind about a dataset whose samples vary or were not checked.
+        began_anew: The newest `script.began_anew` record, unless a step was reported since.
+        standbys: By node, its standby workers beside the newest generation, or the reason it makes none.
+        standbys_seen: The newest standbys that were ready.
         compilation: Costs of torch.compile.
     """
 
@@ -379,17 +377,17 @@ class RunHistory:
     standbys: dict[str, NodeStandbys] = field(default_factory=dict)
     standbys_seen: NodeStandbys | None = None
     compilation: Compilation = field(default_factory=Compilation)
-    # The newest time that was seen: a clock may have been set back.
+    # The newest time so far: a clock may have been set back.
     _newest: float = 0.0
     _paused_s: float = 0.0
-    # What failed or hung in the generation that has not ended yet.
+    # Records of the failure or hang in the generation that has not ended yet.
     _worker: Record = field(default_factory=dict)
     _node: Record = field(default_factory=dict)
     _hang: Record = field(default_factory=dict)
 
     @classmethod
     def of(cls, happened: Iterable[Record]) -> RunHistory:
-        """Return what these records of events.jsonl say; any of their fields may be missing or odd."""
+        """Return the history in records of events.jsonl; any of their fields may be missing or odd."""
         history = cls()
         for event in happened:
             history.take(event)
@@ -402,11 +400,11 @@ class RunHistory:
 
     @classmethod
     def newest(cls, folder: RunFolder) -> RunHistory:
-        """Return the history of the last events only: enough for the state of a run, however long its file is."""
+        """Return the history of the last events only, which suffice for the state of a run with a file of any length."""
         return cls.of(tail(folder.events))
 
     def state(self) -> RunState:
-        """Return what state.json would say, as far as these events say it."""
+        """Return the state as in state.json, as far as these events tell it."""
         state = RunState(
             generation=self.generation or 0, step=self.step or 0, steps=self.steps, updated=self.updated
         )
@@ -425,10 +423,10 @@ class RunHistory:
         )
 
     def take(self, event: Record) -> None:
-        """Take the next event in."""
+        """Add the next event."""
         name, at = str(event.get("event")), unix_time(event.get("timestamp"))
         if name == events.RUN_STARTED:
-            self._end_group()  # at the time of the last event of the launch before
+            self._end_group()  # at the time of the previous launch's last event
         if at is not None:
             self._advance(at, begins_launch=name == events.RUN_STARTED)
         self.last[name] = event
@@ -443,7 +441,7 @@ class RunHistory:
             take(self, event, at)
 
     def forget(self) -> None:
-        """Keep only the newest of each kind: a view of a run that continues, perhaps for weeks, asks for no more."""
+        """Keep only the newest of each kind: the live view of a run, which may last for weeks, needs no more."""
         kept: list[list[Any]] = [
             self.launches,
             self.stops,
@@ -467,7 +465,7 @@ class RunHistory:
         self.seconds = self._newest - self.began - self._paused_s
 
     def _named(self, event: Record) -> Generation:
-        """Return the generation that an event names; one that nothing keeps if it names none."""
+        """Return the generation of an event, or a throw-away generation if the event has no number."""
         number = event.get("generation")
         return self.generations.get(number, Generation(0)) if isinstance(number, int) else Generation(0)
 
@@ -498,7 +496,7 @@ class RunHistory:
     def _generation_started(self, event: Record, at: float | None) -> None:
         self._end_group()
         self.workers = int_of(event, "world_size") or None
-        # Its workers were the standbys.
+        # The workers of this node were the standbys.
         self.standbys = {node: s for node, s in self.standbys.items() if not s.pids}
         members = event.get("members")
         present = [node for node in self.nodes.values() if not node.gone]
@@ -682,7 +680,7 @@ class RunHistory:
 
 
 def state_of(folder: RunFolder) -> RunState:
-    """Return what state.json says; if it is damaged, what the events say; an empty state if there is no file."""
+    """Return the state in state.json; from the events if that is damaged; an empty state if there is no file."""
     state = records.read(folder.state)
     if isinstance(state, dict):
         return RunState.from_json(printable_in(state))
@@ -690,5 +688,5 @@ def state_of(folder: RunFolder) -> RunState:
 
 
 def began(folder: RunFolder) -> float | None:
-    """Return the Unix time of the run's first event; None if there is none."""
+    """Return the Unix time of the run's first event; None if it has no event."""
     return RunHistory.of(islice(read(folder.events), 1)).began

@@ -1,4 +1,4 @@
-"""The failures of a run, what followed from them, and its warnings about data and restarts."""
+"""The failures of a run with their consequences, and its warnings about data and restarts."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _SHOWN = (
 
 
 def incidents(folder: RunFolder, history: RunHistory | None = None) -> list[Stop]:
-    """Return what went wrong in the run, oldest first; none if nothing did.
+    """Return the failures of the run, oldest first.
 
     Args:
-        folder: The run.
-        history: Its history, if that was read already.
+        folder: Folder of the run.
+        history: The run's history, if it was read already.
     """
     history = history or RunHistory.read(folder)
     stops = [stop for stop in history.stops if stop.is_failure]
@@ -51,7 +51,7 @@ def incidents(folder: RunFolder, history: RunHistory | None = None) -> list[Stop
 
 
 def log_of(stop: Stop, folder: RunFolder) -> str | None:
-    """Return the file with the stacks of a worker that hung, or with what a worker that failed printed."""
+    """Return the file with the stacks of a worker that hung, or with the output of a worker that failed."""
     if stop.stacks is not None or stop.rank is None:
         return stop.stacks
     stderr = folder.rank_log(stop.generation, stop.rank, "stderr")
@@ -59,25 +59,25 @@ def log_of(stop: Stop, folder: RunFolder) -> str | None:
 
 
 def to_json(stop: Stop, folder: RunFolder) -> dict[str, Any]:
-    """Return what `--format json` prints; times are RFC 3339 in UTC."""
+    """Return the stop as `--format json` prints it; times are RFC 3339 in UTC."""
     at = None if stop.at is None else rfc3339(stop.at)
     given = {"at": at, "log": log_of(stop, folder)}
     return {name: given[name] if name in given else getattr(stop, name) for name in _SHOWN}
 
 
 def overlap_of(history: RunHistory) -> str | None:
-    """Return what the run said of evaluation samples that are in its training data; None if it said nothing."""
+    """Return the run's warning of evaluation samples that are in its training data; None if there is no such warning."""
     record = history.last.get(events.OVERLAP_FOUND)
     return None if record is None else _text_of(record)
 
 
 def data_warnings_of(history: RunHistory) -> list[str]:
-    """Return what the run said of samples that vary, or that were not looked into."""
+    """Return the run's warnings of samples that vary or were not checked."""
     return [_text_of(record) for record in history.data_warnings.values()]
 
 
 def restart_anew_of(history: RunHistory) -> str | None:
-    """Return that the job's own script was started again without a step known, and when; None if it was not."""
+    """Return a warning that the job's script was started again with no step known; None if it was not."""
     record = history.began_anew
     return None if record is None else f"{_text_of(record)} (generation {record.get('generation')})"
 

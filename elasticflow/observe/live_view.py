@@ -1,4 +1,4 @@
-"""A run on a person's screen: a line for each event that matters, and below them what is true now; no torch."""
+"""A run on a person's screen: a line for each important event, and below them the present state; without torch."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from elasticflow.observe.terminal.screen import Row
 
 DRAW_EVERY_S = 0.1
-# A file gets a line of progress so often, and one about what lasts; about the same thing ever more rarely.
+# Intervals between lines of progress, or about a long activity, in a file; for the same activity they grow.
 PLAIN_EVERY_S = 10.0
 PLAIN_MOST_S = 60.0
 
-# With and without signs beyond ASCII.
+# Symbols beyond ASCII, each with its ASCII form.
 _SYMBOLS: dict[Symbol, str] = {
     "start": "→>", "done": "✓+", "wrong": "✗x", "again": "↻@", "stop": "■#", "note": "·-", "warning": "!!",
 }  # fmt: skip
-# Of the label and of the text.
+# Colours of the label and of the text.
 _COLOURS: dict[Tone, tuple[str, str]] = {
     "begin": ("36", "1"), "good": ("32", "1"), "bad": ("31", "1"), "notice": ("33", ""), "plain": ("", ""), "quiet": ("2", "2"),
 }  # fmt: skip
@@ -41,15 +41,15 @@ _DIM = "2"
 
 
 class LiveView:
-    """Shows records as they come; never fails: a closed stream makes it silent.
+    """Shows records as they come; never fails: if the stream is closed, the view is silent.
 
     Args:
-        stream: Where to write; not closed.
-        tty: The stream is a terminal: what is true now is drawn in place.
+        stream: Stream to write to; it is not closed.
+        tty: True: the stream is a terminal, and the present state is drawn in place.
         colour: Use colours.
-        folder: The run folder as it is to be shown at the end.
-        clock: Seconds, for throttling only.
-        wall: Unix time.
+        folder: The run folder, as the text to show at the end.
+        clock: Returns seconds, for throttling only.
+        wall: Returns the Unix time.
     """
 
     def __init__(
@@ -68,7 +68,8 @@ class LiveView:
         self._narrator, self._board = RunNarrator(self._history, folder), RunBoard(self._history)
         self._symbols = {name: signs[not self._screen.pretty] for name, signs in _SYMBOLS.items()}
         self._drawn_at = clock() - DRAW_EVERY_S
-        # Of a stream that is no terminal: when it last got a line of progress, or any, and how long it may be silent.
+        # For a stream that is no terminal: the times of its last line of progress and its last line, and the longest
+        # silence.
         self._told_at = self._wrote_at = clock()
         self._silence_s, self._silent_about = PLAIN_EVERY_S, ""
         self._run_id = ""
@@ -82,7 +83,7 @@ class LiveView:
         return cls(stream, tty=tty, colour=colour, folder=folder)
 
     def show(self, record: Record) -> None:
-        """Show one record: of events.jsonl, of metrics.jsonl, or one that stands in neither (`protocol/run_files.py`)."""
+        """Show a record of events.jsonl, of metrics.jsonl, or of neither (`protocol/run_files.py`)."""
         known = record.get(run_files.KNOWN)
         if isinstance(known, Mapping):
             self._board.known(known)
@@ -95,7 +96,7 @@ class LiveView:
             self.event(record)
 
     def event(self, record: Record) -> None:
-        """Show one record of events.jsonl."""
+        """Show a record of events.jsonl."""
         record = printable_in(dict(record))
         self._run_id = text_of(record, "run_id") or self._run_id
         line = self._narrator.event(record)
@@ -108,7 +109,7 @@ class LiveView:
             self._draw()
 
     def metrics(self, record: Record) -> None:
-        """Show one record of metrics.jsonl: an evaluation as a line, a step as progress."""
+        """Show a record of metrics.jsonl: an evaluation as a line, a step as progress."""
         line = self._narrator.metrics(record)
         self._board.metrics(record)
         if line is not None:
@@ -121,7 +122,7 @@ class LiveView:
             self._plain("" if seconds is None else elapsed(seconds), "training", "  ".join(parts))
 
     def tick(self) -> None:
-        """Show what time has changed; to be called several times a second."""
+        """Update the view for the time that has passed; to be called several times a second."""
         if self._screen.tty:
             self._draw()
             return
@@ -136,7 +137,7 @@ class LiveView:
         self._plain(self._now(), doing.label, doing.lasting(now))
 
     def close(self) -> None:
-        """Take away what is drawn in place; the stream stays open."""
+        """Remove the rows that are drawn in place; the stream stays open."""
         self._screen.close()
 
     def _show(self, line: Line) -> None:
@@ -153,7 +154,7 @@ class LiveView:
         self._scroll(rows)
 
     def _printed(self, record: Record) -> None:
-        """Show what rank 0 printed, dimmed; the first time with where all of it is."""
+        """Show rank 0's output, dimmed; the first time with the place of the whole output."""
         paint, lines = self._screen.paint, record[run_files.PRINTED]
         edge = f"{' ' * (TIME_WIDTH + 2)}{paint('┊' if self._screen.pretty else ':', _DIM)} "
         rows = []
@@ -199,7 +200,7 @@ class LiveView:
         return parts
 
     def _now(self) -> str:
-        """Return how long the launch has lasted; nothing before it began."""
+        """Return the duration of the launch so far; empty before its start."""
         seconds = self._narrator.seconds({"time": self._wall()}) if self._run_id else None
         return "" if seconds is None else elapsed(seconds)
 

@@ -1,4 +1,4 @@
-"""Turns the records of a run, in their order, into lines for a person; remembers what later lines need."""
+"""Turns the records of a run, in their order, into lines for a person; remembers facts that later lines need."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ SNAPSHOT_LINE_EVERY_S = 10.0
 
 
 class RunNarrator:
-    """Turns records into lines; each event comes before the history takes it, so that a line can say what changed.
+    """Turns records into lines. An event comes here before the history takes it, so that its line can show the change.
 
     Args:
-        history: The events before; takes each event after its line was made.
-        folder: The run folder as it is to be shown.
+        history: History of the events before; takes each event after its line was made.
+        folder: The run folder, as the text to show.
     """
 
     def __init__(self, history: RunHistory, folder: str | None = None) -> None:
         self._history, self._folder = history, folder
-        self._step = 0  # the highest that was seen
+        self._step = 0  # the highest step so far
         self._started: float | None = None
         self._quoted: set[str] = set()
         self._evaluation: Record = {}
-        self._measured = ""  # the evaluation in words
+        self._measured = ""  # the newest evaluation in words
         self._best: float | None = None
         self._snapshot_line_at: float | None = None
         self._line_of: dict[str, Callable[[Record], Line | None]] = {
@@ -80,7 +80,7 @@ class RunNarrator:
         return max(0.0, at - self._started)
 
     def event(self, record: Record) -> Line | None:
-        """Return the line for the next record of events.jsonl; None if it needs none."""
+        """Return the line for the next record of events.jsonl; None if the event has no line."""
         name = str(record.get("event"))
         if name == events.RUN_STARTED:
             self._started = None
@@ -91,7 +91,7 @@ class RunNarrator:
         return None if line is None else replace(line, seconds=seconds)
 
     def metrics(self, record: Record) -> Line | None:
-        """Return the line of an evaluation. A step is remembered and gets none."""
+        """Return the line of an evaluation. A step is remembered and gets no line."""
         self._step = max(self._step, int_of(record, "step"))
         measured = record.get("eval")
         if not isinstance(measured, Mapping):
@@ -134,7 +134,7 @@ class RunNarrator:
         )
 
     def _took(self, record: Record) -> tuple[str, ...]:
-        """Return where the launch's time went, and all launches', if there were others."""
+        """Return the parts of the launch's time, and of the time of all launches, if there were others."""
         parts, of_run = parts_of(record.get("durations")), parts_of(record.get("run_durations"))
         if not parts:  # an earlier version wrote the record
             return (f"took {span(float_of(record, 'seconds') or 0)}",)
@@ -153,7 +153,7 @@ class RunNarrator:
         if int_of(record, "step"):
             text += f", after step {int_of(record, 'step')}"
         run = record.get("run_id")
-        # Another launch has the run: there is nothing to mend here.
+        # Another launch has the run: there is nothing to repair here.
         again = "" if record.get("class") == "taken_over" else f"; once mended: {self._again(record)}"
         return Line(
             "failed", text, (f"elasticflow why {run}{again}", *self._place()), symbol="wrong", tone="bad"
@@ -212,7 +212,7 @@ class RunNarrator:
         script, after = str(record.get("script")), float_of(record, "seconds_since_failure")
         if after is None or not self._history.is_recovering:
             return Line("script", script, symbol="start", tone="plain")
-        # Whether training continues, only a step of it tells.
+        # Only a finished step shows that training continues.
         return Line("started again", f"{script}, {span(after)} after the failure", symbol="again")
 
     def _drain_requested(self, record: Record) -> Line | None:
@@ -229,7 +229,7 @@ class RunNarrator:
         if self._history.script is None or line is None:
             return line
         name, kind = str(record.get("name")), str(record.get("type"))
-        if kind.startswith("a "):  # of the kept model
+        if kind.startswith("a "):  # a message of the kept model
             return line
         argument = re.findall(r"[A-Za-z_]\w*", name)[-1:] or [name]
         text = f"no snapshot holds {name}, a {kind}: run.keep({argument[0]}={name}) if a step depends on it"

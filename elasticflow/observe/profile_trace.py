@@ -1,4 +1,4 @@
-"""What a trace of torch's profiler says: where the time of its steps went, without torch."""
+"""Reads a trace of torch's profiler, without torch, and sums the time of its steps by part and operator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-# What elasticflow calls the parts of a step (`runtime/measuring/marks.py`), and torch an optimizer's.
+# elasticflow's marks of the parts of a step (`runtime/measuring/marks.py`), and torch's mark of an optimizer's step.
 _MARK, _OPTIMIZER, _STEP = "elasticflow: ", "Optimizer.step#", "ProfilerStep#"
 _OPERATOR, _KERNELS = "cpu_op", frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 REST = "other"
@@ -25,11 +25,11 @@ class Operator:
     """An operator, or a kernel of a GPU.
 
     Attributes:
-        name: As torch has it.
-        shapes: Of its inputs, where the trace has them; else empty.
-        calls: How often it was called.
-        self_us: Microseconds in it, and not in operators that it calls.
-        total_us: Microseconds in it and all that it calls.
+        name: Name in torch.
+        shapes: Shapes of its inputs; empty if the trace lacks them.
+        calls: Number of calls.
+        self_us: Microseconds in the operator itself, without the operators that it calls.
+        total_us: Microseconds in the operator and all that it calls.
     """
 
     name: str
@@ -41,14 +41,14 @@ class Operator:
 
 @dataclass
 class Trace:
-    """What a trace says of its steps.
+    """The times in a trace.
 
     Attributes:
         steps_us: Microseconds of each step, in order.
         parts: Microseconds in the parts of the steps, by name, the longest first: `forward`, `backward`, `optimizer`, `data`...;
-            `other` is what no part covers.
-        operators: On the CPU.
-        kernels: On GPUs.
+            `other` is the time outside of all parts.
+        operators: Operators on the CPU.
+        kernels: Kernels on GPUs.
     """
 
     steps_us: list[float] = field(default_factory=list)
@@ -58,10 +58,10 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """Return what the trace at *path* says.
+    """Return the times in the trace at *path*.
 
     Raises:
-        RecordError: it cannot be read, or is no trace.
+        RecordError: the file cannot be read, or is no trace.
     """
     try:
         with gzip.open(path) as file:
@@ -74,7 +74,7 @@ def read_trace(path: Path) -> Trace:
 
 def _summary(events: Sequence[Mapping[str, Any]]) -> Trace:
     steps = sorted((event for event in events if str(event["name"]).startswith(_STEP)), key=_begin)
-    # With a GPU each step is there once more, as the time of its kernels.
+    # With a GPU the trace has each step a second time, as the time of its kernels.
     steps = [step for step in steps if step.get("cat") != "gpu_user_annotation"]
     steps_us = [float(step["dur"]) for step in steps]
     parts: dict[str, float] = defaultdict(float)
@@ -93,7 +93,7 @@ def _summary(events: Sequence[Mapping[str, Any]]) -> Trace:
 
 
 def _part(event: Mapping[str, Any]) -> str | None:
-    """Return the part of a step that an event is; None if it is none."""
+    """Return the name of the part of a step that an event times; None for other events."""
     name = str(event["name"])
     if event.get("cat") != "user_annotation":
         return None
@@ -107,13 +107,14 @@ def _begin(event: Mapping[str, Any]) -> float:
 
 
 def _operators(events: Iterable[Mapping[str, Any]]) -> Iterator[Operator]:
-    """Return the operators with the time of each that is spent in no operator below it, by thread."""
+    """Yield the operators, each with its own time without that of operators below it; calls nest by thread."""
     found: dict[tuple[str, str], Operator] = {}
     threads: dict[tuple[Any, Any], list[Mapping[str, Any]]] = defaultdict(list)
     for event in events:
         threads[event["pid"], event["tid"]].append(event)
     for calls in threads.values():
-        # An operator begins before those that it calls; of two that begin at once the longer one is the caller.
+        # An operator begins before the operators that it calls; of two that begin at the same time the longer is the
+        # caller.
         calls.sort(key=lambda event: (_begin(event), -float(event["dur"])))
         callers: list[tuple[float, Operator]] = []
         for event in calls:
@@ -124,7 +125,7 @@ def _operators(events: Iterable[Mapping[str, Any]]) -> Iterator[Operator]:
             operator.self_us += duration
             if callers:
                 callers[-1][1].self_us -= duration
-            # What calls itself counts once.
+            # A recursive call counts once.
             if all(caller is not operator for _, caller in callers):
                 operator.total_us += duration
             callers.append((begin + duration, operator))
@@ -141,7 +142,7 @@ def _kernels(events: Iterable[Mapping[str, Any]]) -> Iterator[Operator]:
 
 
 def _add(found: dict[tuple[str, str], Operator], event: Mapping[str, Any]) -> Operator:
-    """Return the operator that an event is a call of, the call counted."""
+    """Count the call in an event, and return its operator."""
     name = str(event["name"])
     shapes = (event.get("args") or {}).get("Input Dims")
     key = name, "" if shapes is None else json.dumps(shapes)
@@ -154,9 +155,9 @@ def top(operators: Iterable[Operator], by: str, most: int) -> list[Operator]:
     """Return the *most* operators that take the longest, or are called most often.
 
     Args:
-        operators: Of a trace.
+        operators: Operators of a trace.
         by: "self", "total" or "calls".
-        most: 0 for all.
+        most: Number of operators to return; 0 for all.
     """
     keys = {
         "self": lambda each: each.self_us,

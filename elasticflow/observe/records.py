@@ -1,4 +1,4 @@
-"""Reads files of a run while somebody writes them: text is made printable, damaged lines are left out."""
+"""Reads files of a run while they are written: text is made printable, damaged lines are left out."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ TAIL_BYTES = 1 << 18
 
 
 def parse(line: bytes | str) -> dict[str, Any] | None:
-    """Return the line's JSON object, all text in it printable; None if the line is torn or something else."""
+    """Return the line's JSON object with all text made printable; None if the line is torn or no object."""
     try:
         record = records.parse(line)
     except BadJsonError:
         return None
     data = line if isinstance(line, bytes) else line.encode("utf-8", "replace")
-    # Control characters stand in JSON as \\uXXXX, but for DEL and those of Latin-1.
+    # JSON has control characters as \\uXXXX, except DEL and those of Latin-1.
     may_act = any(mark in data for mark in (b"\\u", b"\\r", b"\\b", b"\\f", b"\x7f", b"\xc2", b"\xe2"))
     return records.printable_in(record) if may_act else record
 
 
 def read(path: Path) -> Iterator[Record]:
-    """Return the whole records of *path*, in order; none if it does not exist or cannot be read (`damages_of`)."""
+    """Yield the whole records of *path* in order; none if the file does not exist or cannot be read (`damages_of`)."""
     return (record for line in lines_of(path) if (record := parse(line)) is not None)
 
 
@@ -54,7 +54,7 @@ def _tail_lines(path: Path, num_bytes: int) -> list[bytes]:
 
 
 def damages_of(folder: RunFolder) -> list[Damage]:
-    """Return the parts of the run's state, events and metrics that cannot be read; views do without them."""
+    """Return the parts of the run's state, events and metrics that cannot be read; views leave them out."""
     damages = []
     state = records.read(folder.state)
     if isinstance(state, Damage):
@@ -68,7 +68,7 @@ def damages_of(folder: RunFolder) -> list[Damage]:
         except OSError as error:
             damages.append(records.damage_of(path, error))
             continue
-        *lines, _ = [*_tail_lines(path, TAIL_BYTES), b""]  # a line without its end may be being written
+        *lines, _ = [*_tail_lines(path, TAIL_BYTES), b""]  # an incomplete last line may still be in writing
         bad = sum(parse(line) is None for line in lines if line.endswith(b"\n"))
         if bad:
             damages.append(Damage(str(path), f"has {bad} damaged line{'s' * (bad > 1)} at its end"))

@@ -1,4 +1,4 @@
-"""Logs that lie on other hosts: have them sent, and tell which cannot be had."""
+"""Fetches logs that are on other hosts, and lists logs that are not available."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from elasticflow.observe.history import Node
     from elasticflow.run_folder import RunFolder
 
-# Seconds that the run has to answer in: longer than its nodes have.
+# Seconds that the run has to answer: more than its nodes have.
 _PATIENCE_S = 10.0
 _POLL_S = 0.02
-# As supervisors call the nodes of their own machine.
+# Names that supervisors give to the nodes of their own machine.
 _OWN_NODE = re.compile(r"n\d+")
 
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Workers whose logs are not in this run folder, or may be there in part.
+    """Workers whose logs are not in this run folder, or only in part.
 
     Attributes:
         generation: Their generation.
-        ranks: They.
-        node: Where they ran.
-        host: Its machine.
-        is_gone: The node is lost, or has left, and cannot be asked.
-        is_partly_here: What the node has sent before it was lost is here.
+        ranks: Ranks of the workers.
+        node: Node on which they ran.
+        host: Machine of the node.
+        is_gone: True if the node is lost or has left, and cannot be asked.
+        is_partly_here: True if the logs that the node sent before it was lost are here.
     """
 
     generation: int
@@ -46,7 +46,7 @@ class Elsewhere:
     is_partly_here: bool = False
 
     def sentence(self, folder: RunFolder) -> str:
-        """Return what to tell a person."""
+        """Return a sentence for a person."""
         ranks = ", ".join(map(str, self.ranks))
         whose = f"rank {ranks}" if len(self.ranks) == 1 else f"ranks {ranks}"
         if self.is_partly_here:
@@ -63,12 +63,12 @@ class Elsewhere:
 
 
 def fetch(folder: RunFolder, generation: int | None = None, *, logged: bool = False) -> str | None:
-    """Have the run's other hosts send their logs into *folder*, if it is running; return why that failed, if it did.
+    """Have the other hosts of a running run send their logs into *folder*; return the reason if that fails, else None.
 
     Args:
-        folder: The run, on the machine that leads.
-        generation: Whose logs; None: the newest.
-        logged: What hooks logged, too.
+        folder: The run folder on the leading machine.
+        generation: Generation of the logs; None: the newest.
+        logged: True: fetch the logs of hooks, too.
     """
     if (path := ask(folder, generation, logged=logged)) is None:
         return None
@@ -82,7 +82,7 @@ def fetch(folder: RunFolder, generation: int | None = None, *, logged: bool = Fa
 
 
 def ask(folder: RunFolder, generation: int | None = None, *, logged: bool = False) -> Path | None:
-    """Do as `fetch` without waiting; return the file that is gone once the answer is there, None where nobody is asked."""
+    """Do as `fetch` without waiting; return a file that is removed once the answer is there, or None if no host is asked."""
     members = _members(folder)
     can_answer = any(_is_other(node) and not _is_gone(node) for nodes in members.values() for node in nodes)
     if not can_answer:
@@ -91,7 +91,7 @@ def ask(folder: RunFolder, generation: int | None = None, *, logged: bool = Fals
 
 
 def missing(folder: RunFolder, generation: int | None = None) -> list[Elsewhere]:
-    """Return whose logs of a generation are not here: of the newest by default."""
+    """Return the workers of a generation, by default the newest, whose logs are not here."""
     members = _members(folder)
     number = generation or max([*members, *generations(folder)], default=0)
     logs, copies = folder.generation_logs(number), copies_in(folder)
@@ -99,7 +99,7 @@ def missing(folder: RunFolder, generation: int | None = None) -> list[Elsewhere]
     for node in members.get(number, ()):
         ranks = range(first, first + node.nproc)
         first += node.nproc
-        # A worker of this machine that has not begun has no log, either.
+        # A worker of this machine that has not begun has no log yet, either.
         if not _is_other(node):
             continue
         absent = tuple(rank for rank in ranks if not any(logs.glob(f"rank{rank}.*")))
@@ -124,10 +124,10 @@ def _members(folder: RunFolder) -> dict[int, tuple[Node, ...]]:
 
 
 def _is_other(node: Node) -> bool:
-    """Return whether a node is on another machine than the supervisor."""
+    """Return True if a node is on another machine than the supervisor."""
     return _OWN_NODE.fullmatch(node.name) is None
 
 
 def _is_gone(node: Node) -> bool:
-    """Return whether a node cannot be asked; one that is excluded can."""
+    """Return True if a node cannot be asked; an excluded node can."""
     return node.gone in {"lost", "left"}

@@ -1,4 +1,4 @@
-"""The rows below the lines about a run: progress, the worker group, the newest snapshot, the nodes."""
+"""The rows below the event lines of a run: progress, worker group, newest snapshot and nodes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 TIME_WIDTH, LABEL_WIDTH = 8, 13
 TEXT_COLUMN = TIME_WIDTH + 2 + 2 + LABEL_WIDTH + 2
 _WIDE = 120
-# A node that went stays in sight for so long.
+# Seconds for which a node that is gone stays in sight.
 _GONE_S = 10.0
-# A step is told to take long from here on.
+# Seconds after which a step is reported as long.
 _LONG_STEP_S = 5.0
 _DIM, _DONE, _LOST = "2", "36", "31"
 
@@ -35,13 +35,13 @@ class RunBoard:
     """The present state of a run in a few rows.
 
     Args:
-        history: The events so far; the board gets each event after the history has taken it.
+        history: History of the events so far; the board gets each event after the history has taken it.
     """
 
     def __init__(self, history: RunHistory) -> None:
         self._history = history
         self._pace = Pace()
-        self._step: Record | None = None  # the newest line of one
+        self._step: Record | None = None  # the newest line of a step
         self._epochs: int | None = None
         self._left: int | None = None
         self._activities: dict[str, Record] = {}
@@ -55,7 +55,7 @@ class RunBoard:
             self._pace.clear()
 
     def known(self, record: Record) -> None:
-        """Take in what is known beside the events (`protocol/run_files.py`)."""
+        """Take facts beside the events (`protocol/run_files.py`)."""
         self._epochs = int_of(record, "epochs") or None
         self._left = None if float_of(record, "budget_left") is None else int_of(record, "budget_left")
         activities = record.get("activities")
@@ -66,18 +66,18 @@ class RunBoard:
         )
 
     def metrics(self, record: Record) -> None:
-        """Take in one record of metrics.jsonl."""
+        """Take a record of metrics.jsonl."""
         self._pace.add(record)
         if record.get("loss") is not None and record.get("eval") is None:
             self._step = record
 
     def now(self, at: float) -> Doing | None:
-        """Return what the run is at at the unix time *at*, if that is worth telling."""
+        """Return the run's activity at the Unix time *at*; None if it is not worth a row."""
         if self._is_over:
             return None
         history = self._history
         doing = None if history.phase is None else Doing(*_DOING[history.phase[0]], history.phase[1])
-        # What nodes do that are about to join holds up nobody.
+        # Activities of nodes that are about to join delay no other node.
         taking_part = {
             node: activity
             for node, activity in self._activities.items()
@@ -91,7 +91,7 @@ class RunBoard:
         return awaited
 
     def progress(self, *, share: bool = False) -> list[str]:
-        """Return where training is and how fast, the most important first; empty while it does not train."""
+        """Return progress and speed of training, the most important part first; empty while the run does not train."""
         record = self._step
         if record is None or not self._history.is_training:
             return []
@@ -113,7 +113,7 @@ class RunBoard:
         return parts
 
     def snapshot(self, at: float) -> str:
-        """Return `snapshot of step 400, 12 s ago, 1.2 MB`; empty if there is none."""
+        """Return `snapshot of step 400, 12 s ago, 1.2 MB`; empty if there is no snapshot."""
         snapshot = self._history.snapshot
         if snapshot is None:
             return ""
@@ -123,14 +123,14 @@ class RunBoard:
         return ", ".join(parts)
 
     def rows(self, at: float, clock: str, note: str, room: terminal_size, *, pretty: bool) -> list[Row]:
-        """Return the rows that a terminal shows at the unix time *at*.
+        """Return the rows that a terminal shows at the Unix time *at*.
 
         Args:
-            at: Now.
-            clock: How long the launch has lasted.
-            note: The sign of a row.
-            room: Columns and lines.
-            pretty: Signs beyond ASCII are there.
+            at: Present Unix time.
+            clock: Duration of the launch, in words.
+            note: Sign at the start of a row.
+            room: Columns and lines of the terminal.
+            pretty: Use signs beyond ASCII.
         """
         doing, progress = self.now(at), self.progress()
         rows: list[Row] = []
@@ -156,7 +156,7 @@ class RunBoard:
         return [*rows, *self._lane_rows(at, note, room.lines - len(rows))]
 
     def _progress(self, parts: list[str], columns: int, *, pretty: bool) -> tuple[list[Part], list[Part]]:
-        """Return the row with the bar, and what has no room in it."""
+        """Return the row with the bar, and the parts that do not fit in it."""
         count, *others = parts
         first = [Part(count)]
         room = columns - 1 - TEXT_COLUMN - len(count)
@@ -191,7 +191,7 @@ class RunBoard:
         return [*rows, ("snapshot", snapshot)] if snapshot else rows
 
     def _lane_rows(self, at: float, note: str, room: int) -> list[Row]:
-        """Return a row for each node if there are several; as many as a third of the terminal holds."""
+        """Return a row for each node if there are several; the rows fill at most a third of the terminal."""
         nodes = self._history.nodes.items()
         lanes = {name: node for name, node in nodes if not node.gone or at - node.gone_at < _GONE_S}
         for name in self._activities:
@@ -230,7 +230,7 @@ class RunBoard:
         return node is not None and node.first_rank is not None
 
 
-# What a run is at after the event that began its phase (`RunHistory.phase`).
+# The activity of a run by the event that began its phase (`RunHistory.phase`).
 _DOING: dict[str, tuple[str, str]] = {
     events.RUN_STARTED: ("starting", "importing torch"),
     events.NODE_JOINED: ("starting", "a group is formed"),

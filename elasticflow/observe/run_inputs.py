@@ -1,4 +1,4 @@
-"""What a run or a job file is made from, and how two of them differ."""
+"""The inputs of a run or a job file, and the differences between the inputs of two."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _DIGEST_SHOWN = 12
 
 @dataclass(frozen=True)
 class RunInputs:
-    """What a run or a job file is made from.
+    """The inputs of a run, or of a job file.
 
     Attributes:
-        name: How it is called: "mnist 20261120-104500-4f2a", "jobs/mnist.toml", or a URI.
-        made: Its job and what that was made from.
-        root: Folder that the paths of its files start from; None: they are not here.
+        name: Name for people: "mnist 20261120-104500-4f2a", "jobs/mnist.toml", or a URI.
+        made: The job, with the files and options that it was made from.
+        root: Folder that the paths of its files start from; None: the files are not here.
         copies: The launch folder, which holds copies of its files; None for a job file.
         data: Facts of each data set, by name, as the run found them.
-        status: How the run stands; None where there is no run folder.
+        status: State of the run; None if there is no run folder.
     """
 
     name: str
@@ -49,7 +49,7 @@ class RunInputs:
     status: RunStatus | None = None
 
     def text_of(self, file: str) -> str | None:
-        """Return the text of *file* as the run used it; None where that text is not kept."""
+        """Return the text of *file* as the run used it; None if that text is not kept."""
         path = None if self.root is None else self.root / file
         if self.copies is not None:
             path = self.copies / source_copy(file)
@@ -60,7 +60,7 @@ class RunInputs:
 
 
 def inputs_of_run(project_root: Path, text: str) -> RunInputs:
-    """Return the newest launch of the run that *text* means: a run as everywhere (`find_run`), or its URI.
+    """Return the inputs of the newest launch of a run; *text* is as for `find_run`, or the run's URI.
 
     Raises:
         RunNotFoundError: there is no such run, or it was never launched.
@@ -84,7 +84,7 @@ def inputs_of_run(project_root: Path, text: str) -> RunInputs:
 
 
 def inputs_of_job(loaded: LoadedJob, other: RunInputs | None) -> RunInputs:
-    """Return what a launch of the job file would be made from now; files that *other* found in use count, too."""
+    """Return the inputs of a launch of the job file now; they include the files that *other* has in use."""
     from elasticflow.compiler.plan.launch_plan import plan_job
 
     assert loaded.job is not None
@@ -111,7 +111,7 @@ def _inputs_at(uri: str) -> RunInputs:
 
 
 def differences_of(old: RunInputs, new: RunInputs) -> list[Difference]:
-    """Return what differs, weighed as if the run *old* were to continue as *new*; how the runs went does not count."""
+    """Return the differences, weighed as if the run *old* were to continue as *new*; the results of the runs do not count."""
     return [*compare_made(old.made, new.made), *_data(old, new), *_patch(old, new)]
 
 
@@ -154,7 +154,7 @@ def _data(old: RunInputs, new: RunInputs) -> Iterator[Difference]:
 
 
 def _values(name: str, was: object, now: object) -> Iterator[Difference]:
-    """Yield the values of the data, which arguments of both jobs stand for, that differ."""
+    """Yield the differing values of the data for which arguments of both jobs stand."""
     if isinstance(was, dict) and isinstance(now, dict):
         for key in was:
             if key in now and was[key] != now[key]:

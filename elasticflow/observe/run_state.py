@@ -1,4 +1,4 @@
-"""state.json, in which a supervisor keeps the state of its run, as a record."""
+"""The record in state.json, in which a supervisor keeps the state of its run."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ _STATUSES: dict[object, Status] = {
 
 @dataclass(frozen=True)
 class RunningWorker:
-    """One worker of the generation that runs.
+    """A worker of the running generation.
 
     Attributes:
-        rank: Its rank.
         pid: Its process id, for people.
-        node: The node it runs on.
-        process: The process, for whoever signals it; None: an earlier version has written the state.
+        node: The node on which it runs.
+        process: The process, to send signals to; None: an earlier version wrote the state.
     """
 
     rank: int
@@ -37,12 +36,12 @@ class RunningWorker:
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """The state of a run as its supervisor last wrote it; what the file lacks, or holds in an odd form, has its default.
+    """The state of a run as its supervisor last wrote it; missing or malformed fields have their defaults.
 
     Attributes:
-        status: Running, or the way it ended; None if that is not known. A supervisor that was killed leaves `running`.
-        launch: Number of the newest launch; 0 when none was written.
-        generation: Number of the newest worker group; 0 when there was none.
+        status: Running, or the way it ended; None if unknown. A supervisor that was killed leaves `running`.
+        launch: Number of the newest launch; 0 if there was none.
+        generation: Number of the newest worker group; 0 if there was none.
         step: Last finished step.
         steps: Steps of the whole training, once known.
         loss: Loss of the last step.
@@ -50,17 +49,17 @@ class RunState:
         workers: Workers of the newest group, whether it runs or not.
         snapshot: Name of the newest committed snapshot.
         script: The user's script, for `[script]` jobs; else None.
-        resume_command: The command that resumes the run, where that is not `elasticflow resume`.
-        held: Newest step that all workers hold in their node's memory; it lives no longer than the launch.
+        resume_command: The command that resumes the run, if that is not `elasticflow resume`.
+        held: Newest step that all workers hold in their nodes' memory, which ends with the launch.
         launched: Unix time at which the newest launch began.
         updated: Unix time of the last sign of life.
         pid: The supervisor's process id.
-        verdict: The record of the newest launch's end.
-        epochs: Passes over the data in all, if the job says them.
-        budget_left: Restarts left in the budget; None where the run does not say.
-        activities: By node, the activity that has lasted for longer than a moment (`protocol/display.py`).
-        durations: Seconds of all launches by activity; they add up to the run's time; empty if not known.
-        launch_durations: The newest launch's.
+        verdict: Record of the newest launch's end.
+        epochs: Passes over the data in all, if the job gives them.
+        budget_left: Restarts left in the budget; None if unknown.
+        activities: By node, the activity that has lasted for longer than a moment (`protocol/run_files.py`).
+        durations: Seconds of all launches by activity, which add up to the run's time; empty if unknown.
+        launch_durations: Seconds of the newest launch by activity.
     """
 
     status: Status | None = None
@@ -88,7 +87,7 @@ class RunState:
 
     @classmethod
     def from_json(cls, state: Record) -> RunState:
-        """Return what these fields of state.json say."""
+        """Return the state in the fields of state.json."""
         workers, verdict, durations = (state.get(name) for name in ("workers", "verdict", "durations"))
         activities = state.get("activities")
         durations = durations if isinstance(durations, dict) else {}

@@ -1,4 +1,4 @@
-"""Lists the runs of a project, and finds the one that a command's RUN means."""
+"""Lists the runs of a project, and finds the run that a command's RUN means."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from elasticflow.run_folder import RUN_ID, RUNS, RunFolder
 
 
 def list_runs(project_root: Path, job: str | None = None, *, by_hand: bool = False) -> list[RunFolder]:
-    """Return the runs under *project_root*, of one job if it is named, the newest launch first.
+    """Return the runs under *project_root*, or of one job in it, the newest launch first.
 
     Args:
-        project_root: Where they are looked for.
-        job: The job's name; None: of all jobs.
-        by_hand: Also those that plain python or torchrun started (`RunByHand`).
+        project_root: Folder of the project.
+        job: Name of a job; None: all jobs.
+        by_hand: Include runs that plain python or torchrun started (`RunByHand`).
     """
     runs = project_root / RUNS
     if not runs.is_dir():
@@ -35,16 +35,16 @@ def list_runs(project_root: Path, job: str | None = None, *, by_hand: bool = Fal
 def find_run(project_root: Path, text: str | None, *, by_hand: bool = False) -> RunFolder:
     """Return the run that *text* means: a run folder, a run id, or a job's name or file (its newest run).
 
-    Without a text, the newest run of the project is meant.
+    None means the newest run of the project.
 
     Args:
-        project_root: Where runs are looked for.
-        text: As the user typed it.
-        by_hand: The command can also show a run that plain python or torchrun started (`RunByHand`).
+        project_root: Folder of the project.
+        text: RUN as the user typed it.
+        by_hand: True if the command can also show a run that plain python or torchrun started (`RunByHand`).
 
     Raises:
-        RunNotFoundError: there is none, or an id that two jobs use; or the command needs a supervisor's records, and
-            the run has none.
+        RunNotFoundError: there is no such run, or two jobs have a run of this id; or the command needs a supervisor's
+            records, and the run has none.
     """
     if text is not None and text.endswith(".toml") and Path(text).is_file():
         return _find_run_of_file(Path(text))
@@ -79,7 +79,7 @@ def find_run(project_root: Path, text: str | None, *, by_hand: bool = False) -> 
 def _find_run_of_file(path: Path) -> RunFolder:
     from elasticflow.jobfile.load import has_matrix, require_cases, require_job
 
-    # Only names are asked for: variables need not be set here.
+    # Only names are needed, so environment variables need not be set.
     loaded_jobs = (
         require_cases(path, environment=None) if has_matrix(path) else [require_job(path, environment=None)]
     )
@@ -90,14 +90,14 @@ def _find_run_of_file(path: Path) -> RunFolder:
 
 
 def is_finished(folder: RunFolder) -> bool:
-    """Return whether training reached its end; False for a run that does not exist."""
+    """Return True if training reached its end; False for a run that does not exist."""
     return state_of(folder).status == "finished"
 
 
 def newest_resumable(project_root: Path) -> RunFolder | None:
     """Return the newest run that is not finished, or None.
 
-    A run that is running counts: to continue with an older one instead would surprise whoever typed `resume`.
+    A running run counts: `resume` with an older run instead would surprise the user.
     """
     return next(
         (run for run in list_runs(project_root) if run.launch_numbers() and not is_finished(run)), None

@@ -1,4 +1,4 @@
-"""The standby workers of a node, as its events tell of them."""
+"""The standby workers of a node, from its events."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NodeStandbys:
-    """What one node said last of its standbys.
+    """A node's last report of its standbys.
 
     Attributes:
-        node: Its id inside the launch.
-        pids: Their processes; empty if there are none.
-        seconds: How long the slowest took to get ready, at low priority.
-        memory: Bytes that they hold for themselves, in sum.
-        reason: Why the node makes none any more.
+        node: Id of the node inside the launch.
+        pids: Process ids of the standbys; empty if there are none.
+        seconds: Time that the slowest took to get ready, at low priority.
+        memory: Sum of the bytes of their private memory.
+        reason: Reason that the node no longer makes standbys.
     """
 
     node: str
@@ -34,7 +34,7 @@ class NodeStandbys:
 
     @classmethod
     def of(cls, event: Record) -> NodeStandbys:
-        """Return what a `standbys.ready` or `standbys.off` record says."""
+        """Return the report in a `standbys.ready` or `standbys.off` record."""
         pids = event.get("pids")
         return cls(
             text_of(event, "node") or "",
@@ -46,12 +46,12 @@ class NodeStandbys:
 
     @property
     def memory_of_one(self) -> int:
-        """Bytes that one of them holds for itself, on average."""
+        """Bytes of a standby's private memory, on average."""
         return self.memory // max(1, len(self.pids))
 
 
 def in_words(nodes: Sequence[NodeStandbys]) -> str:
-    """Return `2 ready, 33 MB`, and why a node has none."""
+    """Return `2 ready, 33 MB`, and the reasons of nodes without standbys."""
     ready = [pid for node in nodes for pid in node.pids]
     parts = [f"none on {node.node}: {node.reason}" for node in nodes if node.reason is not None]
     if ready:
@@ -62,5 +62,5 @@ def in_words(nodes: Sequence[NodeStandbys]) -> str:
 
 
 def cost_in_words(memory: float, seconds: float) -> str:
-    """Return what one standby takes: `16 MB and 5.1 s to get ready`."""
+    """Return the cost of a standby: `16 MB and 5.1 s to get ready`."""
     return f"{size(memory)} and {seconds:.1f} s to get ready"

@@ -28,31 +28,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus(RunState):
-    """A run's state now: the supervisor's record as far as it still holds, and facts of the other files.
+    """The present state of a run: the supervisor's record as far as it still holds, and facts from the other files.
 
-    While it is not running it has no workers, nothing is held in memory, and no supervisor has a process id.
+    A run that is not running has no workers, no state held in memory, and no process id of a supervisor.
 
     Attributes:
         status: Running, or the way it ended; a run whose supervisor vanished is interrupted.
         folder: The run folder.
-        scalars: Values that the job's own step returned beside the loss in the last step, by name; None: not finite.
-        grad_norm: Norm of the last step's gradient, or by the name of each of several optimizers; None: not logged.
-        counted_per_s: Items per second in the last step, by what they are: `{"tokens": 51200.0}`.
-        mfu: Share of the devices' peak that the last step made use of; None: not measured.
-        doing: The activity that has lasted for longer than a moment, while it runs.
+        scalars: Values that the job's own step returned beside the loss in the last step, by name; None if not finite.
+        grad_norm: Norm of the last step's gradient, or a norm for each of several optimizers by name; None: not logged.
+        counted_per_s: Items per second in the last step, by kind: `{"tokens": 51200.0}`.
+        mfu: Share of the devices' peak that the last step used; None: not measured.
+        doing: The activity that has lasted for longer than a moment, while the run is running.
         evaluation: The newest metrics over the evaluation set.
         evaluated_step: The step of these metrics.
-        weights: The weights that they are of: "ema", the averaged, or "raw", or by evaluation set where that differs; None
-            where the run does not say.
-        evaluation_raw: The metrics of the raw weights, where those were measured beside the averaged.
-        best: The best value of the metric that `evaluation.best` names.
+        weights: The evaluated weights: "ema" (averaged) or "raw", or by evaluation set if the sets differ; None if
+            unknown.
+        evaluation_raw: The metrics of the raw weights, if they were evaluated beside the averaged.
+        best: Best value of the metric in `evaluation.best`.
         samples_per_s: Speed over the last steps.
-        seconds_left: To the end of training at that speed, while the run is running.
+        seconds_left: Seconds to the end of training at that speed, while the run is running.
         standbys: Standby workers of each node, while the run is running.
-        compilation: Costs of torch.compile; None: the run compiles nothing.
+        compilation: Cost of torch.compile; None: the run compiles nothing.
         started: Unix time at which the run's first launch began.
-        failure: The newest `worker.failed` event of a run that failed.
-        lost: The end of its supervisor, if that could not say so.
+        failure: Newest `worker.failed` event of a run that failed.
+        lost: The end of its supervisor, if the supervisor could not record it.
     """
 
     status: Status
@@ -76,11 +76,11 @@ class RunStatus(RunState):
     lost: Ending | None
 
     def to_json(self) -> dict[str, object]:
-        """Return what `--format json` prints; times are RFC 3339 in UTC."""
+        """Return the status as `--format json` prints it; times are RFC 3339 in UTC."""
         facts = {"job": self.folder.job, "run_id": self.folder.run_id, **asdict(self)}
         facts["folder"] = str(self.folder.path)
         facts["goodput"] = goodput(self.durations)
-        del facts["epochs"], facts["activities"]  # said by `epoch` and `doing`
+        del facts["epochs"], facts["activities"]  # `epoch` and `doing` have these facts
         if self.doing is not None:
             facts["doing"] = {**self.doing._asdict(), "since": rfc3339(self.doing.since)}
         for name in ("started", "launched", "updated"):
@@ -89,7 +89,7 @@ class RunStatus(RunState):
 
     @property
     def progress(self) -> str:
-        """`93 of 230 (40 %)`, or the step alone while the end is unknown; of a script that tells none, `-`."""
+        """`93 of 230 (40 %)`, or the step alone while the end is unknown; `-` for a script that reports no steps."""
         if self.script is not None and self.step == 0:
             return "-"
         if self.steps is None:
@@ -98,7 +98,7 @@ class RunStatus(RunState):
 
     @property
     def main_metrics(self) -> str:
-        """`accuracy 0.9806`: the metrics that are not the loss, else the loss; empty if there are none."""
+        """`accuracy 0.9806`: the metrics other than the loss, or else the loss; empty if there are no metrics."""
         named = {
             k: v for k, v in self.evaluation.items() if k.rpartition(".")[2] != "loss"
         } or self.evaluation
@@ -106,9 +106,9 @@ class RunStatus(RunState):
 
 
 def is_locked(folder: RunFolder) -> bool:
-    """Return whether a supervisor runs this run now.
+    """Return True if a supervisor runs this run now.
 
-    The lock is tried for an instant and shared, so that two readers do not take each other for a supervisor.
+    The lock is tried for an instant, as a shared lock, so that two readers do not take each other for a supervisor.
     """
     try:
         with folder.lock.open("rb") as file:
@@ -117,7 +117,7 @@ def is_locked(folder: RunFolder) -> bool:
             except BlockingIOError:
                 return True
             return False
-    except OSError:  # absent, or nothing that could be locked
+    except OSError:  # the file is absent or cannot be locked
         return False
 
 
@@ -174,7 +174,7 @@ def read_status(folder: RunFolder) -> RunStatus:
 
 
 def lost_of(folder: RunFolder) -> Ending | None:
-    """Return how the supervisor of a run that nobody leads ended, if it could not say so itself."""
+    """Return the end of the supervisor of a run that is not running, if the supervisor could not record it."""
     from elasticflow.launcher.journal.post_mortem import ending_of
 
     return ending_of(folder)
@@ -183,5 +183,5 @@ def lost_of(folder: RunFolder) -> Ending | None:
 def _status(state: RunState, folder: RunFolder) -> Status:
     if state.status not in {None, "running"}:
         return state.status
-    # "running" is what a supervisor wrote that may have been killed since; only the lock dies with it.
+    # The supervisor that wrote "running" may have been killed since; only the lock ends with it.
     return "running" if is_locked(folder) else "interrupted"

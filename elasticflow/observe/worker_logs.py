@@ -1,4 +1,4 @@
-"""The logs of a run's workers as one stream: JSON lines merged by time, then what was printed."""
+"""The logs of a run's workers as one stream: JSON lines merged by time, then printed lines."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _STREAMS: dict[str, Stream] = {"jsonl": "jsonl", "stdout": "stdout", "stderr": "
 
 @dataclass(frozen=True)
 class LogLine:
-    """One line of one worker.
+    """A line of a worker's log.
 
     Attributes:
-        generation: Worker group it belongs to.
-        rank: The worker.
-        stream: The worker's file that it stands in.
-        text: As written, without the newline.
+        generation: Generation of the worker.
+        rank: Rank of the worker.
+        stream: The worker's file that has the line.
+        text: Text of the line, without the newline.
         record: Its JSON object, for `jsonl`.
     """
 
@@ -49,17 +49,17 @@ class LogLine:
 
     @property
     def time(self) -> float:
-        """Unix time at which it was written; 0 if the line does not say."""
+        """Unix time at which the line was written; 0 if unknown."""
         return (unix_time(self.record.get("timestamp")) if self.record else None) or 0.0
 
     @property
     def is_measured(self) -> bool:
-        """Whether it is one of elasticflow's own lines about a step or an evaluation, which metrics.jsonl has, too."""
+        """True for elasticflow's own lines about a step or an evaluation, which metrics.jsonl has, too."""
         record = self.record or {}
         return record.get("origin") == events.OURS and record.get("event") in _MEASURED
 
     def is_at_least(self, level: str) -> bool:
-        """Return whether the line matters at *level*; printed lines count as info, standard error always does."""
+        """Return True if the line is of *level* or above; printed lines count as info, standard error always counts."""
         if self.stream == "stderr":
             return True
         said = "info" if self.record is None else str(self.record.get("level", "info"))
@@ -75,10 +75,10 @@ def generations(folder: RunFolder) -> list[int]:
 
 
 def read_logs(folder: RunFolder, generation: int | None = None, rank: int | None = None) -> Iterator[LogLine]:
-    """Yield the lines of one generation, the newest by default, of every rank or of one.
+    """Yield the lines of a generation, by default the newest, of every rank or of one rank.
 
     Raises:
-        LogsNotFoundError: there are none.
+        LogsNotFoundError: there are no such logs.
     """
     there = generations(folder)
     if generation is None and not there:
@@ -111,24 +111,24 @@ def follow(
     is_shown: Callable[[LogLine], bool] = lambda _: True,
     backlog: int | None = None,
 ) -> Iterator[LogLine]:
-    """Yield lines as they are written, resuming to newer generations unless one is named.
+    """Yield lines as they are written, and continue with newer generations unless *generation* is given.
 
-    Ends when *is_live* is no longer true and all that was written has been read.
+    Ends when *is_live* is no longer true and every written line has been read.
 
     Args:
-        folder: The run.
-        generation: This one alone.
-        rank: This one alone.
-        is_live: Whether more may be written.
-        pause: Waits.
-        is_shown: Which lines are yielded.
-        backlog: Of what was written before, so many lines at most; None: all.
+        folder: The run folder.
+        generation: The only generation to follow; None: all from the newest on.
+        rank: The only rank to follow; None: all.
+        is_live: Returns True while more lines may be written.
+        pause: Waits for the given seconds.
+        is_shown: Returns True for lines to yield.
+        backlog: Most lines to yield of those written before; None: all.
     """
     followers: dict[Path, tuple[int, int, Stream, FollowedLines]] = {}
     while True:
         alive = is_live()
         there = [g for g in generations(folder)[-2:] if generation is None] or [generation or 0]
-        # `read_logs` shows the generations before the one that was newest at the start.
+        # `read_logs` shows the generations before the newest one at the start.
         first = min((entry[0] for entry in followers.values()), default=there[-1])
         for number in there:
             for of_rank, stream, path in _files(folder, number, rank) if number >= first else []:

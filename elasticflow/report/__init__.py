@@ -1,1 +1,1 @@
-"""One HTML file about a run, or about several: no network, no script of others."""
+"""Writes one HTML file about a run or several runs, without network access or third-party scripts."""

@@ -1,4 +1,4 @@
-"""Curves as pictures: the coordinates that a page draws, in percent of the plot, and what stands on its axes."""
+"""Curves as pictures: the coordinates that a page draws, in percent of the plot, and the ticks of the axes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from elasticflow.observe.curves import Curve, Point, Segment
 
 WIDTH, HEIGHT = 1000, 240
-"""Of the plot's own coordinates; a page stretches it."""
+"""Size of the plot in its own coordinates; a page stretches it."""
 COLOURS = 6
-"""How many there are, for generations or runs in turn."""
+"""Number of colours; generations or runs take them in turn."""
 _LOG_FROM = 30.0
 """A curve whose values are all positive and spread so far is drawn on a logarithmic axis."""
 _TICKS = 5
@@ -25,7 +25,7 @@ _TICKS = 5
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a plot: its path in `WIDTH` by `HEIGHT`, its colour, what it is."""
+    """A line of a plot: its path in `WIDTH` by `HEIGHT`, its colour and its label."""
 
     path: str
     colour: int
@@ -35,7 +35,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Tick:
-    """A mark on an axis: where, in percent from the left or from the top, and its text."""
+    """A mark on an axis: its place in percent from the left or from the top, and its text."""
 
     at: float
     text: str
@@ -43,18 +43,18 @@ class Tick:
 
 @dataclass(frozen=True)
 class Chart:
-    """A plot of one quantity.
+    """A plot of a quantity.
 
     Attributes:
-        name: Of the quantity.
-        title: What is told to those who cannot see it.
-        lines: To be drawn, lost ones first.
-        x_ticks: Steps.
-        y_ticks: Values.
-        is_log: The values' axis is logarithmic.
+        name: Name of the quantity.
+        title: Text for readers who cannot see the plot.
+        lines: Lines to draw, those of lost steps first.
+        x_ticks: Ticks of the axis of steps.
+        y_ticks: Ticks of the axis of values.
+        is_log: True if the axis of values is logarithmic.
         marks: Steps at which a generation began, with their text.
-        odd: Where values were no finite numbers.
-        data: JSON of what a pointer shows: step, value and label of each point, and its place.
+        odd: Places at which values were not finite numbers.
+        data: JSON for the pointer's tooltip: step, value, label and place of each point.
         rows: Some points for a table.
         last: The newest value in words.
     """
@@ -94,7 +94,7 @@ class _Scale:
         self._size = (self.high - self.low) or 1.0
 
     def y(self, value: float) -> float:
-        """Return where the value is, from the top."""
+        """Return the distance of the value from the top."""
         amount = math.log10(value) if self.is_log else value
         return HEIGHT * (1 - (amount - self.low) / self._size)
 
@@ -128,12 +128,12 @@ def round_values(low: float, high: float, count: int) -> list[float]:
 
 
 def chart_of(name: str, curves: Sequence[Labelled], begins: Mapping[int, int] | None = None) -> Chart | None:
-    """Return the plot of one quantity of one run, or of several; None if it has no finite value.
+    """Return the plot of a quantity of one or several runs; None if there is no finite value.
 
     Args:
-        name: Of the quantity.
-        curves: Of each run.
-        begins: Of one run: the first step of each generation, to be marked.
+        name: Name of the quantity.
+        curves: Curves of the quantity, one for each run.
+        begins: First step of each generation of a single run, for marks.
     """
     points = [point for labelled in curves for point in labelled.curve.points]
     if not points:

@@ -1,4 +1,4 @@
-"""What a report says of a run, gathered from its folder; what is missing or damaged is left out."""
+"""Gathers the facts of a report from a run's folder; missing or damaged parts are left out."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ class RunFacts:
     """A run, as its report shows it.
 
     Attributes:
-        status: How it stands.
-        curves: What was measured, then what hooks logged as numbers.
-        timeline: When what happened.
-        incidents: What went wrong, oldest first.
+        status: Present state of the run.
+        curves: Curves of the metrics, then of the numbers that hooks logged.
+        timeline: Times of generations, snapshots and failures.
+        incidents: Failures, oldest first.
         generations: Oldest first.
-        snapshots: Those that were committed.
+        snapshots: Committed snapshots.
         ledger: Lines of the restart budget.
-        keys: Of the job.
+        keys: Keys of the job.
         environment: Facts of machine and libraries, by name.
         data: Facts of each data set, by its name.
-        logs: Of all ranks.
+        logs: Log files of all ranks.
         logged: Texts and images that hooks logged, by name.
-        notes: What a reader should know: overlap, a script that began anew, damage.
-        case: Of a file with [matrix]; None: of another file.
+        notes: Warnings for the reader: overlap, a script that began anew, damaged records.
+        case: Case of a file with [matrix]; None for other files.
     """
 
     status: RunStatus
@@ -85,7 +85,7 @@ class RunFacts:
 
 
 def facts_of(folder: RunFolder, target: Path) -> RunFacts:
-    """Return what the report at *target* says of the run in *folder*."""
+    """Return the facts of the run in *folder* for the report at *target*."""
     history = RunHistory.read(folder)
     notes = [note for note in (overlap_of(history), restart_anew_of(history)) if note]
     notes += data_warnings_of(history)
@@ -111,7 +111,7 @@ def facts_of(folder: RunFolder, target: Path) -> RunFacts:
 
 
 def case_of(folder: RunFolder) -> str | None:
-    """Return the case of [matrix] that the run trains, by the record of its newest launch."""
+    """Return the case of [matrix] that the run trains, as the record of its newest launch says."""
     numbers = folder.launch_numbers()
     job = records.read(folder.launch(numbers[-1]) / "job.json") if numbers else None
     return text_of(job, "case") if isinstance(job, dict) else None
@@ -149,7 +149,7 @@ def _logs(folder: RunFolder, target: Path) -> list[LogFile]:
     for path in sorted(logs.rglob("*")) if logs.is_dir() else ():
         try:
             size = path.stat().st_size if path.is_file() else 0
-        except OSError:  # gone since
+        except OSError:  # the file was removed meanwhile
             continue
         if size:
             relative = os.path.relpath(path, target.resolve().parent)

@@ -1,4 +1,4 @@
-"""The keys of a run's job, and which file or option set each."""
+"""The keys of a run's job, each with the file or option that sets it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class JobKey:
     """A key of the resolved job.
 
     Attributes:
-        name: With its tables: `optimizer.args.lr`.
-        value: As JSON has it.
+        name: Key with its tables: `optimizer.args.lr`.
+        value: Value in JSON.
         origin: The file that sets it, `--set`, or `DEFAULT`.
-        overrides: A file that this origin extends sets it, too.
+        overrides: True if a file that this origin extends sets the key, too.
     """
 
     name: str
@@ -38,7 +38,7 @@ class JobKey:
 
 
 def keys_of(folder: RunFolder) -> list[JobKey]:
-    """Return the keys of the newest launch's job; none if its record cannot be read."""
+    """Return the keys of the newest launch's job; empty if its record cannot be read."""
     numbers = folder.launch_numbers()
     if not numbers:
         return []
@@ -54,7 +54,7 @@ def keys_of(folder: RunFolder) -> list[JobKey]:
 
 
 def _layers(launch: Path, record: Mapping[str, Any]) -> list[tuple[str, set[str]]]:
-    """Return what sets keys, the strongest first, and the keys that each sets."""
+    """Return the origins of keys, the strongest first, each with the keys it sets."""
     overrides = record.get("overrides")
     words = overrides if isinstance(overrides, list) else []
     layers = [("--set", {str(word).partition("=")[0].strip() for word in words})] if words else []
@@ -74,7 +74,7 @@ def _origin(name: str, layers: list[tuple[str, set[str]]]) -> tuple[str, bool]:
 
 
 def _sets(name: str, names: set[str]) -> bool:
-    """Return whether one of *names* is this key, or a table above it that was given as a whole."""
+    """Return True if one of *names* is this key, or a table above it that was set as a whole."""
     parts = name.split(".")
     return any(".".join(parts[: end + 1]) in names for end in range(len(parts)))
 

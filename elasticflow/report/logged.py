@@ -1,4 +1,4 @@
-"""What hooks logged, as a report shows it: numbers as curves, texts and images as they are, the newest first."""
+"""Prepares the logs of hooks for a report: numbers as curves, texts and images unchanged, the newest first."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 Point = dict[str, Any]
 _MOST_SHOWN = 12
-"""Of one name; the first and the newest are among them."""
+"""Most texts or images of one name; the first and the newest are among them."""
 _MOST_BYTES = 1_500_000
-"""Of all images in a report."""
+"""Most bytes of all images in a report."""
 _MOST_CHARACTERS = 20_000
-"""Of one text."""
+"""Most characters of one text."""
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass(frozen=True)
 class Shown:
-    """One text, or one image as a data URL."""
+    """A text, or an image as a data URL."""
 
     step: int
     rank: int
@@ -36,13 +36,12 @@ class Shown:
 
 @dataclass(frozen=True)
 class Logged:
-    """What a hook logged under one name.
+    """Texts or images that a hook logged under one name.
 
     Attributes:
-        name: Of it.
-        kind: Texts or images.
-        shown: Some of them, the newest first.
-        count: How many there are.
+        kind: Kind of the logged values.
+        shown: The texts or images to show, the newest first.
+        count: Number of all logged texts or images.
     """
 
     name: str
@@ -52,7 +51,7 @@ class Logged:
 
 
 def scalars_of(points: Iterable[Point]) -> list[Curve]:
-    """Return the numbers that rank 0 logged, else those of the first rank that did, as curves by name."""
+    """Return the numbers that rank 0, or else the first rank with any, has logged, as curves by name."""
     by_name = _by_name(points, "scalar")
     curves = []
     for name, found in by_name.items():
@@ -65,7 +64,7 @@ def scalars_of(points: Iterable[Point]) -> list[Curve]:
 
 
 def logged_in(folder: RunFolder, points: Sequence[Point]) -> list[Logged]:
-    """Return texts and images of a run; an image that is not there any more, or is none, is left out."""
+    """Return texts and images of a run; images that are missing or not readable are left out."""
     found = [
         Logged(name, "text", [_text(point) for point in _chosen(of_name)], len(of_name))
         for name, of_name in _by_name(points, "text").items()

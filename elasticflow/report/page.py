@@ -1,4 +1,4 @@
-"""A report as HTML: self-contained; every text in it is escaped, and a policy forbids every script but ours."""
+"""A report as self-contained HTML: every text is escaped, and a policy forbids every script but ours."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from elasticflow.report.facts import RunFacts
     from elasticflow.report.timeline import Mark, Timeline
 
-# Of all parts of the time, from good to bad; each has its own colour.
+# All parts of the time, from good to bad; each part has its own colour.
 _PART_ORDER = (
     "training", "evaluating", "starting", "restoring", "stalled", "ending", "restarting", "detecting", "waiting", "redone",
 )  # fmt: skip
@@ -44,7 +44,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Place:
-    """Something on the timeline: where and how wide, in percent."""
+    """A mark or span on the timeline: its place and width in percent."""
 
     left: float
     width: float
@@ -81,7 +81,7 @@ def render_run(facts: RunFacts) -> str:
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One of several runs: its facts, its label and colour, the values of the keys that vary, what it is best at."""
+    """One of several runs: facts, label, colour, values of the keys that vary, and the metrics in which it is best."""
 
     facts: RunFacts
     label: str
@@ -94,7 +94,7 @@ class ComparedRun:
 
 
 def render_comparison(runs: Sequence[RunFacts], *, title: str, is_sweep: bool) -> str:
-    """Return the report of several runs side by side: results by what varies in their jobs, curves in one plot."""
+    """Return the report of several runs side by side: results by the keys that vary, and curves in one plot."""
     varying = varying_keys(runs)
     metrics = list(dict.fromkeys(name for facts in runs for name in facts.status.evaluation))
     best = {name: _best(name, runs) for name in ("loss", *(f"{EVALUATED}{metric}" for metric in metrics))}
@@ -126,7 +126,7 @@ def render_comparison(runs: Sequence[RunFacts], *, title: str, is_sweep: bool) -
 
 
 def varying_keys(runs: Sequence[RunFacts]) -> list[str]:
-    """Return the keys of the jobs whose values are not the same in all runs; their names do not count."""
+    """Return the keys of the jobs whose values are not the same in all runs, except the jobs' names."""
     return [name for name in _differing(_values(facts) for facts in runs) if name != "job.name"]
 
 
@@ -148,9 +148,9 @@ def _labels(runs: Sequence[RunFacts], *, is_sweep: bool) -> list[str]:
 
 
 def _best(name: str, runs: Sequence[RunFacts]) -> float | None:
-    """Return the best of the runs' values; a loss is the lower the better, an accuracy the higher.
+    """Return the best of the runs' values: the lowest loss, or the highest accuracy.
 
-    A metric of another name is taken to be better where it is higher, unless a job's `evaluation.best` says `min`.
+    For other metrics the highest value is taken as the best, unless a job's `evaluation.best` says `min`.
     """
     values = [value for facts in runs if (value := _value(name, facts)) is not None]
     if len(values) < 2 or len(set(values)) == 1:
@@ -184,7 +184,7 @@ def _compared(
 
 
 def parts_of_bar(durations: Mapping[str, float]) -> list[Part]:
-    """Return the parts of the time, the good first; none that took nothing."""
+    """Return the parts of the time that took any, good parts first."""
     total = sum(durations.values())
     if total <= 0:
         return []
@@ -227,7 +227,7 @@ def _lanes(timeline: Timeline) -> list[dict[str, Any]]:
 
 
 def _thinned(marks: Sequence[Mark], seconds: float) -> list[Place]:
-    """Return the marks, those at about the same place as one, the worst of them."""
+    """Return the marks; of several marks at about the same place, only the worst."""
     total = seconds or 1.0
     places: dict[int, list[Mark]] = {}
     for mark in marks:
@@ -259,7 +259,7 @@ def _time_ticks(seconds: float) -> list[Place]:
 
 
 def _round_time(seconds: int) -> str:
-    """Return a time on the axis: `40 s`, `5 min`, `2 h`, `3 d`."""
+    """Return a time as the axis shows it: `40 s`, `5 min`, `2 h`, `3 d`."""
     for unit, word in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= unit and seconds % unit == 0:
             return f"{seconds // unit} {word}"

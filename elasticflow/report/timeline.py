@@ -1,4 +1,4 @@
-"""The time of a run as lanes: one for each node, with generations and marks, without the pauses between launches."""
+"""The time of a run as lanes, one per node, with generations and marks but without pauses between launches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from elasticflow.system.records import Record
 
 MOST_LANES = 32
-"""Lanes on a page: of a thousand nodes nobody reads a thousand."""
+"""Most lanes on a page: a thousand lanes cannot be read."""
 Tone = Literal["good", "note", "bad"]
 
 
@@ -25,11 +25,9 @@ class Span:
     """A stretch of time, in seconds of the timeline.
 
     Attributes:
-        begin: When it begins.
-        end: When it ends.
-        generation: Of it.
-        is_training: Steps are done in it; else the group is being started.
-        text: What it is.
+        generation: Number of the generation.
+        is_training: True: steps are done in it; False: the group is being started.
+        text: Words for the stretch.
     """
 
     begin: float
@@ -41,7 +39,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that happened at one time, in seconds of the timeline."""
+    """An event at one point in time, in seconds of the timeline."""
 
     at: float
     tone: Tone
@@ -50,7 +48,7 @@ class Mark:
 
 @dataclass
 class Lane:
-    """One node: when it worked, and what happened to it."""
+    """One node: its stretches of work, and marks of events on it."""
 
     node: str
     spans: list[Span] = field(default_factory=list)
@@ -58,12 +56,12 @@ class Lane:
 
     @property
     def troubles(self) -> int:
-        """Number of times that it was lost or excluded, or that a worker failed on it."""
+        """Number of times that the node was lost or excluded, or that a worker failed on it."""
         return sum(mark.tone == "bad" for mark in self.marks)
 
     @property
     def course(self) -> tuple[int, ...]:
-        """The generations that it was part of."""
+        """The generations that the node was part of."""
         return tuple(span.generation for span in self.spans)
 
 
@@ -73,10 +71,10 @@ class Timeline:
 
     Attributes:
         began: Unix time of its beginning.
-        seconds: How long it lasted, pauses between launches left out.
-        lanes: Nodes, in the order in which they came.
-        snapshots: Committed, set aside, failed.
-        pauses: Between launches.
+        seconds: Duration of the run, without the pauses between launches.
+        lanes: Lanes of the nodes, in the order in which they joined.
+        snapshots: Marks of snapshots that were committed, set aside, or failed.
+        pauses: Pauses between launches.
     """
 
     began: float = 0.0
@@ -86,7 +84,7 @@ class Timeline:
     pauses: list[Pause] = field(default_factory=list)
 
     def shown_lanes(self, most: int = MOST_LANES) -> list[Lane]:
-        """Return at most so many lanes: those of nodes to which more happened than to others first, in their order."""
+        """Return at most *most* lanes, in their order: those with the most troubles, then those with a rare course."""
         if len(self.lanes) <= most:
             return self.lanes
         usual = Counter(lane.course for lane in self.lanes)
@@ -96,7 +94,7 @@ class Timeline:
 
     @classmethod
     def of(cls, history: RunHistory) -> Timeline:
-        """Return the timeline of a run; what has no time is left out, and a generation that runs ends now."""
+        """Return the timeline of a run; events without a time are left out, and a running generation ends now."""
         timeline = cls(history.began or 0.0, history.seconds, pauses=history.pauses)
         lanes: dict[str, Lane] = {}
 

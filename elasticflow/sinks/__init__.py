@@ -1,1 +1,1 @@
-"""Where else metrics and events go: readers of the run folder in a process of their own, one sink each."""
+"""Sinks send a run's metrics and events elsewhere: a separate process reads the run folder, with one thread for each."""

@@ -1,4 +1,4 @@
-"""One sink's thread: reads the run folder, delivers, records how far it got, and tries again after a failure."""
+"""One sink's thread: reads the run folder, delivers, records its progress, and tries again after a failure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _PAUSE_AT_END_S = 0.5
 _LONGEST_TEXT = 300
-# Of a run folder: what is kept of each sink.
+# Folder in a run folder for the records of the sinks.
 _FOLDER = "sinks"
 _FORMAT = 1
 
@@ -34,8 +34,8 @@ class SinkRecord:
     """The progress of a sink.
 
     Attributes:
-        position: All before it has been delivered.
-        remembered: Values that the sink asked to find again (`Sink.remember`).
+        position: Everything before it has been delivered.
+        remembered: Values for the sink's next process (`Sink.remember`).
     """
 
     position: Position = field(default_factory=Position)
@@ -43,14 +43,14 @@ class SinkRecord:
 
 
 def record_path(folder: RunFolder, name: str) -> Path:
-    """Return where the record of the sink *name* is."""
+    """Return the path of the record of the sink *name*."""
     return folder.path / _FOLDER / f"{name}.json"
 
 
 def read_record(folder: RunFolder, name: str, options: Options) -> SinkRecord:
-    """Return the record of a sink; the beginning if there is none, if it is damaged, or if its options were others.
+    """Return the record of a sink; an empty record if there is none, if it is damaged, or if the options have changed.
 
-    A sink with other options is another place, to which nothing was sent yet.
+    A sink with other options sends to another place, to which nothing was sent yet.
     """
     values = records.read(record_path(folder, name))
     if not isinstance(values, dict) or values.get("format") != _FORMAT or values.get("options") != options:
@@ -62,10 +62,10 @@ def read_record(folder: RunFolder, name: str, options: Options) -> SinkRecord:
 
 
 def write_record(folder: RunFolder, name: str, options: Options, record: SinkRecord) -> None:
-    """Replace the record of a sink; it is on the disk afterwards.
+    """Replace the record of a sink; the new record is on the disk afterwards.
 
     Raises:
-        OSError: it cannot be written; the old one stands.
+        OSError: the record cannot be written; the old record stands.
     """
     values: dict[str, Any] = {
         "format": _FORMAT,
@@ -78,29 +78,29 @@ def write_record(folder: RunFolder, name: str, options: Options, record: SinkRec
 
 
 class Report(Protocol):
-    """Called with what is to be told of a sink: the name of an event, and its fields."""
+    """Called to report on a sink, with the name of an event and its fields."""
 
     def __call__(self, event: str, /, **fields: Any) -> None:
-        """Tell it."""
+        """Report the event."""
 
 
 class Delivery:
-    """Delivers one run to one sink, from where the run folder says that it has got to.
+    """Delivers one run to one sink, from the position that the run folder records.
 
     Args:
         name: The sink's name, as in the job file.
         make: Makes the sink; it may raise.
-        options: Its table.
-        run: The run.
+        options: The sink's table in the job file.
+        run: Facts of the run, for the sink.
         folder: The run's folder.
         report: Called once when deliveries begin to fail, and once when they work again.
-        is_wanted: For sinks of events only: which events to send. None: all.
+        is_wanted: For sinks of events only: returns True for events to send. None: all events.
 
     Attributes:
-        is_done: Set once `finish` was called and all is delivered.
-        unit: What `unsent` counts, in words.
-        error: Why nothing gets through now; None while all is well.
-        busy_since: Monotonic time at which the call that continues now began; None between calls.
+        is_done: Set once `finish` was called and everything is delivered.
+        unit: Word for the things that `unsent` counts.
+        error: The reason that deliveries fail now; None while they work.
+        busy_since: Monotonic time at which the present call of the sink began; None between calls.
     """
 
     def __init__(
@@ -128,15 +128,15 @@ class Delivery:
         self._takes_events = False
 
     def start(self) -> None:
-        """Begin, in a thread that does not keep the process alive."""
+        """Start the thread, which does not keep the process alive."""
         threading.Thread(target=self.run, daemon=True, name=f"sink {self.name}").start()
 
     def finish(self) -> None:
-        """Have `run` return once all that is written is delivered."""
+        """Have `run` return once everything that is written is delivered."""
         self._ending.set()
 
     def unsent(self) -> int:
-        """Return how many points and events, or messages, are not delivered.
+        """Return the number of points and events, or of messages, that are not delivered.
 
         Raises:
             OSError: a file of the run cannot be read.
@@ -147,15 +147,15 @@ class Delivery:
 
     @property
     def position(self) -> Position:
-        """All before it is delivered."""
+        """Everything before this position is delivered."""
         return self._record.position
 
     def why(self) -> str:
-        """Return why not all is delivered."""
+        """Return the reason that something is not delivered."""
         return self.error or "it was too slow"
 
     def run(self) -> None:
-        """Deliver until `finish` was called and nothing is left; after a failure again, with growing pauses."""
+        """Deliver until `finish` was called and nothing is left; after failures try again, with growing pauses."""
         pause = _FIRST_PAUSE_S
         while not self.is_done.is_set():
             position = self._record.position
@@ -196,7 +196,7 @@ class Delivery:
         self.busy_since = None
 
     def _deliver_batch(self, sink: Sink) -> bool:
-        """Deliver what is written and record that; return whether there was anything."""
+        """Deliver everything that is written and record the position; return True if there was anything."""
         position = self._record.position
         if self._is_wanted is None:
             batch = self._reader.after(position)
@@ -217,7 +217,7 @@ class Delivery:
         return self._record.position != position
 
     def _delivered(self, sink: Sink, position: Position) -> None:
-        """Keep that all before *position* is delivered."""
+        """Record that everything before *position* is delivered."""
         self.busy_since = None
         record = SinkRecord(position, sink.remember())
         if record != self._record:

@@ -1,4 +1,4 @@
-"""What sinks are told of a run besides what it measures: its parameters, without secrets, and its tags."""
+"""Facts of a run for sinks, beside its measurements: parameters without secrets, and tags."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
 
 _LONGEST = 500
-# Of the job: where it is kept and sent says nothing of how it is trained.
+# Tables of the job that are no parameters: they concern the environment and reports of a run, not its training.
 _LEFT_OUT = frozenset({"env", "torchrun", "logging", "notify"})
 
 
@@ -27,7 +27,7 @@ def read_facts(folder: RunFolder) -> tuple[Job, RunFacts]:
     """Return the job of the run's newest launch, and the facts of the run.
 
     Raises:
-        RecordError: nothing tells what the run was launched with.
+        RecordError: no record tells the job of the newest launch.
     """
     record, damages = newest_record(folder)
     if record is None:
@@ -46,7 +46,7 @@ def read_facts(folder: RunFolder) -> tuple[Job, RunFacts]:
 
 
 def parameters_of(tables: Mapping[str, Any]) -> Iterator[tuple[str, str | int | float | bool]]:
-    """Yield each value of a job by its dotted key; of what is called like a secret, `***`; texts cut at 500 characters."""
+    """Yield each value of a job by its dotted key; values of keys named like secrets are `***`; texts end at 500 characters."""
     for name, table in tables.items():
         if name not in _LEFT_OUT:
             yield from _leaves(name, table)

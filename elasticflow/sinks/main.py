@@ -1,7 +1,7 @@
 """The process that serves a run's sinks: `python -m elasticflow.sinks.main PARENT_PID RUN_FOLDER`.
 
-It ends once its standard input does and all is delivered, or a bounded time after that. On its standard output it tells
-the supervisor, which alone writes events, what is to be told: one JSON object on a line.
+The process exits once its standard input has ended and everything is delivered, or a bounded time after that. It
+reports to the supervisor, which alone writes events, on standard output: one JSON object per line.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from elasticflow.sinks.delivery import Delivery, Report
 
 FLUSH_S = 20.0
-"""Seconds for what is not delivered when a launch ends."""
+"""Seconds that sinks have to finish their deliveries when a launch ends."""
 UNTOLD_S = 2.0
-"""Seconds of these after which it is told what is waited for."""
+"""Seconds of these after which a report names the sinks that are waited for."""
 STUCK_S = 60.0
-"""A call of a sink that lasts longer is told."""
+"""A call of a sink that lasts longer than these seconds is reported."""
 _LOWEST_PRIORITY = 19
 _LOOK_S = 0.2
 
 
 def main() -> None:
-    """Serve until the supervisor closes our standard input, or dies."""
+    """Serve until the supervisor closes our standard input or dies."""
     die_with_parent(int(sys.argv[1]))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the supervisor is asked to leave, and asks us
+        signal.signal(number, signal.SIG_IGN)  # the supervisor is asked to exit, and asks us
     os.nice(_LOWEST_PRIORITY)
     folder = RunFolder(Path(sys.argv[2]))
     told = os.dup(1)
@@ -65,7 +65,7 @@ def deliveries_of(folder: RunFolder, report: Report) -> list[Delivery]:
     """Return the deliveries of all sinks of the run's newest launch, and of its [notify].
 
     Raises:
-        RecordError: nothing tells what the run was launched with.
+        RecordError: no record tells the job of the newest launch.
     """
     from elasticflow.sinks.delivery import Delivery
     from elasticflow.sinks.facts import read_facts
@@ -81,7 +81,7 @@ def deliveries_of(folder: RunFolder, report: Report) -> list[Delivery]:
     ]
     ways = {} if job.notify is None else job.notify.ways()
     moments = Moments(folder, job.restarts.budget)
-    # Who was told is not told again by other means: how far that has got does not depend on the options.
+    # The position of [notify] does not depend on its options: after a change of them no message is sent again.
     return sinks + [
         Delivery(
             name,
@@ -97,7 +97,7 @@ def deliveries_of(folder: RunFolder, report: Report) -> list[Delivery]:
 
 
 def flush(deliveries: Sequence[Delivery], deadline: float, report: Report) -> None:
-    """Return once all is delivered, or at *deadline* on the monotonic clock; report what is waited for longer."""
+    """Return once everything is delivered, or at *deadline* on the monotonic clock; report sinks that take longer."""
     for delivery in deliveries:
         delivery.finish()
     _await_all(deliveries, min(deadline, time.monotonic() + UNTOLD_S))
@@ -114,7 +114,7 @@ def _await_all(deliveries: Sequence[Delivery], deadline: float) -> None:
 
 
 def send(deliveries: Sequence[Delivery], patience_s: float) -> None:
-    """Deliver in the foreground; return once all is delivered, or once nothing has got through for *patience_s*."""
+    """Deliver in the foreground; return once everything is delivered, or nothing has got through for *patience_s*."""
     for delivery in deliveries:
         delivery.finish()
         delivery.start()
@@ -128,7 +128,7 @@ def send(deliveries: Sequence[Delivery], patience_s: float) -> None:
 
 
 def tell_unsent(deliveries: Sequence[Delivery], report: Report) -> None:
-    """Report what each sink has not got."""
+    """Report, for each sink, the points and events that were not delivered."""
     for delivery in deliveries:
         if not delivery.is_done.is_set():
             count = delivery.unsent()
@@ -137,14 +137,14 @@ def tell_unsent(deliveries: Sequence[Delivery], report: Report) -> None:
 
 
 class _Watch:
-    """Reports calls that do not come back, each sink's once."""
+    """Reports calls that do not return, once for each sink."""
 
     def __init__(self, deliveries: Sequence[Delivery], report: Report) -> None:
         self._deliveries, self._report = deliveries, report
         self._stuck: set[str] = set()
 
     def look(self) -> None:
-        """Report those that last too long now."""
+        """Report calls that have lasted too long by now."""
         for delivery in self._deliveries:
             since = delivery.busy_since
             is_stuck = since is not None and time.monotonic() - since > STUCK_S
@@ -163,7 +163,7 @@ def _await_end_of_input(asked: threading.Event) -> None:
 
 
 def _tell(descriptor: int, event: str, /, **fields: Any) -> None:
-    """Write one report, in one write: threads do not tear each other's."""
+    """Write a report in a single write, so that reports of several threads do not mix."""
     os.write(descriptor, json.dumps({"event": event, **fields}).encode() + b"\n")
 
 

@@ -1,7 +1,7 @@
 """MLflow: one run of an experiment, continued by its id.
 
-Guarantee: each point once. A metric of MLflow is a row of key, value, step and time, so what is given again after a crash
-changes nothing. A run whose id was lost is found again by its tag `elasticflow.run_id`.
+Guarantee: MLflow has each point once. A metric of MLflow is a row of key, value, step and time, so a row that is sent
+again after a crash changes nothing. A run whose id was lost is found again by its tag `elasticflow.run_id`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from elasticflow.events import EventRecord
     from elasticflow.sinks.sink import Options, Point, Remembered, RunFacts
 
-_MOST_METRICS, _MOST_PARAMETERS, _MOST_TAGS = 1000, 100, 100  # of one call, as MLflow's REST API has them
+_MOST_METRICS, _MOST_PARAMETERS, _MOST_TAGS = 1000, 100, 100  # limits of a call to MLflow's REST API
 _WRONG = re.compile(r"[^\w\-. :/]")
 _ENDS: dict[str, str] = {
     events.RUN_FINISHED: "FINISHED",
     events.RUN_FAILED: "FAILED",
     events.RUN_INTERRUPTED: "KILLED",
 }
-# The follower tries again by itself; MLflow's own tries would last for minutes.
+# The follower retries by itself; MLflow's own retries would last for minutes.
 _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
@@ -49,7 +49,7 @@ class MLflow(Sink):
         self._run_id = ""
 
     def open(self, run: RunFacts, remembered: Remembered) -> None:
-        """Continue with the run, which is made if there is none; parameters that changed stand as tags."""
+        """Continue the run, or create it; parameters that changed are set as tags."""
         given = self.options.get("uri") or os.environ.get("MLFLOW_TRACKING_URI")
         own, artifacts = (
             f"sqlite:///{run.project_root / 'mlflow.db'}",
@@ -100,7 +100,7 @@ class MLflow(Sink):
                 self._client.set_terminated(self._run_id, _ENDS[name])
 
     def _experiment(self, name: str, artifacts: str | None) -> str:
-        """Return the id of the experiment *name*, which is made if there is none."""
+        """Return the id of the experiment *name*; create the experiment if there is none."""
         if (experiment := self._client.get_experiment_by_name(name)) is None:
             return str(self._client.create_experiment(name, artifact_location=artifacts))
         return str(experiment.experiment_id)

@@ -1,4 +1,4 @@
-"""A file of JSON lines that another process appends to and cuts, read from a bookmark on that survives both."""
+"""Reads a file of JSON lines, which another process appends to and truncates, from a bookmark that survives both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-# Bytes that are read at once; a longer line is read whole.
+# Bytes to read at once; a longer line is read whole.
 _CHUNK = 1 << 20
 Record = dict[str, Any]
 Key = tuple[Any, ...]
@@ -23,12 +23,12 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Bookmark:
-    """Up to where a file was read.
+    """The position up to which a file was read.
 
     Attributes:
-        offset: Bytes.
-        length: Of the last line that was read, with its end.
-        crc: CRC-32 of that line: the file was cut if another one stands there now.
+        offset: Position in bytes.
+        length: Bytes of the last line that was read, with its newline.
+        crc: CRC-32 of that line: if another line stands there now, the file was truncated.
         key: The highest key of a line that was read; empty before the first.
     """
 
@@ -38,12 +38,12 @@ class Bookmark:
     key: Key = ()
 
     def to_json(self) -> Record:
-        """Return it as JSON values."""
+        """Return the bookmark as JSON values."""
         return {**asdict(self), "key": list(self.key)}
 
     @classmethod
     def from_json(cls, values: object) -> Bookmark:
-        """Return what `to_json` gave; the beginning for anything else."""
+        """Return the bookmark in the result of `to_json`; the beginning of the file for any other value."""
         match values:
             case {"offset": int(offset), "length": int(length), "crc": int(crc), "key": list(key)}:
                 return cls(offset, length, crc, tuple(key))
@@ -53,15 +53,15 @@ class Bookmark:
 
 @dataclass(frozen=True)
 class OrderedLines:
-    """Reads the lines of a file whose keys go up, each key once, whatever is cut off its end and written again.
+    """Reads the lines of a file whose keys ascend, each key once, even if its end is cut off and written again.
 
-    A line that is damaged when one behind it is read is not looked for again, should it be mended.
+    A line that is damaged when a later line is read is never read again, even if it is repaired.
 
     Attributes:
         path: The file; it may be absent.
-        key_of: Returns a record's place in the order; None for a line that is no record.
-        is_strict: A line whose key is not higher than all before is left out: it was read before, or is damaged.
-            Otherwise keys only help to find the place again after the end of the file was replaced.
+        key_of: Returns a record's key; None for a line that is no record.
+        is_strict: True: a line whose key is not higher than all keys before is left out, since it was read before or is
+            damaged. False: keys only help to find the place again after the end of the file was replaced.
     """
 
     path: Path
@@ -69,7 +69,7 @@ class OrderedLines:
     is_strict: bool = True
 
     def read(self, mark: Bookmark, most: int) -> tuple[list[Record], Bookmark]:
-        """Return at most *most* records after *mark*, and the mark behind them; none if there are none yet.
+        """Return at most *most* records after *mark*, and the mark behind them; no records if none are written yet.
 
         Raises:
             OSError: the file is there and cannot be read.
@@ -100,11 +100,12 @@ class OrderedLines:
         return records, mark
 
     def _found_again(self, mark: Bookmark) -> Bookmark:
-        """Return *mark* in a file whose end was cut and perhaps written again: behind the last line that was read."""
+        """Return *mark* moved behind the last line that was read, in a file whose end was cut and perhaps written again."""
         if not mark.key:
             return Bookmark()
         by_key: Bookmark | None = None
-        with suppress(OSError, ValueError):  # it may be cut just now: the next look finds the place
+        # The file may be truncated at this moment: the next read finds the place.
+        with suppress(OSError, ValueError):
             for end, line in lines_from_end(self.path):
                 if len(line) == mark.length and zlib.crc32(line) == mark.crc:
                     return Bookmark(end, len(line), mark.crc, mark.key)
@@ -124,7 +125,7 @@ class OrderedLines:
 
 
 def _stands(descriptor: int, mark: Bookmark) -> bool:
-    """Return whether the last line that was read is still where it was."""
+    """Return True if the last line that was read is still in its place."""
     if mark.offset == 0:
         return not mark.key
     line = os.pread(descriptor, mark.length, mark.offset - mark.length)
@@ -132,7 +133,7 @@ def _stands(descriptor: int, mark: Bookmark) -> bool:
 
 
 def _whole_lines(descriptor: int, offset: int) -> list[bytes]:
-    """Return the lines that begin at *offset*, as far as they have ends: a chunk of them, or one long one."""
+    """Return the complete lines that begin at *offset*: a chunk of lines, or one long line."""
     size = _CHUNK
     while True:
         data = os.pread(descriptor, size, offset)

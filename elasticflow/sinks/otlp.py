@@ -1,13 +1,13 @@
-"""OpenTelemetry: metrics as gauges and events as log records, sent to a collector by OTLP over HTTP.
+"""OpenTelemetry: sends metrics as gauges and events as log records to a collector, by OTLP over HTTP.
 
-The SDK's metrics are sampled by a timer and stamped when they are read; these have the time of their step, also where they
-are sent later, so the messages of the official `opentelemetry-proto` are filled and sent as they are.
+The SDK samples metrics by a timer and stamps them when it reads them. Points here have the time of their step even if
+they are sent later, so this sink fills and sends the messages of the official `opentelemetry-proto` itself.
 
 A field that has no name in the semantic conventions is called `elasticflow.<field>`. Null fields are left out: the
 conventions have no value for "unknown".
 
-Guarantee: what was sent by a process that was killed before it could record that is sent again, with the same names,
-attributes and times; what keeps one value for each time of a series, as Prometheus does, has it once.
+Guarantee: if a process is killed before it can record a delivery, the points are sent again with the same names,
+attributes and times. A database that keeps one value for each time of a series, as Prometheus does, has them once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SEVERITY_NUMBERS = {"debug": 5, "info": 9, "warning": 13, "error": 17, "critical
 SEVERITY_TEXTS = {"debug": "DEBUG", "info": "INFO", "warning": "WARN", "error": "ERROR", "critical": "FATAL"}
 """OpenTelemetry's `SeverityText` by level, in its own short names."""
 RESOURCE = ("job", "run_id")
-"""Fields that say who speaks and not what happened: attributes of OpenTelemetry's resource, beside `service.name`."""
+"""Fields that name the run, not the event: attributes of OpenTelemetry's resource, beside `service.name`."""
 _PARTS = ("timestamp", "level", "event")
 _DEFAULT = "http://localhost:4318"
 _TIMEOUT_S = 30.0
@@ -58,7 +58,7 @@ class Otlp(Sink):
         self._common: Any = common_pb2
 
     def open(self, run: RunFacts, remembered: Remembered) -> None:
-        """Take note of where to send, and of who sends."""
+        """Remember the address, and the resource that describes the sender."""
         given = self.options.get("endpoint") or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or _DEFAULT
         self._endpoint = given.rstrip("/")
         self._headers = _headers(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
@@ -143,10 +143,10 @@ class Otlp(Sink):
         """Send one request and read the answer.
 
         Raises:
-            SinkError: it was refused, in whole or in part.
-            OSError: nobody answers.
+            SinkError: the request was refused, in whole or in part.
+            OSError: no answer came.
         """
-        request = urllib.request.Request(  # noqa: S310  # what the job or its environment names
+        request = urllib.request.Request(  # noqa: S310  # the address comes from the job or its environment
             f"{self._endpoint}/v1/{signal}",
             gzip.compress(message.SerializeToString(), compresslevel=1),
             {
@@ -187,7 +187,7 @@ class OtelRecord(NamedTuple):
         severity_text: `SeverityText`.
         event_name: `EventName`; empty for a log line, which has a body instead.
         body: `Body` of a log line; None for an event.
-        attributes: All other fields, under their names there. Values are texts, numbers, flags or lists of texts.
+        attributes: All other fields, under OpenTelemetry's names. Values are texts, numbers, flags or lists of texts.
         resource: Attributes of the resource.
     """
 
@@ -236,7 +236,7 @@ def _stack(exception: Mapping[str, Any]) -> str:
 
 
 def _flat(value: Any) -> Any:
-    """Return *value* as attributes may be; what is nested deeper as JSON."""
+    """Return *value* in a form that attributes allow; deeper nesting becomes JSON."""
     if isinstance(value, list | tuple) and all(isinstance(item, str | int | float) for item in value):
         return list(value)
     return json.dumps(value, default=str) if isinstance(value, list | tuple | dict) else value

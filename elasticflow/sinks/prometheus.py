@@ -1,7 +1,7 @@
-"""Prometheus: the newest value of each measure, in a file for node_exporter's textfile collector, and at an address.
+"""Prometheus: the newest value of each metric, in a file for node_exporter's textfile collector, and at an address.
 
-Guarantee: the file is whole at any moment and holds the newest values. Prometheus keeps no history of its own accord:
-what happens between two scrapes is not seen, and neither is a value of the past when a run catches up.
+Guarantee: the file is whole at any moment and holds the newest values. Prometheus sees only the values at a scrape: it
+misses values between two scrapes, and past values that a run sends when it catches up.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _STATES = ("running", *_ENDS.values())
 class Prometheus(Sink):
     """Keeps the newest values in a file, which is replaced as a whole."""
 
-    look_every_s = 5.0  # nobody scrapes more often
+    look_every_s = 5.0  # scrapes are no more frequent
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
@@ -45,7 +45,7 @@ class Prometheus(Sink):
         self._state = "running"
 
     def open(self, run: RunFacts, remembered: Remembered) -> None:
-        """Begin with the values that the file before had."""
+        """Begin with the values of the previous file."""
         self._run = run
         self._path = self._place(run)
         self._server = None if (listen := self.options.get("listen")) is None else self._serving(listen)
@@ -67,20 +67,20 @@ class Prometheus(Sink):
         self._write()
 
     def events(self, batch: Sequence[EventRecord]) -> None:
-        """Take over whether the run continues."""
+        """Take over the run's state."""
         for record in batch:
             name = record.get("event")
             self._state = _ENDS.get(str(name), "running" if name == events.RUN_STARTED else self._state)
         self._write()
 
     def close(self) -> None:
-        """Serve no longer; the file stays."""
+        """Stop serving; the file stays."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
 
     def _serving(self, listen: str) -> ThreadingHTTPServer:
-        """Serve the text at /metrics from now on, in threads of its own.
+        """Serve the text at /metrics from now on, in separate threads.
 
         Raises:
             OSError: the address cannot be used.
@@ -112,7 +112,7 @@ class Prometheus(Sink):
         )
 
     def _write(self) -> None:
-        # A collector reads the folder all the time: it must never see a part.
+        # A collector reads the folder all the time and must never see a partial file.
         atomic_files.replace(self._path, [self._text().encode()], mode=0o644, sync=False)
 
     def _text(self) -> str:
@@ -132,7 +132,7 @@ def exposition(values: Mapping[str, float], state: str, labels: Mapping[str, str
 
 
 def read_values(text: str) -> dict[str, float]:
-    """Return the values that `exposition` wrote; what is something else is left out."""
+    """Return the values that `exposition` wrote; other lines are left out."""
     found = {}
     for line in text.splitlines():
         match = re.fullmatch(rf"{PREFIX}(\w+)\{{(.*)\}} (\S+)", line)

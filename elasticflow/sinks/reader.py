@@ -1,4 +1,4 @@
-"""What a run has written since a position: metrics, events and what hooks logged, as points and events, each once."""
+"""Reads what a run has written since a position: metrics, events and the logs of hooks, each once."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
     from elasticflow.sinks.ordered_lines import Key, Record
 
 OWN = "elasticflow/"
-"""What names of figures that come from events begin with: `elasticflow/restarts`."""
+"""Prefix of the names of values that come from events: `elasticflow/restarts`."""
 # Fields of a metrics line that locate it and are not measurements.
 _PLACE = frozenset({"generation", "world_size", "step", "time", "in_epoch", "stop", "weights"})
-# Of a line of an evaluation.
+# Fields of an evaluation's line that hold its metrics.
 _EVALUATED = frozenset({"eval", "eval_raw"})
 _AT_ONCE = 500
 
 
 @dataclass(frozen=True)
 class Position:
-    """Up to where a run was read.
+    """The position up to which a run was read.
 
     Attributes:
-        metrics: In metrics.jsonl.
-        events: In events.jsonl, as far as figures were made of them.
-        told: In events.jsonl, as far as events themselves were given.
-        logged: By rank, in what hooks logged: the newest file that was read, the bytes of it, and by name the last step
-            that older files (`before`) and this one (`here`) gave.
-        failures: How many generations had failed.
-        restarts: After how many failures training continued.
+        metrics: Position in metrics.jsonl.
+        events: Position in events.jsonl up to which points were made of events.
+        told: Position in events.jsonl up to which the events themselves were returned.
+        logged: Position in the logs of hooks by rank: the newest file that was read, the bytes read of it, and by name
+            the last step read from older files (`before`) and from this file (`here`).
+        failures: Number of generations that had failed.
+        restarts: Number of failures after which training continued.
     """
 
     metrics: Bookmark = field(default_factory=Bookmark)
@@ -53,7 +53,7 @@ class Position:
     restarts: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the position as JSON values."""
         return {
             "metrics": self.metrics.to_json(),
             "events": self.events.to_json(),
@@ -65,7 +65,7 @@ class Position:
 
     @classmethod
     def from_json(cls, values: object) -> Position:
-        """Return what `to_json` gave; the beginning for anything else."""
+        """Return the position in the result of `to_json`; the beginning of the run for any other value."""
         if not isinstance(values, dict):
             return cls()
         files = values.get("logged")
@@ -81,12 +81,12 @@ class Position:
 
 @dataclass(frozen=True)
 class Batch:
-    """What stands behind a position.
+    """Points and events behind a position.
 
     Attributes:
         points: In order of their steps.
-        events: In order.
-        end: The position behind them; the one that was asked for, if nothing stands there yet.
+        events: In the order of events.jsonl.
+        end: The position behind them; the given position if nothing is written behind it yet.
     """
 
     points: tuple[Point, ...]
@@ -95,7 +95,7 @@ class Batch:
 
 
 class Reader:
-    """Reads a run folder while it is written; keeps no state but positions that it returns."""
+    """Reads a run folder while it is written; its only state is the positions that it returns."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder.path
@@ -103,9 +103,9 @@ class Reader:
         self._events = OrderedLines(folder.events, _key_of_event, is_strict=False)
 
     def after(self, position: Position, most: int = _AT_ONCE) -> Batch:
-        """Return the points behind *position*: of at most *most* lines of each source.
+        """Return the points behind *position*, from at most *most* lines of each source.
 
-        A step that is done again after a restart gives no second point: the first one counts.
+        A step that is done again after a restart gives no second point: the first point counts.
 
         Raises:
             OSError: a file is there and cannot be read.
@@ -130,7 +130,7 @@ class Reader:
         return Batch((), tuple(happened), replace(position, told=end))
 
     def count(self, position: Position, *, with_events: bool) -> int:
-        """Return how many points stand behind *position*, and how many events if they are asked for.
+        """Return the number of points behind *position*, and of events if *with_events*.
 
         Raises:
             OSError: a file is there and cannot be read.
@@ -145,7 +145,7 @@ class Reader:
         return total
 
     def count_events(self, position: Position, is_counted: Callable[[EventRecord], object]) -> int:
-        """Return how many events of a kind stand behind *position*.
+        """Return the number of events behind *position* that *is_counted* accepts.
 
         Raises:
             OSError: the file is there and cannot be read.
@@ -157,7 +157,7 @@ class Reader:
         return total
 
     def _logged(self, files: Mapping[str, Any], most: int) -> tuple[list[Point], dict[str, Any]]:
-        """Return what hooks logged after *files*, by step, and where that ends, by rank."""
+        """Return the points that hooks logged after *files*, by step, and the new positions by rank."""
         found: list[Point] = []
         ends = dict(files)
         for generation, rank, path in sorted(logged.files_of(self._folder)):
@@ -171,14 +171,14 @@ class Reader:
             found += [point for point in taken if point is not None]
             ends[str(rank)] = replace(place, offset=mark.offset).to_json()
             most -= len(records)
-            if most <= 0:  # this file first: a newer one of its rank closes it
+            if most <= 0:  # this file must be read first: a newer file of its rank closes it
                 break
         return sorted(found, key=lambda point: point.step), ends
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Up to where the files of a rank's hooks were read."""
+    """The position up to which the logs of a rank's hooks were read."""
 
     generation: int = 0
     offset: int = 0
@@ -207,7 +207,7 @@ class _Place:
         }
 
     def in_generation(self, number: int) -> _Place:
-        """Return the place in the file of generation *number*, which is this one's or a later one."""
+        """Return the place in the file of generation *number*, which is this place's generation or a later one."""
         if number == self.generation:
             return self
         before = {
@@ -254,7 +254,7 @@ def _measured(record: Record) -> Point:
 
 
 def _numbers(name: str, value: object) -> Iterator[tuple[str, float]]:
-    """Yield the numbers in a value of a line, by names like `eval/accuracy`; what is not finite stands there as text."""
+    """Yield the numbers in a value of a line, by names like `eval/accuracy`; a line has non-finite numbers as texts."""
     match value:
         case dict():
             for inner, part in value.items():
@@ -272,7 +272,7 @@ def _numbers(name: str, value: object) -> Iterator[tuple[str, float]]:
 
 
 def _figures(happened: list[EventRecord], position: Position) -> tuple[list[Point], int, int]:
-    """Return what these events say in numbers, and how many failures and restarts there were by then."""
+    """Return the points made of these events, and the numbers of failures and restarts by then."""
     found = []
     history = RunHistory(failed=position.failures, restarts=position.restarts)
     for record in happened:

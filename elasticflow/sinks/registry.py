@@ -1,4 +1,4 @@
-"""Which sinks there are, what each needs to be installed, and the command of the process that serves a run's."""
+"""Lists the sinks with the packages each needs, and gives the command of the process that serves a run's sinks."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class SinkKind(NamedTuple):
     """A sink of ours.
 
     Attributes:
-        entry: Its class.
-        extra: The extra of elasticflow that has what it needs; None: it needs nothing.
-        needs: Modules of that extra.
+        entry: Entry of its class.
+        extra: The extra of elasticflow that installs its packages; None: it needs none.
+        needs: Modules that the extra installs.
     """
 
     entry: str
@@ -43,7 +43,7 @@ KINDS: dict[str, SinkKind] = {
 
 
 def missing_of(name: str) -> str | None:
-    """Return the extra that has to be installed for the sink *name*; None if nothing is missing. Imports none of it."""
+    """Return the extra that the sink *name* lacks; None if nothing is missing. Imports none of its modules."""
     kind = KINDS.get(name)
     if kind is None or all(_is_installed(module) for module in kind.needs):
         return None
@@ -56,10 +56,10 @@ def _is_installed(module: str) -> bool:
 
 
 def check_installed(logging: LoggingTable) -> None:
-    """Check that what the chosen sinks need is installed.
+    """Check that the packages of the chosen sinks are installed.
 
     Raises:
-        SinkMissingError: something is not; the error has the pip line.
+        SinkMissingError: a package is missing; the error has the pip command.
     """
     missing = {name: extra for name in logging.sinks if (extra := missing_of(name)) is not None}
     if missing:
@@ -71,15 +71,15 @@ def check_installed(logging: LoggingTable) -> None:
 
 
 def has_sinks(job: Job) -> bool:
-    """Return whether anything of the job's run goes elsewhere: to sinks, or to whom [notify] names."""
+    """Return True if the job has sinks or [notify]."""
     return bool(job.logging.chosen_sinks()) or job.notify is not None
 
 
 def serving_command(job: Job) -> tuple[str, ...]:
-    """Return the command that serves the job's sinks, and [notify], while a supervisor runs; empty if it has none.
+    """Return the command that serves the job's sinks and [notify] while a supervisor runs; empty if the job has neither.
 
     Raises:
-        SinkMissingError: what a sink needs is not installed.
+        SinkMissingError: a package of a sink is not installed.
     """
     check_installed(job.logging)
     if not has_sinks(job):
@@ -88,11 +88,11 @@ def serving_command(job: Job) -> tuple[str, ...]:
 
 
 def make_sink(logging: LoggingTable, name: str, options: Options) -> Sink:
-    """Return a sink of the job, which is not open yet.
+    """Return a sink of the job that is not open yet.
 
     Raises:
-        TypeError: an entry of the job's own is no sink.
-        Exception: whatever importing and making it raises.
+        TypeError: the job's own entry is not a sink.
+        Exception: importing or making the sink raised it.
     """
     entry = KINDS[name].entry if name in logging.sinks else logging.custom[name].entry
     module, _, attribute = entry.partition(":")
@@ -106,5 +106,5 @@ def make_sink(logging: LoggingTable, name: str, options: Options) -> Sink:
 
 
 def add_to_path(job: Job, project_root: Path) -> None:
-    """Have the job's own modules found, for sinks of one's own."""
+    """Put the job's own modules on the import path, for sinks that are in the project."""
     sys.path[:0] = [str((project_root / part).resolve()) for part in job.job.path]

@@ -1,4 +1,4 @@
-"""What a sink is, and what it is given: facts of the run, points by step, events."""
+"""The base class of sinks, and the records they receive: facts of the run, points by step, events."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from elasticflow.events import EventRecord
 
 Options = dict[str, Any]
-"""The sink's table in the job file, as it was given: `[logging.mlflow]`."""
+"""The sink's table in the job file as written there: `[logging.mlflow]`."""
 Remembered = dict[str, Any]
-"""JSON values that a sink finds again when it continues: the id of the remote run, for instance."""
+"""JSON values that a sink gets back when it continues, such as the id of the remote run."""
 
 
 class SinkError(Exception):
-    """A sink cannot do its part now; the text says why, in one line, for a person.
+    """A sink cannot deliver now; the text gives the reason in one line, for a person.
 
     Attributes:
-        pause_s: It asks not to be tried again for so many seconds.
+        pause_s: Seconds for which the sink must not be tried again.
     """
 
     def __init__(self, text: str, pause_s: float = 0.0) -> None:
@@ -35,12 +35,11 @@ class RunFacts:
     """The run whose records are sent.
 
     Attributes:
-        run_id: Its id.
         job: The job's name.
         folder: The run folder, absolute.
-        project_root: What relative paths of the job start at, absolute.
+        project_root: Absolute path of the folder that the job's relative paths start from.
         parameters: The resolved job by dotted key, secrets masked: `optimizer.args.lr`.
-        tags: What the run is found by: `elasticflow.run_id`, `elasticflow.job`, `git.commit` if there is one.
+        tags: Tags to find the run by: `elasticflow.run_id`, `elasticflow.job`, and `git.commit` in a checkout.
     """
 
     run_id: str
@@ -53,15 +52,16 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class Point:
-    """What was measured or logged after a step: one line of metrics.jsonl, one of a hook's, or figures of an event.
+    """Values measured or logged after a step: a line of metrics.jsonl, a line of a hook's log, or numbers of an event.
 
     Attributes:
         step: Finished steps.
         time: Unix time at which it was written.
-        generation: The worker group that wrote it.
-        values: Numbers by name; NaN where one is not finite: `loss`, `lr`, `eval/accuracy`, `elasticflow/restarts`.
+        generation: The generation that wrote it.
+        values: Numbers by name, such as `loss`, `lr`, `eval/accuracy`, `elasticflow/restarts`; NaN where a number is
+            not finite.
         texts: Texts that hooks logged, by name.
-        images: PNG files that hooks logged, by name; absolute.
+        images: Absolute paths of PNG files that hooks logged, by name.
     """
 
     step: int
@@ -75,9 +75,9 @@ class Point:
 class Sink(ABC):
     """Sends a run's points and events somewhere; one object serves one run, in one thread.
 
-    Any method may block and may raise anything: the follower tells that once, makes a new object after a pause and goes
-    on where the last call that returned had left off. What was given in a call that raised, or that did not return
-    before the process was killed, is given again: a sink that can tell what has arrived should leave that out.
+    Any method may block and may raise any exception: the follower reports it once, makes a new object after a pause and
+    continues behind the last call that returned. The batch of a call that raised, or did not return before the process
+    was killed, is given again: a sink that can tell which points have arrived should leave them out.
     """
 
     def __init__(self, options: Options) -> None:
@@ -85,35 +85,35 @@ class Sink(ABC):
 
     @abstractmethod
     def open(self, run: RunFacts, remembered: Remembered) -> None:
-        """Begin, or continue, the remote run.
+        """Begin or continue the remote run.
 
         Args:
-            run: The run.
-            remembered: What `remember` returned last, for this run and these options; empty at first.
+            run: Facts of the run.
+            remembered: The last result of `remember` for this run and these options; empty at first.
         """
 
     def remember(self) -> Remembered:
-        """Return what the next process has to know to continue; kept together with how far deliveries have got."""
+        """Return values that the next process needs to continue; they are kept with the position of the deliveries."""
         return {}
 
     @abstractmethod
     def points(self, batch: Sequence[Point]) -> None:
-        """Deliver *batch*, in order of its steps; it counts as delivered once this returns."""
+        """Deliver *batch*, which is in order of steps; it counts as delivered once this method returns."""
 
     look_every_s = 1.0
-    """Seconds between two looks at what is new."""
+    """Seconds between two looks for new points."""
     events_at_once = 100
-    """How many events one call is given at most. 1: none that was delivered comes again because a later one failed."""
+    """Most events in one call. 1: a delivered event never comes again because a later event failed."""
 
     def events(self, batch: Sequence[EventRecord]) -> None:
-        """Deliver *batch*, events of the run in order, as they stand in events.jsonl. A sink may leave this out."""
+        """Deliver *batch*: events of the run, in the order and form of events.jsonl. A sink need not define this method."""
         return
 
     def close(self) -> None:
-        """Flush and let go: the process ends, or the launch did. The run may continue later."""
+        """Flush and release resources: the process or the launch ends. The run may continue later."""
         return
 
 
 def takes_events(sink: Sink) -> bool:
-    """Return whether the sink delivers events."""
+    """Return True if the sink delivers events."""
     return type(sink).events is not Sink.events

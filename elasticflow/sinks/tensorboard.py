@@ -1,7 +1,8 @@
-"""TensorBoard: event files, written record by record.
+"""TensorBoard: writes event files record by record.
 
-Guarantee: each point once, also after a crash between a write and its record: what was written after the last record is
-read from the event files themselves. Each process writes a new file; where one was cut, TensorBoard continues with the next.
+Guarantee: each point is written once, even after a crash between a write and the record of it: points written after the
+last record are found in the event files themselves. Each process writes a new file; where a file was cut, TensorBoard
+continues with the next.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ if TYPE_CHECKING:
 
     from elasticflow.sinks.sink import Options, Point, Remembered, RunFacts
 
-_TEXT = "/text_summary"  # as TensorBoard's own writer names texts
+_TEXT = "/text_summary"  # suffix of texts in TensorBoard's own writer
 _JOB = "job"
 _FILES = "events.out.tfevents.*"
-_HEADER, _FOOTER = 12, 4  # bytes around a record: its length, a checksum of that; a checksum of the record
+_HEADER, _FOOTER = 12, 4  # bytes around a record: its length with a checksum, and the checksum of the record
 
 
 class TensorBoard(Sink):
     """Writes a run's event files."""
 
-    look_every_s = 5.0  # TensorBoard itself looks no more often
+    look_every_s = 5.0  # TensorBoard itself reads no more often
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
@@ -42,7 +43,7 @@ class TensorBoard(Sink):
         self._written: Counter[tuple[int, str]] = Counter()
 
     def open(self, run: RunFacts, remembered: Remembered) -> None:
-        """Begin a new event file; what was written after the last record is not written again."""
+        """Begin a new event file; points written after the last record are not written again."""
         self._folder = self._place(run)
         self._folder.mkdir(parents=True, exist_ok=True)
         before = remembered.get("sizes", {})
@@ -65,11 +66,11 @@ class TensorBoard(Sink):
         self._file.flush()
 
     def remember(self) -> Remembered:
-        """Return how long each event file is now: what is behind that, a process wrote that could not record it."""
+        """Return the present length of each event file: data behind it was written by a process that could not record it."""
         return {"sizes": {path.name: path.stat().st_size for path in sorted(self._folder.glob(_FILES))}}
 
     def points(self, batch: Sequence[Point]) -> None:
-        """Append one record for each point; readers see whole records."""
+        """Append a record for each point; readers see only whole records."""
         for point in batch:
             values = [value for value in self._values(point) if not self._was_written(point.step, value.tag)]
             if values:
@@ -87,7 +88,7 @@ class TensorBoard(Sink):
         return run.project_root / Path(given).expanduser() / run.job / run.run_id
 
     def _was_written(self, step: int, tag: str) -> bool:
-        """Return whether an earlier process wrote one more of these than this one has come by."""
+        """Return True if an earlier process wrote this point; each call for a step and tag uses up one written point."""
         if self._written.get((step, tag), 0) == 0:
             return False
         self._written[step, tag] -= 1
@@ -121,7 +122,7 @@ class TensorBoard(Sink):
         self._writer.write(event.SerializeToString())
 
     def _events_in(self, path: Path, begin: int) -> Iterator[Any]:
-        """Yield the events of a file from byte *begin* on, up to its end or to where it was cut."""
+        """Yield the events of a file from byte *begin* to its end, or to the place where it was cut."""
         with path.open("rb") as file:
             file.seek(begin)
             while len(header := file.read(_HEADER)) == _HEADER:
@@ -133,7 +134,7 @@ class TensorBoard(Sink):
 
 
 def size_of_png(data: bytes) -> tuple[int, int]:
-    """Return width and height of a PNG file; zeros if it is none."""
+    """Return width and height of a PNG file; zeros for other data."""
     if data[:8] != b"\x89PNG\r\n\x1a\n" or len(data) < 24:
         return 0, 0
     width, height = struct.unpack(">II", data[16:24])

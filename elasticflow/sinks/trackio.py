@@ -1,7 +1,7 @@
 """trackio: one run of a project, in trackio's local database or on a Hugging Face Space.
 
-Guarantee: a batch counts as delivered once trackio has finished writing it. One that was written by a process which was
-killed before it could record that is written again: then rows of that batch are there twice.
+Guarantee: a batch counts as delivered once trackio has finished writing it. If the process is killed before it can
+record the delivery, the batch is written again, and trackio has its rows twice.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Trackio(Sink):
         self._trackio: Any = trackio
 
     def open(self, run: RunFacts, remembered: Remembered) -> None:
-        """Take note of the run; it begins with its first batch."""
+        """Remember the run; trackio's run begins with the first batch."""
         self._facts = run
 
     def points(self, batch: Sequence[Point]) -> None:
-        """Continue with the run, log a row for each point, and have them written."""
+        """Continue the run, log a row for each point, and wait until they are written."""
         run = self._trackio.init(
             project=self.options.get("project") or self._facts.job,
             name=self._facts.run_id,

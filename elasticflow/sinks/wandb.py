@@ -1,8 +1,8 @@
-"""Weights & Biases: one run, continued by its id; offline where W&B is told so.
+"""Weights & Biases: one run, continued by its id; offline if W&B is set so.
 
-Guarantee: each row has a number, which this sink counts and remembers; W&B's server leaves out rows whose number it has
-passed, so what is given again after a crash does not come twice there. Offline, a process that is killed between a
-delivery and its record leaves its last rows in the files of two processes, with the same numbers. `wandb sync` sends them.
+Guarantee: this sink numbers the rows and remembers the number. W&B's server leaves out rows whose number it has passed,
+so it has rows that are sent again after a crash only once. Offline, a process that is killed between a delivery and the
+record of it leaves its last rows in the files of two processes, with the same numbers. `wandb sync` sends them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class WandB(Sink):
         self._rows, self._exit_code = 0, 0
 
     def open(self, run: RunFacts, remembered: Remembered) -> None:
-        """Begin or continue the run; rows continue where they were."""
+        """Begin or continue the run, and its numbers of rows."""
         self._rows = remembered.get("rows", 0)
         self._id = remembered.get("id") or _WRONG.sub("-", f"{run.job}-{run.run_id}")[-128:]
         folder = run.folder / "wandb"
@@ -58,7 +58,7 @@ class WandB(Sink):
         self._run.define_metric("*", step_metric=_STEP)
 
     def remember(self) -> Remembered:
-        """Return W&B's id of the run, and how many rows it has."""
+        """Return W&B's id of the run and its number of rows."""
         return {"id": self._id, "rows": self._rows}
 
     def points(self, batch: Sequence[Point]) -> None:
@@ -70,12 +70,12 @@ class WandB(Sink):
             self._rows += 1
 
     def events(self, batch: Sequence[EventRecord]) -> None:
-        """Take note of how the launch ended."""
+        """Remember the end of the launch."""
         for record in batch:
             if record.get("event") in (events.RUN_FAILED, events.RUN_STARTED):
                 self._exit_code = int(record["event"] == events.RUN_FAILED)
 
     def close(self) -> None:
-        """Have W&B write and send what it holds; as failed if the launch was."""
+        """Have W&B write and send its rows, and mark the run as failed if the launch failed."""
         if self._run is not None:
             self._run.finish(exit_code=self._exit_code)

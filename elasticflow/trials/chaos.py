@@ -1,4 +1,4 @@
-"""Compares a job's training with faults on cue and without, and measures the cost of each fault."""
+"""Compares a job's training with and without faults, and measures the cost of each fault."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FaultCost:
-    """Consequences of one fault, up to the next fault.
+    """Consequences of a fault, up to the next fault.
 
     Attributes:
         words: The fault in words.
         restarts: Class of each generation that ended.
-        seconds: From the fault, or from the drain it led to, until the next generation had finished its first step;
+        seconds: Seconds from the fault, or from the drain it led to, to the first finished step of the next generation;
             None if no generation ended.
         redone: Steps that were done again.
         snapshots: Snapshots that were set aside, or could not be written.
@@ -54,13 +54,13 @@ class ChaosOutcome:
     """Comparison of the disturbed run with the undisturbed run.
 
     Attributes:
-        is_exact: Every bit was compared; else the samples of each step and the smoothed loss.
+        is_exact: True: every bit was compared; False: the samples of each step and the smoothed loss.
         run: The disturbed run's folder.
         steps: Steps that the disturbed run finished.
-        seconds: That the undisturbed and the disturbed run took.
+        seconds: Durations of the undisturbed and the disturbed run.
         comparison: Comparison of the two runs.
         costs: Cost of each fault, in order.
-        undone: Number of faults that were not done, because the run had ended before.
+        undone: Number of faults that were not done because the run had ended before.
     """
 
     is_exact: bool
@@ -90,7 +90,7 @@ def run_with_faults(
         steps: Steps of each run.
         tolerance: Tolerance of `compare_losses`.
         scratch: Folder for both runs.
-        begin: Called with each trial before it starts; returns what is called with its steps so far.
+        begin: Called with each trial before it starts; returns a function that is called with its steps so far.
 
     Raises:
         TrialFailedError: one of the runs failed.
@@ -145,14 +145,14 @@ def _compared(
 
 
 def costs(done: Sequence[DoneFault], history: RunHistory, records: Sequence[Record]) -> tuple[FaultCost, ...]:
-    """Return what each fault led to: what happened between it and the next one, but for the run's own end."""
+    """Return the consequences of each fault: all that happened before the next fault, except the run's own end."""
     redone = _redone_by_next(records)
     ends = [fault.at for fault in done[1:]] + [math.inf]
     return tuple(_cost(fault, end, history, redone) for fault, end in zip(done, ends, strict=True))
 
 
 def _redone_by_next(records: Sequence[Record]) -> dict[int, int]:
-    """Return, for each generation, how many of its steps the next one did again."""
+    """Return, for each generation, the number of its steps that the next generation did again."""
     begun = {record.generation: record.step for record in records if record.loss is None}
     last = {record.generation: record.step for record in records}
     return {
@@ -171,7 +171,7 @@ def _cost(done: DoneFault, end: float, history: RunHistory, redone: Mapping[int,
     if stops:
         [stopped_at, *_] = within(stop.at for stop in stops)
         resumed = [at for at in within(g.first_step_at for g in generations) if at >= stopped_at]
-        # Until a drain began a node was on its way, and nothing was lost.
+        # Before a drain a node was still joining, and no time was lost.
         drained = [at for at in within(g.drain_at for g in generations) if at <= stopped_at]
         seconds = round(max(resumed) - max(drained, default=done.at), 3) if resumed else None
     return FaultCost(

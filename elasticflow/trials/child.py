@@ -1,7 +1,7 @@
-"""Running a trial: each launch as a process of its own, held, killed and drained on cue.
+"""Runs a trial: each launch is a separate process, which is held, killed and drained on cue.
 
-The launch goes the way of `elasticflow run`. The trial is a process of its own so that a kill of the command, or Ctrl-C,
-ends everything, and because signals are sent to one process per launch.
+A launch does the same as `elasticflow run`. It is a separate process so that a kill of the command, or Ctrl-C, ends
+everything, and so that signals go to one process per launch.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _MORE_LAUNCHES = 3
 
 @dataclass(frozen=True)
 class TriedJob:
-    """A trial to run.
+    """The job that trials run.
 
     Attributes:
         job: The resolved job.
-        files: The job file and what it extends.
+        files: The job file and the files that it extends.
         project_root: Folder the job's paths are relative to.
     """
 
@@ -60,7 +60,7 @@ class TriedJob:
 
     @property
     def is_exact(self) -> bool | None:
-        """True if its steps have the same bits at every world size; None: a script, whose first trial tells (`TrialRun.is_exact`)."""
+        """True if its steps have the same bits at every world size; None for a script: `TrialRun.is_exact` tells."""
         return None if self.job.script is not None else self.job.train.consistency == "exact"
 
 
@@ -68,13 +68,13 @@ class TrialRun:
     """One trial in its scratch folder.
 
     Args:
-        subject: To what.
-        scratch: Where; `runs/<job>/<run id>` and `records/<run id>` are made in it.
-        mark: Ends the run's id, so that its processes can be told from those of any other run.
+        subject: The job to run.
+        scratch: Folder in which `runs/<job>/<run id>` and `records/<run id>` are made.
+        mark: End of the run's id, by which its processes can be told from those of any other run.
 
     Attributes:
-        run: Its folder.
-        done: Faults of its plan that were done so far.
+        run: The trial's run folder.
+        done: Faults of its plan that were done up to now.
     """
 
     def __init__(self, trial: Trial, subject: TriedJob, scratch: Path, mark: str) -> None:
@@ -85,14 +85,14 @@ class TrialRun:
         self.done: list[DoneFault] = []
 
     def play(self, tell: Callable[[int], None]) -> list[trajectory_record.Record]:
-        """Return the records of the whole trial; nothing that it started lives afterwards.
+        """Run the trial and return all its records; no process that it started lives afterwards.
 
         Args:
-            tell: Called now and then with the steps finished.
+            tell: Called now and then with the number of finished steps.
 
         Raises:
-            TrialFailedError: a launch ended otherwise than it should.
-            TrialRefusedError: the job's script has no steps that can be told.
+            TrialFailedError: a launch failed.
+            TrialRefusedError: the job's script reports no steps.
         """
         self._records.mkdir(parents=True)
         self.run.agent_log().parent.mkdir(parents=True)
@@ -115,7 +115,7 @@ class TrialRun:
         return trajectory_record.exact_file(self._records).exists()
 
     def _go_on(self, tell: Callable[[int], None]) -> None:
-        """Launch again what a fault has ended too early: one that was found only while the last launch left."""
+        """Launch again if a fault ended the run too early: it may be found only while the last launch exits."""
         last = self._trial.launches[-1]
         for _ in range(_MORE_LAUNCHES):
             records = trajectory_record.read_records(self._records)
@@ -167,7 +167,7 @@ class TrialRun:
         return self.run.path / "logs" / "launch.log"
 
     def _await(self, is_so: Callable[[], bool], tell: Callable[[int], None]) -> bool:
-        """Return whether it came to be so before the launch ended."""
+        """Wait until *is_so* is true or the launch has ended; return True if *is_so* came first."""
         assert self._process is not None
         while self._process.poll() is None:
             if is_so():
@@ -179,7 +179,7 @@ class TrialRun:
     def _do(self, act: TrialAct) -> None:
         assert self._process is not None
         if act.what == "drain":
-            self._process.send_signal(signal.SIGTERM)  # it is held until its workers have been told
+            self._process.send_signal(signal.SIGTERM)  # the run is held until its workers have been told
             return
         if not self._await(lambda: bool(state_of(self.run).workers), lambda _: None):
             return
@@ -197,7 +197,7 @@ class TrialRun:
         actor = fault_actions.FaultActor(self.run, self._process.pid, workers, self._records)
         done = actor.do_all(self._trial.plan, step)
         self.done += done
-        # Where the number of nodes changes, a drain or the node's end lets the run continue.
+        # If a fault changes the number of nodes, a drain or the node's end lets the run continue.
         if not any(KINDS[done_fault.fault.what].nodes for done_fault in done):
             trajectory_record.held_file(self._records, step).unlink(missing_ok=True)
 
@@ -213,12 +213,12 @@ class TrialRun:
 
     def _kill(self) -> None:
         if self._process is not None and self._process.poll() is None:
-            self._process.kill()  # all below it dies with it
+            self._process.kill()  # its child processes die with it
             self._process.wait()
 
 
 def main() -> None:
-    """Make one launch of a trial: `python -m elasticflow.trials.child PARENT_PID`, the rest on stdin."""
+    """Make one launch of a trial: `python -m elasticflow.trials.child PARENT_PID`, with the request on standard input."""
     die_with_parent(int(sys.argv[1]))
     request = _request_from_json(sys.stdin.read())
     try:
@@ -230,7 +230,7 @@ def main() -> None:
 
 
 def _request_to_json(request: Request) -> str:
-    """Return the form in which a launch of a trial is sent to its process; `_request_from_json` reads it."""
+    """Return a launch of a trial as JSON for its process; `_request_from_json` reads it."""
     content = {
         "job": job_to_json(request.job),
         "files": [str(path) for path in request.files],

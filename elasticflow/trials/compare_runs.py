@@ -1,8 +1,8 @@
 """Compares two recorded runs; pure.
 
-`bits` asks for the same bits after every step. `curves` asks for the same loss up to a bound, where only that is
-promised: at another world size sums are rounded otherwise, and what a model draws for a sample (dropout), or takes
-together (BatchNorm), is drawn and taken by other workers.
+`bits` asks for the same bits after every step. `curves` asks for the same loss up to a bound, if no more is promised:
+at another world size sums are rounded differently, and other workers draw a model's random numbers (dropout) and take
+samples together (BatchNorm).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from elasticflow.protocol.trajectory_record import Record
 
 Evaluated = dict[int, "Mapping[str, object]"]
-"""What a run's evaluations measured, by step."""
+"""Metrics of a run's evaluations, by step."""
 
 TOLERANCE = 0.05
-"""Of `curves`. Measured over 50 steps of jobs/mnist.toml (BatchNorm, dropout, batches of 64, loss 2.3 to 0.02): 1, 2, 3
+"""Default for `curves`. Measured over 50 steps of jobs/mnist.toml (BatchNorm, dropout, batches of 64, loss 2.3 to 0.02): 1, 2, 3
 and 4 workers are 0.8 to 1.5 % apart; gradients twice as large are 15 to 20 % off, half of each batch lost 13 %."""
 
 _WINDOWS = 10  # a tenth of the steps are smoothed over
@@ -31,15 +31,15 @@ class Divergence:
     """The first difference between two runs.
 
     Attributes:
-        step: Finished optimizer steps there; 0: before the first.
-        name: The first tensor or number that differs, in the order of the model; or `loss`, or `samples`; or `step` if
-            one of the runs has no such step.
-        expected: Its digest or value in the reference; None: it is not there.
-        found: In the other run.
-        others: More tensors and numbers that differ at that step.
-        generation: Generation that recorded it; 0: none.
-        is_redone: The step was done before, by an earlier generation.
-        is_start: It is the state that the generation began with.
+        step: Finished optimizer steps at the difference; 0: before the first.
+        name: The first tensor or number that differs, in the order of the model; or `loss` or `samples`; or `step` if
+            one of the runs lacks that step.
+        expected: Digest or value in the reference; None: the reference lacks it.
+        found: Digest or value in the other run; None: that run lacks it.
+        others: Further tensors and numbers that differ at that step.
+        generation: Generation that recorded the step; 0: none.
+        is_redone: True if an earlier generation had done the step before.
+        is_start: True if the difference is in the state that the generation began with.
     """
 
     step: int
@@ -57,10 +57,10 @@ class RunComparison:
     """Result of the comparison of a run with the reference.
 
     Attributes:
-        steps: Finished steps that both have.
-        redone: Steps that the run did more than once; each time was compared by `bits`, the last by `curves`.
-        difference: The first one, or None.
-        values: Tensors and numbers compared after each step; of `curves`, the loss alone.
+        steps: Finished steps that both runs have.
+        redone: Steps that the run did more than once; `bits` compares every time, `curves` the last.
+        difference: The first difference, or None.
+        values: Tensors and numbers compared after each step; for `curves`, only the loss.
         distance: For `curves`, the largest distance of the smoothed losses; else None.
     """
 
@@ -72,9 +72,9 @@ class RunComparison:
 
 
 def compare_bits(reference: Sequence[Record], other: Sequence[Record]) -> RunComparison:
-    """Return where *other* first has other bits than *reference* after a step, also where steps were redone.
+    """Return the comparison of two runs' bits after every step, including steps that were redone.
 
-    The state that a generation began with is compared with what the reference had after that step.
+    The state that a generation began with is compared with the state of the reference after that step.
     """
     expected, done = _finished(reference), _finished(other)
     expected = {r.step: r for r in reference if r.loss is None} | expected
@@ -94,7 +94,7 @@ def compare_bits(reference: Sequence[Record], other: Sequence[Record]) -> RunCom
 
 
 def with_evaluations(comparison: RunComparison, reference: Evaluated, other: Evaluated) -> RunComparison:
-    """Return the comparison of two runs' bits with that of what they measured after the same steps, the earlier difference."""
+    """Return *comparison* with that of the evaluations added: the earlier difference counts."""
     for step in sorted(reference.keys() & other.keys()):
         want, have = reference[step], other[step]
         # As text: NaN is equal to NaN.
@@ -107,7 +107,7 @@ def with_evaluations(comparison: RunComparison, reference: Evaluated, other: Eva
 
 
 def without_lost_steps(records: Sequence[Record]) -> list[Record]:
-    """Return the records of what the run resumed from: not of steps that a later generation did again."""
+    """Return the records without those of steps that a later generation did again."""
     begun = {record.generation: record.step for record in records if record.loss is None}
     kept = []
     for record in records:
@@ -118,10 +118,11 @@ def without_lost_steps(records: Sequence[Record]) -> list[Record]:
 
 
 def compare_losses(reference: Sequence[Record], other: Sequence[Record], tolerance: float) -> RunComparison:
-    """Return where the smoothed loss of *other* is first further than *tolerance* from that of *reference*.
+    """Return the comparison of two runs' smoothed losses, which may be *tolerance* apart.
 
     A loss is smoothed as the mean over the last tenth of all steps. The distance is a share of the reference's largest
-    smoothed loss: the one it began with, unless it grew. Both must have trained on as many samples at each step.
+    smoothed loss: its first, unless the loss grew. Both runs must have trained on the same number of samples at each
+    step.
     """
     mine, theirs = _finished(reference), _finished(other)
     both = sorted(mine.keys() & theirs.keys())
@@ -148,7 +149,7 @@ def compare_losses(reference: Sequence[Record], other: Sequence[Record], toleran
 
 
 def _differing(want: Record, have: Record) -> Iterator[tuple[str, str | None, str | None]]:
-    """Yield name, expected and found of what differs: the model first, then optimizer, loss and samples."""
+    """Yield name, expected and found value of each difference: in the model first, then optimizer, loss and samples."""
     for name in {**want.digests, **have.digests}:
         expected, found = want.digests.get(name), have.digests.get(name)
         if expected != found:
@@ -174,7 +175,7 @@ def _difference(
 
 
 def _missing(reference: Sequence[Record], other: Sequence[Record]) -> Divergence | None:
-    """Return the first step that only one of them has."""
+    """Return the first step that only one of the runs has."""
     mine, theirs = _finished(reference), _finished(other)
     only_one = mine.keys() ^ theirs.keys()
     if not only_one:
@@ -189,12 +190,12 @@ def _earlier(first: Divergence | None, second: Divergence | None) -> Divergence 
 
 
 def _finished(records: Sequence[Record]) -> dict[int, Record]:
-    """Return the record of each finished step; of steps that were redone, the last: the run resumed from it."""
+    """Return the record of each finished step; of a step that was redone, the last, which the run continued from."""
     return {r.step: r for r in records if r.loss is not None}
 
 
 def redone(records: Sequence[Record]) -> int:
-    """Return how many steps were done more than once."""
+    """Return the number of steps that were done more than once."""
     return sum(r.loss is not None for r in records) - len(_finished(records))
 
 

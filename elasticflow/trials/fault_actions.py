@@ -1,4 +1,4 @@
-"""Does the faults of a plan to a launch that waits for them."""
+"""Does the faults of a plan to a launch that is held for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "terminate": signal.
 
 @dataclass(frozen=True)
 class DoneFault:
-    """A fault that was done, to which rank, and when (Unix time)."""
+    """A fault that was done, the rank that it hit, and its Unix time."""
 
     fault: Fault
     rank: int
@@ -36,7 +36,7 @@ class DoneFault:
 
 
 def fault_variable(plan: FaultPlan, folder: Path) -> str:
-    """Return the value of ELASTICFLOW_FAULTS for a run of *plan*; each fault inside a process waits for its cue file."""
+    """Return the value of ELASTICFLOW_FAULTS for a run of *plan*; each fault inside of a process waits for its cue file."""
     clauses = []
     for number, fault in enumerate(plan.faults):
         if fault.clause is not None:
@@ -46,7 +46,7 @@ def fault_variable(plan: FaultPlan, folder: Path) -> str:
 
 
 def scale(plan: FaultPlan, folder: Path) -> tuple[ScaleChange, ...]:
-    """Return how the number of nodes changes, each change on its cue file."""
+    """Return the changes of the number of nodes, each on its cue file."""
     changes = [ScaleChange(0.0, plan.nodes)]
     for number, fault in enumerate(plan.faults):
         if KINDS[fault.what].nodes:
@@ -56,17 +56,17 @@ def scale(plan: FaultPlan, folder: Path) -> tuple[ScaleChange, ...]:
 
 
 def cue(folder: Path, number: int) -> Path:
-    """Return the file whose existence says that it is time for the plan's fault *number*."""
+    """Return the cue file of the plan's fault *number*: the fault happens once the file exists."""
     return folder / f"cue-{number}"
 
 
 class FaultActor:
-    """Does faults.
+    """Does faults to a running launch.
 
     Args:
         launch: Process id of the launch.
         workers: The running workers.
-        folder: Where cues are given.
+        folder: Folder of the cue files.
     """
 
     def __init__(self, run: RunFolder, launch: int, workers: Sequence[RunningWorker], folder: Path) -> None:
@@ -83,7 +83,7 @@ class FaultActor:
         return done
 
     def _do(self, number: int, fault: Fault) -> int:
-        """Do one fault and return the rank that it happens to."""
+        """Do one fault and return the rank that it hits."""
         if fault.clause is not None or KINDS[fault.what].nodes:
             cue(self._folder, number).touch()
             return self._worker(fault.rank).rank if fault.rank is None else fault.rank
@@ -99,7 +99,7 @@ class FaultActor:
         return worker.rank
 
     def _worker(self, rank: int | None) -> RunningWorker:
-        """Return the worker of *rank*; the last one where there is none."""
+        """Return the worker of *rank*, or the last worker if there is no such rank."""
         return next((worker for worker in self._workers if worker.rank == rank), self._workers[-1])
 
     def _kill_agent_of(self, worker: RunningWorker) -> None:
@@ -127,5 +127,5 @@ class FaultActor:
 
 
 def _signal(worker: RunningWorker, number: signal.Signals) -> None:
-    if worker.process is not None:  # one that an earlier fault has ended gets none
+    if worker.process is not None:  # a worker that an earlier fault has ended gets no signal
         worker.process.send(number)

@@ -1,7 +1,7 @@
-"""Fault plans: what is done to a run, at which step; read from TOML, or drawn from a seed.
+"""Fault plans: the faults of a run and their steps, read from TOML or drawn from a seed.
 
-A plan says how many simulated nodes there are at the start (`nodes`, default 1), and has one table `[[faults]]` for
-each fault: `step` (finished steps when it is done), `what` (a key of KINDS), and the rank or node it happens to.
+A plan gives the number of simulated nodes at the start (`nodes`, default 1), and has a table `[[faults]]` for each
+fault: `step` (finished steps when it is done), `what` (a key of KINDS), and the rank or node that it hits.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ MOST_FAULTS = 1000
 
 
 class FaultKind(NamedTuple):
-    """A fault that can be done to a run.
+    """A kind of fault.
 
     Attributes:
         words: The fault in words; `{target}` stands for the rank or the node.
-        target: Key of the plan that names what it happens to: `rank`, `node`, `point`; None: nothing in particular.
-        point: Fault points and acts that do it, inside of the processes of the run.
-        nodes: By how many nodes it makes the run larger.
+        target: Key of the plan that names the target: `rank`, `node`, `point`; None: the fault has no target.
+        point: Fault points and acts that do the fault inside of the processes of the run.
+        nodes: Number of nodes that the fault adds to the run.
     """
 
     words: str
@@ -57,7 +57,7 @@ KINDS: dict[str, FaultKind] = {
     "slow-store": FaultKind("a write takes 2 s longer", point="shares.before_write=stall:2"),
     "at-point": FaultKind("{target}", "point"),
 }
-"""By the name in a plan."""
+"""Kinds of faults by their names in a plan."""
 
 _DRAWN = ("kill", "terminate", "raise", "flip", "kill-agent", "corrupt-snapshot", "truncate-snapshot", "full-disk", "slow-store")  # fmt: skip
 _KEYS = ("step", "what", "rank", "node", "point", "act")
@@ -66,15 +66,15 @@ _ACT = re.compile(r"kill|stop|flip|stall:\d+(\.\d+)?|raise:E[A-Z0-9]+")
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault.
+    """A fault of a plan.
 
     Attributes:
-        step: Finished steps when it is done.
+        step: Finished steps when the fault is done.
         what: A key of KINDS.
-        rank: The worker it happens to; None: the last rank.
-        node: Number of the node, from 0.
+        rank: Rank of the worker to hit; None: the last rank.
+        node: Number of the node to hit, from 0.
         point: For `at-point`: a key of `fault_injection.POINTS`.
-        act: For `at-point`: the action there, on the process that gets there first.
+        act: For `at-point`: the action on the process that first reaches the point.
     """
 
     step: int
@@ -86,13 +86,13 @@ class Fault:
 
     @property
     def clause(self) -> str | None:
-        """Its clause of ELASTICFLOW_FAULTS, without the cue; None: it is done from outside."""
+        """Its clause of ELASTICFLOW_FAULTS, without the cue; None: the fault is done from outside."""
         if self.what == "at-point":
             return f"{self.point}={self.act}"
         return KINDS[self.what].point
 
     def words(self, rank: int) -> str:
-        """Return what was done; *rank* is the one that it befell."""
+        """Return the fault in words; *rank* is the rank that it hit."""
         target = {"rank": rank, "node": self.node, "point": f"{self.act} at {self.point}"}
         kind = KINDS[self.what]
         return kind.words.format(target=target.get(kind.target or "rank"))
@@ -103,8 +103,8 @@ class FaultPlan:
     """The faults of a run, in order.
 
     Attributes:
-        name: File name, or what it was drawn from.
-        faults: By step.
+        name: File name, or the seed it was drawn from.
+        faults: Faults in order of their steps.
         nodes: Simulated nodes at the start.
     """
 
@@ -114,12 +114,12 @@ class FaultPlan:
 
     @property
     def most_nodes(self) -> int:
-        """Nodes there are at most."""
+        """Largest number of nodes."""
         return max(self._counts())
 
     @property
     def least_nodes(self) -> int:
-        """Nodes there are at least."""
+        """Smallest number of nodes."""
         return min(self._counts())
 
     def _counts(self) -> list[int]:
@@ -133,7 +133,7 @@ def read_plan(path: Path, steps: int) -> FaultPlan:
     """Return the plan in the file at *path*, for a run of *steps* steps.
 
     Raises:
-        FaultPlanError: the file is no plan, or the plan cannot be done in so many steps; says where and what to do.
+        FaultPlanError: the file is no plan, or the plan cannot be done in *steps* steps; has place and remedy.
     """
     try:
         text = read_text(path, str(path))
@@ -146,7 +146,7 @@ def read_plan(path: Path, steps: int) -> FaultPlan:
 
 
 class _Reader:
-    """Checks what a plan says, and says where it is wrong."""
+    """Reads a plan, and reports mistakes with their places."""
 
     def __init__(self, file: str, text: str, raw: dict[str, Any]) -> None:
         self._file, self._text, self._raw = file, text, raw
@@ -227,10 +227,10 @@ class _Reader:
 
 
 def draw_plan(count: int, seed: int, steps: int, world_size: int) -> FaultPlan:
-    """Return *count* faults drawn from *seed*: the same for the same arguments, spread over the steps of the run."""
+    """Return *count* faults drawn from *seed* and spread over the steps of the run; equal arguments give equal faults."""
     random_numbers = random.Random(seed)
     fault_steps = sorted(random_numbers.randint(1, steps - 2) for _ in range(count))
-    # A single replica has nothing to differ from.
+    # A flipped bit shows only by comparison with another replica.
     kinds = [kind for kind in _DRAWN if world_size > 1 or kind != "flip"]
     faults = []
     for step in fault_steps:

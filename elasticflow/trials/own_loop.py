@@ -1,4 +1,4 @@
-"""Finds out whether a job's script has a loop that can be tried: a loop on `elasticflow.join`."""
+"""Finds out if a job's script has a loop that trials can run: a loop on `elasticflow.join`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OURS = "elasticflow"
 
 
 def require_own_loop(job: Job, root: Path) -> None:
-    """Check that a job's script, if it has one, is not known to be without elasticflow: it may be imported further inside.
+    """Check that a job's script, if it has one, may use elasticflow: modules that it imports count, too.
 
     Raises:
         TrialRefusedError: neither the script nor a module of the project that it imports can call `elasticflow.join`.
@@ -34,14 +34,14 @@ def require_own_loop(job: Job, root: Path) -> None:
             return
     if file is None:
         return
-    # Anywhere in the script; a relative import, without a first name, may be of anything.
+    # Imports anywhere in the script count; a relative import has no first name and may be of any module.
     names = Script(importlib.util.decode_source(file.read_bytes())).names.modules
     if not any(name in {_OURS, ""} or finder.has_own(name) for name in names):
         raise nothing_to_try(job.script.entry or job.script.module or "")
 
 
 def nothing_to_try(script: str) -> TrialRefusedError:
-    """Return the refusal of a script whose steps no one knows."""
+    """Return the refusal of a script that reports no steps."""
     return TrialRefusedError(
         f"{script} does not train by elasticflow.join: when a step of it ends, and what it makes of the weights, is not known",
         "its loop needs run.keep, run.batches and run.step: elasticflow guide own-loop",

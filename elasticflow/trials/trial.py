@@ -1,8 +1,8 @@
-"""Trials: short lives of a job in scratch folders, and what is done to each; pure.
+"""Trials: short runs of a job in scratch folders, and the acts done to each; pure.
 
-A trial is the job as it is, but for what has to differ: one node with so many workers, snapshots in the scratch folder
-alone, a restart to spare. Its length is not the job's: it is asked to leave after so many steps, so a schedule that
-knows the job's length sees the same one.
+A trial is the job with few changes: one node with a given number of workers, snapshots in the scratch folder only, and
+one more restart. The job's length stays, so a schedule that uses it is the same: the trial is asked to exit after some
+steps.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 FEWEST_STEPS = 6
 """Fewer leave no room for a kill, a drain and an end."""
 
-# Snapshots are taken only when a launch leaves.
+# Snapshots are taken only when a launch exits.
 _NEVER = "999999999 steps"
-# Snapshots of a disturbed trial.
+# Steps between the snapshots of a disturbed trial.
 _SNAPSHOTS = 10
-# A stopped worker is noticed after this at the latest.
+# A stopped worker is noticed within this time.
 _HANG = "30 s"
-# A drain takes one more step, and no one waits for the machine.
+# A drain takes one more step; no deadline of a machine limits it.
 _GRACE = "1 h"
 
 
 @dataclass(frozen=True)
 class TrialAct:
-    """Something done to a run while it is held.
+    """An act on a run while it is held.
 
     Attributes:
-        step: Finished steps at which it is held.
-        what: `kill`: kill -9 of the last rank. `drain`: SIGTERM to the launch; it leaves after one more step. `faults`:
-            those of the trial's plan that are due then.
+        step: Finished steps at which the run is held.
+        what: `kill`: kill -9 of the last rank. `drain`: SIGTERM to the launch, which exits after one more step.
+            `faults`: the faults of the trial's plan that are due at the step.
     """
 
     step: int
@@ -48,7 +48,7 @@ class TrialAct:
 
 @dataclass(frozen=True)
 class TrialLaunch:
-    """One launch of a trial: the workers of each node, and what is done to it, in order."""
+    """One launch of a trial: the workers of each node, and the acts in order."""
 
     world_size: int
     acts: tuple[TrialAct, ...]
@@ -56,16 +56,17 @@ class TrialLaunch:
 
 @dataclass(frozen=True)
 class Trial:
-    """One life of the job.
+    """One short run of the job.
 
     Attributes:
-        name: Name of its run folder; unique within a verification.
-        launches: One, or one after the other.
-        steps: Where it ends.
-        snapshot_every: Steps between its snapshots; None: only when it leaves.
-        killed_after: Step after which a worker is killed; None: none is.
-        drained_after: Step after which the first launch is drained, so that another continues; None: there is one launch.
-        plan: Faults that are done to it.
+        name: Name of its run folder, unique within a verification.
+        launches: Launches, one after the other.
+        steps: Finished steps at the end.
+        snapshot_every: Steps between its snapshots; None: a snapshot only when it exits.
+        killed_after: Step after which a worker is killed; None: no worker is killed.
+        drained_after: Step after which the first launch is drained and a second launch continues; None: there is one
+            launch.
+        plan: Faults of the trial.
     """
 
     name: str
@@ -83,15 +84,15 @@ class Trial:
 
 
 def undisturbed(number: int, world_size: int, steps: int) -> Trial:
-    """Return a trial to which nothing is done but asking it to leave in the end."""
+    """Return a trial without disturbance, which is only asked to exit in the end."""
     end = TrialLaunch(world_size, (TrialAct(steps - 1, "drain"),))
     return Trial(f"{number}-workers-{world_size}", (end,), steps)
 
 
 def disturbed(number: int, first: int, second: int, steps: int) -> Trial:
-    """Return a trial in which a worker is killed at about a third, and which continues elsewhere at about two thirds.
+    """Return a trial with a kill at about a third of its steps, and a resize at about two thirds.
 
-    It is killed when the steps since the last snapshot are most: they are redone.
+    The kill comes when the most steps have passed since the last snapshot: these are redone.
     """
     every = max(1, steps // _SNAPSHOTS)
     kill, drain = steps // 3 // every * every, 2 * steps // 3
@@ -102,25 +103,25 @@ def disturbed(number: int, first: int, second: int, steps: int) -> Trial:
 
 
 def restarted(number: int, world_size: int, steps: int) -> Trial:
-    """Return a trial in which a worker is killed, and which is drained and continues, with as many workers as before."""
+    """Return a trial with a kill and a drain, each followed by a restart with the same number of workers."""
     same = disturbed(number, world_size, world_size, steps)
     return replace(same, name=f"{number}-restarted-{world_size}")
 
 
 def count(worlds: Sequence[int]) -> int:
-    """Return how many trials it takes to verify a job at *worlds*: one at each, a restart, and a resize if they differ."""
+    """Return the number of trials that verify a job at *worlds*: one at each, a restart, and a resize if they differ."""
     return len(worlds) + 1 + (worlds[-1] != worlds[0])
 
 
 def with_faults(number: int, workers: int, steps: int, plan: FaultPlan) -> Trial:
-    """Return a trial to which the faults of *plan* are done, on nodes of so many *workers* each."""
+    """Return a trial with the faults of *plan*, on nodes with *workers* workers each."""
     acts = [TrialAct(step, "faults") for step in sorted({fault.step for fault in plan.faults})]
     launch = TrialLaunch(workers, (*acts, TrialAct(steps - 1, "drain")))
     return Trial(f"{number}-chaos", (launch,), steps, max(1, steps // _SNAPSHOTS), plan=plan)
 
 
 def job_of(trial: Trial, launch: TrialLaunch, job: Job) -> Job:
-    """Return *job* as that launch of the trial runs it; nothing of it lies outside the scratch folder."""
+    """Return *job* changed for *launch* of the trial; all its files are in the scratch folder."""
     every = _NEVER if trial.snapshot_every is None else f"{trial.snapshot_every} steps"
     snapshots: dict[str, Any] = {"uri": None, "options": {}, "every": every, "grace": _GRACE}
     if trial.snapshot_every is None:
@@ -145,16 +146,16 @@ def job_of(trial: Trial, launch: TrialLaunch, job: Job) -> Job:
 
 
 def check(job: Job, worlds: Sequence[int], steps: int, gpus: int) -> int:
-    """Return how many steps each trial has.
+    """Check that the job can be tried, and return the number of steps of each trial.
 
     Args:
         job: The resolved job.
         worlds: World sizes.
-        steps: Asked for.
-        gpus: That torch can use here.
+        steps: Requested steps.
+        gpus: Number of GPUs that torch can use here.
 
     Raises:
-        TrialRefusedError: the job cannot be tried at each of *worlds* on this machine; says why and what to do.
+        TrialRefusedError: the job cannot be tried at each of *worlds* on this machine; has reason and remedy.
     """
     largest = max(worlds)
     if 0 < gpus < largest:
@@ -185,7 +186,7 @@ def _check_shares(job: Job, largest: int) -> None:
 
 
 def check_length(steps: int) -> None:
-    """Check that a trial of so many steps leaves room for what is done to it.
+    """Check that a trial of *steps* steps has room for its disturbances.
 
     Raises:
         TrialRefusedError: the steps are too few.

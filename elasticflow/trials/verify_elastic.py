@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from elasticflow.trials.trial import Trial
 
 Compared = Literal["bits", "curve"]
-"""What of two trials is compared: the bits after every step, or the loss."""
+"""Object of a comparison of two trials: the bits after every step, or the loss."""
 
 _GONE_S = 5.0
 
 
 @dataclass(frozen=True)
 class TrialOutcome:
-    """One trial and what came of it.
+    """Result of one trial.
 
     Attributes:
-        run: Its run folder; gone if it lay in a scratch folder that was not kept.
-        steps: Steps finished.
-        seconds: It took.
-        comparison: With the reference; None: it is the reference.
-        compared: The bits after every step, or the loss.
+        run: Its run folder, which no longer exists if the scratch folder was not kept.
+        steps: Finished steps.
+        seconds: Duration of the trial.
+        comparison: Comparison with the reference; None for the reference itself.
+        compared: Object of the comparison: the bits after every step, or the loss.
     """
 
     trial: Trial
@@ -64,26 +64,27 @@ def verify(
     *,
     is_kept: bool = True,
 ) -> Iterator[TrialOutcome]:
-    """Yield what came of each trial as soon as it is over: one at each of *worlds*, the first being the reference.
+    """Yield the result of each trial as soon as it is over: one at each of *worlds*, of which the first is the reference.
 
     Then comes a restarted trial: at the first world size a worker is killed, the launch is drained, and the run continues
-    with as many workers. In either mode its bits are compared, for that is where lost state shows. If the bits differ and
-    the job is not exact, the reference is repeated: where the repetition has other bits, too, the machine cannot repeat the
-    job, and the losses are compared. If there are several world sizes, a disturbed trial comes last: it begins at the last
+    with as many workers. Its bits are compared even if the job is not exact, since lost state shows there. If the bits
+    differ and the job is not exact, the reference is repeated: if the repetition has other bits, too, the machine
+    cannot repeat the job, and the losses are compared. If there are several world sizes, a disturbed trial comes last:
+    it begins at the last
     world size, a worker is killed, and the run continues at the first.
 
     Args:
         subject: The job; its own runs and snapshots are left alone.
         worlds: World sizes that `trial.check` has passed.
-        steps: Steps of each trial, or less where the job is shorter.
+        steps: Steps of each trial; fewer if the job is shorter.
         tolerance: Tolerance of `compare_losses`.
-        scratch: Where the trials live.
-        begin: Called with each trial before it starts; returns what is called with its steps so far.
-        is_kept: Leave the runs there; False: each goes as soon as it is over.
+        scratch: Folder for the trials.
+        begin: Called with each trial before it starts; returns a function that is called with its steps so far.
+        is_kept: False: each run is removed as soon as it is over.
 
     Raises:
         TrialFailedError: the job itself failed in a trial.
-        TrialRefusedError: the job turned out to be too short.
+        TrialRefusedError: the job is too short, as its trial showed.
     """
     verifying = _Verifying(subject, worlds, tolerance, scratch, begin, is_kept=is_kept)
     for number, world_size in enumerate(worlds, 1):
@@ -98,7 +99,7 @@ def verify(
 
 
 class _Verifying:
-    """Plays trials and compares each with the first; arguments as `verify` has them."""
+    """Runs trials and compares each with the first; the arguments are those of `verify`."""
 
     def __init__(
         self,
@@ -116,11 +117,11 @@ class _Verifying:
         self._is_exact = bool(subject.is_exact)
         self._reference: list[Record] = []
         self._measured: compare_runs.Evaluated = {}
-        # By run folder, which may be gone.
+        # Keys are run folders, which may no longer exist.
         self._evaluated: dict[RunFolder, compare_runs.Evaluated] = {}
 
     def outcome(self, trial: Trial, *, asks_for_bits: bool = False) -> TrialOutcome:
-        """Play *trial* and compare it with the reference; bits are compared for an exact job, or if asked for."""
+        """Run *trial* and compare it with the reference; bits are compared for an exact job, or if *asks_for_bits*."""
         began = time.monotonic()
         run, records = self._played(trial)
         last = max(record.step for record in records)
@@ -158,13 +159,14 @@ class _Verifying:
             int(line["step"]): line["eval"] for line in lines if isinstance(line.get("eval"), dict)
         }
         if not self._is_kept:
-            shutil.rmtree(played.run.path, ignore_errors=True)  # snapshots of a large model fill a disk
+            # Snapshots of a large model could fill the disk.
+            shutil.rmtree(played.run.path, ignore_errors=True)
         return played.run, records
 
 
 @dataclass
 class Scratch:
-    """A folder of trials, removed afterwards unless it is to be kept."""
+    """A folder of trials, which is removed afterwards unless it is to be kept."""
 
     path: Path
     is_kept: bool
@@ -172,10 +174,10 @@ class Scratch:
 
 @contextmanager
 def scratch_folder(keep: Path | None) -> Iterator[Scratch]:
-    """Yield *keep*, or else a temporary folder (TMPDIR says where) that is gone afterwards unless it is marked as kept.
+    """Yield *keep*, or a temporary folder (in TMPDIR) that is removed afterwards unless it is marked as kept.
 
     Raises:
-        TrialRefusedError: it cannot be made.
+        TrialRefusedError: the folder cannot be made.
     """
     try:
         if keep is not None:
@@ -192,11 +194,11 @@ def scratch_folder(keep: Path | None) -> Iterator[Scratch]:
     finally:
         deadline = time.monotonic() + _GONE_S
         while not scratch.is_kept and path.exists() and time.monotonic() < deadline:
-            shutil.rmtree(path, ignore_errors=True)  # who is dying may still write
+            shutil.rmtree(path, ignore_errors=True)  # processes that are ending may still write
 
 
 def count_gpus() -> int:
-    """Return how many GPUs torch can use here; torch, which takes seconds to import, is asked only where there is a driver."""
+    """Return the number of GPUs that torch can use; torch is imported (which takes seconds) only if there is a driver."""
     if not Path("/dev/nvidiactl").exists():
         return 0
     code = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"

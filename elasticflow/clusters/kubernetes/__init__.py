@@ -1,1 +1,1 @@
-"""A job as objects of Kubernetes."""
+"""Turns a job into objects of Kubernetes."""

@@ -1,4 +1,4 @@
-"""The objects that a run is made of in Kubernetes, in each of its forms."""
+"""The Kubernetes objects of a run, in each form."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ OF_JOB = "batch.kubernetes.io/job-name"
 OF_RUN = "elasticflow/run"
 _QUEUE = "kueue.x-k8s.io/queue-name"
 _STORE_MEMORY = "256 MiB"
-_STORE_STATE = "/var/lib/elasticflow"  # of the pod: kept when its container is started again
+_STORE_STATE = "/var/lib/elasticflow"  # a volume of the pod: it survives a restart of the container
 
 
 def config_map(pods: PodSpec, texts: Mapping[str, str]) -> Any:
-    """Return the ConfigMap with the job file and what it extends; *texts* by their keys."""
+    """Return the ConfigMap with the job file and the files that it extends; *texts* has them by key."""
     head = _head("v1", "ConfigMap", pods, pods.config_map)
     return Commented(
         "The job file and what it extends. The code is in the image.", {**head, "data": dict(texts)}
@@ -40,7 +40,7 @@ def service(pods: PodSpec, name: str, selector: Mapping[str, str]) -> Any:
 
 
 def rendezvous(pods: PodSpec, name: str) -> list[Any]:
-    """Return what serves the store in which the pods meet, where none of them does."""
+    """Return the objects that serve the store in which the pods meet, if no pod of the run serves it."""
     labels = {**labels_of(pods), "elasticflow/part": "rendezvous"}
     selector = {OF_RUN: pods.name, "elasticflow/part": "rendezvous"}
     port = pods.table.port
@@ -84,14 +84,14 @@ def rendezvous(pods: PodSpec, name: str) -> list[Any]:
 
 
 def elastic_job(pods: PodSpec) -> Any:
-    """Return the Indexed Job, whose number of pods may be changed while it runs."""
+    """Return the Indexed Job, whose number of pods can be changed while it runs."""
     head = _head("batch/v1", "Job", pods, pods.name)
     head["metadata"]["labels"] |= _queue(pods)
     annotations: dict[str, str] = {}
     nodes = pods.job.nodes
     if pods.table.queue is not None:
         annotations["kueue.x-k8s.io/job-completions-equal-parallelism"] = "true"
-        if nodes.min < nodes.max:  # Kueue refuses it elsewhere
+        if nodes.min < nodes.max:  # Kueue refuses the annotation otherwise
             annotations["kueue.x-k8s.io/job-min-parallelism"] = str(nodes.min)
     if annotations:
         head["metadata"]["annotations"] = {**head["metadata"].get("annotations", {}), **annotations}
@@ -104,14 +104,14 @@ def elastic_job(pods: PodSpec) -> Any:
 
 
 def job_set(pods: PodSpec, replicated_job: str) -> Any:
-    """Return the JobSet: of a fixed number of pods."""
+    """Return the JobSet, which has a fixed number of pods."""
     head = _head("jobset.x-k8s.io/v1alpha2", "JobSet", pods, pods.name)
     head["metadata"]["labels"] |= _queue(pods)
     return {**head, "spec": {**_ttl(pods), **_job_set_spec(pods, replicated_job)}}
 
 
 def train_job(pods: PodSpec, replicated_job: str) -> list[Any]:
-    """Return the TrainJob and the TrainingRuntime that says what its pods are."""
+    """Return the TrainJob, and the TrainingRuntime that defines its pods."""
     runtime = _head("trainer.kubeflow.org/v1alpha1", "TrainingRuntime", pods, pods.name)
     job = _head("trainer.kubeflow.org/v1alpha1", "TrainJob", pods, pods.name)
     job["metadata"]["labels"] |= _queue(pods)
@@ -196,7 +196,7 @@ def _failure_rules(container: str) -> list[Any]:
 
 
 def _job_set_spec(pods: PodSpec, replicated_job: str, step: str | None = None) -> dict[str, Any]:
-    """Return a JobSet of one job; *step*: what Kubeflow Trainer calls it."""
+    """Return the spec of a JobSet with one job; *step* is Kubeflow Trainer's name for the job."""
     inner = {"spec": _job_spec(pods, pods.template(None, labels_of(pods)))}
     metadata = (
         {}

@@ -1,4 +1,4 @@
-"""A site's own fields, merged into the objects of a manifest: what [kubernetes] has no key for."""
+"""Merges a site's own fields, for which [kubernetes] has no key, into the objects of a manifest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-# Items of these lists are told apart by a key, as in Kubernetes' strategic merge patch; other lists are replaced.
+# A key identifies the items of these lists, as in Kubernetes' strategic merge patch; other lists are replaced.
 _KEYS_OF_ITEMS = {
     **dict.fromkeys(
         ("containers", "initContainers", "env", "volumes", "imagePullSecrets", "replicatedJobs"), "name"
@@ -26,10 +26,10 @@ _KEYS_OF_ITEMS = {
 
 
 def patched(objects: Sequence[Any], path: Path) -> list[Any]:
-    """Return a manifest's objects with what the file at *path* has for them.
+    """Return a manifest's objects with the fields in the file at *path* merged in.
 
     Raises:
-        RenderError: The file cannot be read, or fits none of the objects.
+        RenderError: the file cannot be read, or fits none of the objects.
     """
     documents = _documents(path)
     if not documents:
@@ -43,11 +43,11 @@ def patched(objects: Sequence[Any], path: Path) -> list[Any]:
 
 
 def _documents(path: Path) -> list[tuple[int, Any]]:
-    """Return the documents of a file, each with the line on which it begins."""
+    """Return the documents of a file, each with the number of its first line."""
     try:
         text = path.read_text(encoding="utf-8")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", YAMLWarning)  # about YAML 1.1: below
+            warnings.simplefilter("ignore", YAMLWarning)  # `_check_value` handles values of YAML 1.1
             begins = [node.start_mark.line + 1 for node in YAML(typ="safe", pure=True).compose_all(text)]
             newer, older = (_loaded(text, version) for version in ("1.2", "1.1"))
     except (OSError, UnicodeDecodeError, YAMLError, ValueError) as error:
@@ -67,7 +67,7 @@ def _loaded(text: str, version: str) -> list[Any]:
 
 
 def _check_value(new: Any, old: Any, place: str, keys: tuple[str, ...]) -> None:
-    """Refuse what kubectl, which reads YAML 1.1, would take for something else, such as `yes` or `0644`."""
+    """Refuse values that kubectl, which reads YAML 1.1, would read differently, such as `yes` or `0644`."""
     if isinstance(new, dict) and isinstance(old, dict) and list(map(str, new)) == list(map(str, old)):
         for (key, item), other in zip(new.items(), old.values(), strict=True):
             if not isinstance(key, str):
@@ -86,7 +86,7 @@ def _check_value(new: Any, old: Any, place: str, keys: tuple[str, ...]) -> None:
 
 
 def _object_for(patch: Any, objects: Sequence[Any], place: str) -> int:
-    """Return which of the objects a patch is for."""
+    """Return the index of the object that a patch is for."""
     heads = [_head_of(without_comment(each)) for each in objects]
     there = ", ".join(f"{kind} {name}" for _, kind, name in heads)
     remedy = f"name one by kind, and by metadata.name where there are two: {there}"

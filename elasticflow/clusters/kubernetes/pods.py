@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.jobfile.tables.kubernetes import KubernetesTable, ResourcesTable
 
-# Between the moment when workers have to be gone and the end of the process that led them: its last snapshot, its sinks.
+# Seconds for the last snapshot and the sinks: from the deadline of the workers to the exit of their supervisor.
 _ENDING_S = 30
 # The job controller sets it in every pod of an Indexed Job; Kubernetes expands it in a command.
 _INDEX = "$(JOB_COMPLETION_INDEX)"
@@ -28,17 +28,16 @@ class PodSpec:
 
     Attributes:
         job: The resolved job.
-        table: Its [kubernetes].
+        table: The job's [kubernetes].
         name: Name of the run's objects.
-        run_id: The run's id.
         endpoint: host:port at which the pods meet.
-        job_file: The job file, relative to the project's folder.
-        files: The job file and what it extends, by their paths relative to the project's folder, with their keys in the
-            ConfigMap.
-        overrides: `--set` values of the command.
-        case: Which case of the job file's [matrix] the job is.
-        container: The container's name.
-        serves_store: A store of its own is served at the endpoint; else the pod with index 0 serves it.
+        job_file: Path of the job file, relative to the project's folder.
+        files: Keys in the ConfigMap of the job file and the files that it extends, by path relative to the project's
+            folder.
+        overrides: `--set` values for the command in the pods.
+        case: Case of the job file's [matrix] that the job is.
+        container: Name of the container in each pod.
+        serves_store: True: a separate pod serves the store at the endpoint; False: the pod with index 0 does.
     """
 
     job: Job
@@ -64,7 +63,7 @@ class PodSpec:
         return "kubectl" if self.table.namespace is None else f"kubectl -n {self.table.namespace}"
 
     def command(self) -> list[str]:
-        """Return the command, the same in every pod: it leads the run, or takes part in it."""
+        """Return the command, which is the same in every pod: it leads the run or takes part in it."""
         words = ["elasticflow", "run", self.job_file, "--run-id", self.run_id, "--join", self.endpoint]
         if self.case is not None:
             words += ["--case", self.case]
@@ -77,7 +76,7 @@ class PodSpec:
         """Return the pod template.
 
         Args:
-            subdomain: The headless Service's name; None: someone else sets it.
+            subdomain: Name of the headless Service; None: the controller sets it.
             labels: Labels of the pods.
         """
         table = self.table
@@ -112,7 +111,7 @@ class PodSpec:
         return math.ceil(parse_duration(self.job.snapshots.grace)) + _ENDING_S
 
     def security_context(self) -> Any:
-        """Return what a namespace with the restricted Pod Security profile asks of a pod."""
+        """Return the security context that the restricted Pod Security profile of a namespace requires of a pod."""
         context: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
         user = self.table.user
         if user == 0:
@@ -120,14 +119,14 @@ class PodSpec:
         context = {"runAsNonRoot": True, **context}
         if user is None:
             return Commented("The image's user: a number other than 0, or set kubernetes.user.", context)
-        # Large volumes are not gone through at each start.
+        # Large volumes are not traversed at each start.
         groups = {"fsGroup": user, "fsGroupChangePolicy": "OnRootMismatch"}
         return {"runAsUser": user, "runAsGroup": user, **groups, **context}
 
     def container_security_context(self) -> dict[str, Any]:
-        """Return what a namespace with the restricted Pod Security profile asks of a container."""
+        """Return the security context that the restricted Pod Security profile of a namespace requires of a container."""
         context: dict[str, Any] = {"allowPrivilegeEscalation": False}
-        # Without its capabilities root could not write to the folders of others.
+        # Without its capabilities, root could not write to other users' folders.
         return context if self.table.user == 0 else {**context, "capabilities": {"drop": ["ALL"]}}
 
     def _container(self) -> dict[str, Any]:
@@ -146,20 +145,20 @@ class PodSpec:
         if table.pre_stop:
             command = [_literal(word) for word in table.pre_stop]
             container["lifecycle"] = {"preStop": {"exec": {"command": command}}}
-        # The pod's status has its last lines, where `kubectl describe` shows them.
+        # The pod's status gets the last lines of the log, where `kubectl describe` shows them.
         container["terminationMessagePolicy"] = "FallbackToLogsOnError"
         return container
 
     def environment(self) -> list[Any]:
-        """Return the variables of each pod."""
+        """Return the environment variables of each pod."""
         table = self.table
         plain = [{"name": name, "value": _literal(value)} for name, value in table.env.items()]
         return [*plain, *(_of_secret(name, place) for name, place in table.secrets.items()), *self.token()]
 
     def token(self) -> list[Any]:
-        """Return the variable with the run's token, unless the job says where it is, or the run's only pod makes it."""
+        """Return the variable with the run's token, unless the job gives its place, or the run's only pod makes it."""
         nodes = self.job.nodes
-        # The pod of the store has no such file.
+        # The store's pod has no token file.
         is_in_file = nodes.token_file is not None and not self.table.rendezvous_pod
         is_alone = nodes.max == 1 and not self.serves_store
         if TOKEN in self.table.secrets or is_in_file or is_alone:
@@ -178,7 +177,7 @@ class PodSpec:
             {"name": "job", "mountPath": f"{root}/{path}", "subPath": key, "readOnly": True}
             for path, key in self.files.items()
         ]
-        mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108  # of the pods
+        mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108  # a path in the pods
         for name, volume in self.table.volumes.items():
             mount = {"name": name, "mountPath": volume.path}
             mounts.append(mount | ({"readOnly": True} if volume.read_only or volume.secret else {}))
@@ -211,7 +210,7 @@ def _of_secret(name: str, place: str) -> dict[str, Any]:
 
 
 def resources_of(table: ResourcesTable) -> dict[str, Any]:
-    """Return what a container asks for; its limits are the same, so that nothing else takes it away."""
+    """Return a container's requests; its limits are the same, so that other pods cannot take its resources."""
     asked: dict[str, Any] = {}
     if table.cpu is not None:
         asked["cpu"] = f"{math.ceil(table.cpu * 1000)}m" if table.cpu % 1 else str(int(table.cpu))
@@ -223,7 +222,7 @@ def resources_of(table: ResourcesTable) -> dict[str, Any]:
 
 
 def quantity(size: str) -> str:
-    """Return a size of the job file as Kubernetes writes it."""
+    """Return a size of the job file in Kubernetes' notation."""
     count = parse_size(size)
     for unit, amount in (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)):
         if count % amount == 0:
@@ -232,5 +231,5 @@ def quantity(size: str) -> str:
 
 
 def _literal(word: str) -> str:
-    """Return a word that Kubernetes leaves as it is: `$(NAME)` would be a variable."""
+    """Return a word that Kubernetes leaves unchanged: `$(NAME)` would be a variable."""
     return word.replace("$(", "$$(")

@@ -1,4 +1,4 @@
-"""A job file -> a manifest that `kubectl apply` takes."""
+"""Renders a job file as a manifest for `kubectl apply`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ FORMS: tuple[Form, ...] = ("job", "jobset", "trainjob")
 _CONTAINER = {"job": "trainer", "jobset": "trainer", "trainjob": "node"}  # Kubeflow Trainer's own name
 _REPLICATED_JOB = "node"
 _STORE = "rendezvous"
-# A pod's name, with its index, is a label of DNS: 63 letters. The longest: NAME-node-0-65535.
+# A pod's name, including its index, is a DNS label of at most 63 letters. The longest name is NAME-node-0-65535.
 _MOST_LETTERS = 63 - len(f"-{_REPLICATED_JOB}-0-65535")
-_MOST_BYTES = 1_000_000  # of a ConfigMap, which has 1 MiB with all that is around it
+_MOST_BYTES = 1_000_000  # for the texts of a ConfigMap, which has 1 MiB in all
 
 
 def render_kubernetes(
@@ -38,11 +38,11 @@ def render_kubernetes(
     Args:
         loaded: The job, without errors.
         overrides: `--set` values it was loaded with.
-        form: Kind of object to render; None: as the job says.
+        form: Kind of object to render; None: the job's own choice.
         run_id: The run's id; None: the job's name.
 
     Raises:
-        RenderError: the job cannot run in pods as it is.
+        RenderError: the job cannot run in pods unchanged.
     """
     assert loaded.job is not None
     job, table = loaded.job, _table_of(loaded.job)
@@ -96,10 +96,10 @@ def _table_of(job: Job) -> KubernetesTable:
 
 
 def _check(job: Job, table: KubernetesTable, form: Form) -> None:
-    """Check what else the pods need of the job.
+    """Check the other requirements of pods.
 
     Raises:
-        RenderError: they cannot run it.
+        RenderError: the pods cannot run the job.
     """
     if not table.is_kept(job.snapshots.uri):
         place = "in the run folder" if job.snapshots.uri is None else f"at {job.snapshots.uri}"
@@ -135,7 +135,7 @@ def _object_name(job: str, run_id: str) -> str:
     """Return the name of the run's objects.
 
     Raises:
-        RenderError: it would be too long.
+        RenderError: the name would be too long.
     """
     whole = job if run_id == job else f"{job}-{run_id}"
     name = re.sub(r"[^a-z0-9-]+", "-", whole.lower()).strip("-")
@@ -150,11 +150,11 @@ def _object_name(job: str, run_id: str) -> str:
 
 
 def _endpoint(job: Job, table: KubernetesTable, name: str, form: Form) -> str:
-    """Return where the pods meet: a store outside of the cluster's objects, the store's own pod, or index 0."""
+    """Return the address at which the pods meet: an outside store, the store's own pod, or the pod with index 0."""
     if table.rendezvous_pod:
         return f"{name}-{_STORE}:{table.port}"
     if job.torchrun.is_store_outside:
-        assert job.nodes.endpoint is not None  # else the job was refused
+        assert job.nodes.endpoint is not None  # a job without an endpoint was refused
         return job.nodes.endpoint
     first = f"{name}-0" if form == "job" else f"{name}-{_REPLICATED_JOB}-0-0"
     return f"{first}.{name}:{table.port}"
@@ -171,10 +171,10 @@ def _overrides(job: Job, table: KubernetesTable, overrides: Sequence[str], endpo
 
 
 def _texts(loaded: LoadedJob) -> dict[str, str]:
-    """Return the job file's text and those of what it extends, by their paths relative to the project.
+    """Return the texts of the job file and of the files it extends, by path relative to the project.
 
     Raises:
-        RenderError: one lies outside of the project, or they are too large.
+        RenderError: a file is outside of the project, or the texts are too large.
     """
     root = loaded.project_root.resolve()
     texts = {_relative(path, root): path.read_text(encoding="utf-8") for path in loaded.files}
@@ -197,7 +197,7 @@ def _relative(path: Path, root: Path) -> str:
 
 
 def _keys(paths: Iterable[str]) -> dict[str, str]:
-    """Return a key in the ConfigMap, in which no slash may stand, for each path; no two have the same."""
+    """Return a unique key in the ConfigMap for each path; keys have no slash."""
     keys: dict[str, str] = {}
     for path in paths:
         plain = re.sub(r"[^A-Za-z0-9._-]", "-", path.replace("/", "_"))

@@ -1,1 +1,1 @@
-"""A job as a batch script of Slurm, and Slurm's own commands."""
+"""Turns a job into a batch script of Slurm, and calls Slurm's commands."""

@@ -1,4 +1,4 @@
-"""Slurm's own commands: sbatch takes a script, squeue says how its jobs do."""
+"""Calls Slurm's commands: sbatch to submit a script, squeue for the state of its jobs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _ANSWER_S = 60
 
 
 class QueuedJob(NamedTuple):
-    """A job of Slurm, or one of an array, that has not ended.
+    """A job of Slurm, or an element of an array, that has not ended.
 
     Attributes:
-        state: As squeue has it, such as `PENDING`.
-        detail: Why it waits, or on which nodes it runs.
+        state: State in squeue's words, such as `PENDING`.
+        detail: The reason that it waits, or the nodes on which it runs.
     """
 
     state: str
@@ -28,11 +28,11 @@ class QueuedJob(NamedTuple):
 
 
 def submit(script: str) -> int:
-    """Give a batch script to sbatch and return the number of the job, which is queued.
+    """Submit a batch script by sbatch, and return the number of the queued job.
 
     Raises:
-        SlurmRefusedError: sbatch has refused the script.
-        SubmitError: sbatch is not there, or does not answer.
+        SlurmRefusedError: sbatch refused the script.
+        SubmitError: sbatch is not installed, or does not answer.
     """
     answer = _call(["sbatch", "--parsable"], "the job was not submitted", script)
     number = re.match(r"\d+", answer)
@@ -42,7 +42,7 @@ def submit(script: str) -> int:
 
 
 def queued(job: int) -> list[QueuedJob]:
-    """Return the parts of a job that wait, run or end; none once it is over.
+    """Return the parts of a job that wait, run or end; empty once the job is over.
 
     Raises:
         SubmitError: the controller does not answer.
@@ -52,7 +52,7 @@ def queued(job: int) -> list[QueuedJob]:
             ["squeue", "--noheader", "--jobs", str(job), "--format=%T %R"], f"job {job} cannot be followed"
         )
     except SlurmRefusedError as error:
-        if "Invalid job id" in error.message:  # it was over long ago, and is forgotten
+        if "Invalid job id" in error.message:  # the job ended long ago, and Slurm has forgotten it
             return []
         raise
     parts = (line.partition(" ") for line in text.splitlines() if line.strip())
@@ -88,6 +88,6 @@ def _call(words: Sequence[str], what: str, given: str = "") -> str:
 
 
 def _words(errors: str) -> str:
-    """Return what a command of Slurm says, without its own name before each line."""
+    """Return the errors of a Slurm command without the command's name before each line."""
     lines = (re.sub(r"^\w+: (?:error: |fatal: )?", "", line).strip() for line in errors.splitlines())
     return "; ".join(dict.fromkeys(filter(None, lines)))

@@ -1,6 +1,6 @@
 """Maps a refusal of sbatch to a key of the job file.
 
-The texts are those of Slurm 22.05 (`slurm_strerror`, and what sbatch says before it), unchanged up to 24.11.
+The texts are from Slurm 22.05 (`slurm_strerror`, and sbatch's words before it), unchanged up to 24.11.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Cause(NamedTuple):
     """The subject of a refusal.
 
     Attributes:
-        path: The key, or the table where no key of it asks for that.
-        part: The option, where it is one of slurm.extra.
+        path: The key, or its table if no key is the cause.
+        part: The option in slurm.extra that is the cause, if any.
         remedy: Advice to the user.
     """
 
@@ -30,7 +30,7 @@ class Cause(NamedTuple):
     remedy: str
 
 
-# By a part of the text, in small letters, the first that is met: keys or options that may have asked for it, what to do.
+# Parts of a refusal in small letters, keys or options that may be the cause, and advice. The first match counts.
 _CAUSES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("group not permitted to use this partition", ("partition",), "`sinfo --summarize` lists the partitions"),
     ("partition name", ("partition",), "`sinfo --summarize` lists the partitions"),
@@ -58,7 +58,7 @@ _TOO_MUCH = "node configuration is not available"
 
 
 def cause_of(said: str, slurm: SlurmTable) -> Cause:
-    """Return what sbatch refused a script for, as far as its words tell; else [slurm] as a whole."""
+    """Return the cause of a refusal, as far as its words tell; else [slurm] as a whole."""
     text = said.lower()
     if any(words in text for words in _OF_NODES):
         return Cause(
@@ -74,7 +74,7 @@ def cause_of(said: str, slurm: SlurmTable) -> Cause:
 
 
 def refusal(said: str, slurm: SlurmTable, source: Source) -> Diagnostic:
-    """Return sbatch's refusal as a problem of the job file, at the key that has asked for what there is not."""
+    """Return sbatch's refusal as a problem of the job file, at the key that caused it."""
     cause = cause_of(said, slurm)
     return source.problem(codes.SLURM, said, cause.path, part=cause.part, remedy=cause.remedy)
 

@@ -1,4 +1,4 @@
-"""A job file -> a batch script that sbatch takes."""
+"""Renders a job file as a batch script for sbatch."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class BatchScript:
 
     Attributes:
         job: The resolved job.
-        table: Its [slurm].
-        root: The project's folder, which every node sees under the same path.
+        table: The job's [slurm].
+        root: The project's folder, which has the same path on every node.
         words: The words after `elasticflow run`: the job file, relative to the root, its case and `--set` values.
-        again: The words after `elasticflow submit slurm`: those, and the `--set` values that only the script is made of.
+        again: The words after `elasticflow submit slurm`: `words`, and the `--set` values that affect only the script.
         case: Case of the file's [matrix]; its name ends the run's id.
-        run_id: Id of the run; None: named after Slurm's job.
-        program: The `elasticflow` that the nodes call.
+        run_id: Id of the run; None: the run is named after Slurm's job.
+        program: The `elasticflow` command that the nodes call.
     """
 
     job: Job
@@ -50,28 +50,28 @@ class BatchScript:
 
     @property
     def is_array(self) -> bool:
-        """True if each node is a Slurm job of its own."""
+        """True if each node is a separate Slurm job."""
         return self.table.form == "array"
 
     @property
     def _own_id(self) -> str:
-        """Slurm's id of the job that the script runs in; of an array, the number alone may mean all elements."""
+        """Slurm's id of the script's job; of an array with the element, since the number may mean the whole array."""
         return "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if self.is_array else "$SLURM_JOB_ID"
 
     @property
     def may_shrink(self) -> bool:
-        """True if the run continues without a node that is lost; else Slurm is to start the job anew, on as many as before."""
+        """True if the run continues without a lost node; else Slurm must restart the job on as many nodes as before."""
         return not self.is_array and self.job.nodes.min < self.job.nodes.max
 
     @property
     def notice_s(self) -> int:
-        """Seconds before the time limit at which the nodes are asked to leave."""
+        """Seconds before the time limit at which the nodes are asked to exit."""
         grace_s = parse_duration(self.job.snapshots.grace)
         # Slurm may send the signal up to a minute early, never late.
         return math.ceil(grace_s + 60 if self.table.notice is None else parse_duration(self.table.notice))
 
     def text(self) -> str:
-        """Return the script."""
+        """Return the text of the script."""
         parts = (self._head(), self._options(), self._names(), self._nodes(), self._verdict())
         return "\n".join("\n".join(part) + "\n" for part in parts)
 
@@ -175,7 +175,7 @@ class BatchScript:
   {join} &"""
 
     def _each_node(self) -> Iterator[str]:
-        """Yield what a gang's nodes do: the command, and the script's part where the script was lost with the first node."""
+        """Yield the lines for each node of a gang: the command, and the script's own part in case the first node is lost."""
         rank = "" if self.job.torchrun.is_store_outside else ' --node-rank "$SLURM_PROCID"'
         again = f'[ ! -e "$folder/cancel" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {self.table.requeues} ]'
         yield "# What each node does. Slurm may signal this shell, too: it waits for what it has started, whose code counts."
@@ -230,11 +230,12 @@ def render_slurm(
     Args:
         loaded: The job, without errors.
         overrides: `--set` values it was loaded with.
-        run_id: The run's whole id; None: it is called after Slurm's job.
-        program: The `elasticflow` that nodes call; None: the one that runs now, or, with `slurm.setup`, the one on the PATH.
+        run_id: The run's whole id; None: the run is named after Slurm's job.
+        program: The `elasticflow` command that nodes call; None: the running command, or, with `slurm.setup`, the
+            command on the PATH.
 
     Raises:
-        RenderError: the job does not say how Slurm runs it.
+        RenderError: the job lacks settings for Slurm.
     """
     assert loaded.job is not None
     table = loaded.job.slurm
@@ -247,7 +248,7 @@ def render_slurm(
     root = loaded.project_root.resolve()
     file = path.relative_to(root) if path.is_relative_to(root) else path
     case = () if loaded.case is None else ("--case", loaded.case)
-    # The nodes need no option that only shapes this script.
+    # The nodes need no options that affect only this script.
     told = [override for override in overrides if not override.startswith("slurm.")]
     values = [word for override in told for word in ("--set", override)]
     if program is None:
@@ -266,16 +267,16 @@ def render_slurm(
 
 
 def slurm_time(seconds: float) -> str:
-    """Return a time as Slurm has it, in whole minutes: `1-12:00:00`."""
+    """Return a time in Slurm's form, in whole minutes: `1-12:00:00`."""
     minutes = math.ceil(seconds / 60)
     return f"{minutes // 1440}-{minutes // 60 % 24:02}:{minutes % 60:02}:00"
 
 
 def _quoted(text: str) -> str:
-    """Return a text as sbatch reads it in a comment of the script."""
+    """Return a text quoted for an `#SBATCH` comment of the script."""
     return shlex.quote(text)
 
 
 def _in_shell(endpoint: str) -> str:
-    """Return an endpoint in quotes; `${env:NAME}` is each node's own variable."""
+    """Return an endpoint quoted for the shell; `${env:NAME}` becomes each node's own variable."""
     return '"' + endpoint.replace("${env:", "${") + '"'

@@ -1,4 +1,4 @@
-"""`--deep` looks at a job's data: it is opened, two samples are read, a batch is made of them."""
+"""Looks at a job's data for `--deep`: opens it, reads samples and makes a batch of them."""
 
 from __future__ import annotations
 
@@ -30,24 +30,23 @@ if TYPE_CHECKING:
     from elasticflow.deep.child.entry_point import DataTable, EntryPoint
     from elasticflow.deep.child.report import Report
 
-# For looking up samples of the evaluation in the training data.
+# The limit for looking up samples of the evaluation in the training data.
 _OVERLAP_LIMIT_S = 5.0
-# Data that opens faster is opened again, to see that it is the same.
+# Data that opens faster than this is opened again, to see that it is the same.
 _QUICK_S = 2.0
 
 
 class Data:
-    """The data of one table of the job file.
+    """The data of a table of the job file.
 
     Args:
-        report: Where problems go.
+        report: Receives the problems.
         code: The job's train.py.
-        table: The table.
-        most: Samples of the batch, at least 2; of data in shards the first ones.
+        most: Number of samples in the batch, at least 2. Data in shards gives its first samples.
 
     Attributes:
-        num_samples: Of the batch.
-        dataset: The data, once it is open; None of data shards.
+        num_samples: Number of samples in the batch.
+        dataset: The opened data; None before that, and for data shards.
     """
 
     def __init__(self, report: Report, code: EntryPoint, table: DataTable, *, most: int = 2) -> None:
@@ -58,10 +57,10 @@ class Data:
         self.dataset: Any = None
 
     def batch(self) -> Any:
-        """Return a batch of the first and the last sample and some between, or of the first ones of data shard 0.
+        """Return a batch of the first, the last and some samples between, or of the first samples of data shard 0.
 
         Raises:
-            BrokenError: there is none; why was reported.
+            BrokenError: no batch can be made; the problem was reported.
         """
         code, is_training = self._code, self._table.is_training
         if is_training and "SHARDS" in code:
@@ -86,10 +85,10 @@ class Data:
         return batch
 
     def require_apart_from(self, training: Data) -> None:
-        """Report samples of this dataset that are in the training data; both have been looked at.
+        """Report samples of this dataset that are in the training data, too; both must have been looked at.
 
         Raises:
-            BrokenError: some are, or one cannot be read; reported.
+            BrokenError: there are such samples, or a sample cannot be read; the problem was reported.
         """
 
         def look_up() -> overlap.Overlap:
@@ -112,7 +111,7 @@ class Data:
             self._report.note(f"{text}{both.doubt}")
 
     def _in_order(self, dataset: Any, indices: list[int]) -> list[int]:
-        """Have the job's sampler order the samples, and tell what follows from that; return *indices*, of a mixture some of every set."""
+        """Have the job's sampler order the samples and report the result; return *indices*, or samples of every set."""
         code, report = self._code, self._report
         key = code.key_of("build_order")
         build = partial(code.call, "build_order", worker=Alone(report, code.seed))
@@ -250,10 +249,10 @@ class Data:
         return shard, list(range(len(samples))), samples
 
     def _collate(self) -> tuple[Callable[[list[Any]], Any], str]:
-        """Return what makes batches, and its key.
+        """Return the collate function and its key.
 
         Raises:
-            BrokenError: it cannot be made, or cannot be called; reported.
+            BrokenError: the function cannot be made or is not callable; the problem was reported.
         """
         code, name = self._code, self._table.collate
         if name not in code:
@@ -265,7 +264,7 @@ class Data:
         return self._report.call("result", key, f"making {key}", lambda: checked_collate(made)), key
 
     def _look_for_generators(self, collate: Callable[[list[Any]], Any], key: str) -> None:
-        """Warn of a random generator that *collate*, which has made a batch, keeps for itself."""
+        """Warn if *collate*, which has made a batch, keeps a random generator of its own."""
         held = next((each for each in leaves({key: collate}, {}) if isinstance(each.value, GENERATORS)), None)
         if held is not None:
             message = (

@@ -1,4 +1,4 @@
-"""The job's train.py as `--deep` uses it: its functions, called one by one as its main calls them."""
+"""The job's train.py as `--deep` uses it: each function is called as `main` in train.py calls it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class DataTable(NamedTuple):
 
     Attributes:
         key: Its key: `dataset`, `evaluation` or, of several sets, `evaluation.val`.
-        end: How the names of its functions in train.py end.
-        is_to_be_apart: Its samples are to be looked up in the training data.
+        end: Ending of the names of its functions in train.py.
+        is_to_be_apart: True if its samples must not be in the training data; they are looked up there.
     """
 
     key: str
@@ -30,7 +30,7 @@ class DataTable(NamedTuple):
 
     @property
     def is_training(self) -> bool:
-        """Whether it is the training data."""
+        """True for the training data."""
         return self.key == "dataset"
 
     @property
@@ -40,12 +40,12 @@ class DataTable(NamedTuple):
 
     @property
     def collate(self) -> str:
-        """Name of the function that returns what makes batches, if the table has one of its own."""
+        """Name of the function that returns the table's own collate function, if there is one."""
         return "build_collate" if self.is_training else f"build_evaluation_collate{self.end}"
 
     @property
     def metrics(self) -> str:
-        """Name of the function that returns what is measured, if something is."""
+        """Name of the function that returns the metrics, if there are metrics."""
         return f"build_metrics{self.end}"
 
 
@@ -53,11 +53,11 @@ class EntryPoint:
     """The job's train.py, executed as a module.
 
     Args:
-        request: Its text, and the keys of the job file that its functions are about.
+        request: Has the text of train.py and the key of the job file that each function is about.
 
     Attributes:
-        dataset: The training data, once it is open; None of data shards.
-        entries: What the job names, by key.
+        dataset: The opened training data; None before that, and for data shards.
+        entries: The Python names in the job file, by key.
     """
 
     def __init__(self, request: DeepRequest) -> None:
@@ -69,7 +69,7 @@ class EntryPoint:
         self.dataset: OpenedDataset | None = None
 
     def __contains__(self, name: str) -> bool:
-        """Return whether train.py defines a function or constant of this name."""
+        """Return True if train.py defines a function or constant of this name."""
         return name in self._names
 
     def __getitem__(self, name: str) -> Any:
@@ -77,7 +77,7 @@ class EntryPoint:
         return self._names[name]
 
     def get(self, name: str) -> Any:
-        """Return a constant, or None if the job has none."""
+        """Return a constant, or None if train.py does not define it."""
         return self._names.get(name)
 
     def key_of(self, function: str) -> str:
@@ -85,7 +85,7 @@ class EntryPoint:
         return self._keys[function]
 
     def call(self, function: str, **known: Any) -> Any:
-        """Return what a function returns, given those of the *known* values that it has parameters for."""
+        """Call a function with the *known* values that it has parameters for, and return its result."""
         known |= {} if self.dataset is None else {"dataset": self.dataset}
         called = self._names[function]
         parameters = inspect.signature(called).parameters
@@ -103,7 +103,7 @@ class EntryPoint:
 
     @property
     def lacks_values(self) -> bool:
-        """Whether arguments of the job stand for values of the training data, which is not open."""
+        """True if arguments of the job stand for values of the training data, and that data is not open."""
         return "VALUES" in self and self.dataset is None
 
     @property
@@ -113,25 +113,25 @@ class EntryPoint:
 
     @property
     def precision(self) -> str:
-        """Precision of the forward."""
+        """Precision of the forward pass."""
         return str(self["GRADIENTS"].precision)
 
     @property
     def is_exact(self) -> bool:
-        """Whether the bits are to be the same at any number of workers."""
+        """True if the job promises the same bits at any number of workers."""
         return self["GRADIENTS"].virtual_shards is not None
 
     @property
     def moves_optimizers(self) -> bool:
-        """Whether the job's step moves the optimizers itself."""
+        """True if the job's step moves the optimizers itself."""
         return bool(self["GRADIENTS"].moves_optimizers)
 
     @property
     def has_loss(self) -> bool:
-        """Whether the step is a loss of the model's outputs and the targets."""
+        """True if the step is a loss of the model's outputs and the targets."""
         return self.key_of("training_step") == "model.loss"
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """State that no step depends on."""
+        """Names of state that no step depends on."""
         return tuple(self["SNAPSHOTS"].ignore)

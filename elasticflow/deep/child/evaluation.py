@@ -1,4 +1,4 @@
-"""`--deep` measures the metrics of an evaluation set on one batch, as an evaluation would: of one forward."""
+"""Measures the metrics of an evaluation set for `--deep` on one batch, by one forward pass as an evaluation does."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from elasticflow.deep.child.report import Report
     from elasticflow.runtime.evaluation.metric import Metric
 
-# What is tried where a metric follows from the mean loss.
+# A metric that follows from the mean loss is tried with this value.
 _A_LOSS = 1.0
 _SAMPLES = 2
 
 
 def measure(report: Report, code: EntryPoint, model: nn.Module, table: DataTable, batch: Any) -> list[str]:
-    """Measure each metric of a set on one batch, and return their names; what raises is reported.
+    """Measure each metric of a set on one batch and return their names; exceptions are reported.
 
     Args:
-        report: Where problems go.
+        report: Receives the problems.
         code: The job's train.py.
-        model: What is measured; in training mode afterwards.
-        table: The set.
-        batch: Of its data.
+        model: The model to measure; it is in training mode afterwards.
+        table: The evaluation set.
+        batch: A batch of the set.
 
     Raises:
-        BrokenError: the metrics could not be made; reported.
+        BrokenError: the metrics could not be made; the problem was reported.
     """
     if table.metrics not in code:
         return []
@@ -62,7 +62,7 @@ def measure(report: Report, code: EntryPoint, model: nn.Module, table: DataTable
 
 
 def _outputs(code: EntryPoint, model: nn.Module, batch: Any) -> tuple[Any, Any]:
-    """Return what the model returns for a batch, and what holds its targets."""
+    """Return the model's outputs for a batch, and the object that holds the targets."""
     with autocast(code.precision, CPU):
         if code.has_loss:
             return model(batch[0]), batch[1]

@@ -1,4 +1,4 @@
-"""`--deep` calls each hook once, with the model after a step; what they log goes to a folder that is taken away."""
+"""Calls each hook once for `--deep`, with the model after a step; hooks log to a folder that is then removed."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 def try_out(
     report: Report, code: EntryPoint, trained: Trained, run: DeepRun, measured: Iterable[str]
 ) -> None:
-    """Call the hooks that the job has, each once; what they raise, or change, is reported.
+    """Call each of the job's hooks once, and report the exceptions they raise and the state they change.
 
     Args:
-        report: Where problems and notes go.
+        report: Receives problems and notes.
         code: The job's train.py.
-        trained: What a step changed.
-        run: The run in which that step was made.
-        measured: Names of what the evaluations measure.
+        trained: The trained state after a step.
+        run: The run that made the step.
+        measured: Names of the metrics that the evaluations measure.
     """
     if "build_hooks" not in code:
         return
     metrics: dict[str, Any] = {"loss": run.loss}
     if isinstance(run.result, dict):
         metrics |= {name: float(value) for name, value in scalars_in(run.result).items()}
-    # Of what they come to, nothing is promised here.
+    # The values themselves mean nothing here.
     evaluated = dict.fromkeys(measured, run.loss)
     made = report.call("factory", "hooks", "making the hooks", lambda: code.call("build_hooks"))
     for name, hook in made.items():

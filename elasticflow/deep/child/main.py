@@ -1,9 +1,9 @@
-"""A job's own code tried out: main of the child process of `--deep`.
+"""Main program of the child process of `--deep`: tries out a job's own code.
 
-`python -m elasticflow.deep.child.main PARENT_PID PIPE`, with the job on standard input. Everything the job names is
-called by the functions of its generated train.py, so it is called as in a run. The code may print, hang or end the
-process: what was found out by then has been reported (`deep/child/report.py`), and the parent (`deep/check.py`)
-does the rest.
+`python -m elasticflow.deep.child.main PARENT_PID PIPE`, with the job on standard input. The functions of the
+generated train.py call everything that the job names, as they do in a run. The code may print, hang or end
+the process: every finding up to then has been reported (`deep/child/report.py`), and the parent
+(`deep/check.py`) does the rest.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from elasticflow.deep.child.state import Trained
 
-# Samples: BatchNorm needs more than one.
+# Samples in a batch: BatchNorm needs more than one.
 _BATCH = 2
 _BATCH_OF_STEP = 8
 
@@ -50,19 +50,19 @@ class Probe:
     """One look at a job.
 
     Args:
-        report: Where problems, notes and facts go.
-        request: What to try out.
+        report: Receives problems, notes and facts.
+        request: The job's train.py and what to try of it.
     """
 
     def __init__(self, report: Report, request: DeepRequest) -> None:
         self._report, self._request = report, request
-        # By the key of the table whose data they are of.
+        # Batches by the key of the table of their data.
         self._batches: dict[str, Any] = {}
-        # Of the batch of `dataset`.
+        # Number of samples in the batch of `dataset`.
         self._num_samples = 0
 
     def run(self) -> None:
-        """Look at everything; what depends on something broken is left out."""
+        """Look at everything, except for parts that depend on something broken."""
         sys.path[:0] = self._request.own
         if not self._import_all():
             return
@@ -91,7 +91,7 @@ class Probe:
                     evaluation.require_apart_from(training)
 
     def _most_samples(self, code: EntryPoint) -> int:
-        """Return of how many samples a batch is made: for a step, enough to tell the loss of a part from the whole's."""
+        """Return the number of samples in a batch: for a step, enough to tell the loss of a part from that of the whole."""
         at_once = code.get("MICRO_BATCH_SIZE") or code["GLOBAL_BATCH_SIZE"]
         return max(_BATCH, min(at_once, _BATCH_OF_STEP)) if self._request.takes_step else _BATCH
 
@@ -137,19 +137,19 @@ class Probe:
                 self._take_step(code, trained)
             else:
                 step_without_data(report, trained)
-            # What a snapshot would leave out, the steps have reported.
+            # The steps have reported the state that a snapshot would leave out.
             count(report, code, trained)
             return
         try:
             trained = self._on_meta(code)
-        except (BrokenError, RuntimeError):  # either they are broken, or they cannot do without real tensors
+        except (BrokenError, RuntimeError):  # the code is broken, or needs real tensors
             trained = build(report, code)
             report.note("model and optimizer were built on the CPU: the meta device does not do for them")
             step_without_data(report, trained)
         require_held(report, code, count(report, code, trained))
 
     def _on_meta(self, code: EntryPoint) -> Trained:
-        """Return what is trained, in memory that nobody touches, however large it is; problems are not reported."""
+        """Return the trained objects, however large, in memory that is never touched; problems are not reported."""
         quiet = self._report.quietly()
         with torch.device("meta"):
             trained = build(quiet, code)
@@ -158,7 +158,7 @@ class Probe:
         return trained
 
     def _take_step(self, code: EntryPoint, trained: Trained) -> None:
-        """Have train.py make a step, try a restart after it, and measure and call what a run does between steps."""
+        """Have train.py make a step, try a restart after it, then measure the evaluations and call the hooks."""
         report, batch = self._report, self._batches["dataset"]
         run = DeepRun(report, code, trained, looks=True)
         report.call("step", code.key_of("training_step"), "a training step", partial(run.train, batch))
@@ -191,9 +191,9 @@ class Probe:
 
 
 def main() -> None:
-    """Look at one job and leave; what the job's code left running is the parent's to end."""
+    """Look at one job and exit; the parent ends the processes that the job's code left running."""
     die_with_parent(int(sys.argv[1]))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is reported, not kept
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is reported and leaves no core file
     request = from_json(DeepRequest, json.load(sys.stdin))
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123  # a descriptor is wanted
         os.dup2(nothing.fileno(), 0)

@@ -1,4 +1,4 @@
-"""What the child process of `--deep` reports to its parent, and how it calls the job's code."""
+"""Calls the job's code in the child process of `--deep`, and reports to the parent."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 class BrokenError(Exception):
-    """A call failed, and its problem was reported."""
+    """A call of the job's code failed, and the problem was reported."""
 
 
 class Report:
-    """Sends the parent what is being done, what is wrong and what was found out, as messages of their own.
+    """Sends the parent messages: the current activity, problems, notes and facts.
 
     Args:
-        fd: The parent's pipe. Standard output belongs to the job's code.
-        own: Folders of the job's own code: the frames that a person wants to see.
-        sends_problems: False: only what is being done is sent, since it will be done in another way if it fails.
+        fd: Descriptor of the parent's pipe. Standard output belongs to the job's code.
+        own: Folders of the job's own code: only frames in them are reported.
+        sends_problems: False: only the current activity is sent, since a failed attempt is repeated in
+            another way.
     """
 
     def __init__(self, fd: int, own: Sequence[str], *, sends_problems: bool = True) -> None:
@@ -48,17 +49,17 @@ class Report:
         return Report(self._fd, self._own, sends_problems=False)
 
     def call(self, kind: str, key: str, doing: str, fn: Callable[[], T]) -> T:
-        """Return what the job's code returns, or report the problem.
+        """Call the job's code and return its result, or report the problem.
 
         Args:
-            kind: Of the problem, if the call raises.
-            key: Key of the job file that the call is about, until it says that it does something else.
-            doing: What is being done, should the call never end.
-            fn: The call.
+            kind: Kind of the problem if the call raises.
+            key: Key of the job file that the call is about, until the call itself reports another activity.
+            doing: The activity in words, in case the call never returns.
+            fn: The function to call.
 
         Raises:
-            BrokenError: the call raised something.
-            StopTraining: the call raised that, which is its right.
+            BrokenError: the call raised another exception.
+            StopTraining: the call raised it; the job's code may do so.
         """
         self.doing(doing, key)
         try:
@@ -70,7 +71,7 @@ class Report:
             raise BrokenError from None
 
     def doing(self, what: str, key: str) -> None:
-        """Report what comes next: it may hang, or end the process."""
+        """Report the next activity, in words; it may hang or end the process."""
         self._doing, self._key = what, key
         self._send(Doing(what, key))
 
@@ -97,7 +98,7 @@ class Report:
         self._send(Problem(kind, key, message, remedy, tuple(self._frames(error))))
 
     def refuse(self, kind: str, key: str, error: ElasticflowError) -> NoReturn:
-        """Report a problem that we found ourselves.
+        """Report a problem that elasticflow itself found.
 
         Raises:
             BrokenError: always.
@@ -106,15 +107,15 @@ class Report:
         raise BrokenError
 
     def warn(self, kind: str, key: str, message: str, remedy: str = "") -> None:
-        """Report what need not be a problem."""
+        """Report something that may be a problem."""
         self._send(Problem(kind, key, message, remedy, is_warning=True))
 
     def note(self, text: str) -> None:
-        """Report how something was found out, or why it was not."""
+        """Report how a fact was found, or why it was not."""
         self._send(Note(text))
 
     def facts(self, facts: Facts) -> None:
-        """Report what was found out."""
+        """Report facts."""
         self._send(facts)
 
     def end(self) -> None:
@@ -135,13 +136,13 @@ class Report:
         return [_shown(*frame) for frame in own[-_MOST_FRAMES:]]
 
     def _is_own(self, file: str) -> bool:
-        path = Path(file)  # relative: our train.py, and what Python calls <frozen ...>
+        path = Path(file)  # relative: our train.py, and Python's <frozen ...> modules
         is_own = path.is_absolute() and str(path.resolve()).startswith(self._own)
         return is_own and not file.startswith(_OURS) and not _INSTALLED & set(path.parts)
 
 
 def _limit(message: str, kind: str) -> str:
-    """Return which limit of elasticflow an error of the job's own code has met, and what to do instead; empty if none is known."""
+    """Return the limit of elasticflow that an error of the job's code has met, with a remedy; empty if none is known."""
     if "FSDP" in message:
         return replicable.REMEDY
     if "MASTER_ADDR" in message or "process group" in message:

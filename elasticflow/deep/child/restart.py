@@ -1,9 +1,9 @@
-"""`--deep` tries a restart: what the next step would lack, had the process died after the last one.
+"""Tries a restart for `--deep`: finds state that the next step would lack if the process had died before it.
 
-The state after one step is captured, and another step is trained. Then everything is built anew, is given the captured
-state, and is trained the same step. Whatever can be reached from optimizer, schedule and included objects and differs
-then, and any weight that differs, was lost. A cache that is filled again does not differ; what differs between two such
-restarts (a clock) is no state.
+The state after one step is captured, and another step is trained. Then everything is built anew, gets the
+captured state, and trains the same step. Weights that differ then were lost, and so was any differing value
+that optimizer, schedule or included objects refer to. A cache that is filled again does not differ; a value
+that differs between two such restarts (a clock) is no state.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from elasticflow.runtime.state.state import State
 
 Saved = tuple[Any, dict[str, Tensor], dict[str, str]]
-"""JSON, tensors by key, and how those that are not contiguous lie."""
+"""JSON, tensors by key, and the layout of tensors that are not contiguous."""
 Marks = tuple[dict[str, "Mark"], dict[str, "Mark"]]
-"""Marks of all leaves by path: before a step, and after it."""
+"""Marks of all leaves by path, before and after a step."""
 
 _MODEL = "model."
 _INCLUDE = "include."
 
 
 def check(report: Report, code: EntryPoint, trained: Trained, batch: Any) -> None:
-    """Report what a restart would lose, by a step on the same batch each time."""
+    """Report state that a restart would lose, found by a step on the same batch each time."""
     report.doing("resuming after a restart", "optimizer.entry")
     include = included(code)
     state = _state_of(trained, include)
@@ -72,7 +72,7 @@ def check(report: Report, code: EntryPoint, trained: Trained, batch: Any) -> Non
     except Exception as error:  # noqa: BLE001  # the job's own code, or too little memory for a second model
         report.note(f"a restart could not be tried: {type(error).__name__}: {error}")
         return
-    # What was the same before that step and differs after it depends on something else that was lost.
+    # A value that was the same before that step and differs after it depends on other state that was lost.
     hidden = [path for path in lost if expected[0].get(path) != restarted[0].get(path)]
     weights = [path for path in lost if path.startswith(_MODEL)]
     if hidden:
@@ -88,7 +88,7 @@ def _saved(state: State) -> Saved:
 
 
 def _state_of(trained: Trained, include: dict[str, Any]) -> State:
-    """Return what a restart continues with, but for torch's own GradScaler: each of these runs begins with one that does not scale."""
+    """Return the state that a restart continues with, except torch's GradScaler: these runs all begin with a scale of 1."""
     return state_of(trained._replace(scaler=None), include)
 
 
@@ -110,7 +110,7 @@ def _restarted(
 def _around_a_step(
     state: State, code: EntryPoint, trained: Trained, step: Callable[[Trained], None]
 ) -> Marks:
-    """Train another step; return the marks before it, and after it."""
+    """Train another step; return the marks before and after it."""
     before = _marks(state)
     random_streams.seed_all(code.seed + 1)
     step(trained)
@@ -131,7 +131,7 @@ def _lost(expected: Marks, restarted: Marks, ignored: Sequence[str]) -> list[str
         for path, mark in expected[1].items()
         if restarted[1].get(path) != mark
         and not unsaved.is_ignored(path, ignored)
-        # A number of an included object may be a clock's: both times it is the same object.
+        # A number of an included object may come from a clock: it is the same object both times.
         and not (path.startswith(_INCLUDE) and mark[0] == "number")
     ]
 

@@ -1,4 +1,4 @@
-"""`--deep` hands train.py's loop a run of one worker, which has one batch and writes nothing down."""
+"""A run of one worker that `--deep` hands to train.py's loop: it has one batch and writes no files."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ AFTER_ONE_STEP = Position(step=1, offset=0, epoch=1, samples=0, is_epoch_end=Tru
 
 
 class Alone:
-    """The one worker of such a run, as train.py's functions use a worker.
+    """The only worker of a run of `--deep`, as train.py's functions use a worker.
 
     Args:
-        report: Is told what the loop does next.
-        seed: The job's.
+        report: Gets the loop's activities.
+        seed: Seed of the job.
     """
 
     rank = 0
@@ -60,7 +60,7 @@ class Alone:
         return [text]
 
     def reseed(self) -> None:
-        """Put every random generator into the state in which the run began."""
+        """Reset every random generator to its state at the beginning of the run."""
         random_streams.seed_everything(self.seed)
 
 
@@ -68,14 +68,14 @@ class DeepRun:
     """A run of one step, as train.py's `train` uses it.
 
     Args:
-        report: Is told what the loop does next, and what the step gives.
+        report: Gets the loop's activities and the result of the step.
         code: The job's train.py.
-        trained: What the step changes.
-        looks: Report facts of the step, too, and what they say about the job.
+        trained: The model, optimizers and other state that the step changes.
+        looks: True: facts of the step are reported, too, and findings that follow from them.
 
     Attributes:
-        result: What the job's step returned.
-        loss: Its mean loss.
+        result: Return value of the job's step.
+        loss: Mean loss of the step.
     """
 
     def __init__(self, report: Report, code: EntryPoint, trained: Trained, *, looks: bool = False) -> None:
@@ -91,7 +91,7 @@ class DeepRun:
         self._code.call("train", run=self, batches=[batch], **self._trained._asdict())
 
     def gradients(self, fn: Callable[[Batch], Any], batch: Batch) -> float:
-        """Leave the gradients of the batch in the parameters; return its mean loss."""
+        """Put the gradients of the batch into the parameters, and return its mean loss."""
         key = self._code.key_of("training_step")
         self._report.doing("a training step", key)
         if self._code.moves_optimizers:

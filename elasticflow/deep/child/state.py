@@ -1,4 +1,4 @@
-"""`--deep` looks at what a job trains: built, stepped once without data, counted as a snapshot would be."""
+"""Looks at a job's trained state for `--deep`: builds it, steps it once without data, and counts a snapshot's bytes."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 
 
 class Trained(NamedTuple):
-    """What a step changes.
+    """The state that a step changes.
 
     Attributes:
-        model: The model.
         optimizer: The optimizer, or several if the job's step moves them itself.
-        optimizers: The same, as train.py calls several.
+        optimizers: The optimizer again, under the name that train.py uses for several.
         scheduler: The schedule, or several.
-        average: The averaged weights, if the job keeps them.
-        scaler: Scales the loss of a job in fp16.
-        frozen: `id` of the parameters that are not trained as the model is built; a step may freeze others for a while.
+        average: Averaged weights, if the job keeps them.
+        scaler: Loss scaler of a job in fp16.
+        frozen: `id` of each parameter that is frozen when the model is built; a step may freeze others for a
+            while.
     """
 
     model: nn.Module
@@ -65,7 +65,8 @@ def build(report: Report, code: EntryPoint) -> Trained:
     """Return model, optimizer and schedule as train.py makes them, on torch's default device.
 
     Raises:
-        BrokenError: something raised, or returned what cannot be trained; reported.
+        BrokenError: the job's code raised, or returned objects that cannot be trained; the problem was
+            reported.
     """
 
     def made(function: str, what: str, **known: Any) -> Any:
@@ -78,7 +79,7 @@ def build(report: Report, code: EntryPoint) -> Trained:
                 return code.call(function, **known)
             except JobKeyError:
                 raise
-            except StateError as error:  # of what was made of it
+            except StateError as error:  # the result does not suit
                 report.refuse("result", f"{key.rpartition('.')[0]}.entry", error)
 
         return report.call("factory", key, f"building {what}", build)
@@ -93,7 +94,7 @@ def build(report: Report, code: EntryPoint) -> Trained:
     if scheduler is not None and not code.moves_optimizers:
         _require(report, "lr_scheduler.entry", lambda: several_optimizers.require_callable(scheduler))
     average = made("build_average", "the average of the weights", model=model)
-    # One that does not scale: a first step that overflows would leave the optimizer without a state.
+    # A scale of 1: a first step that overflows would leave the optimizer without a state.
     scaler = GradScaler("cpu", init_scale=1.0) if code.precision == "fp16" else None
     frozen = frozenset(id(p) for p in model.parameters() if not p.requires_grad)
     return Trained(model, optimizer, optimizer, scheduler, average, scaler, frozen)
@@ -107,7 +108,7 @@ def _require(report: Report, key: str, require: Callable[[], object]) -> None:
 
 
 def _look_at_groups(report: Report, optimizer: Any, groups: Sequence[Group]) -> None:
-    """Report what each group took; the optimizer has the options that they are given."""
+    """Report the parameters of each group; the optimizer must accept the options given to the groups."""
     try:
         require_options(optimizer, groups)
     except JobKeyError as error:
@@ -116,12 +117,12 @@ def _look_at_groups(report: Report, optimizer: Any, groups: Sequence[Group]) -> 
 
 
 def _build_model(report: Report, code: EntryPoint) -> nn.Module:
-    """Return the model; of its initial weights, names, shapes and dtypes are checked."""
+    """Return the model; names, shapes and dtypes of its initial weights are checked."""
 
     def build() -> Any:
         try:
             return code.call("build_model")
-        except JobKeyError as error:  # of train.gradient_checkpointing
+        except JobKeyError as error:  # raised for train.gradient_checkpointing
             report.refuse("result", error.key, error)
 
     model = report.call("factory", code.key_of("build_model"), "building the model", build)
@@ -139,11 +140,11 @@ def _build_model(report: Report, code: EntryPoint) -> nn.Module:
 
 
 def check_weights(model: nn.Module, path: str) -> None:
-    """Compare what safetensors files say of their tensors with the model; no tensor is read.
+    """Compare names, shapes and dtypes in safetensors files with the model; no tensor is read.
 
     Raises:
         StateError: names, shapes or dtypes differ.
-        OSError: it cannot be read.
+        OSError: a file cannot be read.
     """
     weights: dict[str, Tensor] = {}
     for name in weight_files(path):
@@ -157,17 +158,17 @@ def check_weights(model: nn.Module, path: str) -> None:
     try:
         check_module(model, weights, "model")
     except StateError as error:
-        # In words of weights, which come from no snapshot.
+        # The message speaks of weights, since they come from no snapshot.
         what = error.message.partition(": ")[2].replace("in the snapshot", "in the file")
         remedy = "name weights of this model, or change model.args"
         raise StateError(f"model.weights does not fit the model: {what}", remedy) from error
 
 
 def step_without_data(report: Report, trained: Trained) -> None:
-    """Have the optimizer make its state, from gradients of zero; the weights do not matter here.
+    """Have the optimizer make its state from gradients of zero; the weights do not matter here.
 
     Raises:
-        BrokenError: it raised; reported.
+        BrokenError: the optimizer raised; the problem was reported.
     """
     for parameter in several_optimizers.parameters_of(trained.each_optimizer()):
         if parameter.requires_grad and not is_lazy(parameter):
@@ -178,10 +179,10 @@ def step_without_data(report: Report, trained: Trained) -> None:
 
 
 def materialize(trained: Trained) -> None:
-    """Give tensors of the meta device memory, which nobody touches: a snapshot holds no others.
+    """Give tensors of the meta device memory that is never touched: a snapshot holds no meta tensors.
 
     Raises:
-        RuntimeError: torch cannot, since something else refers to a tensor.
+        RuntimeError: torch cannot swap a tensor, since another object refers to it.
     """
     storages: dict[int, torch.UntypedStorage] = {}
     on_meta = {id(tensor): tensor for tensor in _tensors(trained) if tensor.is_meta}
@@ -202,16 +203,16 @@ def _tensors(trained: Trained) -> Iterable[Tensor]:
         if module is not None:
             yield from module.parameters()
             yield from module.buffers()
-    # An optimizer may hold others.
+    # An optimizer may hold other optimizers.
     held = reachable.leaves(several_optimizers.optimizers(trained.optimizer), {})
     yield from (leaf.value for leaf in held if isinstance(leaf.value, Tensor))
 
 
 def count(report: Report, code: EntryPoint, trained: Trained) -> State:
-    """Report how large a snapshot is, counted as it would be staged, and return the state that it is of.
+    """Report the size of a snapshot, counted as in staging, and return the state it would hold.
 
     Raises:
-        BrokenError: it cannot hold the state; reported.
+        BrokenError: a snapshot cannot hold the state; the problem was reported.
     """
     parameters = [p for p in trained.model.parameters() if not isinstance(p, UninitializedParameter)]
     report.facts(
@@ -241,10 +242,10 @@ def count(report: Report, code: EntryPoint, trained: Trained) -> State:
 
 
 def require_held(report: Report, code: EntryPoint, state: State) -> None:
-    """Report what an optimizer keeps for each parameter and no snapshot would hold, after a step without data.
+    """Report per-parameter state of an optimizer that no snapshot would hold, after a step without data.
 
-    An optimizer that holds others without a `state_dict` for them loses theirs. Whatever else moves is found by a
-    training step alone.
+    An optimizer that holds other optimizers without a `state_dict` for them loses their state. Only a
+    training step finds other state that changes.
     """
     walk = reachable.leaves(
         unsaved.roots_of(state), unsaved.names_of(state.model), unsaved.outside_of(state.model)
@@ -255,7 +256,7 @@ def require_held(report: Report, code: EntryPoint, state: State) -> None:
     captured = {k: t for k, t in state.capture().tensors.items() if not k.startswith("model/")}
     held = {storage_id(tensor) for tensor in captured.values()}
     reached = {storage_id(tensor) for tensor in by_parameter.values()}
-    # A `state_dict` may clone what it gives.
+    # A `state_dict` may return clones.
     copies = Counter((t.shape, t.dtype) for t in captured.values() if storage_id(t) not in reached)
     lost = []
     for path, tensor in by_parameter.items():
@@ -274,7 +275,7 @@ def _has_shape(value: Any) -> bool:
 
 
 def state_of(trained: Trained, include: dict[str, Any]) -> State:
-    """Return what a snapshot would hold."""
+    """Return the state that a snapshot would hold."""
     return State(
         model=trained.model,
         optimizers=trained.optimizer,
@@ -291,7 +292,7 @@ def included(code: EntryPoint) -> dict[str, Any]:
 
 
 def key_of(message: str) -> str:
-    """Return the key of the job file whose state cannot be stored: messages begin with the part's name."""
+    """Return the key of the job file whose state cannot be stored: *message* begins with the part's name."""
     part = re.split(r"[/\s\[]", message)[0]
     if part.startswith("include."):
         return ".".join(["snapshots", *part.split(".")[:2]])

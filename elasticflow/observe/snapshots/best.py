@@ -1,4 +1,4 @@
-"""The metric that ranks a run's snapshots, and steps that measured better than any snapshot."""
+"""The metric that ranks a run's snapshots, and steps with a better value than any snapshot."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class BetterStep(NamedTuple):
-    """A step whose evaluation measured a better value than a snapshot has.
+    """A step whose evaluation gave a better value than a snapshot has.
 
     Attributes:
         step: Finished steps.
-        value: Of the metric that ranks snapshots.
+        value: Value of the metric that ranks snapshots.
     """
 
     step: int
@@ -26,7 +26,7 @@ class BetterStep(NamedTuple):
 
 
 def ranking_metric(job: Job | None) -> str | None:
-    """Return the metric that `evaluation.best` names, as lines have it: `accuracy`, `val.loss`; None: no metric is named."""
+    """Return the metric in `evaluation.best` by its name in metrics.jsonl: `accuracy`, `val.loss`; None if unset."""
     from elasticflow.jobfile.tables.evaluation import ranking_set
 
     ranking = None if job is None else ranking_set(job.evaluation)
@@ -40,7 +40,7 @@ def ranking_metric(job: Job | None) -> str | None:
 def better_step(source: SnapshotSource, row: SnapshotRow) -> BetterStep | None:
     """Return the run's best measured step, if its value is better than that of snapshot *row*.
 
-    None where no folder of the run is on this machine: snapshots alone do not tell.
+    None if this machine has no folder of the run: snapshots alone do not tell.
     """
     metric, rules = ranking_metric(source.job), source.rules
     has = None if row.manifest is None else row.manifest.metric
@@ -50,7 +50,7 @@ def better_step(source: SnapshotSource, row: SnapshotRow) -> BetterStep | None:
     for line in records.read(source.folder.metrics):
         values = line.get("eval")
         if isinstance(values, dict) and (value := float_of(values, metric)) is not None:
-            # Of equal values the newest step. `best` forgets values that another evaluation measured.
+            # Among equal values, the newest step counts. `best` forgets values that another evaluation measured.
             measured[value] = int_of(line, "step")
             best = float_of(line, "best")
     if best is None or best not in measured or not (best > has if rules.best_mode == "max" else best < has):

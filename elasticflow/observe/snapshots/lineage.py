@@ -1,4 +1,4 @@
-"""A run's generations, with the snapshot each began from and those it left, and the tree of them."""
+"""A run's generations, each with the snapshot it began from and the snapshots it left, and their tree."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ if TYPE_CHECKING:
     from elasticflow.observe.snapshots.rows import SnapshotRow
 
 _VANISHED = "ended without a word: its supervisor was killed"
-_LINES = ("├── ", "├─▶ ", "└── ", "└─▶ ")  # between others and last; with an arrow at the one that is shown
+# Branches between others and of the last, each followed by its form with an arrow, for the snapshot that is shown.
+_LINES = ("├── ", "├─▶ ", "└── ", "└─▶ ")
 _PLAIN_LINES = ("|-- ", "|-> ", "`-- ", "`-> ")
 _MOST_GENERATIONS, _MOST_SNAPSHOTS = 20, 8
 
 
 @dataclass(frozen=True)
 class LineageGeneration:
-    """One worker group and the snapshots it left.
+    """A generation and the snapshots it left.
 
     Attributes:
-        number: Its number over the whole run.
-        launch: The launch it belongs to; None if it is not known.
-        reason: Why it was formed: start, crash, resume ...; None if it is not known.
-        world_size: Workers; None if it is not known.
-        parent: Name of the snapshot it resumed from; None: the beginning, or nothing tells.
-        ended: How it ended; None while it runs, or if it is not known.
-        taken: Snapshots it committed; None if it is not known.
-        snapshots: Those of them that are still there, the oldest first.
+        number: Number over the whole run.
+        launch: Launch it belongs to; None if unknown.
+        reason: Reason it was formed: start, crash, resume ...; None if unknown.
+        world_size: Number of workers; None if unknown.
+        parent: Name of the snapshot it resumed from; None: the beginning, or unknown.
+        ended: Its end in words; None while it runs, or if unknown.
+        taken: Number of snapshots it committed; None if unknown.
+        snapshots: Its snapshots that still exist, the oldest first.
     """
 
     number: int
@@ -48,12 +49,12 @@ class LineageGeneration:
     snapshots: tuple[SnapshotRow, ...] = field(default=(), repr=False)
 
     def facts(self) -> dict[str, object]:
-        """Return what `--format json` prints."""
+        """Return the generation as `--format json` prints it."""
         return {**vars(self), "snapshots": [row.name for row in self.snapshots]}
 
 
 def generations(source: SnapshotSource, rows: Sequence[SnapshotRow]) -> list[LineageGeneration]:
-    """Return the run's generations, the oldest first: from its snapshots and, where they are, its events.
+    """Return the run's generations, the oldest first, from its snapshots and, if present, its events.
 
     Raises:
         OSError: the place cannot be read.
@@ -79,7 +80,7 @@ def generations(source: SnapshotSource, rows: Sequence[SnapshotRow]) -> list[Lin
 def _generation(
     claim: Mapping[str, Any], recorded: Generation, own: tuple[SnapshotRow, ...]
 ) -> LineageGeneration:
-    """Return what claim, events and own snapshots say of a generation."""
+    """Return a generation, made from its claim, its events and its snapshots."""
     first = next((row.manifest for row in own if row.manifest), None)
     return LineageGeneration(
         number=recorded.number,
@@ -98,7 +99,7 @@ def _number(record: Mapping[str, Any], key: str) -> int | None:
 
 
 def _ended(generation: Generation) -> str | None:
-    """Return in words how a generation ended; None if it is not known."""
+    """Return the end of a generation in words; None if unknown."""
     stop = generation.stop
     if stop is None:
         end = generation.run_end
@@ -115,14 +116,14 @@ def _ended(generation: Generation) -> str | None:
 def draw(
     lineage: Sequence[LineageGeneration], rows: Sequence[SnapshotRow], shown: str, *, plain: bool = False
 ) -> list[tuple[str, bool]]:
-    """Return the tree's lines: generations, their snapshots, how each ended; with each line, whether it is that of *shown*.
+    """Return the lines of the tree (generations, snapshots, ends), each with True for the line of *shown*.
 
-    Of many generations, those around the one of *shown* are drawn; of many snapshots, the newest and *shown*.
+    If there are many generations, only those around *shown* are drawn; of many snapshots, the newest and *shown*.
 
     Args:
         lineage: Generations of the run, the oldest first.
-        rows: All snapshots that are there.
-        shown: Name of the snapshot an arrow points at.
+        rows: All existing snapshots.
+        shown: Name of the snapshot that gets an arrow.
         plain: Draw with ASCII.
     """
     position = next(

@@ -1,4 +1,4 @@
-"""Finds the snapshots that a command means: those of a run, or at a URI."""
+"""Finds the snapshots that a command means, by a run or a URI."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 _ONE = re.compile(rf"(?P<run>.+?)/+snapshots/+(?P<name>{SNAPSHOT_NAME.pattern})/*", re.DOTALL)
-_MARKS = frozenset({"snapshots", "generations", "JOB.json"})  # any of them makes a folder a run's
+_MARKS = frozenset({"snapshots", "generations", "JOB.json"})  # any of these entries makes a folder a run's
 _MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
 class SnapshotSource:
-    """A run's snapshots, wherever they are.
+    """A run's snapshots and their place.
 
     Attributes:
         catalog: The snapshots.
-        folder: The run's folder on this machine; None where only a URI was given.
-        job: The job that took them, as recorded; None if it is not known.
-        name: The one snapshot that the command means, if it names one by its path.
-        damage: Which records of the run are damaged, and what is used instead.
+        folder: The run's folder on this machine; None if only a URI was given.
+        job: The recorded job that took the snapshots; None if unknown.
+        name: The snapshot whose path the command names, if any.
+        damage: Damaged records of the run, and their replacements.
     """
 
     catalog: Catalog
@@ -52,12 +52,12 @@ class SnapshotSource:
 
     @property
     def label(self) -> str:
-        """How the run is called: job and run id, else the URI."""
+        """Job and run id, or else the URI."""
         return self.uri if self.folder is None else f"{self.folder.job} {self.folder.run_id}"
 
     @property
     def rules(self) -> Keep | None:
-        """Which snapshots the job lets stay; None if the job is not known."""
+        """The job's rules for keeping snapshots; None if the job is not known."""
         from elasticflow.compiler.plan.launch_plan import snapshot_settings
 
         return None if self.job is None else snapshot_settings(self.job).keep
@@ -66,18 +66,18 @@ class SnapshotSource:
 def find_source(
     project_root: Path, text: str | None, options: Mapping[str, Any] | None = None
 ) -> SnapshotSource:
-    """Return the place that *text* means: a run as everywhere (`find_run`), or a path or URL of a run's snapshots.
+    """Return the source that *text* means: a run as for `find_run`, or a path or URL of a run's snapshots.
 
-    A path or URL of one snapshot leads to its run, and names it.
+    A path or URL of a single snapshot means its run, and sets `name`.
 
     Args:
-        project_root: Where runs are looked for.
-        text: As the user typed it; None: the project's newest run.
-        options: For the file system, over those of the job.
+        project_root: Folder of the project.
+        text: Text as the user typed it; None: the project's newest run.
+        options: Options for the file system, over those of the job.
 
     Raises:
         RunNotFoundError: there is no such run.
-        SnapshotNotFoundError: nothing at the path or URL is a run's.
+        SnapshotNotFoundError: the path or URL has no snapshots of a run.
         OSError: the place cannot be read.
     """
     options = dict(options or {})
@@ -119,7 +119,7 @@ def _at(uri: str, options: dict[str, Any]) -> SnapshotSource:
 
 
 def _only_run(storage: Storage, names: list[str]) -> str:
-    """Return the one run among *names*, for a URI under which runs have their own folders."""
+    """Return the only run among *names*, for a URI under which runs have their own folders."""
     runs = [name for name in names if RUN_ID.fullmatch(name) and _MARKS.intersection(storage.list(name))]
     if not runs:
         raise SnapshotNotFoundError(
@@ -144,5 +144,5 @@ def _recorded_job(catalog: Catalog) -> Job | None:
     try:
         return None if record is None else job_from_json(record["job"])
     except (ElasticflowError, ValidationError, KeyError, TypeError, ValueError, AttributeError):
-        # Written by another version.
+        # The record was written by another version.
         return None

@@ -1,4 +1,4 @@
-"""All that is known of one snapshot, as lines; pure."""
+"""All known facts of a snapshot, as lines; pure."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def page(row: SnapshotRow, rules: Keep | None, now: float) -> list[str]:
     """Return the facts of a snapshot, then its files and its tensors.
 
     Args:
-        row: The snapshot.
-        rules: Which snapshots stay; None if the job is not known.
+        row: Row of the snapshot.
+        rules: Rules for keeping snapshots; None if the job is not known.
         now: Unix time.
     """
     facts = [("step", _step(row)), *_facts(row, rules, now)]
     lines = [f"{name:<{_WIDTH}} {text}" for name, text in facts if text]
     if row.manifest is not None:
         lines += ["", *_files(row.manifest), "", *_tensors(row.manifest)]
-    return [printable(line) for line in lines]  # names of tensors and data are anybody's
+    return [printable(line) for line in lines]  # names of tensors and data may hold any text
 
 
 class TensorSum(NamedTuple):

@@ -1,4 +1,4 @@
-"""Every snapshot folder of a run: committed, set aside, damaged or unfinished, and why it stays."""
+"""The snapshot folders of a run, with their states and the reasons to keep them."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ LATEST, BEST = "latest", "best"
 
 @dataclass(frozen=True)
 class SnapshotRow:
-    """One snapshot folder.
+    """A snapshot folder.
 
     Attributes:
         name: The snapshot's name.
-        state: `committed`; `set aside` (never loaded); `damaged` (its manifest is, and nobody set it aside yet);
-            `unfinished` (no manifest).
-        reason: Why it is not committed.
-        manifest: What it says of itself, where that can be read.
-        kept: The rules that keep it; empty: the next retention removes it.
-        note: The pin's note; None if it is not pinned.
+        state: `committed`; `set aside` (never loaded); `damaged` (the manifest is damaged, and the snapshot not set
+            aside yet); `unfinished` (no manifest).
+        reason: Reason that it is not committed.
+        manifest: Its manifest, if that can be read.
+        kept: Rules that keep it; empty: the next retention removes it.
+        note: Note of its pin; None if it is not pinned.
     """
 
     name: str
@@ -61,16 +61,16 @@ class SnapshotRow:
 
     @property
     def generation(self) -> int:
-        """Generation that took it."""
+        """The generation that took the snapshot."""
         return int(self._parts["generation"])
 
     @property
     def is_permanent(self) -> bool:
-        """Whether one of the reasons it stays holds for good."""
+        """True if a reason to keep the snapshot is permanent."""
         return not PERMANENT.isdisjoint(self.kept)
 
     def facts(self) -> dict[str, object]:
-        """Return what `--format json` prints."""
+        """Return the row as `--format json` prints it."""
         manifest = self.manifest
         return {
             "name": self.name,
@@ -116,10 +116,10 @@ def rows_of(source: SnapshotSource) -> list[SnapshotRow]:
 def pick_row(rows: Sequence[SnapshotRow], text: str, rules: Keep | None) -> SnapshotRow:
     """Return the snapshot that *text* means: its name, `latest`, `best` or `step:N`.
 
-    A snapshot that is not committed is meant only by its name.
+    Only its name can mean a snapshot that is not committed.
 
     Raises:
-        SnapshotNotFoundError: there is none; says which there are.
+        SnapshotNotFoundError: there is no such snapshot; lists the existing snapshots.
     """
     committed = [row for row in rows if row.state == "committed"]
     if text == LATEST:
@@ -136,12 +136,12 @@ def pick_row(rows: Sequence[SnapshotRow], text: str, rules: Keep | None) -> Snap
 
 
 def ordered_reasons(why: Collection[str]) -> tuple[str, ...]:
-    """Return the reasons to stay as they are shown: the surest first."""
+    """Return the reasons to keep a snapshot in the order for display: the surest first."""
     return tuple(word for word in _REASONS if word in why)
 
 
 def is_selector(text: str) -> bool:
-    """Return whether *text* can mean a snapshot: a name, `latest`, `best` or `step:N`."""
+    """Return True if *text* can mean a snapshot: a name, `latest`, `best` or `step:N`."""
     return text in {LATEST, BEST} or any(pattern.fullmatch(text) for pattern in (_STEP, SNAPSHOT_NAME))
 
 
@@ -152,7 +152,7 @@ def _is_snapshot(folder: str) -> bool:
 def _row(
     source: SnapshotSource, name: str, manifest: Manifest | str | None, verdict: str | None
 ) -> SnapshotRow:
-    """Return the row of a snapshot; *manifest* may be a text, what is wrong with it, or None: there is none."""
+    """Return the row of a snapshot; *manifest* is a text with the damage if it is damaged, or None if it is missing."""
     if manifest is None:
         return SnapshotRow(name, "unfinished", _why_unfinished(source, name))
     if isinstance(manifest, str):

@@ -1,4 +1,4 @@
-"""What a run is at, in words that a number of seconds can follow."""
+"""The present activity of a run, in words that a number of seconds can follow."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _WORDS = {
 
 
 class Doing(NamedTuple):
-    """What a run is at.
+    """An activity of a run.
 
     Attributes:
         label: One word.
-        text: The rest, in words.
-        since: Unix time at which that began.
+        text: The activity in words.
+        since: Unix time of its beginning.
     """
 
     label: str
@@ -41,21 +41,21 @@ class Doing(NamedTuple):
     since: float
 
     def lasting(self, now: float) -> str:
-        """Return the words with how long it has lasted: `importing torch, 3 s`."""
+        """Return the words with the duration so far: `importing torch, 3 s`."""
         return f"{self.text}, {whole_seconds(now - self.since)}"
 
 
 def whole_seconds(seconds: float) -> str:
-    """Return `3 s`, `1 min 5 s`, as it is read from a clock that ticks."""
+    """Return whole seconds, as a clock shows them: `3 s`, `1 min 5 s`."""
     return f"{max(0, int(seconds))} s" if seconds < 60 else span(int(seconds))
 
 
 def doing_of(activity: Record, *, has_stepped: bool) -> Doing | None:
-    """Return what one node is at (`protocol/run_files.py`); None if that cannot be told.
+    """Return the activity of a node (`protocol/run_files.py`); None if it is unknown.
 
     Args:
-        activity: As state.json has it.
-        has_stepped: The node's workers have done a step: what they compile now they compile anew.
+        activity: Activity as in state.json.
+        has_stepped: True if the node's workers have done a step: a compilation now is a recompilation.
     """
     since, step = float_of(activity, "since"), int_of(activity, "step")
     if since is None:
@@ -72,7 +72,7 @@ def doing_of(activity: Record, *, has_stepped: bool) -> Doing | None:
 
 
 def awaited_of(activities: Mapping[str, Record], *, has_stepped: bool) -> Doing | None:
-    """Return what the node is at for which the others seem to wait: they do so in a step."""
+    """Return the activity of the node that the others, which are in a step, seem to wait for."""
     known = [
         (activity.get("phase") != "step", doing)
         for activity in activities.values()

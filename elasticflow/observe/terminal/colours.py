@@ -1,4 +1,4 @@
-"""Abilities of a stream: colours, by the one policy of all commands, signs beyond ASCII, lines drawn in place."""
+"""Abilities of a stream: colours (by the same policy in all commands), signs beyond ASCII, and redrawing in place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def colour_choice(environment: Mapping[str, str]) -> bool | None:
-    """Return what the user asked for: NO_COLOR, then FORCE_COLOR, then TERM=dumb; None: colours on a terminal only."""
+    """Return the user's choice by NO_COLOR, then FORCE_COLOR, then TERM=dumb; None: colours on a terminal only."""
     if environment.get("NO_COLOR"):
         return False
     if environment.get("FORCE_COLOR", "0") not in {"", "0"}:
@@ -18,16 +18,16 @@ def colour_choice(environment: Mapping[str, str]) -> bool | None:
 
 
 def wants_colour(stream: TextIO, environment: Mapping[str, str]) -> bool:
-    """Return whether *stream* gets colours."""
+    """Return True if *stream* gets colours."""
     choice = colour_choice(environment)
     return stream.isatty() if choice is None else choice
 
 
 def can_redraw(stream: TextIO, environment: Mapping[str, str]) -> bool:
-    """Return whether lines of *stream* can be drawn anew in place; a terminal without TERM is taken for a dumb one."""
+    """Return True if lines of *stream* can be redrawn in place; a terminal without TERM counts as dumb."""
     return stream.isatty() and environment.get("TERM", "dumb") != "dumb"
 
 
 def speaks_utf8(stream: TextIO) -> bool:
-    """Return whether *stream* takes signs that ASCII does not have."""
+    """Return True if *stream* takes signs beyond ASCII."""
     return (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "") == "utf8"

@@ -1,4 +1,4 @@
-"""Where time went, in words whose parts add up."""
+"""Durations by activity, in words whose parts add up."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _MINUTE_S = 59.95
 
 
 def parts_of(value: object) -> dict[str, float]:
-    """Return the parts that *value*, of an event or a state file, holds; none if it has another form."""
+    """Return the parts in *value*, which is from an event or a state file; empty if it has another form."""
     if not isinstance(value, dict):
         return {}
     return {str(name): seconds for name in value if (seconds := float_of(value, name)) is not None}
 
 
 def took(parts: Mapping[str, float]) -> str:
-    """Return `11.7 s: starting 6.4 s, training 4.3 s, ending 1.0 s`; parts that took next to nothing are left out."""
+    """Return `11.7 s: starting 6.4 s, training 4.3 s, ending 1.0 s`; negligible parts are left out."""
     total = sum(parts.values())
     if total >= _MINUTE_S:
         words = [f"{name} {span(seconds)}" for name, seconds in parts.items() if seconds >= 1.0]
@@ -34,18 +34,18 @@ def took(parts: Mapping[str, float]) -> str:
 
 
 def goodput(parts: Mapping[str, float]) -> float | None:
-    """Return the share (0 to 1) of the time in which steps were trained that count; None if no time is known."""
+    """Return the share (0 to 1) of the time for steps that count; None if no time is known."""
     total = sum(parts.values())
     return parts.get("training", 0.0) / total if total > 0 else None
 
 
 def percent(share: float | None) -> str:
-    """Return `93.4 %`; `-` where nothing is known. Rounded down: 100 % means all of it."""
+    """Return `93.4 %`, rounded down so that 100 % means everything; `-` for None."""
     return "-" if share is None else f"{math.floor(1000 * share) / 10:.1f} %"
 
 
 def _that_add_up(amounts: list[float]) -> list[int]:
-    """Return the amounts as whole numbers whose sum is the rounded sum; those that rounding down costs most go up."""
+    """Return the amounts as whole numbers whose sum is the rounded sum; the largest fractions are rounded up."""
     floors = [math.floor(amount) for amount in amounts]
     missing = round(sum(amounts)) - sum(floors)
     by_loss = sorted(range(len(amounts)), key=lambda index: floors[index] - amounts[index])

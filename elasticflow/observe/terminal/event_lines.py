@@ -1,4 +1,4 @@
-"""Lines for a person: their form, and those of events that need no context."""
+"""Lines for a person: their form, and the lines of events that need no context."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LONGEST_QUOTE = 40
 
-# Frames that are not in the user's code: this package, torch and everything else that is installed or frozen.
+# Frames outside of the user's code: in this package, torch and all other installed or frozen modules.
 _NOT_THEIRS = re.compile(
     r'^\s*File "(?:[^"]*/(?:elasticflow/(?:runtime|launcher)|site-packages|lib/python3[^/]*)/|<)'
 )
@@ -28,15 +28,15 @@ _FRAME = re.compile(r'^  File "')
 
 @dataclass(frozen=True)
 class Line:
-    """One thing that happened, ready to be laid out.
+    """A line about an event, ready for layout.
 
     Attributes:
         label: One or two words.
         text: The rest of the line.
-        more: Lines that follow it, under the text.
-        symbol: The kind of thing that happened.
-        tone: The colour of the line.
-        quote: Somebody else's text (a traceback), shown as it is.
+        more: Further lines under the text.
+        symbol: Sign for the kind of event.
+        tone: Colour of the line.
+        quote: Quoted text, such as a traceback, shown unchanged.
         seconds: Seconds since the launch began, or None.
     """
 
@@ -50,7 +50,7 @@ class Line:
 
 
 def line_of(record: Record) -> Line | None:
-    """Return the line of an event that needs nothing but its record; None of any other event."""
+    """Return the line of an event that needs only its record; None for other events."""
     name = str(record.get("event"))
     if (function := _LINES.get(name)) is not None:
         return function(record)
@@ -62,7 +62,7 @@ def line_of(record: Record) -> Line | None:
 
 
 class _RecordFormatter(string.Formatter):
-    """Puts fields of a record into a template; a field that is missing is None."""
+    """Puts fields of a record into a template; a missing field is None."""
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return kwargs.get(str(key))
@@ -88,7 +88,7 @@ _FORMATTER = _RecordFormatter()
 
 
 def values(metrics: Mapping[str, Any]) -> str:
-    """Return `accuracy 0.9806, loss 0.0712`, of several sets `train: loss 0.0712; val: loss 0.1`; the loss comes last."""
+    """Return `accuracy 0.9806, loss 0.0712`, or for several sets `train: loss 0.0712; val: loss 0.1`; the loss is last."""
     by_set = metrics_by_set(metrics)
     return "; ".join(
         f"{name}: {_values_of_set(each)}" if name else _values_of_set(each) for name, each in by_set.items()
@@ -96,7 +96,7 @@ def values(metrics: Mapping[str, Any]) -> str:
 
 
 def metrics_by_set(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the metrics of each evaluation set by its name, which is empty where there is one without a name."""
+    """Return the metrics of each evaluation set by its name; a set without a name has the empty name."""
     by_set: dict[str, dict[str, Any]] = {}
     for name, value in metrics.items():
         of_set, _, metric = str(name).rpartition(".")
@@ -110,7 +110,7 @@ def _values_of_set(metrics: Mapping[str, Any]) -> str:
 
 
 def of_weights(metrics: object, weights: object) -> str:
-    """Return `accuracy 0.9806`, or `ema: accuracy 0.9806` where they are of the averaged weights, of all sets or of some."""
+    """Return `accuracy 0.9806`, or `ema: accuracy 0.9806` if they are of the averaged weights, for all or some sets."""
     if not isinstance(metrics, Mapping):
         return ""
     if isinstance(weights, Mapping):
@@ -125,17 +125,17 @@ def of_weights(metrics: object, weights: object) -> str:
 
 
 def epoch_of(record: Record) -> int | None:
-    """Return the number of the pass over the data that the record's step belongs to, from 1; None if not known."""
+    """Return the number, from 1, of the pass over the data to which the record's step belongs; None if unknown."""
     if record.get("in_epoch") is not None:
         return int_of(record, "in_epoch")
     if record.get("epoch") is None:
         return None
-    # Earlier versions wrote finished passes, and mostly evaluated at the end of one.
+    # Earlier versions wrote the number of finished passes, and mostly evaluated at the end of a pass.
     return max(1, int_of(record, "epoch") + ("eval" not in record))
 
 
 def rates_of(record: Record) -> str:
-    """Return `1.0e-03`, or `decay 1.0e-03, bias 2.0e-03` of several parameter groups; at most three of them."""
+    """Return `1.0e-03`, or `decay 1.0e-03, bias 2.0e-03` for several parameter groups; at most three of them."""
     rates = record.get("lr")
     if not isinstance(rates, Mapping):
         one = float_of(record, "lr")
@@ -147,7 +147,7 @@ def rates_of(record: Record) -> str:
 
 
 def said_on_stderr(failed: Record) -> tuple[str, ...]:
-    """Return a worker's last lines on standard error, under a heading; nothing if there were none."""
+    """Return a worker's last lines on standard error, under a heading; empty if there were none."""
     lines = failed.get("stderr")
     if not isinstance(lines, list) or not lines:
         return ()
@@ -157,7 +157,7 @@ def said_on_stderr(failed: Record) -> tuple[str, ...]:
 def user_frames(traceback: str) -> tuple[str, ...]:
     """Return the lines of *traceback* without frames of torch, elasticflow and the standard library.
 
-    A traceback without frames of the user's stays whole. A very long one keeps its end, where the error is.
+    A traceback without frames of the user's code stays whole. A very long traceback keeps its end, which has the error.
     """
     kept: list[str] = []
     left_out, has_own, skipping = 0, False, False
@@ -226,7 +226,7 @@ def _drift_found(record: Record) -> Line:
 def _options_changed(record: Record) -> Line:
     field = record.get("options")
     changes = [each for each in field if isinstance(each, dict)] if isinstance(field, list) else []
-    # What follows from the rate is said by the rate.
+    # The rate implies these options.
     rated = {(each.get("part"), each.get("group")) for each in changes if each.get("option") == "lr"}
     shown = []
     for each in changes:
@@ -372,7 +372,7 @@ def _connection_refused(record: Record) -> Line:
 
 
 def _points_of_sink(record: Record) -> str:
-    # `notify.url`, `notify.command`: what they are sent are messages.
+    # `notify.url` and `notify.command` receive messages.
     unit = "message" if str(record.get("sink")).startswith("notify.") else "point"
     return plural(int_of(record, "points"), unit)
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def elapsed(seconds: float) -> str:
-    """Return `0:05.3`, `12:40.0`, or `3:00:07` from one hour on."""
+    """Return `0:05.3`, `12:40.0`, or, from an hour on, `3:00:07`."""
     tenths = max(0, round(seconds * 10))
     minutes, rest = divmod(tenths, 600)
     if minutes >= 60:
@@ -48,7 +48,7 @@ def size(num_bytes: float) -> str:
 
 
 def number(value: object) -> str:
-    """Return four digits that matter: `0.2314`, `12.31`, `3.0e-05`; `-` for None, `nan` and `inf` as words."""
+    """Return four significant digits: `0.2314`, `12.31`, `3.0e-05`; `-` for None, `nan` and `inf` as words."""
     if value is None:
         return "-"
     try:
@@ -70,7 +70,7 @@ def plural(count: int, word: str) -> str:
 
 
 def groups_in_words(groups: object) -> str:
-    """Return `norms: 2 tensors, 128 numbers, weight_decay 0.0 / rest: ...` of what `parameters.grouped` tells."""
+    """Return the groups of `parameters.grouped`: `norms: 2 tensors, 128 numbers, weight_decay 0.0 / rest: ...`."""
     parts = []
     for group in groups if isinstance(groups, list | tuple) else ():
         if isinstance(group, dict):
@@ -83,7 +83,7 @@ def groups_in_words(groups: object) -> str:
 
 
 def order_in_words(record: Mapping[str, object]) -> str:
-    """Return `drawn by weights, 1,797 samples an epoch` of what `order.declared` tells."""
+    """Return the order in an `order.declared` record: `drawn by weights, 1,797 samples an epoch`."""
     words = {"weighted": "drawn by weights, with replacement", "bucketed": "batches of like length"}
     samples, facts = record.get("samples"), record.get("facts")
     if isinstance(facts, dict) and record.get("kind") == "mixed":
@@ -95,7 +95,7 @@ def order_in_words(record: Mapping[str, object]) -> str:
 
 
 def rfc3339(unix: float) -> str:
-    """Return `2026-11-20T10:45:00.000Z`, as JSON has times."""
+    """Return `2026-11-20T10:45:00.000Z`, the form of times in JSON."""
     return datetime.fromtimestamp(unix, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

@@ -1,4 +1,4 @@
-"""How fast a run trains, and how long it will still take; steps and evaluations are timed apart."""
+"""The speed of training and the time left; steps and evaluations are timed separately."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ if TYPE_CHECKING:
 
 # Speed is the mean over this much training: long enough to be steady, short enough to notice a change.
 OVER_S = 8.0
-# The time of an evaluation is the mean over so many.
+# The time of an evaluation is the mean over this many.
 _EVALUATIONS = 5
 
 
 class Pace:
-    """The speed of a run, from its records of metrics.jsonl, oldest first; a step that goes back begins a new measure.
+    """The speed of a run, from its records of metrics.jsonl, oldest first; a step back begins a new measurement.
 
-    A step's own `seconds` count, which hold neither evaluations nor starts: so the time left does not swing.
+    Only the steps' own `seconds` count, without evaluations and starts, so that the time left is steady.
     """
 
     def __init__(self) -> None:
-        self._steps: deque[tuple[int, int, float]] = deque()  # step, samples, seconds since the one before
-        self._timed = 0.0  # of all of them but the first
+        self._steps: deque[tuple[int, int, float]] = deque()  # step, samples, seconds since the step before
+        self._timed = 0.0  # the sum over all steps but the first
         self._generation: object = None
-        self._evaluations: deque[float] = deque(maxlen=_EVALUATIONS)  # seconds of each
-        # Steps; training begins as if it had been evaluated.
+        self._evaluations: deque[float] = deque(maxlen=_EVALUATIONS)  # seconds of each evaluation
+        # These count steps; the start of training counts as an evaluation.
         self._evaluated: deque[int] = deque([0], maxlen=2)
 
     def add(self, record: Record) -> None:
-        """Take in one record of a step or an evaluation."""
+        """Add a record of a step or an evaluation."""
         step = int_of(record, "step")
         if record.get("eval") is not None:
             if step > self._evaluated[-1]:
@@ -42,7 +42,7 @@ class Pace:
             return
         seconds = float_of(record, "seconds")
         if not self._steps or step <= self._steps[-1][0] or record.get("generation") != self._generation:
-            self.clear()  # the first step of a group is no measure: much happens in it once
+            self.clear()  # the first step of a group is not typical: it includes work that is done once
             self._generation, seconds = record.get("generation"), 0.0
         if seconds is None or seconds < 0:
             return
@@ -54,13 +54,13 @@ class Pace:
             self._timed -= self._steps[0][2]
 
     def clear(self) -> None:
-        """Forget the steps, as when another group begins; how long an evaluation takes stays known."""
+        """Forget the steps, as when another group begins; the time of evaluations stays known."""
         self._steps.clear()
         self._timed = 0.0
 
     @property
     def step_s(self) -> float | None:
-        """Seconds of a step; None until two are known."""
+        """Seconds of a step; None until two steps are known."""
         steps = self._steps[-1][0] - self._steps[0][0] if self._steps else 0
         return self._timed / steps if steps and self._timed > 0 else None
 
@@ -71,9 +71,9 @@ class Pace:
         return samples / self._timed if len(self._steps) > 1 and self._timed > 0 else None
 
     def seconds_left(self, step: int, steps: int) -> float | None:
-        """Return how long the steps after *step* take, of *steps* in all, and the evaluations among them and at the end.
+        """Return the seconds for the steps after *step* up to *steps*, and for the evaluations among them and at the end.
 
-        What an evaluation takes, and how often there is one, is known after the first one.
+        Time and interval of evaluations are known after the first evaluation.
         """
         if self.step_s is None:
             return None
@@ -88,5 +88,5 @@ class Pace:
         every = last - self._evaluated[0]
         if not every or steps <= last:
             return 0
-        # They come as often as the last one came after the one before, and at the end.
+        # Evaluations keep the interval between the last two, and there is one at the end.
         return math.ceil((steps - max(last, step - every)) / every)

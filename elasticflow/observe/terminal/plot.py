@@ -1,4 +1,4 @@
-"""A curve in characters: dots of braille, or stars where a terminal has no such signs."""
+"""A curve in characters: dots of braille, or stars on a terminal without braille."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ _LEAST_WIDTH = 10
 
 
 def plot(points: Sequence[tuple[int, float]], width: int, height: int, *, pretty: bool) -> list[str]:
-    """Return the lines of a plot of these points, all finite and at least one: values upwards, steps to the right.
+    """Return the lines of a plot of at least one point, all finite: values upwards, steps to the right.
 
-    Values that are all positive and spread over more than a factor of 30 have a logarithmic axis, which is said.
+    Values that are all positive and spread over more than a factor of 30 have a logarithmic axis, which the plot
+    states.
 
     Args:
-        points: Step and value.
-        width: Columns, with the axis.
-        height: Lines of the plot itself; one line for the steps follows.
-        pretty: The terminal has braille.
+        points: Pairs of step and value.
+        width: Columns, including the axis.
+        height: Lines of the plot itself; a line for the steps follows.
+        pretty: True if the terminal has braille.
     """
     values = [value for _, value in points]
     low, high = min(values), max(values)
@@ -57,14 +58,14 @@ def plot(points: Sequence[tuple[int, float]], width: int, height: int, *, pretty
 
 
 def _share(value: float, low: float, high: float, *, is_log: bool) -> float:
-    """Return how far up *value* lies, from 0 to 1."""
+    """Return the height of *value* in the plot, from 0 to 1."""
     if is_log:
         value, low, high = math.log(value), math.log(low), math.log(high)
     return 0.5 if high == low else (value / 2 - low / 2) / (high / 2 - low / 2)  # no overflow
 
 
 def _line(begin: tuple[int, int] | None, end: tuple[int, int]) -> list[tuple[int, int]]:
-    """Return the dots between two, without the first."""
+    """Return the dots from *begin* to *end*, without the first."""
     if begin is None:
         return [end]
     (x0, y0), (x1, y1) = begin, end

@@ -1,8 +1,8 @@
-"""A person's screen: lines that scroll, and below them, on a terminal, a few rows that are drawn anew in place.
+"""A person's screen: lines that scroll and, on a terminal, a few rows below them that are redrawn in place.
 
-Not by rich.live, which hides the cursor (a killed supervisor would leave it hidden), ends the process when nobody
-reads the pipe any more (the run must continue), breaks or cuts long words (paths and commands are copied), and leaves
-pieces of rows behind once a terminal that got narrower has wrapped them.
+rich.live does not suit: it hides the cursor (a killed supervisor would leave it hidden), ends the process when the pipe
+has lost its reader (the run must continue), breaks or cuts long words (paths and commands are copied), and leaves
+pieces of rows behind once a narrower terminal has wrapped them.
 """
 
 from __future__ import annotations
@@ -20,27 +20,26 @@ _USUAL = os.terminal_size((80, 24))
 
 
 class Part(NamedTuple):
-    """A piece of a row: text, and the terminal's code of its colour."""
+    """A piece of a row: its text, and the terminal's code of its colour."""
 
     text: str
     colour: str = ""
 
 
 Row = list[Part]
-"""A row from left to right; it ends where the terminal does."""
+"""A row from left to right, which is cut at the edge of the terminal."""
 
 
 class Screen:
-    """Writes to *stream*, which is not closed; never fails: a closed stream makes it silent.
+    """Writes to *stream* without closing it; never fails: if the stream is closed, the screen is silent.
 
     Args:
-        stream: Where to write.
-        tty: It is a terminal, whose last rows can be drawn anew.
+        tty: True if the stream is a terminal, whose last rows can be redrawn.
         colour: Use colours.
 
     Attributes:
-        tty: As given.
-        pretty: The stream takes signs beyond ASCII.
+        tty: As in the arguments.
+        pretty: True if the stream takes signs beyond ASCII.
     """
 
     def __init__(self, stream: TextIO, *, tty: bool, colour: bool) -> None:
@@ -52,23 +51,23 @@ class Screen:
 
     @property
     def size(self) -> os.terminal_size:
-        """Columns and lines, as they are now."""
+        """The present number of columns and lines."""
         try:
             size = _USUAL if self._stream is None else os.get_terminal_size(self._stream.fileno())
         except (OSError, ValueError):
             return _USUAL
-        return size if size.columns and size.lines else _USUAL  # a terminal that does not say has 0
+        return size if size.columns and size.lines else _USUAL  # a terminal that does not know its size has 0
 
     def paint(self, text: str, colour: str) -> str:
-        """Return *text* in a colour, where there are colours."""
+        """Return *text* in a colour, if colours are used."""
         return f"\x1b[{colour}m{text}\x1b[0m" if self._colour and colour and text else text
 
     def scroll(self, rows: Sequence[str], below: Sequence[Row] = ()) -> None:
-        """Write *rows*, painted as they are to be, and have *below* as the rows that are drawn in place."""
+        """Write *rows*, which are painted already, and draw *below* in place under them."""
         self._write(self._start() + "".join(f"{row}{self._end}\n" for row in rows) + self._draw(below))
 
     def draw(self, rows: Sequence[Row]) -> None:
-        """Have *rows* as those that are drawn in place; nothing is written if they are there already, or on no terminal."""
+        """Draw *rows* in place; nothing is written if they are drawn already, or the stream is no terminal."""
         if not self.tty:
             return
         begin, before = self._start(), self._text
@@ -77,7 +76,7 @@ class Screen:
             self._write(begin + text)
 
     def close(self) -> None:
-        """Take away what is drawn in place."""
+        """Remove the rows that are drawn in place."""
         if self.tty:
             self.scroll(())
 
@@ -86,7 +85,7 @@ class Screen:
         return "\x1b[K" if self._drawn else ""
 
     def _start(self) -> str:
-        """Return what takes the cursor to where the rows begin; a terminal that got narrower has wrapped them."""
+        """Return the code that moves the cursor to the first drawn row; a narrower terminal has wrapped the rows."""
         if not self.tty:
             return ""
         columns = self.size.columns
@@ -97,7 +96,7 @@ class Screen:
         if not self.tty:
             return ""
         size = self.size
-        # A row as wide as the terminal would wrap, and then could not be drawn over.
+        # A row as wide as the terminal would wrap, and could then not be overwritten.
         cut = [_cut(row, size.columns - 1) for row in rows[: max(1, size.lines - 2)]]
         self._drawn = [sum(_cells(part.text) for part in row) for row in cut]
         self._text = "\x1b[K\n".join("".join(self.paint(*part) for part in row) for row in cut)
@@ -116,7 +115,7 @@ class Screen:
 
 
 def _cells(text: str) -> int:
-    """Return how many columns *text* takes."""
+    """Return the number of columns that *text* takes."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -125,7 +124,7 @@ def _cells(text: str) -> int:
 
 
 def _cut(row: Row, columns: int) -> Row:
-    """Return as much of *row* as *columns* hold."""
+    """Return *row* cut to *columns*."""
     kept: Row = []
     for part in row:
         cells = _cells(part.text)

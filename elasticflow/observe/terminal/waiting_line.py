@@ -1,4 +1,4 @@
-"""A line about what a command waits for, with the seconds that have passed: drawn in place on a terminal, now and then a line elsewhere."""
+"""A line about a command's present wait, with the elapsed seconds: redrawn on a terminal, written now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from elasticflow.observe.terminal.screen import Part, Screen
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-# What ends before is not told; a stream that is no terminal gets its first line later, and then ever more rarely.
+# Shorter waits get no line; a stream that is no terminal gets its first line later, and further lines at growing
+# intervals.
 _QUIET_S, _PLAIN_S, _PLAIN_MOST_S = 1.0, 10.0, 60.0
 
 
 class WaitingLine:
-    """One line about one thing at a time; taken away at the end.
+    """A line about one activity at a time; it is removed at the end.
 
     Args:
-        stream: Where to write; not closed.
-        environment: Whether it is a terminal that can be drawn on, and colours are wanted.
-        clock: Seconds.
+        stream: Stream to write to; it is not closed.
+        environment: Environment variables, for TERM and the choice of colours.
+        clock: Returns seconds.
     """
 
     def __init__(
@@ -43,11 +44,11 @@ class WaitingLine:
         self._screen.close()
 
     def tell(self, label: str, what: str) -> None:
-        """Say what is waited for now, if it lasts; to be called several times a second, with the same words while it does.
+        """Show the present wait, if it lasts; to be called several times a second, with equal words for the same wait.
 
         Args:
-            label: For what it is done.
-            what: In words that a number of seconds can follow.
+            label: Purpose of the wait.
+            what: The wait in words that a number of seconds can follow.
         """
         now = self._clock()
         if label != self._label:

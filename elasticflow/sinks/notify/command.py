@@ -1,4 +1,4 @@
-"""A command that is run with a message; as `python -m`, with the id of its parent, becomes the command."""
+"""Runs a command with a message. As `python -m`, with the id of its parent, this module becomes the command."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-_NOT_FOUND = 127  # as a shell has it
+_NOT_FOUND = 127  # the exit code of a shell for it
 _VARIABLES = ("event", "text", "job", "run_id", "host", "folder", "step", "error", "exit_code", "next")
 
 
 def variables_of(message: dict[str, Any]) -> dict[str, str]:
-    """Return what the command has in its environment besides: `ELASTICFLOW_TEXT` and others; empty if not known."""
+    """Return the variables for the command's environment, such as `ELASTICFLOW_TEXT`; unknown values are empty."""
     return {
         f"ELASTICFLOW_{name.upper()}": "" if message[name] is None else str(message[name])
         for name in _VARIABLES
@@ -31,12 +31,13 @@ def variables_of(message: dict[str, Any]) -> dict[str, str]:
 
 
 def run(command: Sequence[str], message: dict[str, Any], folder: Path, timeout_s: float) -> None:
-    """Run *command* with *message* on its standard input, in *folder*; what it prints is printed, without secrets.
+    """Run *command* in *folder*, with *message* on its standard input; print its output, without secrets.
 
-    The process ends with this one. It, and what it has started, is killed when its time is over.
+    The command's process ends with this one. After *timeout_s* it is killed, together with the processes it has
+    started.
 
     Raises:
-        SinkError: it cannot be run, ended with another code than 0, or did not end in time.
+        SinkError: the command cannot be run, exited with a code other than 0, or did not exit in time.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", "elasticflow.sinks.notify.command", str(os.getpid()), *command],

@@ -1,4 +1,4 @@
-"""What a moment is as a text for a person, as an object for a program, and as what a webhook takes."""
+"""Forms of a moment: a text for a person, an object for a program, and the payload of a webhook."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 _FORMAT = 1
 _LATE = timedelta(minutes=2)
-# Characters. Discord takes 2,000 in all.
+# Most characters. Discord takes 2,000 in all.
 _LONGEST, _LONGEST_SENTENCE = 1900, 1500
 
 
 def text_of(moment: Moment, run: RunFacts, now: datetime | None = None) -> str:
-    """Return the message: what happened, how far training is, what to type next; a line for each."""
+    """Return the message, with a line each for the event, the progress of training, and the next command."""
     sentence = moment.sentence
     if len(sentence) > _LONGEST_SENTENCE:
         sentence = f"{sentence[:_LONGEST_SENTENCE]} ..."
@@ -42,7 +42,7 @@ def text_of(moment: Moment, run: RunFacts, now: datetime | None = None) -> str:
 
 
 def object_of(moment: Moment, run: RunFacts) -> dict[str, Any]:
-    """Return all that is known, as JSON: what a command has on its standard input and the format json sends."""
+    """Return all known facts as JSON: a command's standard input, and the payload of the format json."""
     return {
         "format": _FORMAT,
         "event": moment.name or "test",
@@ -65,11 +65,11 @@ def object_of(moment: Moment, run: RunFacts) -> dict[str, Any]:
 
 
 def payload_of(moment: Moment, run: RunFacts, form: Format) -> dict[str, Any]:
-    """Return what a webhook of that kind takes. Nothing in it calls anybody by name."""
+    """Return the payload for a webhook of that kind. It mentions no user or channel."""
     text = text_of(moment, run)
     match form:
         case "slack":
-            # <!channel> and <@somebody> would be mentions.
+            # <!channel> and <@user> would be mentions.
             return {"text": text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}
         case "discord":
             return {"content": text, "allowed_mentions": {"parse": []}}

@@ -1,4 +1,4 @@
-"""The moments of a run at which somebody is told, out of its events."""
+"""Finds the moments of a run that are worth a message, in its events."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ _AT_ONCE = 500
 
 @dataclass(frozen=True)
 class Moment:
-    """Something that somebody is told.
+    """A moment of a run that is worth a message.
 
     Attributes:
-        name: Its kind; None: none, a message is tried out.
-        at: When it was, RFC 3339.
+        name: Kind of the moment; None: the message is a test.
+        at: Time of the moment, RFC 3339.
         sentence: Words that follow the run's name: `failed after step 7: ...`.
         next: The command to type next; None if there is nothing to do.
         step: Finished steps.
         steps: Steps of the whole training, where they are known.
-        measured: The newest measures by then: `loss`, and the metrics of the evaluation.
-        restarts_left: Restarts left; None where no failure was counted yet.
+        measured: The newest values by then: `loss`, and the metrics of the evaluation.
+        restarts_left: None where no failure was counted yet.
         restart_budget: Restarts in all.
-        error: The root cause of the failure that it is about.
+        error: Root cause of the failure.
         exit_code: Exit code of the command, where the launch ended.
     """
 
@@ -69,21 +69,21 @@ _KINDS: dict[str, MomentName] = {
     events.RUN_FAILED: "failed",
     events.RUN_INTERRUPTED: "interrupted",
     events.TRAINING_FIRST_STEP: "first_restart",
-    events.GENERATION_STARTED: "budget_low",  # the run continues: a failure that ends it is told as such
+    events.GENERATION_STARTED: "budget_low",  # the run continues; a failure that ends it is its own moment
 }
 
 
 def name_of(record: Record) -> MomentName | None:
-    """Return which kind of moment an event may be; None for most."""
+    """Return the kind of moment that an event may be; None for most events."""
     return _KINDS.get(str(record.get("event")))
 
 
 class Moments:
-    """The moments of a run, by a history that takes each event once, whoever asks for which of them.
+    """Finds the moments of a run. Its history takes each event once, whichever events are asked about.
 
     Args:
         folder: The run.
-        budget: The restart budget.
+        budget: The restart budget of the job.
     """
 
     def __init__(self, folder: RunFolder, budget: int) -> None:
@@ -95,7 +95,7 @@ class Moments:
         self._lock = Lock()
 
     def of(self, record: EventRecord) -> Moment | None:
-        """Return the moment that an event of the run is, told from what had happened by then; None if it is none.
+        """Return the moment of an event, as the events up to then tell; None if the event is not a moment.
 
         Raises:
             OSError: events.jsonl is there and cannot be read.
@@ -109,7 +109,7 @@ class Moments:
         return None if moment is None else replace(moment, measured=_measured(self._folder, moment.step))
 
     def _read_on(self) -> None:
-        """Take all events that were written since."""
+        """Take the events that were written since the last call."""
         while (batch := self._reader.events_after(self._position, _AT_ONCE)).end != self._position:
             self._position = batch.end
             for record in batch.events:
@@ -145,9 +145,9 @@ class Moments:
         )
 
     def _is_low(self, record: Record) -> bool:
-        """Return whether, with the failure that a new generation comes after, the restarts left fell so far.
+        """Return True if the failure before a new generation brought the restarts left down to a mark.
 
-        Both marks are passed once on the way down; what goes up and down again is told again.
+        Each of the two marks counts once on the way down, and again after the restarts left have risen above it.
         """
         left = self._budget if self._history.budget_left is None else self._history.budget_left
         before = self._left_before
@@ -161,7 +161,7 @@ def _key(record: Record) -> tuple[object, object]:
 
 
 def _exit_code(name: MomentName, record: Record, history: RunHistory) -> int | None:
-    """Return the exit code of a launch that ends with *record*; None if it does not end."""
+    """Return the exit code of a launch that ends with *record*; None if the launch does not end."""
     match name:
         case "finished":
             return errors.FINISHED

@@ -1,6 +1,6 @@
-"""The sink that tells somebody of the moments of a run.
+"""The sink that sends messages about the moments of a run.
 
-Guarantee: each moment is told once. If the process is killed between a message and the record of it, that message is
+Guarantee: each moment is sent once. If the process is killed between a message and the record of it, that message is
 sent again.
 """
 
@@ -36,20 +36,20 @@ class Notifier(Sink):
         self._moments = moments
 
     def open(self, run: RunFacts, remembered: Remembered) -> None:
-        """Begin with the launch that runs: of what was long before, nobody wants to be told now."""
+        """Begin with the present launch: messages about earlier launches would come too late."""
         self._run = run
         self._since: str = remembered.get("since") or _began(RunFolder(run.folder))
 
     def remember(self) -> Remembered:
-        """Return since when moments are told."""
+        """Return the time since which moments are sent."""
         return {"since": self._since}
 
     def points(self, batch: Sequence[Point]) -> None:
-        """Take no notice: what was measured is read when it is told."""
+        """Ignore the points: `Moments` reads the metrics when a message needs them."""
         return
 
     def events(self, batch: Sequence[EventRecord]) -> None:
-        """Tell of those that are moments."""
+        """Send a message for each event that is a moment."""
         for record in batch:
             if str(record.get("timestamp")) < self._since:
                 continue
@@ -61,7 +61,7 @@ def tell(moment: Moment, run: RunFacts, options: Options) -> None:
     """Send a message in the way that *options* say (`NotifyTable.ways`).
 
     Raises:
-        SinkError: it did not get through; the text holds no secret.
+        SinkError: the message did not get through; the text holds no secret.
     """
     if "command" in options:
         command.run(options["command"], object_of(moment, run), run.project_root, options["timeout_s"])
@@ -74,11 +74,11 @@ def tell(moment: Moment, run: RunFacts, options: Options) -> None:
 
 
 def wanted_of(record: EventRecord, options: Options, moments: Moments) -> Moment | None:
-    """Return the moment that an event of the run is, if the options ask for it."""
+    """Return the moment of an event, if the options ask for it."""
     return moments.of(record) if name_of(record) in options["on"] else None
 
 
 def _began(folder: RunFolder) -> str:
-    """Return when the newest launch began, as its event has it; empty if nothing tells."""
+    """Return the time of the newest launch as in its event; empty if no event tells."""
     starts = [each for each in tail(folder.events) if each.get("event") == events.RUN_STARTED]
     return str(starts[-1]["timestamp"]) if starts else ""

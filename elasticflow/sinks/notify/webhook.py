@@ -1,4 +1,4 @@
-"""A message posted to a webhook; its address is a secret that no error shows."""
+"""Posts a message to a webhook, whose address is a secret that no error shows."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from email.message import Message
 
 _REFUSED = frozenset({400, 401, 403, 404, 405, 410})
-# Asking again at once would change nothing; somebody may set it right.
+# An immediate retry would change nothing; a person may correct the cause.
 _PAUSE_AFTER_REFUSAL_S = 600.0
 _LONGEST_ANSWER = 100
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect is an error: urllib would follow it with a GET, whose answer would say nothing of the message."""
+    """Makes a redirect an error: urllib would follow it with a GET, whose answer would say nothing about the message."""
 
     def redirect_request(self, *_: Any) -> None:
-        """Follow none."""
+        """Follow no redirect."""
         return
 
 
 def post(address: str, payload: dict[str, Any], timeout_s: float) -> None:
-    """Post *payload* as JSON; it has arrived when this returns.
+    """Post *payload* as JSON; it has arrived when this function returns.
 
     Raises:
-        SinkError: it was refused, or nobody answered in time; the text names the host and nothing else of the address.
+        SinkError: the message was refused, or no answer came in time; the text names only the host of the address.
     """
     mask = _mask_of(address)
     host = urlsplit(address).hostname or "the webhook"
@@ -73,7 +73,7 @@ def _refusal(error: urllib.error.HTTPError, host: str, mask: Mask) -> SinkError:
 
 
 def _retry_after_s(headers: Message) -> float:
-    """Return the seconds that the answer asks to wait; 0 if it does not say."""
+    """Return the seconds that the answer asks to wait; 0 if it names none."""
     value = str(headers.get("Retry-After") or "").strip()
     try:
         return max(0.0, float(value))
@@ -86,7 +86,7 @@ def _retry_after_s(headers: Message) -> float:
 
 
 def _mask_of(address: str) -> Mask:
-    """Return what hides the address and each part of it but its host."""
+    """Return a mask that hides the address and each part of it but its host."""
     parts = urlsplit(address)
     pieces = {
         address,
