@@ -15,21 +15,22 @@ from elasticflow.jobfile.tables.logging import SINKS
 from elasticflow.jobfile.type_checks.annotations import DatasetValue
 from elasticflow.system.redaction import without_secrets
 
-# Keys that are newer than some records, with their defaults: a job without them keeps its digest.
-_LATER: tuple[tuple[str, str, Any], ...] = (
-    ("optimizer", "groups", []),
-    ("train", "time_limit", None),
-    ("model", "flops_per_sample", None),
-    ("logging", "count_name", None),
-    ("logging", "grad_norm", None),
-    ("logging", "peak_flops", None),
-    ("dataset", "sampler", None),
-    ("train", "gradient_checkpointing", False),
-    ("train", "stop_when", None),
-    ("dataset", "mix", []),
-    *(("logging", name, None) for name in SINKS),
-    ("logging", "custom", {}),
-    ("nodes", "token_file", None),
+# Keys that are newer than some records, with their defaults, nested ones too. A job that leaves them out keeps its digest:
+# list a new key of an existing table here, or every older job has another digest.
+_LATER: tuple[tuple[tuple[str, ...], Any], ...] = (
+    (("optimizer", "groups"), []),
+    (("train", "time_limit"), None),
+    (("model", "flops_per_sample"), None),
+    (("logging", "count_name"), None),
+    (("logging", "grad_norm"), None),
+    (("logging", "peak_flops"), None),
+    (("dataset", "sampler"), None),
+    (("train", "gradient_checkpointing"), False),
+    (("train", "stop_when"), None),
+    (("dataset", "mix"), []),
+    *((("logging", name), None) for name in SINKS),
+    (("logging", "custom"), {}),
+    (("nodes", "token_file"), None),
 )
 _OF_DATA = "$dataset"  # a value of the training data: {"$dataset": "vocab_size"}
 _FLOAT = "$float"  # JSON has no infinity and no NaN: {"$float": "inf"}
@@ -50,9 +51,8 @@ def public_tables(job: Job) -> dict[str, Any]:
     tables = job.model_dump()
     for name in ("script",) if job.script is None else OF_TRAINING:
         del tables[name]
-    for table, key, default in _LATER:
-        if table in tables and tables[table][key] == default:
-            del tables[table][key]
+    for path, default in _LATER:
+        _leave_out(tables, path, default)
     for name in ("hooks", "notify", "slurm", "kubernetes"):
         if name in tables and tables[name] is None:
             del tables[name]
@@ -67,6 +67,18 @@ def public_tables(job: Job) -> dict[str, Any]:
             if table[key] is None:
                 del table[key]
     return {**tables, "snapshots": without_secrets(tables["snapshots"])}
+
+
+def _leave_out(tables: dict[str, Any], path: tuple[str, ...], default: object) -> None:
+    """Remove the key at *path* if it has its default; do nothing if a table on the way is absent."""
+    *above, key = path
+    table: Any = tables
+    for name in above:
+        table = table.get(name)
+        if table is None:
+            return
+    if table[key] == default:
+        del table[key]
 
 
 def job_from_json(values: Mapping[str, Any]) -> Job:

@@ -11,7 +11,7 @@ from elasticflow.observe.status import is_locked
 from elasticflow.observe.terminal.formats import rfc3339
 from elasticflow.protocol.snapshot_settings import Keep
 from elasticflow.run_folder import SNAPSHOT_NAME
-from elasticflow.snapshots.format.policy import PERMANENT, reasons
+from elasticflow.snapshots.format.policy import PERMANENT, REASONS, reasons
 from elasticflow.snapshots.store.publish import UNFINISHED
 from elasticflow.system.records import printable_in
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.format.manifest import Manifest
 
 State = Literal["committed", "set aside", "damaged", "unfinished"]
-_REASONS = ("pinned", "best", "every", "newest", "parent", "last", "within", "in use", "borrowed")
 _STEP = re.compile(r"step:(?P<step>\d{1,12})")
 LATEST, BEST = "latest", "best"
 
@@ -67,7 +66,7 @@ class SnapshotRow:
     @property
     def is_permanent(self) -> bool:
         """True if a reason to keep the snapshot is permanent."""
-        return not PERMANENT.isdisjoint(self.kept)
+        return not set(PERMANENT).isdisjoint(self.kept)
 
     def facts(self) -> dict[str, object]:
         """Return the row as `--format json` prints it."""
@@ -137,7 +136,7 @@ def pick_row(rows: Sequence[SnapshotRow], text: str, rules: Keep | None) -> Snap
 
 def ordered_reasons(why: Collection[str]) -> tuple[str, ...]:
     """Return the reasons to keep a snapshot in the order for display: the surest first."""
-    return tuple(word for word in _REASONS if word in why)
+    return tuple(sorted(why, key=REASONS.index))
 
 
 def is_selector(text: str) -> bool:

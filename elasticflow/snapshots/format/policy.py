@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 # Attribute of a `HasPosition`, by the unit of an interval.
 _FIELDS = {"step": "step", "epoch": "epoch", "sample": "samples"}
 _TRIGGERS = (("epoch", "epoch"), ("step", "steps"), ("sample", "samples"))
-# Reasons to stay that do not pass with time.
-PERMANENT = frozenset({"best", "every", "pinned"})
+# Reasons to stay, in the order for display. The permanent ones outlast newer snapshots: only a better metric, an unpin or
+# another rule ends them.
+PERMANENT = ("pinned", "best", "every")
+REASONS = (*PERMANENT, "newest", "parent", "last", "within", "in use", "borrowed")
 
 
 class HasPosition(Protocol):
@@ -135,7 +137,7 @@ def reasons(
     """Return the names of the committed snapshots that stay, each with its reasons.
 
     A reason is `newest`, `parent` (of the newest), `last`, `within`, `best`, `every`, `pinned`, `in use` or `borrowed`
-    (a snapshot that stays refers to its files). Those of PERMANENT hold for good, the others pass with time.
+    (a snapshot that stays refers to its files). Reasons of PERMANENT outlast newer snapshots, the others pass.
 
     Args:
         snapshots: The committed snapshots that can be restored, without those set aside.

@@ -207,6 +207,7 @@ def test_what_never_goes(found: list[Place], asked: Keep, data: st.DataObject) -
     names = st.sets(st.sampled_from([s.name for s in found]), max_size=3)
     pinned, in_use = data.draw(names), data.draw(names)
     reasons = policy.reasons(found, asked, pinned=pinned | {"gone"}, in_use=in_use)
+    assert set().union(*reasons.values()) <= set(policy.REASONS)  # all of them are shown
     newest = found[-1]  # of the last generation
     expected = {newest.name, *({newest.parent} if newest.parent else ()), *pinned, *in_use}
     assert expected <= reasons.keys() <= {s.name for s in found}
@@ -250,7 +251,7 @@ def test_reasons() -> None:
         first.name: {"best"},
     }
     assert expected == policy.reasons(found, asked, pinned={fourth.name: "for the paper"})
-    assert {"best", "every", "pinned"} == policy.PERMANENT
+    assert {"best", "every", "pinned"} == set(policy.PERMANENT)
     assert {} == policy.reasons([], asked)
 
 
