@@ -91,7 +91,7 @@ def length_of_training(train: TrainTable, dataset: DatasetTable | None) -> Train
     return TrainingLength(steps, -(-steps // per_epoch) if per_epoch else None, consumed)
 
 
-# Each key of an interval, and the consequence of an interval longer than training.
+# Each key of an interval, and the consequence if the interval is longer than training.
 _KEYS: dict[KeyPath, str] = {
     ("snapshots", "every"): "one snapshot is taken, at the end: a failure goes back to the beginning",
     ("snapshots", "memory"): "nothing is held in memory",
