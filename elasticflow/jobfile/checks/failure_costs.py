@@ -24,11 +24,9 @@ def check_failure_costs(source: Source, tables: ValidTables) -> Iterator[Diagnos
     if snapshots is None:
         return
     if parse_duration(snapshots.grace) < _LEAST_GRACE_S:
-        message = (
-            f'snapshots.grace is "{snapshots.grace}": a preempted worker has no time to leave with a snapshot'
-        )
+        message = f'snapshots.grace is "{snapshots.grace}": a preempted worker has no time to take a snapshot'
         remedy = (
-            "within it a step ends and a snapshot is written: give it the time between the signal and the kill,\n"
+            "a step must end and a snapshot be written in this time: set the time between the signal and the kill,\n"
             "such as Slurm's KillWait (30 s) or Kubernetes' terminationGracePeriodSeconds (30 s)"
         )
         yield source.problem(
