@@ -54,7 +54,9 @@ _LEFT_OUT = frozenset(
 @click.option(
     "--level", type=click.Choice(LEVELS[:4]), default="info", help="Lowest level to show; default: info."
 )
-@click.option("--tail", type=click.IntRange(min=0), help="Number of lines to show, from the end; default: all.")
+@click.option(
+    "--tail", type=click.IntRange(min=0), help="Number of lines to show, from the end; default: all."
+)
 @click.option(
     "--steps", is_flag=True, help="Also the lines about steps and evaluations, which `metrics` shows."
 )

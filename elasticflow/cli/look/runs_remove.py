@@ -170,7 +170,7 @@ def _remove(going: Sequence[Going], *, dry_run: bool, pinned: bool, yes: bool) -
     total = size(sum(run.bytes for run in going))
     if not yes:
         if not sys.stdin.isatty():
-            raise click.UsageError("nobody is there to ask: say --yes, or --dry-run to look only")
+            raise click.UsageError("there is no terminal to ask on: give --yes, or --dry-run to look only")
         if not click.confirm(f"Remove {plural(len(going), 'run')} ({total})?", err=True):
             return ANSWER_IS_NO
     for run in going:

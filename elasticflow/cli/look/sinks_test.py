@@ -41,7 +41,7 @@ def command(*, job_file: Path, overrides: tuple[str, ...], case: str | None, dry
     loaded = job_of(job_file, overrides, case)
     assert loaded.job is not None
     if loaded.job.notify is None:
-        warn("the job has no [notify]: it tells nobody")
+        warn("the job has no [notify]: it sends no messages")
         return FINISHED
     run, is_told = _no_run(loaded.job, loaded.project_root), True
     for name, options in loaded.job.notify.ways().items():

@@ -89,7 +89,7 @@ class VerifyView(TrialView):
         click.echo(paint(_verify_row(_VERIFY_HEADER), dim=True))
 
     def explain(self, error: TrialFailedError, kept: Path | None) -> tuple[str, str]:
-        """Return what went wrong, with the traceback's own frames, and where there is more."""
+        """Return the failure with the job's own frames of the traceback, and the place of further records."""
         return _with_frames(error), f"its logs are in {kept}" if kept else "--keep DIR keeps its logs"
 
     def begin(self, trial: Trial) -> Callable[[int], None]:
@@ -154,7 +154,7 @@ class ChaosView(TrialView):
         click.echo(f"{name}: {plural(self._steps, 'step')} with {size} and {faults} ({self.plan.name})\n")
 
     def explain(self, error: TrialFailedError, scratch: Path) -> tuple[str, str]:
-        """Return what went wrong, with the traceback's own frames, and where there is more."""
+        """Return the failure with the job's own frames of the traceback, and the place of further records."""
         return _with_frames(error), f"both runs are in {scratch}"
 
     def begin(self, trial: Trial) -> Callable[[int], None]:

@@ -142,7 +142,7 @@ def _watch(snapshot: Manifest) -> ProgressMeter:
 
 def _agreed(pruning: prune.Pruning) -> bool:
     if not sys.stdin.isatty():
-        raise click.UsageError("nobody is there to ask: say --yes, or --dry-run to look only")
+        raise click.UsageError("there is no terminal to ask on: give --yes, or --dry-run to look only")
     return click.confirm(f"Remove {_counted(pruning)} ({size(pruning.size)})?", err=True)
 
 

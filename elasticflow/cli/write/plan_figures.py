@@ -54,7 +54,7 @@ def figures_table(job: Job, known: Knowledge, ahead: Forecast, run_facts: RunFac
 def _length(job: Job, known: Knowledge, ahead: Forecast, measured: Callable[..., Row]) -> Iterator[Row]:
     """Yield the rows of the length of training: samples, steps, evaluations and their time."""
     is_read = job.dataset.shards is None
-    unknown = f"{_WITH_DEEP}, or set dataset.samples" if is_read else "nobody knows before they are read"
+    unknown = f"{_WITH_DEEP}, or set dataset.samples" if is_read else "unknown until they are read"
     yield measured("samples", "samples", _count, unknown)
     if known.parameters is not None:
         yield measured("parameters", "parameters", _count, "")

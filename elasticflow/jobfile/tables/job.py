@@ -127,7 +127,9 @@ class Job(Table, defer_build=True):
     torchrun: TorchrunTable = Field(default_factory=TorchrunTable)
     kubernetes: KubernetesTable | None = None
     slurm: SlurmTable | None = None
-    matrix: MatrixTable | None = Field(default=None, exclude=True)  # of the file: a resolved job is one case
+    matrix: MatrixTable | None = Field(
+        default=None, exclude=True
+    )  # part of the file only: a resolved job is one case
 
     @field_validator("evaluation")
     @classmethod

@@ -99,7 +99,7 @@ def _requirements(name: str, table: _Schema) -> _Schema:
     if required := table.pop("required", []):
         wanted["required"] = required
     pair = ONE_OF.get(name.removesuffix("Table").lower())
-    if pair is not None:  # never both, and one of them unless the file builds on others
+    if pair is not None:  # never both keys; exactly one unless the file extends others
         first, second = pair
         # Not `dependentSchemas`, which taplo does not know, nor `not`, which points at the whole table.
         table["if"] = {"required": [first], **_OPEN}

@@ -54,7 +54,7 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class MovedLayer:
-    """Keys of a job that stand elsewhere: those of a case, in [matrix].
+    """Keys of a job whose real place is elsewhere: the keys of a case, in [matrix].
 
     Attributes:
         raw: The keys.

@@ -16,7 +16,7 @@ from elasticflow.jobfile.type_checks.annotations import (
 if TYPE_CHECKING:
     from elasticflow.python_source.signatures import Parameter, Signature
 
-_MOST_NEAR = 50  # near names are looked for of this many unknown arguments of one call
+_MOST_NEAR = 50  # near names are searched for at most this many unknown arguments of one call
 
 
 class Misfit(NamedTuple):

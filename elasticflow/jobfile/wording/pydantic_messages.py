@@ -58,7 +58,7 @@ _EXAMPLES = {
     "job.name": '"mnist"',
     "kubernetes.image": '"registry.example.org/mnist:1"',
 }
-_EXAMPLES_BY_KEY = {"path": '"/data"'}  # in tables whose names are the job's own
+_EXAMPLES_BY_KEY = {"path": '"/data"'}  # keys of tables whose names the job chooses
 
 
 # Values that people write who come from training scripts, by key and type.
@@ -209,7 +209,7 @@ def _is_needed(path: KeyPath, raw: object) -> bool:
 
 
 def _is_off(value: object) -> bool:
-    """Return whether a value says that something is not wanted, or not limited."""
+    """Return whether a value means "off" or "no limit"."""
     words = value.strip().lower() if isinstance(value, str) else ""
     return (
         value is False

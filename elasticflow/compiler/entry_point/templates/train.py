@@ -66,7 +66,7 @@ GRADIENTS = elasticflow.Gradients(precision=PRECISION, on_nonfinite="stop")  # =
 SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep=Keep(last=3))  # = snapshots
 
 
-"""The functions that make what the job trains."""  # = functions
+"""The functions that make the objects of the training."""  # = functions
 
 
 def train(run: Run, batches: Iterable[Batch], model: nn.Module, optimizer: Any) -> None:  # = train.def
