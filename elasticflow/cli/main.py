@@ -37,7 +37,7 @@ COMMANDS: dict[str, CommandEntry] = {
         "write.validate", "Check job files; nothing is run and torch is not needed.", guide="job-files"
     ),
     "lint": CommandEntry(
-        "write.lint", "Find code in training scripts that a kill or a resize breaks.", guide="adopting"
+        "write.lint", "Find code that a kill, a restart or a resize breaks.", guide="adopting"
     ),
     "adopt": CommandEntry("write.lint", "The former name of lint.", "adopt", guide="own-loop", hidden=True),
     "plan": CommandEntry("write.plan", "Show what a run of a job file would do.", guide="job-files"),
