@@ -1,7 +1,7 @@
 """Answers a shell that asks for completions of the word at the cursor.
 
 A shell's script (see `cli/more/completion.py`) calls the command itself with `_ELASTICFLOW_COMPLETE=<shell>` and the words
-before the cursor. The answer has one candidate a line, `<word>` or `<word><tab><what it is>`. If anything goes wrong it is
+before the cursor. The answer has one candidate a line, `<word>` or `<word><tab><description>`. On any error the answer is
 empty: a traceback would tear the line that is being typed.
 """
 
@@ -24,12 +24,12 @@ _UNSAFE, _ESCAPED = re.compile(r"[^\w@%+=:,./~-]"), r"\\\g<0>"
 
 
 def answer(shell: str, arguments: Sequence[str], group: click.Group) -> str:
-    """Return the lines for a shell; none if anything goes wrong.
+    """Return the lines for a shell; empty on any error.
 
     Args:
         shell: bash, zsh or fish.
-        arguments: For bash the line after the command's name and COMP_WORDBREAKS; for the others the words, the last
-            one up to the cursor.
+        arguments: For bash, the line after the command's name, and COMP_WORDBREAKS; for other shells, the words up to
+            the cursor.
         group: The commands.
     """
     with contextlib.suppress(Exception):
@@ -44,9 +44,9 @@ def answer(shell: str, arguments: Sequence[str], group: click.Group) -> str:
 
 
 def complete(before: list[str], word: str, group: click.Group) -> list[CompletionItem]:
-    """Return what completes *word* after the words *before* it, as the types of parameters say (`cli/parameters.py`)."""
+    """Return the completions of *word* after the words *before* it, from the types of parameters (`cli/parameters.py`)."""
     option = ""
-    if word.startswith("--") and "=" in word:  # --set=KEY: click gives what follows the sign
+    if word.startswith("--") and "=" in word:  # --set=KEY: click passes on the part after the sign
         option = word[: word.index("=") + 1]
     if not _is_command(before, group):
         return []
@@ -56,7 +56,7 @@ def complete(before: list[str], word: str, group: click.Group) -> list[Completio
 
 
 def _is_command(before: Sequence[str], group: click.Group) -> bool:
-    """Return whether the words lead to a command or a group; after an unknown name click would offer the group's commands."""
+    """Return whether the words lead to a command or a group; after an unknown word click would offer the group's commands."""
     command: click.Command | None = group
     context = click.Context(group, info_name="elasticflow")
     for word in before:

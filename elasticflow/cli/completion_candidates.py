@@ -2,7 +2,7 @@
 
 A shell waits for the answer, so only folders and the schema's file are read: neither pydantic nor anything that reads
 a job is imported, and no store on a network is asked. The public functions are named by the types of parameters
-(`cli/parameters.py`): each takes click's context and the word so far, and yields what can stand there.
+(`cli/parameters.py`): each takes click's context and the word so far, and yields candidates.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Node = dict[str, Any]
 _NO_JOBS = frozenset({"pyproject.toml", "tombi.toml", "taplo.toml", "ruff.toml", "Cargo.toml"})
 # Keys of a file, not of a job.
 _NO_KEYS = frozenset({"extends", "matrix"})
-# A longer menu helps no one, and takes time.
+# A longer menu is of no use, and takes time.
 _MOST_RUNS = 200
 
 
 def _paths(word: str, ending: str = "", *, has_files: bool = True) -> Iterator[Candidate]:
-    """Yield folders that begin with *word*, and files with *ending*; hidden ones only if *word* begins like one."""
+    """Yield folders that begin with *word*, and files with *ending*; hidden names only if *word* begins with a dot."""
     parent, slash, stem = word.rpartition("/")
     folder = Path(os.path.expanduser(parent) if parent else slash or ".")  # noqa: PTH111  # "~ba" is no error here
     for entry in sorted(os.scandir(folder), key=lambda item: item.name):
@@ -62,7 +62,7 @@ def model_files(context: click.Context, word: str) -> Iterator[Candidate]:
 
 
 def job_files(context: click.Context, word: str) -> Iterator[Candidate]:
-    """Yield TOML files and folders; while nothing is typed, those in `jobs/` come first."""
+    """Yield TOML files and folders; before anything is typed, files in `jobs/` come first."""
     if not word and Path("jobs").is_dir():
         yield from (candidate for candidate in _paths("jobs/", ".toml") if candidate[0].endswith(".toml"))
     yield from _paths(word, ".toml")
@@ -94,7 +94,7 @@ def runs_and_job_files(context: click.Context, word: str) -> Iterator[Candidate]
 
 
 def one_run(context: click.Context, word: str) -> Iterator[Candidate]:
-    """Yield runs, if no word was given before."""
+    """Yield runs, if no earlier word names one."""
     return iter(()) if context.params.get("words") else runs(context, word)
 
 
@@ -113,7 +113,7 @@ def run_ids(context: click.Context, word: str) -> Iterator[Candidate]:
 
 
 def _snapshots(run: str | None) -> Iterator[Candidate]:
-    """Yield the committed snapshots of a run, the newest first; of the newest run where none is named."""
+    """Yield the committed snapshots of a run, the newest first; None means the newest run."""
     yield "latest", "the newest"
     yield "best", "by evaluation.best"
     folders = sorted(_run_folders(), key=lambda folder: folder.name)
@@ -139,21 +139,21 @@ def codes(context: click.Context, word: str) -> Iterator[Candidate]:
 
 
 def examples(context: click.Context, word: str) -> Iterator[Candidate]:
-    """Yield the examples that `init` can write, and what they are."""
+    """Yield the examples that `init` can write, with their descriptions."""
     from elasticflow.scaffold import gallery
 
     yield from gallery.examples().items()
 
 
 def topics(context: click.Context, word: str) -> Iterator[Candidate]:
-    """Yield the topics of the guide, and what each page is about."""
+    """Yield the topics of the guide, with the subjects of their pages."""
     from elasticflow.guide import pages
 
     yield from pages.topics().items()
 
 
 def assignments(context: click.Context, word: str) -> Iterator[Candidate]:
-    """Yield what `--set` takes: `table.`, then `table.key=`, then the key's choices and examples."""
+    """Yield values of `--set`: `table.`, then `table.key=`, then the key's choices and examples."""
     key, equals, _ = word.partition("=")
     schema = _schema()
     if equals:
@@ -197,7 +197,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _snapshots_folder(run: Path) -> Path:
-    """Return the folder of a run's snapshots: as its newest launch recorded it, else the one in the run folder."""
+    """Return the folder of a run's snapshots: the folder that the newest launch recorded, else that in the run folder."""
     launches = sorted(_names(run / "launches"))
     try:
         recorded = json.loads((run / "launches" / launches[-1] / "job.json").read_text("utf-8"))
@@ -230,7 +230,7 @@ def _keys(schema: Node, properties: Node, prefix: str) -> Iterator[Candidate]:
 
 
 def _free_keys(schema: Node, job_file: str | None) -> Iterator[Candidate]:
-    """Yield the keys of free tables as the job file has them: `optimizer.args.lr=`."""
+    """Yield the keys that the job file has in free tables: `optimizer.args.lr=`."""
     for table, content in _read(job_file).items():
         properties = _resolved(schema, schema["properties"].get(table, {})).get("properties", {})
         for key, value in content.items() if isinstance(content, dict) else ():
@@ -256,7 +256,7 @@ def _values(schema: Node, names: list[str]) -> Iterable[Candidate]:
 
 
 def _shown(value: object) -> str:
-    """Return a value as `--set` takes it without quotes; nothing for lists and tables, which need them."""
+    """Return a value as `--set` takes it without quotes; empty for lists and tables, which need quotes."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return "" if isinstance(value, list | dict) else str(value)

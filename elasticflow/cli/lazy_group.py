@@ -20,10 +20,10 @@ class CommandEntry(NamedTuple):
     """A command of a group.
 
     Attributes:
-        module: Where it is, below `elasticflow.cli`.
-        line: Its line in `--help` of the group.
-        name: Its name in the module.
-        guide: The page of the guide that its own `--help` ends with; empty: none.
+        module: The command's module below `elasticflow.cli`.
+        line: The command's line in `--help` of the group.
+        name: Name of the command in the module.
+        guide: Page of the guide that the command's own `--help` names at the end; empty: none.
         hidden: A former name: neither help nor completion shows it.
     """
 
@@ -35,11 +35,11 @@ class CommandEntry(NamedTuple):
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command's module when the command is called, and no sooner.
+    """A group that imports a command's module only when the command is called.
 
     Args:
-        table: Name to module and the line shown in `--help`: known without importing anything.
-        sections: Title to the first command under it, where the list is long.
+        table: The commands by name, known without importing anything.
+        sections: Titles of a long list, each with the first command under it.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command of the first argument; an unknown one gets a suggestion from the table."""
+        """Return the command that the first argument names; the error about an unknown name suggests one of the table."""
         try:
             return super().resolve_command(ctx, args)
         except click.exceptions.NoSuchCommand as error:

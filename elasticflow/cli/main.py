@@ -37,45 +37,43 @@ COMMANDS: dict[str, CommandEntry] = {
         "write.validate", "Check job files; nothing is run and torch is not needed.", guide="job-files"
     ),
     "lint": CommandEntry(
-        "write.lint", "Read training scripts for what a kill or a resize breaks.", guide="adopting"
+        "write.lint", "Find code that a kill, a restart or a resize breaks.", guide="adopting"
     ),
     "adopt": CommandEntry("write.lint", "The former name of lint.", "adopt", guide="own-loop", hidden=True),
     "plan": CommandEntry("write.plan", "Show what a run of a job file would do.", guide="job-files"),
     "compile": CommandEntry(
         "write.compile", "Write a job's launch folder: train.py, torchrun.sh, plan.", guide="adopting"
     ),
-    "run": CommandEntry("train.run", "Train a job, or continue with its run.", guide="restarts"),
+    "run": CommandEntry("train.run", "Train a job, or continue its run.", guide="restarts"),
     "render": CommandEntry(
-        "train.clusters_group", "Write a job as what a cluster's scheduler takes.", guide="machines"
+        "train.clusters_group", "Write a job in the form that a cluster's scheduler takes.", guide="machines"
     ),
     "submit": CommandEntry(
         "train.clusters_group", "Give a job to a cluster's scheduler.", "submit", guide="slurm"
     ),
-    "resume": CommandEntry(
-        "train.resume", "Continue with a run from its newest good snapshot.", guide="restarts"
-    ),
+    "resume": CommandEntry("train.resume", "Continue a run from its newest good snapshot.", guide="restarts"),
     "runs": CommandEntry("look.runs_group", "List runs; remove them."),
     "status": CommandEntry("look.status", "Show how a run is doing.", guide="observability"),
     "why": CommandEntry(
-        "look.why", "Say what went wrong in a run, root cause first.", guide="troubleshooting"
+        "look.why", "Show what went wrong in a run, root cause first.", guide="troubleshooting"
     ),
     "profile": CommandEntry(
         "look.profile", "Trace a few steps of a run with torch's profiler.", guide="observability"
     ),
     "metrics": CommandEntry(
-        "look.metrics", "Show what a run has measured, as a table or curves.", guide="observability"
+        "look.metrics", "Show a run's measurements, as a table or curves.", guide="observability"
     ),
     "report": CommandEntry(
         "look.report", "Write a run, or several side by side, as one HTML file.", guide="observability"
     ),
     "diff": CommandEntry("look.diff", "Compare a run with another one, or with a job file."),
-    "cancel": CommandEntry("train.cancel", "Have a run leave after its step, with a snapshot."),
+    "cancel": CommandEntry("train.cancel", "Stop a run after its step, with a snapshot."),
     "logs": CommandEntry("look.logs", "Show a run's logs by rank and generation.", guide="observability"),
     "snapshots": CommandEntry(
         "snapshots.group", "List, check, keep, prune and export a run's snapshots.", guide="snapshots"
     ),
     "sinks": CommandEntry(
-        "look.sinks_group", "Send what a run's sinks have not got; test [notify].", guide="sinks"
+        "look.sinks_group", "Send what a run's sinks have missed; test [notify].", guide="sinks"
     ),
     "verify-elastic": CommandEntry(
         "prove.verify_elastic", "Train a job briefly at several world sizes, and compare.", guide="exactness"
@@ -84,7 +82,7 @@ COMMANDS: dict[str, CommandEntry] = {
         "prove.chaos", "Train a job briefly with faults on cue, and compare.", guide="exactness"
     ),
     "rendezvous": CommandEntry(
-        "more.rendezvous", "Serve a store in which the machines of runs meet.", guide="machines"
+        "more.rendezvous", "Serve a rendezvous store for the machines of runs.", guide="machines"
     ),
     "schema": CommandEntry(
         "more.schema", "Print the JSON Schema of the job file, for editors.", guide="job-reference"
@@ -92,9 +90,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "explain": CommandEntry("more.explain", "Explain a code such as EF101, with a bad and a good example."),
     "guide": CommandEntry("more.guide", "Show the guide, a page for each topic."),
     "doctor": CommandEntry(
-        "more.doctor", "Check this machine, or all that a job needs of it.", guide="troubleshooting"
+        "more.doctor", "Check this machine, also for the needs of one job.", guide="troubleshooting"
     ),
-    "completion": CommandEntry("more.completion", "Have a shell complete commands, files, runs and keys."),
+    "completion": CommandEntry("more.completion", "Make a shell complete commands, files, runs and keys."),
 }
 
 # Title of a section of `--help` to the first command under it.
@@ -106,7 +104,7 @@ SECTIONS = {
     "More": "rendezvous",
 }
 
-# Commands that only read and print; the garbage collector would cost them more than it frees.
+# Commands that only read and print: garbage collection would cost them more than it frees.
 SHORT = ("validate", "lint", "adopt", "schema", "explain")
 # Commands that end with a snapshot and exit code 75 when a signal comes.
 TRAINING = ("run", "resume")
@@ -137,7 +135,7 @@ def group() -> None:
 
 
 def call(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code; what went wrong stands on standard error."""
+    """Run the command line and return its exit code; errors go to standard error."""
     try:
         code = group.main(args=arguments, prog_name="elasticflow", standalone_mode=False)
     except click.ClickException as error:
@@ -154,13 +152,13 @@ def call(arguments: Sequence[str] | None = None) -> int:
     except ElasticflowError as error:
         from elasticflow.system.records import printable
 
-        # A message may quote a file that anybody wrote.
+        # A message may quote a file of unknown origin.
         click.echo(f"error: {printable(error.message)}", err=True)
         if error.remedy is not None:
             click.echo(f"help: {printable(error.remedy)}", err=True)
         return error.exit_code
     except OSError as error:
-        # An error with a file's name is not about the output; a reader that leaves is no error (click ends with 1 then).
+        # An error with a file's name is not about the output; a pipe whose reader exits is no error (click ends with 1 then).
         if error.filename is not None or error.errno not in _OUTPUT_IS_LOST:
             raise
         return _tell_lost_output(error)
@@ -168,14 +166,14 @@ def call(arguments: Sequence[str] | None = None) -> int:
 
 
 def _tell_lost_output(error: OSError) -> int:
-    """Tell that the output did not get where it was sent, and return the exit code of that."""
+    """Report that the output cannot be written, and return the exit code."""
     with contextlib.suppress(OSError):
         click.echo(f"error: the output cannot be written: {error.strerror}", err=True)
     return NOT_STARTED
 
 
 def _as_key(error: click.NoSuchOption, arguments: Sequence[str] | None) -> str | None:
-    """Return how to set the job key that was given as an option; None if it is no key, or the command takes none."""
+    """Return the `--set` for a job key that was given as an option; None if it is no key, or the command has no `--set`."""
     parameters = () if error.ctx is None else error.ctx.command.params
     if all(parameter.name != "overrides" for parameter in parameters):
         return None
@@ -192,7 +190,7 @@ def _as_key(error: click.NoSuchOption, arguments: Sequence[str] | None) -> str |
 
 
 def _leave_before_it_began(number: int, frame: object) -> None:
-    """Answer a signal while the command is read and checked: the supervisor, once it runs, has handlers of its own."""
+    """Exit on a signal while the command is read and checked; the supervisor has handlers of its own."""
     text = f"\n{signal.Signals(number).name} before anything began: the same command starts again\n"
     with contextlib.suppress(OSError):
         os.write(2, text.encode())
@@ -200,7 +198,7 @@ def _leave_before_it_began(number: int, frame: object) -> None:
 
 
 def run() -> NoReturn:
-    """Run the command line and leave the process with its exit code."""
+    """Run the command line and exit the process with its exit code."""
     if shell := os.environ.get("_ELASTICFLOW_COMPLETE"):
         from elasticflow.cli.completer import answer
 
@@ -216,15 +214,15 @@ def run() -> NoReturn:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.argv[1:2] and sys.argv[1] in SHORT:
         gc.disable()
-        # pydantic looks through all installed packages for plugins: a tenth of the time of `validate`, and none is
-        # wanted. With --deep the job's own code would inherit the setting.
+        # pydantic searches all installed packages for plugins, which takes a tenth of the time of `validate`; none is
+        # needed. With --deep the job's own code would inherit the setting.
         if not any(word.startswith("--deep") for word in sys.argv):
             os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     code = call()
     try:
         sys.stdout.flush()
     except OSError as error:
-        # The reader of a pipe may have left.
+        # The reader of a pipe may have exited.
         if error.errno in _OUTPUT_IS_LOST:
             code = code or _tell_lost_output(error)
     with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
 """Output of commands: colours, tables, JSON, a line of progress, warnings.
 
-rich is imported where a table is drawn: commands that draw none start without it.
+rich is imported only to draw a table: other commands start without it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _REDRAW_S = 0.1
 
 
 def shortest_path(path: Path) -> str:
-    """Return *path* as short as it can be typed here."""
+    """Return the shortest form of *path* that can be typed here."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def paint(text: str, colour: str | None = None, *, bold: bool = False, dim: bool = False) -> str:
-    """Return *text* in colour; `click.echo` takes colours away where none are wanted (`main.group`)."""
+    """Return *text* in colour; `click.echo` removes colours where they are not wanted (`main.group`)."""
     return click.style(text, fg=colour, bold=bold or None, dim=dim or None)
 
 
@@ -61,10 +61,10 @@ def table(
 
     Args:
         header: Titles of the columns; a title may have several lines.
-        rows: As many cells as there are titles, painted or not.
-        width: Columns of the terminal; None: as wide as it takes.
+        rows: Rows with one cell for each title, painted or not.
+        width: Columns of the terminal; None: no limit.
         first_to_go: Titles of the columns that are left out, in this order, while the table is wider than *width*.
-        justify: Where cells stand in their column.
+        justify: Alignment of cells in their column.
     """
     from rich.table import Table
     from rich.text import Text
@@ -90,16 +90,16 @@ def table(
 
 
 def terminal_width() -> int | None:
-    """Return the columns of the terminal that standard output is; None if standard output is no terminal."""
+    """Return the width of the terminal on standard output in columns; None if standard output is no terminal."""
     import shutil
 
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def _console(file: TextIO, *, width: int | None = None) -> Console:
-    """Return rich's console on *file*, set up for a terminal; `click.echo` takes colours away where none are wanted.
+    """Return rich's console on *file*, set up for a terminal; `click.echo` removes colours where they are not wanted.
 
-    Left to itself rich reads the environment, and cuts lines on a pipe at 80 columns.
+    By default rich reads the environment, and cuts lines on a pipe at 80 columns.
     """
     from rich.console import Console
 
@@ -117,12 +117,12 @@ def _console(file: TextIO, *, width: int | None = None) -> Console:
 
 
 def as_laid_out(markdown: str, width: int) -> str:
-    """Return Markdown laid out for a terminal: wrapped at *width*, painted; links keep their targets in words."""
+    """Return Markdown formatted for a terminal: wrapped at *width*, painted; links keep their targets in words."""
     from rich.markdown import Markdown
     from rich.theme import Theme
 
     console = _console(io.StringIO(), width=width)
-    # No backgrounds of their own, which suit one kind of terminal only.
+    # No backgrounds, which suit one kind of terminal only.
     plain = Theme(
         {"markdown.code": "cyan", "markdown.code_block": "none", "markdown.h1": "bold", "markdown.h2": "bold"}
     )
@@ -132,15 +132,15 @@ def as_laid_out(markdown: str, width: int) -> str:
 
 
 class ProgressMeter:
-    """One line on the terminal that says how much of a long piece of work is done, taken away at the end.
+    """A line on the terminal that shows the progress of long work, and is removed at the end.
 
-    Where no one looks (no terminal) nothing is written.
+    Without a terminal nothing is written.
 
     Args:
         label: Name of the activity.
-        total: All of it.
-        words: Takes how much is done, *total* and the seconds it took; returns what the line says.
-        out: Where; default: standard error.
+        total: Amount of the whole work.
+        words: Takes the amount done, *total* and the seconds so far; returns the text of the line.
+        out: Stream of the line; default: standard error.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class ProgressMeter:
         return time.monotonic() - self._began
 
     def __call__(self, done: int) -> None:
-        """Show that so much is done; work that ends at once shows no line."""
+        """Show the amount *done*; short work shows no line."""
         from elasticflow.observe.terminal.screen import Part
 
         now = time.monotonic()
@@ -179,7 +179,7 @@ class ProgressMeter:
             self._screen.draw([[Part(f"{self._label}  {self._words(done, self._total, self.seconds)}")]])
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         self._screen.close()
 
 
@@ -213,7 +213,7 @@ def warn(sentence: str) -> None:
 
 
 def show_damage(folder: RunFolder) -> None:
-    """Say on standard error which files of a run are damaged; what is shown does without them."""
+    """Name the damaged files of a run on standard error; the command ignores them."""
     from elasticflow.observe.records import damages_of
 
     for damage in damages_of(folder):
@@ -234,7 +234,7 @@ def show_warnings(loaded: LoadedJob, *, but: Container[str] = ()) -> None:
 
 
 def interrupt_on_signals() -> None:
-    """Have SIGTERM and SIGHUP do what Ctrl-C does: child processes end, scratch folders are removed."""
+    """Make SIGTERM and SIGHUP act like Ctrl-C: child processes end, scratch folders are removed."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
 

@@ -1,4 +1,4 @@
-"""The types of commands' parameters, which know what a shell can complete; options that several commands have."""
+"""The types of commands' parameters, with completions for a shell; options that several commands have."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class CompletedPath(click.Path):
     """A path with candidates, given to the command as `Path`.
 
     Args:
-        candidates: As `Completed` has them.
-        file_okay: A file may stand there.
-        dir_okay: A folder may stand there.
+        candidates: As for `Completed`.
+        file_okay: The path may be a file.
+        dir_okay: The path may be a folder.
     """
 
     def __init__(self, candidates: str, *, file_okay: bool = True, dir_okay: bool = True) -> None:
@@ -54,7 +54,7 @@ class CompletedPath(click.Path):
 
 
 class JobFile(CompletedPath):
-    """A job file by its path, or by its name: `mnist` for `jobs/mnist.toml`, wherever in the project one is."""
+    """A job file by its path, or by its name anywhere in the project: `mnist` for `jobs/mnist.toml`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path. It need not exist; the reader reports a missing file."""
@@ -121,22 +121,22 @@ case_option = click.option(
     "--case",
     type=CASE,
     metavar="NAME",
-    help="Which case of the file's [matrix]; `elasticflow plan FILE` lists them.",
+    help="A case of the file's [matrix]; `elasticflow plan FILE` lists the cases.",
 )
 FORMER_NAMES: Mapping[str, Any] = {
     "token_normalize_func": lambda name: "format" if name == "output-format" else name
 }
-"""Settings of a command whose `--format` was called `--output-format`: hooks of pre-commit may still say that."""
+"""Settings of a command whose `--format` was called `--output-format`: pre-commit hooks may still use that name."""
 format_option = click.option(
     "--format", "form", type=click.Choice(["text", "json"]), default="text", help="Default: text."
 )
 
 
 def job_of(job_file: Path, overrides: Sequence[str], case: str | None = None) -> LoadedJob:
-    """Return the job that a command is about, variables looked up in this process' environment.
+    """Return the job that a command is about, with variables of this process' environment.
 
     Raises:
-        JobRefusedError: it has errors; the message is the rendered diagnostics.
+        JobRefusedError: the job has errors; the message is the rendered diagnostics.
         CaseError: the file has a [matrix], and *case* is not among its cases.
     """
     from elasticflow.jobfile.load import require_job

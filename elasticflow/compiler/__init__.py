@@ -18,11 +18,10 @@ __all__ = ["CompiledJob", "compile_job"]
 
 @dataclass(frozen=True)
 class CompiledJob:
-    """A job and what was decided for its launch; nothing is written yet.
+    """A job and the plan of its launch; nothing is written yet.
 
     Attributes:
         job: The resolved job.
-        plan: What was decided.
         project_root: Folder that the plan's paths are relative to.
         overrides: The `--set` values the job was resolved with.
     """
@@ -41,7 +40,7 @@ class CompiledJob:
         origins: Origins | None = None,
         drift: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Write the launch folder that `elasticflow run`, torchrun or python can start; arguments as `materialize` has them.
+        """Write a launch folder that `elasticflow run`, torchrun or python can start; arguments as for `materialize`.
 
         Raises:
             LaunchFolderError: the folder cannot be written, or holds edited or foreign files.
@@ -69,14 +68,14 @@ def compile_job(
     overrides: Sequence[str] = (),
     case: str | None = None,
 ) -> CompiledJob:
-    """Return a job with the plan of its launch: what `elasticflow compile` writes, and `run` launches.
+    """Return a job with the plan of its launch, which `elasticflow compile` writes and `run` launches.
 
     Args:
         job: The resolved job.
-        files: The job file and what it extends.
+        files: The job file and the files it extends.
         project_root: Folder the job's paths are relative to.
         overrides: `key=value` texts that won over the file.
-        case: Which case of the file's [matrix] the job is.
+        case: Name of the job's case in the file's [matrix].
     """
     from elasticflow.compiler.plan.launch_plan import plan_job
 

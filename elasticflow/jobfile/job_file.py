@@ -33,13 +33,13 @@ class JobFile:
         overrides: `--set` values.
         root: The project's root.
         environment: Variables that references name; None: they are not looked up.
-        cache: What validating other files has found out; added to.
+        cache: Results of validating other files; results for this file are added.
         texts: Contents by real path, read in place of the files.
 
     Attributes:
         files: The job file and every file it extends.
-        cases: The cases by name; none without a [matrix], or with one that is wrong.
-        problems: Why a text or [matrix] could not be read, and warnings about [matrix].
+        cases: The cases by name; empty without a [matrix], or if it is wrong.
+        problems: Errors of texts and of [matrix] that could not be read, and warnings about [matrix].
     """
 
     def __init__(
@@ -62,21 +62,21 @@ class JobFile:
 
     @property
     def is_read(self) -> bool:
-        """Whether the job file itself could be read."""
+        """True if the job file itself could be read."""
         return any(layer.is_file for layer in self._source.layers)
 
     @property
     def has_errors(self) -> bool:
-        """Whether a text or [matrix] could not be read: keys that it would have given are not there."""
+        """True if a text or [matrix] could not be read, so that keys may be missing."""
         return any(each.severity == "error" for each in self.problems)
 
     @property
     def has_matrix(self) -> bool:
-        """Whether the file has a [matrix]: it is several jobs."""
+        """True if the file has a [matrix]: it is several jobs."""
         return _MATRIX in self._source.raw
 
     def validate(self, case: str | None) -> Validated:
-        """Return what becomes of a case; with None, of the file without its [matrix]."""
+        """Return the result of validating a case; with None, of validating the file without its [matrix]."""
         if not self.is_read:
             return Validated(None, [])
         if case is None:
@@ -88,7 +88,7 @@ class JobFile:
         )
 
     def source_of(self, case: str | None) -> Source:
-        """Return the merged keys of a case, each with its place; with None, of the file."""
+        """Return the merged keys of a case, or with None of the file, each with its place."""
         return self._source if case is None else self._with_case(self.cases[case])
 
     def _expand_matrix(self) -> dict[str, Case]:
@@ -122,6 +122,6 @@ class JobFile:
 
 
 def _valid_job_name(raw: TomlTable) -> str | None:
-    """Return the job's name if it is a valid one: a message about another shows it as it is written."""
+    """Return the job's name if it is valid; messages show an invalid name as it is written."""
     name = value_at(("job", "name"), raw)
     return name if isinstance(name, str) and re.fullmatch(_NAME, name) else None

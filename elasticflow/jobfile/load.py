@@ -27,16 +27,16 @@ _MOST_LISTED = 12
 
 
 class LoadedJob(NamedTuple):
-    """What became of a job file, or of one of its cases.
+    """The result of loading a job file, or one of its cases.
 
     Attributes:
         path: The job file as it was named.
-        project_root: Where the job's own code is found from.
+        project_root: Folder from which the job's own code is imported.
         files: The job file and every file it extends.
         job: The job; None when a diagnostic is an error, and for a file with [matrix] as a whole.
         diagnostics: Errors, warnings and notes in order of their place.
-        case: The case this is, of a file with [matrix].
-        cases: Names of all cases, where the file with [matrix] as a whole is meant.
+        case: Name of the case, if this is a case of a file with [matrix].
+        cases: Names of all cases, if this is a file with [matrix] as a whole.
         changes: The keys that the case changes, and their values.
     """
 
@@ -51,11 +51,11 @@ class LoadedJob(NamedTuple):
 
     @property
     def has_errors(self) -> bool:
-        """Whether a diagnostic is an error."""
+        """True if a diagnostic is an error."""
         return any(each.severity == "error" for each in self.diagnostics)
 
     def as_base(self) -> LoadedJob:
-        """Return what became of a file that others extend: no job, and nothing said of what only a whole job must have."""
+        """Return the result for a file that others extend: no job, and no diagnostics of keys that only a whole job needs."""
         return self._replace(job=None, diagnostics=without_missing(self.diagnostics))
 
 
@@ -68,16 +68,16 @@ def load_job(
     cache: ValidationCache | None = None,
     texts: Mapping[str, bytes] | None = None,
 ) -> LoadedJob:
-    """Return the job, or every reason why there is none; never raises for what the file holds.
+    """Return the job, or every reason why there is none; never raises for the content of the file.
 
     A file with [matrix] is several jobs: without *case* all of them are checked.
 
     Args:
         path: The job file.
         overrides: `key=value` texts that win over the file.
-        case: Which case of the file's [matrix] is meant.
+        case: Name of a case of the file's [matrix].
         environment: Variables that `${env:NAME}` names. None: they are not looked up.
-        cache: What validating other files of this command has found out; added to.
+        cache: Results of validating other files of this command; results for this file are added.
         texts: Contents by real path, read in place of the files.
 
     Raises:
@@ -104,8 +104,8 @@ def require_job(
     """Return the loaded job, which has no errors; arguments as for `load_job`.
 
     Raises:
-        JobRefusedError: it has; the message is the rendered diagnostics.
-        CaseError: the file has a [matrix], and *case* is none of its cases.
+        JobRefusedError: the job has errors; the message is the rendered diagnostics.
+        CaseError: the file has a [matrix], and *case* is not one of its cases.
     """
     loaded = load_job(path, overrides, case=case, environment=environment)
     _refuse_errors(loaded)
@@ -121,7 +121,7 @@ def require_cases(
     """Return every case of a file with [matrix], none of which has errors; arguments as for `load_job`.
 
     Raises:
-        JobRefusedError: one of them has; the message is the rendered diagnostics.
+        JobRefusedError: a case has errors; the message is the rendered diagnostics.
         CaseError: the file has no [matrix].
     """
     file = JobFile(path, overrides, project_root_of(path), environment)
@@ -146,7 +146,7 @@ def _loaded(file: JobFile, validated: Validated, case: str | None = None) -> Loa
 
 
 def _as_a_whole(file: JobFile, validated: list[Validated]) -> LoadedJob:
-    """Return the file with the findings of all cases: those of some cases alone name them."""
+    """Return the file with the findings of all cases; a finding of only some cases names them."""
     names: dict[Diagnostic, list[str]] = {}
     for name, each in zip(file.cases, validated, strict=True):
         for diagnostic in each.diagnostics:

@@ -1,4 +1,4 @@
-"""Where a job file's project begins, and which of its files are no whole jobs."""
+"""The root of a job file's project, its job files, and the bases that are no whole jobs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from elasticflow.run_folder import RUNS
 def project_root_of(path: Path) -> Path:
     """Return the nearest folder at or above the job file's that holds pyproject.toml or .git.
 
-    Without one it is the job file's folder, or the folder above when that is called `jobs`.
+    Without such a folder, it is the job file's folder, or the folder above if the job file's folder is called `jobs`.
     """
     folder = path.absolute().parent
-    if ".." in folder.parts:  # else what lies above it is not what its name says
+    if ".." in folder.parts:  # else `parents` are not the folders above it
         folder = folder.resolve()
     for candidate in (folder, *folder.parents):
         if (candidate / "pyproject.toml").is_file() or (candidate / ".git").exists():
@@ -29,8 +29,8 @@ def current_project_root() -> Path:
 def job_files_in(folder: Path) -> list[Path]:
     """Return the job files in *folder*: those in folders called `jobs` and `*.job.toml`, at any depth.
 
-    Without any, its own TOML files but pyproject.toml. Hidden folders, and runs with their copies of job files, are
-    left alone.
+    Without any of these, the TOML files of *folder* itself except pyproject.toml. Hidden folders, and runs with their
+    copies of job files, are skipped.
     """
     found = []
     for path in sorted(folder.rglob("*.toml")):
@@ -44,9 +44,9 @@ def job_files_in(folder: Path) -> list[Path]:
 
 
 def job_file_called(root: Path, name: str) -> Path | None:
-    """Return the job file of a project that a person calls *name*: by its own name, else by its job's.
+    """Return the job file of a project that a person calls *name*: by the file's name, else by the job's.
 
-    None if there is none, or several have a job of that name.
+    None if there is none, or if several files have a job of that name.
     """
     files = job_files_in(root)
     for path in files:
@@ -67,10 +67,10 @@ def _name_of_job(path: Path) -> object:
 
 
 def is_base(path: Path) -> bool:
-    """Return whether a file is called a base: `base.toml`, `large.base.toml` or `_large.toml`.
+    """Return whether a file is a base by its name: `base.toml`, `large.base.toml` or `_large.toml`.
 
-    Other job files extend a base, and it is no whole job itself. Its name decides, not who extends it: a hook sees
-    only the files that were changed.
+    Other job files extend a base, which is no whole job itself. The name decides, not the files that extend it: a hook
+    sees only the changed files.
     """
     name = path.name.removesuffix(".toml").removesuffix(".job")
     return name == "base" or name.endswith(".base") or name.startswith("_")

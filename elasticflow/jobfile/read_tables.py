@@ -43,10 +43,10 @@ _OF_SCRIPT = {
 
 
 class TableCache(dict[tuple[str, object], Any]):
-    """Tables that were right, by name and content: the cases of a matrix share most of theirs."""
+    """Valid tables by name and content: the cases of a matrix share most of their tables."""
 
     def default(self, name: str) -> BaseModel:
-        """Return a table that was left out."""
+        """Return the default of a table that is left out."""
         content = name, ""
         if content not in self:
             self[content] = model_of(name).model_construct()
@@ -55,11 +55,11 @@ class TableCache(dict[tuple[str, object], Any]):
 
 
 def read_tables(source: Source, cache: TableCache) -> tuple[ValidTables, list[Diagnostic]]:
-    """Return the tables that are right by name, defaults for those left out, and what is wrong with the others.
+    """Return the valid tables by name, with defaults for absent tables, and the problems of the other tables.
 
     Args:
         source: The job.
-        cache: Tables that need not be validated again; those that are right are added.
+        cache: Tables that need not be validated again; valid tables are added.
     """
     tables: dict[str, BaseModel | None] = {}
     diagnostics: list[Diagnostic] = []
@@ -91,7 +91,7 @@ def read_tables(source: Source, cache: TableCache) -> tuple[ValidTables, list[Di
 
 
 def read_table(source: Source, name: str) -> tuple[Any, list[Diagnostic]]:
-    """Return a table that the source has, or None and what is wrong with it."""
+    """Return a table that the source has, or None, and the table's problems."""
     table, problems = _read(source, name)
     return table, _placed(source, problems) if problems else []
 
@@ -103,7 +103,7 @@ def _read(source: Source, name: str) -> tuple[Any, list[TableProblem]]:
     try:
         table = model_of(name).model_validate(source.raw[name])
     except ValidationError as error:
-        from elasticflow.jobfile.wording.pydantic_messages import problem_of  # most files have nothing to say
+        from elasticflow.jobfile.wording.pydantic_messages import problem_of  # most files have no errors
 
         details = error.errors(include_url=False, include_input=False)
         problems += _sifted([problem_of(each, name, source.raw) for each in details])
@@ -111,7 +111,7 @@ def _read(source: Source, name: str) -> tuple[Any, list[TableProblem]]:
 
 
 def _read_sets(source: Source, own: list[str]) -> tuple[Any, list[TableProblem]]:
-    """Return the evaluation sets by name; *own*: keys that stand beside them in [evaluation], where none may."""
+    """Return the evaluation sets by name; *own*: keys of [evaluation] itself, which may have none beside sets."""
     tables: dict[str, Any] = {}
     errors: dict[str, ValidationError | None] = {}
     for name, raw in source.raw["evaluation"].items():
@@ -139,7 +139,7 @@ def _placed(source: Source, problems: list[TableProblem]) -> list[Diagnostic]:
 
 
 def _foreign(source: Source, name: str, problems: list[TableProblem]) -> list[Diagnostic]:
-    if name == "extends":  # files' own were taken out on reading
+    if name == "extends":  # reading removed the `extends` of files
         message = "extends cannot be set by a flag"
         remedy = "write it in the job file"
         return [source.problem(codes.BAD_SET, message, (name,), at_key=True, remedy=remedy)]
@@ -190,12 +190,12 @@ def _one_of(name: str, raw: object) -> list[TableProblem]:
 
 
 def _sifted(problems: list[TableProblem]) -> list[TableProblem]:
-    """Return one problem per place: of those that the members of a union give, the one that says most."""
+    """Return one problem per place: the most telling of the problems that the members of a union give."""
     weight = {codes.WRONG_TYPE: 0, codes.EXCLUSIVE: -1}
     best: dict[object, TableProblem] = {}
     for each in problems:
         if each.code == codes.EXCLUSIVE and each.path[0] in ONE_OF:
-            continue  # said by _one_of already, also when types are wrong
+            continue  # _one_of has said so already, also if types are wrong
         at = (each.path, each.message) if each.at_key else each.path
         rival = best.get(at)
         if rival is None or _rank(each, weight) > _rank(rival, weight):
@@ -205,6 +205,6 @@ def _sifted(problems: list[TableProblem]) -> list[TableProblem]:
 
 
 def _rank(problem: TableProblem, weight: dict[str, int]) -> tuple[int, int]:
-    # A bound or a form says more than a list of choices, and that more than a type.
+    # A bound or a form says more than a list of choices, and a list says more than a type.
     is_choice = problem.code == codes.OUT_OF_RANGE and " or " in problem.message
     return weight.get(problem.code, 1 if is_choice else 2), len(problem.message)

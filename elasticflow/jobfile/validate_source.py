@@ -1,4 +1,4 @@
-"""A merged source -> its tables and everything that is wrong with it; what cases share is validated once."""
+"""A merged source -> its tables and all its problems; tables that several cases share are validated once."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
 
 class Validated(NamedTuple):
-    """What became of a source: the job, None when a diagnostic is an error, and the diagnostics in order."""
+    """The result of validating a source: the job (None if a diagnostic is an error), and the diagnostics in order."""
 
     job: Job | None
     diagnostics: list[Diagnostic]
 
 
 class ValidationCache(NamedTuple):
-    """What was found out while jobs were validated: the cases of a file, and the files of one command, share most."""
+    """Results of validating jobs: the cases of a file, and the files of one command, have most of them in common."""
 
     tables: TableCache
     entry_points: EntryPointCache
 
     @classmethod
     def empty(cls) -> ValidationCache:
-        """Return a cache that holds nothing yet."""
+        """Return an empty cache."""
         return cls(TableCache(), EntryPointCache())
 
 
@@ -51,15 +51,15 @@ def validate_source(
     case: str | None = None,
     is_part: bool = False,
 ) -> Validated:
-    """Return the job of *source*, which has no [matrix], or what is wrong with it.
+    """Return the job of *source*, which has no [matrix], or its problems.
 
     Args:
         source: The merged keys.
         root: The project's root.
         environment: Variables that references name; None: they are not looked up.
-        cache: What validating other jobs has found out; added to.
-        case: The case of a matrix that the keys are, if they are one.
-        is_part: A text that might have given keys could not be read: no key may be called missing.
+        cache: Results of validating other jobs; results for this job are added.
+        case: Name of the case, if the keys are those of a case of a matrix.
+        is_part: A text that may hold further keys could not be read: no key may be reported as missing.
     """
     references = References(source, case, environment)
     source = references.resolved()
@@ -79,12 +79,12 @@ def validate_source(
 
 
 def without_missing(problems: list[Diagnostic]) -> list[Diagnostic]:
-    """Return the problems but those that only a whole job has: keys and tables that are missing."""
+    """Return the problems except missing keys and tables, which only a whole job must have."""
     return [each for each in problems if each.code not in {codes.MISSING, codes.EXCLUSIVE}]
 
 
 def _without_echoes(problems: list[Diagnostic], earlier: list[Diagnostic]) -> list[Diagnostic]:
-    """Return the problems but those at the places of earlier errors: a wrong reference, a key that may not be there."""
+    """Return the problems except those at the places of earlier errors: a wrong reference, a key that is not allowed."""
     places = {
         (each.file, each.line, each.column) for each in earlier if each.severity == "error" and each.line
     }

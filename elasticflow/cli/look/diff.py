@@ -1,4 +1,4 @@
-"""`elasticflow diff RUN RUN|JOB`: what two runs, or a run and a job file, do not have in common."""
+"""`elasticflow diff RUN RUN|JOB`: the differences between two runs, or between a run and a job file."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def command(
 ) -> int:
     """Compare a run with another run, or with a job file as it is now.
 
-    Job, own code, versions, machine, checkout and data are compared, and weighed as if the first were to continue as the
-    second. How both went is shown beside it and does not count. A run is a run folder, id, job name (its newest run),
-    or its URI where its snapshots are. Exit code: 0 no difference, 1 some, 2 one of them cannot be read.
+    The command compares job, own code, versions, machine, checkout and data, and weighs each difference as if the first
+    were to continue as the second. The outcomes of both are shown too, and do not count. A run is a run folder, id, job
+    name (its newest run), or the URI of its snapshots. Exit code: 0 no difference, 1 some, 2 one cannot be read.
 
     \b
     elasticflow diff mnist jobs/mnist.toml               what changed since the newest run
@@ -94,7 +94,7 @@ def _facts(inputs: RunInputs) -> dict[str, object]:
 def _text_of(
     old: RunInputs, new: RunInputs, differences: Sequence[Difference], sources: Sequence[str] | None
 ) -> Iterator[str]:
-    """Yield what `elasticflow diff` prints."""
+    """Yield the lines that `elasticflow diff` prints."""
     from elasticflow.compiler.provenance.drift import lines_of
 
     yield f"{paint('old', bold=True)}  {old.name}"
@@ -111,7 +111,7 @@ def _text_of(
 
 
 def _outcome_of(inputs: RunInputs) -> dict[str, object] | None:
-    """Return how a run went; None without a run folder."""
+    """Return the outcome of a run; None without a run folder."""
     status = inputs.status
     if status is None:
         return None

@@ -1,4 +1,4 @@
-"""A run as it continues, in another terminal than its own: read from its files, so that nothing here touches it."""
+"""A live view of a run in another terminal: read from the run's files, so that nothing here touches the run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOOK_S = 0.2
 
 
 def follow(folder: RunFolder) -> None:
-    """Show the newest launch so far, and go on until no supervisor leads the run."""
+    """Show the newest launch so far, and continue until no supervisor leads the run."""
     view = LiveView.on(sys.stdout, os.environ, shortest_path(folder.path))
     happened = FollowedLines(folder.events)
     measured = FollowedLines(folder.metrics, begins_at=_size(folder))
@@ -35,7 +35,7 @@ def follow(folder: RunFolder) -> None:
         for record in _of_newest_launch(_records(happened)):
             view.show(record)
         while True:
-            # First whether it lives: what a supervisor writes before it ends is read after that.
+            # The check comes first: the last records of a supervisor that has just ended are then still read.
             is_live = is_locked(folder)
             for record in (*_records(measured), *_records(happened), *beside.look(is_over=not is_live)):
                 view.show(record)
@@ -48,7 +48,7 @@ def follow(folder: RunFolder) -> None:
 
 
 class _Beside:
-    """A run beside its events: its state, and the lines that rank 0 prints from now on."""
+    """The parts of a run that are not events: its state, and the lines that rank 0 prints from now on."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -58,7 +58,7 @@ class _Beside:
         self._prints = self._following(begins_at_end=True) if there else None
 
     def look(self, *, is_over: bool) -> list[Record]:
-        """Return what is new; *is_over*: no one writes any more."""
+        """Return the new records; *is_over*: the run has ended, and nothing more is written."""
         new: list[Record] = []
         state = records.read(self._folder.state)
         if isinstance(state, dict) and not is_over and (known := known_record(state)) != self._known:
@@ -80,7 +80,7 @@ class _Beside:
 
 
 def _records(lines: FollowedLines) -> list[Record]:
-    """Return what was written since the last look."""
+    """Return the records written since the last call."""
     return [record for line in lines.look() if (record := parse(line)) is not None]
 
 

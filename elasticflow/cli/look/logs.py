@@ -1,4 +1,4 @@
-"""`elasticflow logs [RUN]`: what the workers logged and printed."""
+"""`elasticflow logs [RUN]`: the logs and the printed lines of the workers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _COLOURS = {"debug": "bright_black", "warning": "yellow", "error": "red", "critical": "red"}
 # Seconds between two requests to the hosts of a run that is followed.
 _ASK_S = 1.0
-# Fields that are not repeated behind the event: they are on every line, or shown in front of it.
+# Fields that are not repeated after the event: every line has them, or they are shown before the event.
 _LEFT_OUT = frozenset(
     {
         "timestamp",
@@ -50,11 +50,13 @@ _LEFT_OUT = frozenset(
 @click.argument("run", type=RUN, required=False)
 @click.option("--rank", type=click.IntRange(min=0), help="One worker; default: all.")
 @click.option("--generation", type=click.IntRange(min=1), help="One worker group; default: the newest.")
-@click.option("-f", "--follow", "is_following", is_flag=True, help="Continue as the run does, until it ends.")
+@click.option("-f", "--follow", "is_following", is_flag=True, help="Follow the run until it ends.")
 @click.option(
-    "--level", type=click.Choice(LEVELS[:4]), default="info", help="Leave out what is below; default: info."
+    "--level", type=click.Choice(LEVELS[:4]), default="info", help="Lowest level to show; default: info."
 )
-@click.option("--tail", type=click.IntRange(min=0), help="The last lines alone, so many; default: all.")
+@click.option(
+    "--tail", type=click.IntRange(min=0), help="Number of lines to show, from the end; default: all."
+)
 @click.option(
     "--steps", is_flag=True, help="Also the lines about steps and evaluations, which `metrics` shows."
 )
@@ -70,11 +72,11 @@ def command(
     steps: bool,
     form: str,
 ) -> None:
-    """Show what the workers of RUN logged, in order of time, then what they printed.
+    """Show the log lines of RUN's workers in order of time, then the lines that they printed.
 
-    RUN is a run folder, a run id, or a job's name; default: the newest run. Hosts that share no file system with this one
-    send theirs when they are asked, while the run continues, and when it ends: the last MB of each file. What steps have measured is shown by
-    `elasticflow metrics`.
+    RUN is a run folder, a run id, or a job's name; default: the newest run. Hosts that share no file system with this
+    one send the last MB of each file, on request while the run continues, and when it ends. `elasticflow
+    metrics` shows the measurements of steps.
 
     \b
     elasticflow logs --follow --tail 20
@@ -96,7 +98,7 @@ def command(
 
 
 def _fetch(folder: RunFolder, generation: int | None, rank: int | None) -> None:
-    """Have the run's other hosts send their logs here; say which cannot be had."""
+    """Have the run's other hosts send their logs here; name the hosts whose logs cannot be fetched."""
     failure = remote_logs.fetch(folder, generation)
     if failure is not None:
         warn(failure)

@@ -1,4 +1,4 @@
-"""`elasticflow metrics [RUN]`: what was measured, as a table or as curves."""
+"""`elasticflow metrics [RUN]`: the measurements of a run, as a table or as curves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _TAIL = 20
 _PLOT_HEIGHT, _PLOT_WIDTH = 12, 80
-# First, and as they are; what else a line has are quantities.
+# These fields come first and unchanged; the other fields of a line are quantities.
 _FIRST = ("step", "epoch")
 _HIDDEN = NOT_MEASURED - {*_FIRST, "best"}
 
@@ -40,10 +40,10 @@ _HIDDEN = NOT_MEASURED - {*_FIRST, "best"}
 @click.option("--plot", is_flag=True, help="Draw curves over all steps.")
 @format_option
 def command(*, run: str | None, only: tuple[str, ...], tail: int, plot: bool, form: str) -> None:
-    """Show what RUN has measured: loss, evaluations and all else, the newest last.
+    """Show the measurements of RUN: loss, evaluations and all others, the newest last.
 
-    RUN is a run folder, a run id, or a job's name; default: the newest run. Steps that were lost and done again are
-    there once, as they count.
+    RUN is a run folder, a run id, or a job's name; default: the newest run. Steps that were lost and repeated appear
+    once, with the values that count.
 
     \b
     elasticflow metrics
@@ -71,7 +71,7 @@ def _newest(path: Path, count: int) -> Iterator[Record]:
     try:
         records = (record for _, line in lines_from_end(path) if (record := parse(line)) is not None)
         return iter(list(islice(records, count))[::-1])
-    except OSError:  # absent; or damaged, which was said
+    except OSError:  # absent, or damaged with a warning already given
         return iter(())
 
 

@@ -1,4 +1,4 @@
-"""`elasticflow profile [RUN]`: where the time of a step goes, traced while the run continues."""
+"""`elasticflow profile [RUN]`: a trace of where a step's time is spent, while the run continues."""
 
 from __future__ import annotations
 
@@ -40,18 +40,28 @@ _LONGEST_NAME = 44
 @click.command("profile")
 @click.argument("run", type=RUN, required=False)
 @click.option(
-    "--steps", type=click.IntRange(1, MOST_PROFILED), default=5, show_default=True, help="To trace."
+    "--steps",
+    type=click.IntRange(1, MOST_PROFILED),
+    default=5,
+    show_default=True,
+    help="Number of steps to trace.",
 )
-@click.option("--ranks", default="0", show_default=True, metavar="RANKS", help="As 0,3 or all.")
+@click.option("--ranks", default="0", show_default=True, metavar="RANKS", help="Ranks to trace: 0,3 or all.")
 @click.option("--shapes", is_flag=True, help="Tell operators apart by the shapes of their inputs.")
 @click.option("--memory", is_flag=True, help="Trace what operators allocate and free.")
-@click.option("--stacks", is_flag=True, help="Trace the Python functions, too: large, and slow.")
+@click.option("--stacks", is_flag=True, help="Also trace the Python functions: large, and slow.")
 @click.option(
-    "--sort", type=click.Choice(["self", "total", "calls"]), default="self", show_default=True, help="Rows."
+    "--sort",
+    type=click.Choice(["self", "total", "calls"]),
+    default="self",
+    show_default=True,
+    help="Order of rows.",
 )
 @click.option("--top", "most", type=click.IntRange(0), default=15, show_default=True, help="Rows; 0: all.")
-@click.option("--show", type=click.IntRange(1), metavar="NUMBER", help="Show traces that are there already.")
-@click.option("--no-wait", is_flag=True, help="Ask, and leave.")
+@click.option(
+    "--show", type=click.IntRange(1), metavar="NUMBER", help="Show the traces of an earlier request."
+)
+@click.option("--no-wait", is_flag=True, help="Make the request and exit.")
 @format_option
 def command(
     *,
@@ -90,11 +100,11 @@ def command(
 
 
 def _ranks(folder: RunFolder, text: str) -> tuple[int, ...]:
-    """Return the ranks that are meant.
+    """Return the ranks that *text* names.
 
     Raises:
         NotRunningError: the run has no workers now.
-        ProfileError: *text* names none, or some that the run does not have.
+        ProfileError: *text* names no rank, or a rank that the run does not have.
     """
     status = read_status(folder)
     if not is_locked(folder) and status.pid is None:
@@ -122,7 +132,7 @@ def _ask(folder: RunFolder, request: ProfileRequest) -> int:
         path = folder.profile_request(number)
         try:
             path.parent.mkdir(parents=True)
-        except FileExistsError:  # someone else asks at this moment
+        except FileExistsError:  # another process makes a request at this moment
             number += 1
             continue
         atomic_files.replace(path, [to_json(request).encode()], sync=False)
@@ -133,7 +143,7 @@ def _wait(folder: RunFolder, number: int, request: ProfileRequest) -> None:
     """Return once each rank has answered.
 
     Raises:
-        NotRunningError: the run ended before.
+        NotRunningError: the run ended before all ranks had answered.
     """
     story = _Story(folder, number)
     began = told = time.monotonic()
@@ -142,13 +152,13 @@ def _wait(folder: RunFolder, number: int, request: ProfileRequest) -> None:
             is_running = is_locked(folder)
             story.read()
             if not is_running and not story.answers:
-                break  # all that it has told is read
+                break  # all its events are read
             if time.monotonic() >= told + _TELL_S:
                 told = time.monotonic()
                 click.echo(f"{story.waits_for}, {told - began:.0f} s", err=True)
             time.sleep(_POLL_S)
     finally:
-        # It is withdrawn by that, unless the supervisor has taken it.
+        # This withdraws the request, unless the supervisor has taken it.
         if not story.names:
             folder.profile_request(number).unlink(missing_ok=True)
     if not story.answers:
@@ -162,7 +172,7 @@ class _Story:
 
     Attributes:
         names: Names of the events.
-        answers: By rank, the event that ended its part; a request that could not be read has one of rank None.
+        answers: By rank, the event that ended the rank's part; rank None answers a request that could not be read.
     """
 
     def __init__(self, folder: RunFolder, number: int) -> None:
@@ -173,7 +183,7 @@ class _Story:
         self.read()
 
     def read(self) -> None:
-        """Take in what is new."""
+        """Read the new events."""
         for line in self._lines.lines():
             if b'"profile.' not in line or (record := parse(line)) is None:
                 continue
@@ -193,7 +203,7 @@ class _Story:
 
 
 def _show(folder: RunFolder, number: int, sort: str, most: int, form: str) -> int:
-    """Print what the traces of request *number* say; return the exit code."""
+    """Print a summary of the traces of request *number*; return the exit code."""
     found = folder.traces(number)
     answers = _Story(folder, number).answers
     failed = [record for record in answers.values() if record["event"] == events.PROFILE_FAILED]

@@ -33,11 +33,10 @@ _NAME = "report.html"
     help="Where to write it; default: report.html in the run folder, or in runs/ for several.",
 )
 def command(runs: tuple[str, ...], sweep: str | None, output: Path | None) -> None:
-    """Write a report of RUN as one HTML file, which needs no network and no server; of several, side by side.
+    """Write a report of RUN, or of several runs side by side, as one HTML file that needs no network and no server.
 
-    It shows how the run stands, where its time went, what happened when, the curves of all that was measured, its
-    generations, snapshots, restart budget, job and environment. A run is a run folder, a run id, or a job's name;
-    default: the newest run.
+    It shows the run's state, its use of time, its events, the curves of all measurements, its generations, snapshots,
+    restart budget, job and environment. A run is a run folder, a run id, or a job's name; default: the newest run.
 
     \b
     elasticflow report                          the newest run
@@ -79,11 +78,11 @@ def _of_sweep(root: Path, job: str) -> list[RunFolder]:
     """Return the newest run of each case, in the order of the cases' names.
 
     Args:
-        root: The project's.
-        job: The file with [matrix], or the job's name in it, to which cases add their own.
+        root: The project's root.
+        job: The file with [matrix], or the job's name in it, which begins the names of the cases.
 
     Raises:
-        RunNotFoundError: no run of the job is one of a case.
+        RunNotFoundError: no case of the job has a run.
     """
     from elasticflow.errors import RunNotFoundError
     from elasticflow.jobfile.load import require_cases
@@ -105,7 +104,7 @@ def _of_sweep(root: Path, job: str) -> list[RunFolder]:
 
 
 def _write(target: Path, text: str) -> int:
-    """Put the report at its place; return its bytes."""
+    """Write the report to *target*; return its size in bytes."""
     from elasticflow.errors import ElasticflowError
     from elasticflow.system import atomic_files
 

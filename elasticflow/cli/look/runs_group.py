@@ -1,4 +1,4 @@
-"""`elasticflow runs`: the project's runs, and what may go of them."""
+"""`elasticflow runs`: lists the project's runs, and removes runs."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ COMMANDS: dict[str, CommandEntry] = {
 
 
 class RunsGroup(LazyGroup):
-    """A group that lists where none of its commands is named: `runs`, `runs mnist`, `runs --format json`."""
+    """A group that lists runs if no command is named: `runs`, `runs mnist`, `runs --format json`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take the first word for a command if it is one, and all of them for the list's words otherwise."""
+        """Take the first word as a command if it is one, else all words as arguments of the list."""
         is_help = bool(args) and args[0] in ctx.help_option_names
         return super().parse_args(ctx, args if is_help else _with_command(args))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command of the first word; the list's if the first word is no command."""
+        """Return the command that the first word names, else the list."""
         return super().resolve_command(ctx, _with_command(args))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -49,7 +49,7 @@ def _with_command(args: list[str]) -> list[str]:
 
 @click.group("runs", cls=RunsGroup, table=COMMANDS, subcommand_metavar="[JOB] | COMMAND [ARGS]...")
 def command() -> None:
-    """List the project's runs, or those of one JOB, and remove what is not wanted any more.
+    """List the project's runs, or those of one JOB, and remove runs.
 
     \b
     elasticflow runs                                    all of them, the newest first

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from elasticflow.launcher.journal.post_mortem import Kind
 
 _HEADER = ("RUN", "JOB", "STATUS", "STEP", "LOSS", "EVALUATION", "STARTED", "TOOK", "GOODPUT")
-# These columns go first where there is no room; `status` and JSON have them all.
+# These columns are left out first in a narrow terminal; `status` and JSON have them all.
 _FIRST_TO_GO = ("STARTED", "LOSS", "GOODPUT", "TOOK", "EVALUATION")
 
-# How a supervisor most likely ended that could not say so itself.
+# The likely end of a supervisor that could not record its own end.
 _LOST: dict[Kind, str] = {
     "killed": "killed?",
     "out_of_memory": "out of memory?",
@@ -36,10 +36,10 @@ _LOST: dict[Kind, str] = {
 @click.argument("job", type=JOB_NAME, required=False)
 @format_option
 def command(job: str | None, form: str) -> None:
-    """List the project's runs, or those of one JOB, the one that was launched last first.
+    """List the project's runs, or those of one JOB, the last launched first.
 
-    STARTED is when a run began, TOOK the time of all its launches together, GOODPUT the share of it in which steps
-    were trained that count.
+    STARTED is when a run began, TOOK the time of all its launches together, GOODPUT the share of this time that was
+    spent on steps that count.
 
     \b
     elasticflow runs list

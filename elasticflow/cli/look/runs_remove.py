@@ -1,4 +1,4 @@
-"""`elasticflow runs rm` and `elasticflow runs prune`: remove runs, with all that lies in their folders."""
+"""`elasticflow runs rm` and `elasticflow runs prune`: remove runs with their whole folders."""
 
 from __future__ import annotations
 
@@ -28,14 +28,16 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
 
 _STATUSES = ("finished", "interrupted", "failed")
-_dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would go and what that would free.")
+_dry_run_option = click.option(
+    "--dry-run", is_flag=True, help="Only show what would be removed, and its size."
+)
 _yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 _pinned_option = click.option("--pinned", is_flag=True, help="Also runs with pinned snapshots.")
 
 
 @dataclass(frozen=True)
 class Going:
-    """A run that is to be removed: how it stands, the bytes in its folder, where else it has snapshots, what is pinned."""
+    """A run to remove: its state, the bytes in its folder, the place of further snapshots, and its pinned snapshots."""
 
     status: RunStatus
     bytes: int
@@ -49,7 +51,7 @@ class Going:
 
     @classmethod
     def of(cls, folder: RunFolder) -> Going:
-        """Return what is known of a run."""
+        """Return the record of a run to remove."""
         files = [path for path in folder.path.rglob("*") if path.is_file() and not path.is_symlink()]
         pins = folder.path / "pins"
         return cls(
@@ -68,8 +70,9 @@ class Going:
 def rm(runs: tuple[str, ...], *, dry_run: bool, pinned: bool, yes: bool) -> int:
     """Remove runs: their folders with snapshots, logs and metrics.
 
-    RUN is a run folder or a run id; of a job's name its newest run. What is shown first goes, once that is confirmed. A
-    run that is running is refused, and so is one with pinned snapshots, unless with --pinned. Snapshots at a URL stay.
+    RUN is a run folder, a run id, or a job's name (its newest run). The command shows what it will remove, and asks for
+    confirmation. It refuses a run that is running, and without --pinned one with pinned snapshots. Snapshots at a URL
+    stay.
 
     \b
     elasticflow runs rm 20261120-104500-4f2a
@@ -84,9 +87,9 @@ def rm(runs: tuple[str, ...], *, dry_run: bool, pinned: bool, yes: bool) -> int:
 @click.argument("job", type=JOB_NAME, required=False)
 @click.option("--keep", type=click.IntRange(min=0), metavar="N", help="The newest N of each job stay.")
 @click.option(
-    "--older-than", metavar="TIME", help='Only those without a sign of life for so long: "30 d", "12 h".'
+    "--older-than", metavar="TIME", help='Only runs without a sign of life for this long: "30 d", "12 h".'
 )
-@click.option("--status", type=click.Choice(_STATUSES), multiple=True, help="Only those that ended so.")
+@click.option("--status", type=click.Choice(_STATUSES), multiple=True, help="Only runs with this status.")
 @_dry_run_option
 @_pinned_option
 @_yes_option
@@ -100,9 +103,9 @@ def prune(
     pinned: bool,
     yes: bool,
 ) -> int:
-    """Remove the runs of the project, or of one JOB, that meet all rules given; at least one is needed.
+    """Remove the runs of the project, or of one JOB, that meet all given rules; at least one rule is needed.
 
-    Runs that are running stay, and those with pinned snapshots, unless with --pinned. Snapshots at a URL stay.
+    Runs that are running stay, and without --pinned also runs with pinned snapshots. Snapshots at a URL stay.
 
     \b
     elasticflow runs prune --older-than "30 d"
@@ -141,10 +144,10 @@ def _seconds(text: str) -> float:
 
 
 def _remove(going: Sequence[Going], *, dry_run: bool, pinned: bool, yes: bool) -> int:
-    """Show what goes, ask, and remove it; nothing goes if one of the runs may not.
+    """Show the runs, ask, and remove them; nothing is removed if one of the runs must stay.
 
     Raises:
-        ElasticflowError: one is running, or has pinned snapshots.
+        ElasticflowError: a run is running, or has pinned snapshots.
     """
     from elasticflow.errors import ElasticflowError
 
@@ -167,7 +170,7 @@ def _remove(going: Sequence[Going], *, dry_run: bool, pinned: bool, yes: bool) -
     total = size(sum(run.bytes for run in going))
     if not yes:
         if not sys.stdin.isatty():
-            raise click.UsageError("nobody is there to ask: say --yes, or --dry-run to look only")
+            raise click.UsageError("there is no terminal to ask on: give --yes, or --dry-run to look only")
         if not click.confirm(f"Remove {plural(len(going), 'run')} ({total})?", err=True):
             return ANSWER_IS_NO
     for run in going:
@@ -197,7 +200,7 @@ def _print(going: Sequence[Going]) -> None:
 
 
 def _elsewhere(folder: RunFolder) -> str | None:
-    """Return where a run's snapshots are, if not in its folder."""
+    """Return the place of a run's snapshots; None if they are in the run's folder."""
     from elasticflow.run_folder import snapshot_place
     from elasticflow.system import records
 
@@ -213,7 +216,7 @@ def _elsewhere(folder: RunFolder) -> str | None:
 
 
 def _remove_folder(folder: RunFolder) -> None:
-    """Remove a run's folder; whoever looks sees all of it or nothing, and no one launches it meanwhile."""
+    """Remove a run's folder: other processes see all of it or nothing, and cannot launch it meanwhile."""
     from elasticflow.launcher.journal.run_lock import locked
 
     hidden = folder.path.with_name(f".removed-{secrets.token_hex(4)}")

@@ -1,4 +1,4 @@
-"""`elasticflow sinks`: what goes elsewhere than into a run's folder."""
+"""`elasticflow sinks`: outputs of a run beside its folder."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ COMMANDS: dict[str, CommandEntry] = {
 
 @click.group("sinks", cls=LazyGroup, table=COMMANDS)
 def command() -> None:
-    """Look after where a run's metrics and events go besides its folder (logging.sinks), and who is told ([notify]).
+    """Send a run's metrics and events to sinks beside its folder (logging.sinks), and test its messages ([notify]).
 
     \b
-    elasticflow sinks send mnist            what did not get through
-    elasticflow sinks test jobs/mnist.toml  a message, to see whether it arrives
+    elasticflow sinks send mnist            all that has not been sent yet
+    elasticflow sinks test jobs/mnist.toml  a test message
     """

@@ -21,13 +21,12 @@ if TYPE_CHECKING:
     metavar="DURATION",
     default="1 min",
     show_default=True,
-    help="Give up once nothing has got through for so long.",
+    help="Give up after this long without success.",
 )
 def command(*, run: str | None, timeout: str) -> int:
-    """Send what the sinks and [notify] of RUN (a run folder, run id or job name; default: the newest) have not got.
+    """Send what the sinks and [notify] of RUN (a run folder, run id or job name; default: the newest) have missed.
 
-    Each sink continues where it was, in the same remote run; what it has got is not sent again. A run that is running
-    sends by itself.
+    Each sink continues in the same remote run; nothing is sent twice. A run that is running sends by itself.
 
     \b
     elasticflow sinks send

@@ -1,4 +1,4 @@
-"""`elasticflow sinks test JOB`: a message to those whom the job's [notify] names."""
+"""`elasticflow sinks test JOB`: a test message by the job's [notify]."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _RUN_ID = "test"
 @case_option
 @click.option("--dry-run", is_flag=True, help="Show what would be sent, and send nothing.")
 def command(*, job_file: Path, overrides: tuple[str, ...], case: str | None, dry_run: bool) -> int:
-    """Send a test message in each way that the [notify] of JOB names: before a long run, not after it.
+    """Send a test message in each way that the [notify] of JOB names, before a long run.
 
-    Exit code 1 if one did not get through. Nothing is tried again, and no run is made.
+    Exit code 1 if a message was not delivered. Nothing is tried again, and no run is made.
 
     \b
     elasticflow sinks test jobs/mnist.toml
@@ -41,7 +41,7 @@ def command(*, job_file: Path, overrides: tuple[str, ...], case: str | None, dry
     loaded = job_of(job_file, overrides, case)
     assert loaded.job is not None
     if loaded.job.notify is None:
-        warn("the job has no [notify]: it tells nobody")
+        warn("the job has no [notify]: it sends no messages")
         return FINISHED
     run, is_told = _no_run(loaded.job, loaded.project_root), True
     for name, options in loaded.job.notify.ways().items():
@@ -67,7 +67,7 @@ def _show(name: str, options: Options, run: RunFacts) -> None:
 
 
 def _no_run(job: Job, project_root: Path) -> RunFacts:
-    """Return the facts of a run of *job* that there is not."""
+    """Return the facts of an imaginary run of *job*."""
     from elasticflow.run_folder import RunFolder
     from elasticflow.sinks.sink import RunFacts
 

@@ -1,4 +1,4 @@
-"""`elasticflow status [RUN]`: how a run is doing."""
+"""`elasticflow status [RUN]`: the state of a run."""
 
 from __future__ import annotations
 
@@ -33,22 +33,20 @@ if TYPE_CHECKING:
 
 @click.command("status")
 @click.argument("run", type=RUN, required=False)
-@click.option(
-    "-f", "--follow", "is_following", is_flag=True, help="Continue as the run does, until its launch ends."
-)
+@click.option("-f", "--follow", "is_following", is_flag=True, help="Follow the run until its launch ends.")
 @click.option(
     "--exit-code",
     "with_exit_code",
     is_flag=True,
-    help="End with the exit code that the run had; 75 while it is not over.",
+    help="Exit with the run's exit code; 75 while it is not over.",
 )
 @format_option
 def command(run: str | None, form: str, *, is_following: bool, with_exit_code: bool) -> int:
     """Show how RUN is doing.
 
-    RUN is a run folder, a run id, or a job's name; default: the newest run. With --follow what happened in the newest
-    launch is told, then what happens, as the terminal shows it that the run was started in; it may be ended at any
-    time, the run continues.
+    RUN is a run folder, a run id, or a job's name; default: the newest run. With --follow, the command shows the newest
+    launch from its beginning and then live, like the terminal in which the run was started. Ctrl-C ends the view, not
+    the run.
 
     \b
     elasticflow status
@@ -81,11 +79,13 @@ def command(run: str | None, form: str, *, is_following: bool, with_exit_code: b
 
 
 def exit_code_of(status: RunStatus) -> int:
-    """Return the exit code of a run's newest launch; 75 while it runs, or where it ended without a word."""
+    """Return the exit code of a run's newest launch; 75 while it runs, or if it ended without a record."""
     if status.status in {"running", "interrupted"}:
         return INTERRUPTED
     code = (status.verdict or {}).get("ends_with")
-    default = FINISHED if status.status == "finished" else ANSWER_IS_NO  # a run of a version that did not say
+    default = (
+        FINISHED if status.status == "finished" else ANSWER_IS_NO
+    )  # a run of a version that did not record the code
     return code if isinstance(code, int) and code in EXIT_CODES else default
 
 
@@ -142,7 +142,7 @@ def _rows(status: RunStatus) -> list[tuple[str, str]]:
 
 
 def _what(status: RunStatus) -> list[tuple[str, str]]:
-    """Return the script, if the run is one, and the step, unless it tells none."""
+    """Return the rows of the script, if the run has one, and of the step, unless the script reports none."""
     rows = [] if status.script is None else [("script", status.script)]
     return rows if status.script is not None and not status.step else [*rows, ("step", status.progress)]
 

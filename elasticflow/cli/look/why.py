@@ -1,4 +1,4 @@
-"""`elasticflow why [RUN]`: what went wrong, root cause first."""
+"""`elasticflow why [RUN]`: the failures of a run, root cause first."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.argument("run", type=RUN, required=False)
 @format_option
 def command(run: str | None, form: str) -> None:
-    """Say what went wrong in RUN, the newest first: the rank that failed first, its own error, what it cost.
+    """Show what went wrong in RUN, the newest failure first: the rank that failed first, its error, the cost.
 
     RUN is a run folder, a run id, or a job's name; default: the newest run.
 

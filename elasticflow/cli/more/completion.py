@@ -1,4 +1,4 @@
-"""`elasticflow completion SHELL`: the script that has a shell complete what is typed."""
+"""`elasticflow completion SHELL`: the script that makes a shell complete the command line."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-# Each asks the command itself (see `cli/completer.py`): one candidate a line, a tab before what it is.
-# No blank follows an unfinished word: a folder, a table of the job file, a key whose value is next.
-# click's own scripts would do for commands and options, but not for what `--set` and files need: that of bash gives
-# words as bash cuts them, at each "=" and ":", and takes a name with a blank for two; that of zsh sets a blank after
-# each candidate; that of fish cuts candidates and help at the first comma, and sorts them.
+# Each script calls the command itself (see `cli/completer.py`), which answers with one candidate a line, a tab before
+# the description. No blank follows an unfinished word: a folder, a table of the job file, a key whose value is next.
+# click's own scripts are enough for commands and options, but not for `--set` and files: the bash script passes words
+# as bash cuts them, at each "=" and ":", and splits a name with a blank; the zsh script adds a blank after each
+# candidate; the fish script cuts candidates and help at the first comma, and sorts them.
 SCRIPTS = {
     "bash": r"""
 _elasticflow() {
@@ -64,9 +64,9 @@ _STARTUP = {"bash": ".bashrc", "zsh": ".zshrc"}
 
 @click.command("completion")
 @click.argument("shell", type=click.Choice(list(SCRIPTS)))
-@click.option("--install", is_flag=True, help="Write the script and have the shell read it when it starts.")
+@click.option("--install", is_flag=True, help="Write the script, and make the shell load it at its start.")
 def command(shell: str, *, install: bool) -> None:
-    """Print the script that has SHELL complete commands, options and what they take.
+    """Print the script that makes SHELL complete commands, options and their values.
 
     Job files, runs, snapshots, codes, and the keys and values of --set are completed too.
 
@@ -87,7 +87,7 @@ def command(shell: str, *, install: bool) -> None:
 
 
 def _install(shell: str) -> tuple[Path, Path | None]:
-    """Write a shell's script, and once the line that reads it; return both files, None for fish, which needs no line."""
+    """Write a shell's script, and the line that loads it unless present; return both files (fish: None, it needs no line)."""
     home = Path.home()
     if shell == "fish":
         folder = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config") / "fish" / "completions"

@@ -1,4 +1,4 @@
-"""`elasticflow doctor [JOB]`: whether this machine can run jobs, or all that one job needs of it."""
+"""`elasticflow doctor [JOB]`: checks that this machine can run jobs, or has all that one job needs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗",
 @case_option
 @format_option
 def command(job_file: Path | None, overrides: tuple[str, ...], case: str | None, form: str) -> int:
-    """Check this machine: torch and its devices, limits, memory, ports, storage, clock; say what each means.
+    """Check this machine: torch and its devices, limits, memory, ports, storage, clock; explain each result.
 
     With JOB: also all that the job needs, such as its snapshot store, endpoint and interface. Small files are written
     and removed again. Exit code: 0 no problem, 1 some, 2 the job file cannot be read.

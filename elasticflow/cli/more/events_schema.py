@@ -64,9 +64,9 @@ TYPES: dict[str, Schema] = {
 }
 """What the types of fields are; a `?` after one also allows null."""
 
-# Only lines of workers bear these, and always together.
+# Only lines of workers have these, and always together.
 _OF_WORKERS = ("origin", *events.WORKER_FIELDS)
-# metrics.jsonl leaves out what is the same on each of its lines.
+# metrics.jsonl leaves out fields that are the same on each of its lines.
 _OF_METRICS = ("generation", "world_size", "step")
 _OF_STEPS = ("count", "grad_norm", "mfu")
 _POINT_KINDS = {"scalar": {"type": ["number", "null"]}, "text": _TEXT, "image": _TEXT}
@@ -107,7 +107,7 @@ def schema_of_metrics() -> tuple[Schema, Schema]:
         "type": "object",
         "properties": _properties([*step, *_OF_STEPS]),
         "required": step,
-        # `tokens_per_s` and the like, and what the job's own step returned.
+        # `tokens_per_s` and the like, and values that the job's own step returned.
         "additionalProperties": {"type": ["number", "null"]},
     }
     of_evaluations = {
@@ -157,7 +157,7 @@ def schema_of_point() -> Schema:
 
 
 def events_schema() -> Schema:
-    """Return the schema: a line of events.jsonl is one of the events; other lines stand under `$defs`."""
+    """Return the schema of a line of events.jsonl, which is one of the events; other lines are under `$defs`."""
     of_steps, of_evaluations = schema_of_metrics()
     kept = [event for event in events.EVENTS.values() if event.is_kept]
     of_events = {str(event): schema_of_event(event) for event in events.EVENTS.values()}

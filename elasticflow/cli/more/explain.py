@@ -1,4 +1,4 @@
-"""`elasticflow explain CODE`: what a code means, or a name of another tool."""
+"""`elasticflow explain CODE`: the meaning of a code, or of another tool's name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from elasticflow.errors import FINISHED
 def command(code: str | None) -> int:
     """Explain CODE, such as EF101, with a bad and a good example; without one, list all codes.
 
-    CODE may also be a name of torchrun, Lightning, Hugging Face, Accelerate or torchtitan: what it is in a job file.
+    CODE may also be a name of torchrun, Lightning, Hugging Face, Accelerate or torchtitan; the command then names the
+    matching key of the job file.
 
     \b
     elasticflow explain EF101
@@ -44,7 +45,7 @@ def command(code: str | None) -> int:
 
 
 def _meaning(name: str) -> str | None:
-    """Return how a job file says what another tool has under this name; None if no such name is known."""
+    """Return the job file's counterpart of another tool's name; None for an unknown name."""
     from elasticflow.jobfile.wording.foreign_names import meaning_of
 
     meaning = meaning_of(name)
@@ -57,7 +58,7 @@ def _meaning(name: str) -> str | None:
 
 
 def _hint(code: str) -> str:
-    """Return which codes exist: only those of the same group if *code* looks like one."""
+    """Return a hint with the existing codes: only those of the same group if *code* looks like a code."""
     from elasticflow.jobfile.diagnostics.explanations import code_groups
 
     groups = {heading: list(titles) for heading, titles in code_groups().items()}

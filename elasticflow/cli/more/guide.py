@@ -20,14 +20,14 @@ _WIDEST = 100
 @click.option(
     "--template",
     type=click.Choice(list(TEMPLATES)),
-    help="Print a finished script on elasticflow.join: the example of this form of loop.",
+    help="Print a finished script with elasticflow.join: the example of this form of loop.",
 )
 @click.option("--search", "word", metavar="WORD", help="List the lines of all pages with WORD in them.")
 def command(topic: str | None, template: str | None, word: str | None) -> int:
     """Show the guide's page about TOPIC; without one, list the topics.
 
-    On a terminal the page is laid out, and goes through a pager where it is longer than the screen; elsewhere it is
-    the Markdown as it is.
+    A terminal shows the page formatted, through a pager if it is longer than the screen; otherwise the command prints
+    the Markdown source.
 
     \b
     elasticflow guide
@@ -59,7 +59,7 @@ def _print_template(name: str, *, is_alone: bool) -> int:
     """Print an example's script as it is.
 
     Raises:
-        click.UsageError: a topic or a word stands beside it.
+        click.UsageError: a topic or a word was given too.
     """
     from elasticflow.scaffold.gallery import text_of_file
 
@@ -100,7 +100,7 @@ def _search(word: str, topic: str | None) -> int:
 
 
 def _show(markdown: str) -> None:
-    """Lay a page out for the terminal; a pager shows it where it is longer than that."""
+    """Show a page formatted for the terminal, through a pager if it is longer than the screen."""
     from elasticflow.cli.output import as_laid_out
 
     columns, lines = shutil.get_terminal_size()

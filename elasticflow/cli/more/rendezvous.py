@@ -1,4 +1,4 @@
-"""`elasticflow rendezvous serve`: a store that outlives what trains."""
+"""`elasticflow rendezvous serve`: a rendezvous store outside the training processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COMMANDS: dict[str, CommandEntry] = {
 
 @click.group("rendezvous", cls=LazyGroup, table=COMMANDS)
 def command() -> None:
-    """Serve a store in which the machines of runs meet, outside of what trains.
+    """Serve a rendezvous store for the machines of runs, outside the training processes.
 
     \b
     elasticflow rendezvous serve --port 29400
@@ -32,17 +32,17 @@ def command() -> None:
 @click.option(
     "--token-file",
     metavar="PATH",
-    help="File with the token that machines have to know; $ELASTICFLOW_TOKEN goes before it.",
+    help="File with the token that machines must have; $ELASTICFLOW_TOKEN wins over it.",
 )
 @click.option(
     "--state",
     metavar="DIR",
-    help="Folder in which the store is kept: killed and started again with it, it continues, and the runs with it.",
+    help="Folder for the store's content: after a kill, a new store with this folder continues, and so do the runs.",
 )
 def serve(host: str, port: int, token_file: str | None, state: str | None) -> int:
-    """Serve a store in which the machines of runs meet, until Ctrl-C or SIGTERM.
+    """Serve a rendezvous store for the machines of runs, until Ctrl-C or SIGTERM.
 
-    It trains nothing and may run on any machine, such as a login node. Jobs name it and say that it is there:
+    The store trains nothing and may run on any machine, such as a login node. Jobs name it:
 
     \b
     [nodes]
@@ -55,12 +55,12 @@ def serve(host: str, port: int, token_file: str | None, state: str | None) -> in
     on one machine:    elasticflow run JOB
     on any other one:  elasticflow run JOB --join store:29400
 
-    Any of the machines that train may be lost then, also the one that began: a machine that has joined leads the run
-    on, from its newest snapshot. With --state the store may be lost as well: runs train on, and wait for it for a minute.
-    Else, or after that, they end with 75, and `elasticflow resume` continues with them at the same endpoint once a store
-    is served there again. Several runs may use one store, one of each job at a time.
-    With a token, no one speaks to it who does not have the same one: see `elasticflow guide machines`. Without one it
-    serves all who reach its port.
+    The run then survives the loss of any machine that trains, including the first: a machine that has joined leads the
+    run from its newest snapshot. With --state, runs also survive the loss of the store: they continue to train, and wait
+    a minute for it. Otherwise, or after that minute, they exit with 75, and `elasticflow resume` continues them once a
+    store is served at the same endpoint again. Several runs may use one store, but only one run of each job at a time.
+    With a token, only processes that have the same token can use the store: see `elasticflow guide machines`. Without
+    one, the store serves everyone who reaches its port.
     """
     from pathlib import Path
 

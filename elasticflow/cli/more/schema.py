@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     "--events",
     "is_of_events",
     is_flag=True,
-    help="That of events.jsonl, metrics.jsonl and logs, not of the job file.",
+    help="The schema of events.jsonl, metrics.jsonl and logs, not of the job file.",
 )
 def command(output: Path | None, *, is_of_events: bool) -> int:
     """Print the JSON Schema (2020-12) of the job file, or with --events of the lines that a run writes.
 
-    Editors that know TOML complete, explain and check the keys of a job file whose first line names it:
+    Editors that support TOML complete, explain and check the keys of a job file whose first line names the schema:
 
     \b
     elasticflow schema -o jobs/job.schema.json

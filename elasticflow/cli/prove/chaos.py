@@ -1,4 +1,4 @@
-"""`elasticflow chaos JOB`: whether it trains the same with faults on cue, and what they cost."""
+"""`elasticflow chaos JOB`: checks that a job trains the same with injected faults, and measures their cost."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class ChaosOptions(TrialOptions):
     workers: int
 
     def plan(self, steps: int) -> FaultPlan:
-        """Return the faults to be done in so many steps: the file's, or as many as asked for.
+        """Return the faults for a number of steps: those of the file, or a random plan of the given size.
 
         Raises:
-            FaultPlanError: the file is no fault plan, or one for more steps.
+            FaultPlanError: the file is no fault plan, or is a plan for more steps.
         """
         from elasticflow.trials.fault_plan import draw_plan, read_plan
 
@@ -44,8 +44,10 @@ class ChaosOptions(TrialOptions):
 @click.command("chaos")
 @click.argument("job_file", metavar="JOB", type=JOB_FILE)
 @click.option("--plan", "plan_file", metavar="FILE", type=JOB_FILE, help="A fault plan.")
-@click.option("--faults", type=click.IntRange(1, 1000), help="Draw so many faults instead.  [default: 5]")
-@click.option("--seed", type=int, default=0, show_default=True, help="What they are drawn from.")
+@click.option(
+    "--faults", type=click.IntRange(1, 1000), help="Number of random faults, without a plan.  [default: 5]"
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random faults.")
 @click.option(
     "--workers", type=click.IntRange(1, 1024), default=2, show_default=True, help="Workers of each node."
 )
@@ -56,10 +58,10 @@ class ChaosOptions(TrialOptions):
 def command(**options: Any) -> int:
     """Train JOB briefly, then again with faults on cue: kills, stops, lost nodes, damaged snapshots. Compare.
 
-    All of it happens in a scratch folder: the job's own runs and snapshots are not touched. The table shows what each
-    fault cost. Exit code 1 if the disturbed run is not what the undisturbed one is, or does not end; both are kept
-    then. How they are compared is what `verify-elastic --help` says: with consistency = "exact" every bit of every
-    step that the run resumed from, with "batch" the samples of each step and the smoothed loss.
+    All of it happens in a scratch folder: the job's own runs and snapshots are not touched. The table shows the cost of
+    each fault. Exit code 1 if the disturbed run differs from the undisturbed one, or does not end; both are kept then.
+    `verify-elastic --help` explains the comparison: with consistency = "exact", every bit of every step that the run
+    resumed from, with "batch" the samples of each step and the smoothed loss.
 
     A fault plan is a TOML file; there are some in examples/faults.
 

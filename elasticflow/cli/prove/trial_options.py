@@ -1,4 +1,4 @@
-"""The options that `verify-elastic` and `chaos` have in common, and the job that they try."""
+"""The options that `verify-elastic` and `chaos` have in common, and the job that they test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialOptions:
-    """The command line that both have; see `--help`."""
+    """The options of the command line that both commands have; see `--help`."""
 
     job_file: Path
     steps: int
@@ -68,7 +68,7 @@ def trial_options(*, steps: str, keep: str) -> Callable[[Callable[..., Any]], Ca
             type=click.FloatRange(0, min_open=True),
             default=TOLERANCE,
             show_default=True,
-            help='For consistency = "batch": how far two smoothed losses may lie apart, as a share of the largest.',
+            help='For consistency = "batch": largest difference of two smoothed losses, as a share of the largest.',
         ),
         click.option("--keep", metavar="DIR", type=FOLDER_ONLY, help=keep),
         format_option,

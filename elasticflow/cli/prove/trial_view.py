@@ -34,13 +34,13 @@ class TrialView:
 
     Args:
         steps: Steps of each trial.
-        tolerance: How far losses may lie apart, as `compare_losses` has it.
+        tolerance: Largest difference of losses, as in `compare_losses`.
         quiet: Show the progress only.
     """
 
     def __init__(self, job: Job, steps: int, tolerance: float, *, quiet: bool) -> None:
         self.job, self.tolerance = job, tolerance
-        # For a script, the first trial tells.
+        # A script's first trial shows it.
         self.is_exact = job.script is None and job.train.consistency == "exact"
         self._steps, self._quiet = steps, quiet
         self._meter: ProgressMeter | None = None
@@ -89,7 +89,7 @@ class VerifyView(TrialView):
         click.echo(paint(_verify_row(_VERIFY_HEADER), dim=True))
 
     def explain(self, error: TrialFailedError, kept: Path | None) -> tuple[str, str]:
-        """Return what went wrong, with the traceback's own frames, and where there is more."""
+        """Return the failure with the job's own frames of the traceback, and the place of further records."""
         return _with_frames(error), f"its logs are in {kept}" if kept else "--keep DIR keeps its logs"
 
     def begin(self, trial: Trial) -> Callable[[int], None]:
@@ -139,7 +139,7 @@ class VerifyView(TrialView):
 
 
 class ChaosView(TrialView):
-    """Shows a run with the faults of *plan* on nodes of so many *workers*; other arguments as `TrialView` has them."""
+    """Shows a run with the faults of *plan* on nodes with *workers* workers each; other arguments as for `TrialView`."""
 
     def __init__(
         self, job: Job, plan: FaultPlan, workers: int, steps: int, tolerance: float, *, quiet: bool
@@ -154,7 +154,7 @@ class ChaosView(TrialView):
         click.echo(f"{name}: {plural(self._steps, 'step')} with {size} and {faults} ({self.plan.name})\n")
 
     def explain(self, error: TrialFailedError, scratch: Path) -> tuple[str, str]:
-        """Return what went wrong, with the traceback's own frames, and where there is more."""
+        """Return the failure with the job's own frames of the traceback, and the place of further records."""
         return _with_frames(error), f"both runs are in {scratch}"
 
     def begin(self, trial: Trial) -> Callable[[int], None]:
@@ -162,7 +162,7 @@ class ChaosView(TrialView):
         return self._begin("undisturbed" if trial.plan is None else "disturbed", trial)
 
     def conclude(self, outcome: ChaosOutcome, kept: Path | None) -> None:
-        """Show what each fault cost, and the answer."""
+        """Show the cost of each fault, and the answer."""
         self._clear()
         click.echo("\n".join(table(_CHAOS_HEADER, [_cost_row(cost) for cost in outcome.costs])))
         if outcome.undone:

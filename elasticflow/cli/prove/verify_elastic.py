@@ -1,4 +1,4 @@
-"""`elasticflow verify-elastic JOB`: whether it trains the same at several world sizes."""
+"""`elasticflow verify-elastic JOB`: checks that a job trains the same at several world sizes."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ def command(**options: Any) -> int:
     """Train JOB briefly at several world sizes, through a kill -9 and a restart, and through a kill -9 and a resize.
 
     Every step is compared. All of it happens in a scratch folder: the job's own runs and snapshots are not touched.
-    Exit code 1 if a trial differs from the first one: the first step and tensor that do are named.
+    Exit code 1 if a trial differs from the first one; the command names the first step and tensor that differ.
 
     With consistency = "exact", every tensor of model, optimizer and averaged model must have the same bits after
-    every step, those that were done again after the kill included. A tensor that differs is shown as the CRC-32 of its
+    every step, including steps that were repeated after the kill. A tensor that differs is shown as the CRC-32 of its
     bytes.
 
-    With either, a run that is killed, drained and continues with as many workers must have the same bits: that is where
-    state that no snapshot holds shows. (If "batch" runs of the job differ among themselves on this machine, their
-    losses are compared.)
+    With either consistency, a run that is killed, drained and continued with as many workers must have the same bits:
+    this reveals state that no snapshot holds. (If "batch" runs of the job differ among themselves on this machine, the
+    command compares their losses.)
 
-    With "batch", the same samples make up the same steps, but sums are rounded otherwise at another world size, and
-    dropout and BatchNorm see a batch cut into other parts. So losses are compared, each smoothed over the last tenth
-    of the steps; they must stay within --tolerance times the reference's largest one. The example of this project
-    stays below 2 %; gradients of twice their size, or half of each batch lost, take it beyond 13 %. The table shows
-    how close a job came; one without dropout and BatchNorm may ask for far less.
+    With "batch", the same samples make up the same steps, but another world size rounds sums differently, and dropout
+    and BatchNorm see a batch cut into other parts. The command therefore compares losses, each smoothed over the last
+    tenth of the steps; they must stay within --tolerance times the reference's largest loss. The example of this
+    project stays below 2 %; gradients of twice their size, or half of each batch lost, take it beyond 13 %. The table
+    shows the difference of each trial; a job without dropout and BatchNorm may use a far smaller tolerance.
 
     \b
     elasticflow verify-elastic jobs/mnist.toml --worlds 1,2,3

@@ -49,15 +49,17 @@ _ENDINGS: dict[Format, str] = {
 @click.option(
     "--part",
     type=click.Choice(["model", "ema", "optimizer", "all"]),
-    help="What of it; default: the weights that evaluations measured, ema or model.",
+    help="Part to write; default: the weights that evaluations measured, ema or model.",
 )
 @click.option(
     "--tokenizer",
     metavar="FOLDER",
     help="With transformers: save this tokenizer beside the model; a folder, or a name that AutoTokenizer takes.",
 )
-@click.option("--force", is_flag=True, help="Replace what is there, in one act, once the new one is whole.")
-@click.option("--json", "as_json", is_flag=True, help="Say what was written as JSON.")
+@click.option(
+    "--force", is_flag=True, help="Replace an existing target, atomically, once the new one is whole."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @option_option
 def command(
     words: tuple[str, ...],
@@ -70,7 +72,7 @@ def command(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Write SNAPSHOT of RUN for other programs; every byte is verified on its way, and the target is whole or absent.
+    """Write SNAPSHOT of RUN for other programs; every byte is verified, and the target is whole or absent.
 
     \b
     safetensors  one file, all names of model.state_dict(); tied weights under each of their names
@@ -78,10 +80,10 @@ def command(
     dcp          a folder for torch.distributed.checkpoint.load, in one process or many
     transformers a folder for from_pretrained; of a peft model the adapter
 
-    Without --part it is what the run's metrics are of, so that the best snapshot gives the best weights: the averaged
-    ones (`ema`) where evaluations measured those, as they do with train.ema, else the model's. `ema` is written under
-    the model's own names. `all` is model, optimizer, schedule and the rest, each under its own key; `optimizer` is its
-    state_dict().
+    Without --part, the weights that the run's metrics measured are written, so that the best snapshot gives the best
+    weights: the averaged weights (`ema`) if evaluations measured these, as they do with train.ema, else the model's.
+    `ema` is written under the model's own names. `all` is model, optimizer, schedule and the rest, each under its own
+    key; `optimizer` is its state_dict().
 
     \b
     elasticflow snapshots export best --format safetensors
@@ -134,7 +136,7 @@ def _measured(source: SnapshotSource, row: SnapshotRow) -> str:
 
 
 def _passed_over(better: BetterStep, rows: list[SnapshotRow]) -> str:
-    """Return the sentence about a step that measured better, and whose weights `best` cannot give."""
+    """Return the sentence about a step with a better metric, whose weights are in no snapshot for `best`."""
     said = f"the evaluation after step {better.step} measured better, {better.value:.6g}"
     if any(row.step == better.step and row.state == "committed" for row in rows):
         return (

@@ -1,4 +1,4 @@
-"""`elasticflow snapshots`: what a run left behind, and what may be done with it."""
+"""`elasticflow snapshots`: the commands for a run's snapshots."""
 
 from __future__ import annotations
 

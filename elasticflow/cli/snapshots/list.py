@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _HEADER = (
     "SNAPSHOT", "STEP", "EPOCHS", "SAMPLES", "SIZE", "AGE", "GEN", "WORKERS", "TRIGGER", "METRIC", "KEPT", "STATE",
 )  # fmt: skip
-# These columns go in this order where there is no room: the name says the generation, JSON has them all.
+# A narrow terminal leaves out these columns in this order: the name says the generation, JSON has them all.
 _FIRST_TO_GO = ("GEN", "SAMPLES", "EPOCHS", "WORKERS", "TRIGGER", "METRIC", "SIZE", "STEP")
 _COLOURS = {"committed": None, "set aside": "yellow", "damaged": "red", "unfinished": "bright_black"}
 
@@ -30,10 +30,10 @@ _COLOURS = {"committed": None, "set aside": "yellow", "damaged": "red", "unfinis
 @option_option
 @form_options
 def command(words: tuple[str, ...], options: tuple[str, ...], form: str) -> None:
-    """List the snapshots of RUN, the newest first, with why each stays; those set aside or unfinished too.
+    """List the snapshots of RUN, the newest first, including those that were set aside or are unfinished.
 
-    KEPT says which rules keep a snapshot: `best`, `every` and `pinned` hold for good; `newest`, `parent` (the newest
-    resumed from it), `last`, `within` and `borrowed` (one that stays needs its files) pass with time.
+    KEPT names the rules that keep a snapshot: `best`, `every` and `pinned` hold for good; `newest`, `parent` (the newest
+    resumed from it), `last`, `within` and `borrowed` (a snapshot that stays needs its files) pass with time.
 
     \b
     elasticflow snapshots list
@@ -65,7 +65,7 @@ def table_of(rows: Sequence[SnapshotRow], now: float, width: int | None) -> Iter
     Args:
         rows: Rows of the table.
         now: Unix time.
-        width: Columns of the terminal; None: all columns are shown.
+        width: Width of the terminal in columns; None: the whole table is shown.
     """
     says_nothing = ["STATE"] if all(row.state == "committed" for row in rows) else []
     cells = [[paint(text, _COLOURS[row.state]) for text in _cells(row, now)] for row in rows]
@@ -73,7 +73,7 @@ def table_of(rows: Sequence[SnapshotRow], now: float, width: int | None) -> Iter
 
 
 def notes(rows: Sequence[SnapshotRow]) -> list[str]:
-    """Return what a table has no room for: why a snapshot is not committed, and the notes of pins."""
+    """Return the notes below the table: why a snapshot is not committed, and the notes of pins."""
     reasons = [f"{row.name}  {row.state}: {row.reason}" for row in rows if row.reason]
     return reasons + [f"{row.name}  pinned: {row.note}" for row in rows if row.note]
 

@@ -1,4 +1,4 @@
-"""`elasticflow snapshots pin` and `unpin`: keep a snapshot whatever the policy says, or leave it to the policy again."""
+"""`elasticflow snapshots pin` and `unpin`: exempt a snapshot from the policy, or return it to the policy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from elasticflow.errors import SnapshotNotFoundError
 
 @click.command("pin")
 @words_argument("[RUN] SNAPSHOT...")
-@click.option("--note", default="", metavar="TEXT", help="Why; shown by list and show.")
+@click.option("--note", default="", metavar="TEXT", help="The reason; list and show print it.")
 @option_option
 def pin(words: tuple[str, ...], options: tuple[str, ...], note: str) -> None:
     """Keep SNAPSHOT of RUN until it is unpinned: neither retention nor `prune` removes it.
@@ -43,7 +43,7 @@ def pin(words: tuple[str, ...], options: tuple[str, ...], note: str) -> None:
 @words_argument("[RUN] SNAPSHOT...")
 @option_option
 def unpin(words: tuple[str, ...], options: tuple[str, ...]) -> None:
-    """Leave SNAPSHOT of RUN to the job's policy again; the next retention may remove it.
+    """Return SNAPSHOT of RUN to the job's policy; the next retention may remove it.
 
     \b
     elasticflow snapshots unpin mnist step:5000

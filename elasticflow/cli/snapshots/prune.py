@@ -1,4 +1,4 @@
-"""`elasticflow snapshots prune [RUN]`: remove what no rule keeps."""
+"""`elasticflow snapshots prune [RUN]`: remove the snapshots that no rule keeps."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 @click.option("--keep-best", type=click.IntRange(min=1), metavar="N", help="The best N by metric stay.")
 @click.option("--keep-every", metavar="INTERVAL", help='One at each of these stays: "5000 steps", "1 epoch".')
 @click.option("--keep-within", metavar="TIME", help='Those this much older than the newest stay: "2 h".')
-@click.option("--dry-run", is_flag=True, help="Show what would go and what that would free.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed, and its size.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @option_option
 @form_options
 def command(
     words: tuple[str, ...], options: tuple[str, ...], form: str, *, dry_run: bool, yes: bool, **keep: Any
 ) -> int:
-    """Remove the snapshots of RUN that no rule keeps, and what dead writers left unfinished.
+    """Remove the snapshots of RUN that no rule keeps, and unfinished files of dead writers.
 
-    The rules are those of the job; with any --keep option, those options alone. Whatever the rules: the newest
+    The rules are those of the job; with any --keep option, those options alone. Whatever the rules, the newest
     snapshot that verifies and its parent stay, as do pinned snapshots, and snapshots that others borrow files from.
-    A run that is running is refused. Of a URL it cannot be known whether a run is using it, so --yes is needed.
+    A run that is running is refused. For a URL, --yes is needed, as a run may be using it unseen.
 
     \b
     elasticflow snapshots prune --dry-run
@@ -98,7 +98,7 @@ class _KeepOptions(NamedTuple):
 
 
 def _rules(source: SnapshotSource, options: _KeepOptions) -> Keep:
-    """Return which snapshots stay: as the options say, else as the run's job does."""
+    """Return the rules for snapshots that stay: those of the options, else those of the run's job."""
     options.check()
     of_job = source.rules
     if options == (None, None, None, None):
@@ -131,7 +131,7 @@ def _alone(source: SnapshotSource, *, yes: bool) -> AbstractContextManager[objec
 
 
 def _dead(source: SnapshotSource) -> int:
-    """Return the newest generation that surely has no writer any more."""
+    """Return the newest generation that certainly has no writer any more."""
     newest = source.catalog.newest_generation()
     return newest if source.folder is not None else newest - 1
 
@@ -142,7 +142,7 @@ def _watch(snapshot: Manifest) -> ProgressMeter:
 
 def _agreed(pruning: prune.Pruning) -> bool:
     if not sys.stdin.isatty():
-        raise click.UsageError("nobody is there to ask: say --yes, or --dry-run to look only")
+        raise click.UsageError("there is no terminal to ask on: give --yes, or --dry-run to look only")
     return click.confirm(f"Remove {_counted(pruning)} ({size(pruning.size)})?", err=True)
 
 

@@ -1,4 +1,4 @@
-"""A job's model saved as its library saves it, in a child process: the job's own code builds it."""
+"""A job's model in its library's own format, saved in a child process in which the job's own code builds it."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _LAST_LINES = 12
 
 
 def save(job: Job, project_root: Path, weights: Path, folder: Path, tokenizer: str | None) -> None:
-    """Have the job's model, with these weights, written into *folder* by its own `save_pretrained`.
+    """Write the job's model with these weights into *folder*, by the model's own `save_pretrained`.
 
     Args:
         job: The job, as the run has recorded it.
-        project_root: Where its code is found.
+        project_root: Folder from which the job's code is imported.
         weights: A safetensors file with all of the model's `state_dict()`.
-        folder: Does not exist yet.
+        folder: Target folder, which does not exist yet.
         tokenizer: Argument of transformers' AutoTokenizer; the tokenizer is saved beside the model. None: no tokenizer.
 
     Raises:
-        ExportError: the model cannot be built, is not the snapshot's, or has no `save_pretrained`.
+        ExportError: the model cannot be built, does not fit the snapshot, or has no `save_pretrained`.
     """
     if util.find_spec("torch") is None:
         raise ExportError("--format transformers needs torch", "pip install 'elasticflow[torch]'")

@@ -25,7 +25,7 @@ _ASSIGNMENT = re.compile(r"(?P<keys>[\w.-]+)\s*=(?P<value>.*)", re.DOTALL)
 
 
 def words_argument(metavar: str) -> Callable[[Any], Any]:
-    """Return the argument that takes a run and snapshots in any order; *metavar* is what `--help` calls them."""
+    """Return the argument that takes a run and snapshots in any order; *metavar* is its name in `--help`."""
     kind = RUN_AND_SNAPSHOTS if "SNAPSHOT" in metavar else RUN_WORD
     return click.argument("words", type=kind, metavar=metavar, nargs=-1)
 
@@ -35,7 +35,7 @@ option_option = click.option(
     "options",
     metavar="KEY=VALUE",
     multiple=True,
-    help="For the file system, e.g. anon=true; credentials come from the environment.",
+    help="Option of the file system, e.g. anon=true; credentials come from the environment.",
 )
 
 
@@ -48,12 +48,12 @@ def form_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def find(words: Sequence[str], options: Sequence[str]) -> tuple[SnapshotSource, list[str]]:
-    """Return the run that *words* mean and the snapshots they name, as typed.
+    """Return the run that *words* name, and the names of snapshots among them as typed.
 
     Raises:
         UsageError: more than one word is a run, or an option is no assignment.
         RunNotFoundError: there is no such run.
-        StorageError: its snapshots cannot be read.
+        StorageError: the run's snapshots cannot be read.
     """
     names = [word for word in words if is_selector(word)]
     runs = [word for word in words if not is_selector(word)]
@@ -73,7 +73,7 @@ def find_rows(source: SnapshotSource) -> list[SnapshotRow]:
     """Return the run's snapshots, the newest first.
 
     Raises:
-        StorageError: they cannot be read.
+        StorageError: the snapshots cannot be read.
     """
     with store_errors():
         return rows_of(source)
@@ -83,8 +83,8 @@ def find_one(source: SnapshotSource, rows: Sequence[SnapshotRow], names: Sequenc
     """Return the snapshot that is named; without a name, the newest committed one.
 
     Raises:
-        UsageError: several are named.
-        SnapshotNotFoundError: there is none.
+        UsageError: there is more than one name.
+        SnapshotNotFoundError: there is no such snapshot.
     """
     if len(names) > 1:
         raise click.UsageError(f'one snapshot at a time: "{names[0]}" or "{names[1]}"')
@@ -92,10 +92,10 @@ def find_one(source: SnapshotSource, rows: Sequence[SnapshotRow], names: Sequenc
 
 
 def find_named(source: SnapshotSource, rows: Sequence[SnapshotRow], name: str) -> SnapshotRow:
-    """Return the snapshot *name* means.
+    """Return the snapshot that *name* stands for.
 
     Raises:
-        SnapshotNotFoundError: there is none; says where it was looked for.
+        SnapshotNotFoundError: there is no such snapshot; the message says where it was looked for.
     """
     try:
         return pick_row(rows, name, source.rules)
@@ -104,10 +104,10 @@ def find_named(source: SnapshotSource, rows: Sequence[SnapshotRow], name: str) -
 
 
 def required(names: Sequence[str], command: str) -> Sequence[str]:
-    """Return *names*.
+    """Return *names* if there are any.
 
     Raises:
-        UsageError: there are none.
+        UsageError: *names* is empty.
     """
     if not names:
         raise click.UsageError(
@@ -118,7 +118,7 @@ def required(names: Sequence[str], command: str) -> Sequence[str]:
 
 @contextlib.contextmanager
 def store_errors(doing: str = "read") -> Iterator[None]:
-    """Turn a failure of the store into one line with a remedy; an error about a damaged snapshot passes unchanged.
+    """Turn a failure of the store into a one-line error with a remedy; errors about damaged snapshots pass unchanged.
 
     Raises:
         StorageError: the store failed.
@@ -135,7 +135,7 @@ def store_errors(doing: str = "read") -> Iterator[None]:
 
 
 def _assignments(texts: Sequence[str]) -> dict[str, Any]:
-    """Return the nested options of texts like `a.b=1`; a value that is no TOML is a text."""
+    """Return the nested options in texts like `a.b=1`; a value that is not TOML is taken as a text."""
     import tomli
 
     options: dict[str, Any] = {}

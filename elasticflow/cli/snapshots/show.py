@@ -1,4 +1,4 @@
-"""`elasticflow snapshots show [RUN] [SNAPSHOT]`: all of one snapshot, and where it comes from."""
+"""`elasticflow snapshots show [RUN] [SNAPSHOT]`: the content and origin of one snapshot."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @option_option
 @form_options
 def command(words: tuple[str, ...], options: tuple[str, ...], form: str) -> None:
-    """Show what SNAPSHOT of RUN holds, why it stays, and the run's generations with their snapshots as a tree.
+    """Show the content of SNAPSHOT of RUN, why it is kept, and the run's generations with their snapshots as a tree.
 
     SNAPSHOT is a name, `latest`, `best` or `step:N`; default: `latest`.
 

@@ -1,4 +1,4 @@
-"""`elasticflow snapshots verify [RUN] [SNAPSHOT...]`: whether every byte is what was written."""
+"""`elasticflow snapshots verify [RUN] [SNAPSHOT...]`: checks every byte of snapshots."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class VerifyResult:
 
     Attributes:
         name: The snapshot.
-        whole: Whether every byte is what was written.
+        whole: Every byte is as it was written.
         bytes: Bytes read.
         seconds: Time that reading took.
         problems: Problems, by file.
-        set_aside: Whether it is set aside, now or before.
+        set_aside: The snapshot is set aside, now or before.
         needed_by: Other snapshots that need one of the damaged files, and cannot be loaded either.
     """
 
@@ -55,16 +55,18 @@ class VerifyResult:
 @click.command("verify")
 @words_argument("[RUN] [SNAPSHOT]...")
 @click.option("--all", "is_all", is_flag=True, help="Every snapshot that could be restored.")
-@click.option("--quarantine", is_flag=True, help="Set damaged ones aside, so that nothing ever loads them.")
+@click.option(
+    "--quarantine", is_flag=True, help="Set damaged snapshots aside, so that nothing ever loads them."
+)
 @option_option
 @form_options
 def command(
     words: tuple[str, ...], options: tuple[str, ...], form: str, *, is_all: bool, quarantine: bool
 ) -> int:
-    """Read every byte of snapshots and compare it with the checksums taken when it was written.
+    """Read every byte of snapshots and compare it with the checksums from the time of writing.
 
-    Without a SNAPSHOT: the newest. Exit code 1 if one is damaged; the file and the block are named,
-    and which other snapshots need that file.
+    Without a SNAPSHOT: the newest. Exit code 1 if one is damaged; the command names the file, the block,
+    and the other snapshots that need the file.
 
     \b
     elasticflow snapshots verify

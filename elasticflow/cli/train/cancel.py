@@ -21,19 +21,20 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
 
 _POLL_S = 0.05
-# Signals that come sooner after one another count as one: a terminal sends some of them twice.
+# Signals in quicker succession count as one: a terminal sends some signals twice.
 _BETWEEN_SIGNALS_S = 0.5
 
 
 @click.command("cancel")
 @click.argument("run", type=RUN, required=False)
 @click.option(
-    "--now", is_flag=True, help="Do not wait for a snapshot: what was done since the newest is lost."
+    "--now", is_flag=True, help="Do not wait for a snapshot: the steps since the newest one are lost."
 )
 def command(run: str | None, now: bool) -> None:
-    """Have RUN leave after its step, with a snapshot, and wait until it has ended; `resume` continues with it.
+    """Stop RUN after its step, with a snapshot, and wait until it has ended; `resume` continues it.
 
-    The run may be on any machine that shares its folder; a job of Slurm is not queued again. RUN is a run folder, a run id, or a job's name; default: the newest run.
+    The run may be on any machine that shares its folder; a job of Slurm is not queued again. RUN is a run folder, a
+    run id, or a job's name; default: the newest run.
 
     \b
     elasticflow cancel
@@ -43,12 +44,12 @@ def command(run: str | None, now: bool) -> None:
     supervisor = read_status(folder).pid
     if supervisor is None:
         raise NotRunningError(f"run {folder.run_id} is not running here", "`elasticflow runs` lists all runs")
-    # Another machine that shares the folder has processes of the same ids.
+    # On another machine that shares the folder, the same id is another process.
     holder = holder_of(folder.lock)
     is_here = holder is not None and holder.send(signal.SIGTERM)
     where = "" if is_here else " on another machine"
     click.echo(f"stopping run {folder.run_id} (process {supervisor}{where})", err=True)
-    # Its supervisor may be on another machine; who would start the run again sees that it is not wanted.
+    # For a supervisor on another machine, and for a scheduler that would start the run again.
     atomic_files.write(folder.cancel, (f"{NOW if now else LEAVE}\n".encode(),))
     if now and is_here and holder is not None:
         time.sleep(_BETWEEN_SIGNALS_S)

@@ -1,4 +1,4 @@
-"""`elasticflow render` and `elasticflow submit`: a job as what a cluster's scheduler takes."""
+"""`elasticflow render` and `elasticflow submit`: a job in the form that a cluster's scheduler takes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SUBMIT_COMMANDS: dict[str, CommandEntry] = {
 
 @click.group("render", cls=LazyGroup, table=COMMANDS)
 def command() -> None:
-    """Write a job as what a cluster's scheduler takes.
+    """Write a job in the form that a cluster's scheduler takes.
 
     \b
     elasticflow render slurm jobs/mnist.toml -o mnist.sbatch

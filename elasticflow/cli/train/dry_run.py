@@ -1,4 +1,4 @@
-"""`elasticflow run JOB --dry-run`: the plan, with what the other options of `run` mean."""
+"""`elasticflow run JOB --dry-run`: the plan, with the effects of the other options of `run`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 def show_plan(options: RunOptions) -> None:
-    """Print what `run` would do.
+    """Print the plan that `run` would follow.
 
     Raises:
         JobRefusedError: the job has errors.
-        ScaleError: more nodes are to be simulated than the job may have.
+        ScaleError: the options simulate more nodes than the job may have.
     """
     from elasticflow.cli.output import show_warnings
     from elasticflow.cli.parameters import job_of

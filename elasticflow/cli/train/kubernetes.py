@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from elasticflow.clusters.kubernetes.render import Form
 
-# Where the pods meet is the manifest's to say, and where their snapshots are kept was checked for pods.
+# The manifest sets the endpoint of the pods, and the place of their snapshots has a check of its own.
 _SAID_OTHERWISE = frozenset({codes.NO_ENDPOINT, codes.LOCAL_SNAPSHOTS})
 
 
@@ -26,7 +26,7 @@ _SAID_OTHERWISE = frozenset({codes.NO_ENDPOINT, codes.LOCAL_SNAPSHOTS})
     "target",
     metavar="FILE",
     type=FILE_ONLY,
-    help="Where it goes; default: standard output.",
+    help="File to write; default: standard output.",
 )
 @click.option(
     "--form",
@@ -46,10 +46,10 @@ def command(
     case: str | None,
     overrides: tuple[str, ...],
 ) -> None:
-    """Write a job as a manifest: a pod for each node, which meet, restart and grow by themselves.
+    """Write a job as a manifest with a pod for each node; the pods meet, restart and grow by themselves.
 
-    [kubernetes] in the job file says which image the pods have and what they ask for. Applied again, or with its pods
-    gone, the manifest continues with the same run.
+    [kubernetes] in the job file gives the image and the resources of the pods. Applied again, or after its pods are
+    gone, the manifest continues the same run.
 
     \b
     elasticflow render kubernetes jobs/mnist.toml -o mnist.yaml
@@ -65,7 +65,7 @@ def command(
 
     if run_id is not None and not FORM_OF_ID.fullmatch(run_id):
         raise click.BadParameter("letters, digits, '.', '_' and '-' only, at most 100", param_hint="--run-id")
-    # Variables are the pods': they are not looked up here.
+    # Variables are looked up in the pods, not here.
     loaded = require_job(job_file, overrides, case=case, environment=None)
     text = render_kubernetes(loaded, overrides, form, run_id)
     show_warnings(loaded, but=_SAID_OTHERWISE)

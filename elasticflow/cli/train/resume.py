@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 @click.option("--accept-drift", is_flag=True, help="Continue although the job changed the trajectory.")
 @log_format_option
 def command(run: str | None, overrides: tuple[str, ...], accept_drift: bool, log_format: str) -> int:
-    """Continue with RUN (a run folder, run id or job name) from its newest good snapshot.
+    """Continue RUN (a run folder, run id or job name) from its newest good snapshot.
 
     Without RUN: the newest run of this project that is not finished. The job file is read again and compared
-    with what the run was started with; what would corrupt the run is refused.
+    with the run's own job; a difference that would corrupt the run is refused.
 
     \b
     elasticflow resume

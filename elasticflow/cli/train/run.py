@@ -1,4 +1,4 @@
-"""`elasticflow run JOB`: compile, then launch exactly what was written."""
+"""`elasticflow run JOB`: compile, then launch exactly the files that were written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     "--run-id",
     type=RUN_ID,
     metavar="ID",
-    help="Make run ID, or continue with it: safe to start again and again.",
+    help="Start run ID, or continue it: safe to repeat.",
 )
 @click.option(
     "--accept-drift", is_flag=True, help="With --run-id: continue although the job changed the trajectory."
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 @click.option(
     "--scale",
     metavar="SCHEDULE",
-    help='Play nodes that come and go: "1@0s 3@20s 2@40s"; "2!@40s" kills those that go.',
+    help='Simulate nodes that come and go: "1@0s 3@20s 2@40s"; "2!@40s" kills the nodes that go.',
 )
 @click.option(
     "--join",
     "endpoint",
     metavar="HOST:PORT",
-    help="Take part in the run of this job that is led there; with --run-id: lead it where nobody does.",
+    help="Take part in the run of this job that is led there; with --run-id: lead it if no machine does.",
 )
 @click.option(
     "--hosts",
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     metavar="N",
     type=click.IntRange(0),
     envvar="NODE_RANK",
-    help='This machine\'s place among the nodes, from 0. With --run-id and --join, 0 leads; rdzv_backend = "static" needs it. '
+    help='This machine\'s rank among the nodes, from 0. With --run-id and --join, 0 leads; rdzv_backend = "static" needs it. '
     "Default: $NODE_RANK.",
 )
 @case_option
@@ -69,11 +69,11 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
 @log_format_option
 def command(*, dry_run: bool, **options: Any) -> int:
-    """Train a job. Ctrl-C or SIGTERM: snapshot, leave, exit 75; a second one: leave at once, exit 130.
+    """Train a job. Ctrl-C or SIGTERM: take a snapshot, exit 75; a second one: exit at once, 130.
 
-    With --all, a case that fails does not stop the others, and the exit code is 1 in the end; a signal stops all. With
-    the same --run-id the same command continues: cases that are finished are not trained again. The run of a case is
-    called after the run id and the case.
+    With --all, a case that fails does not stop the others, but makes the exit code 1; a signal stops all. With the same
+    --run-id the same command continues: finished cases are not trained again. The run of a case is named after the run
+    id and the case.
 
     \b
     elasticflow run jobs/mnist.toml
@@ -98,7 +98,7 @@ def _run(options: RunOptions, *, dry_run: bool) -> int:
 
         show_plan(options)
         return FINISHED
-    # A schedule that cannot be read is refused before the job is.
+    # An invalid --scale is refused before the job is read.
     options.scale_changes()
     if options.hosts is not None:
         from elasticflow.cli.train.run_hosts import run_hosts
@@ -117,7 +117,7 @@ def _run(options: RunOptions, *, dry_run: bool) -> int:
 
 
 def _run_one(loaded: LoadedJob, options: RunOptions) -> int:
-    """Make the run of one job, or continue with it, if it is not finished."""
+    """Start the run of one job, or continue it if it is not finished."""
     from elasticflow.cli.output import show_warnings
     from elasticflow.errors import FINISHED
 
@@ -129,7 +129,7 @@ def _run_one(loaded: LoadedJob, options: RunOptions) -> int:
 
 
 def _join(loaded: LoadedJob, endpoint: str, options: RunOptions) -> int:
-    """Take part in the run that another machine leads at *endpoint*; with a run id: lead it where no one does."""
+    """Take part in the run that another machine leads at *endpoint*; with a run id, lead it if no machine does."""
     from elasticflow.errors import FINISHED
     from elasticflow.launcher.join import Address, join
     from elasticflow.launcher.lead_or_join import lead_or_join
@@ -161,7 +161,7 @@ def _join(loaded: LoadedJob, endpoint: str, options: RunOptions) -> int:
 
 
 def _launch(request: Request, log_format: str) -> int:
-    """Launch what is asked for, show it, and return the exit code."""
+    """Launch the request, show the launch, and return the exit code."""
     from dataclasses import replace
 
     from elasticflow.launcher.launch import launch

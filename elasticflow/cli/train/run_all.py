@@ -46,10 +46,10 @@ class CaseResult(NamedTuple):
     """Result of one case.
 
     Attributes:
-        case: Its name.
-        run: Its run folder; it need not exist.
-        outcome: As `elasticflow runs` says it, or why there is no run.
-        seconds: Time that this command spent on it; None: nothing was done.
+        case: Name of the case.
+        run: The run folder, which need not exist.
+        outcome: Status as in `elasticflow runs`, or the reason why there is no run.
+        seconds: Time that this command spent on the case; None: nothing was done.
     """
 
     case: str
@@ -59,17 +59,17 @@ class CaseResult(NamedTuple):
 
 
 def run_all(options: RunOptions, train: Callable[[LoadedJob, RunFolder], int]) -> int:
-    """Train every case that is not finished, sum up, and return the exit code.
+    """Train every case that is not finished, print a summary, and return the exit code.
 
-    A case that fails does not stop the others; the exit code says so in the end. A signal stops all: the case that
-    trains takes a snapshot, and the same command with the same run id continues with it.
+    A case that fails does not stop the others, but shows in the exit code. A signal stops all: the current case takes a
+    snapshot, and the same command with the same run id continues with it.
 
     Args:
         options: The command line; its job file has a [matrix].
         train: Trains one case in a run folder and returns its exit code.
 
     Raises:
-        JobRefusedError: some case has errors; nothing was begun.
+        JobRefusedError: a case has errors; nothing was started.
     """
     from elasticflow.jobfile.load import require_cases
 
@@ -100,7 +100,7 @@ def run_all(options: RunOptions, train: Callable[[LoadedJob, RunFolder], int]) -
 
 
 def _sum_up(results: Sequence[CaseResult], code: int, options: RunOptions) -> None:
-    """Say what became of each case, and the command that continues."""
+    """Print the outcome of each case, and the command that continues."""
     options.say("\n" + "\n".join(_results_text(results)))
     if code != FINISHED:
         purpose = (
@@ -157,7 +157,7 @@ def _train(job: LoadedJob, run: RunFolder, train: Callable[[LoadedJob, RunFolder
 
 
 def _warn_once(job: LoadedJob, shown: set[Diagnostic], but: Container[str]) -> None:
-    """Show the warnings about a case that no case before it had."""
+    """Show the warnings about a case that no earlier case had."""
     new = [diagnostic for diagnostic in job.diagnostics if diagnostic not in shown]
     shown.update(new)
     show_warnings(job._replace(diagnostics=new), but=but)

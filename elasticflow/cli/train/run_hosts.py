@@ -27,8 +27,8 @@ def run_hosts(options: RunOptions, path: Path) -> int:
     """Run the job on the hosts of the file at *path*; return the exit code.
 
     Raises:
-        HostsError: the file is not right, a host leads nowhere, or there are more than the job may have.
-        TokenError: the run's token cannot be had.
+        HostsError: the file is invalid, a host does not resolve, or there are more hosts than the job may have.
+        TokenError: the run's token cannot be read.
     """
     from elasticflow.launcher.machines.hosts_file import read_hosts
     from elasticflow.launcher.machines.order import Order
@@ -51,7 +51,7 @@ def run_hosts(options: RunOptions, path: Path) -> int:
     run_id = options.run_id or new_run_id()
     options.say(f"run {run_id} on {', '.join(host.target for host in hosts)}, which meet at {endpoint}")
     grace_s = parse_duration(job.snapshots.grace)
-    # No one else needs to know it: each host is told, by ssh.
+    # Each host gets the token by ssh, and nothing else needs it.
     token = given_token(job.nodes.token_file, loaded.project_root) or new_token()
     again = options.command_with(run_id)
     launch = secrets.token_hex(8)
@@ -83,7 +83,7 @@ def run_hosts(options: RunOptions, path: Path) -> int:
 
 
 def _job_with_endpoint(options: RunOptions, head: Host) -> tuple[LoadedJob, Job, list[str]]:
-    """Return the job, which knows where the hosts meet, and the `--set` values with which it does."""
+    """Return the job with the endpoint of the hosts, and the `--set` values that give it this endpoint."""
     sets = list(options.overrides)
     loaded = job_of(options.job_file, sets, options.case)
     job = loaded.job
@@ -99,7 +99,7 @@ def _job_with_endpoint(options: RunOptions, head: Host) -> tuple[LoadedJob, Job,
 def _words(
     options: RunOptions, loaded: LoadedJob, run_id: str, endpoint: str, sets: list[str], rank: int
 ) -> tuple[str, ...]:
-    """Return the command of the host with *rank*: the same as the others', but for the rank where it decides who leads."""
+    """Return the command of the host with *rank*: the same on all hosts, except for the rank if it decides who leads."""
     assert loaded.job is not None
     job_file = loaded.path.resolve().relative_to(loaded.project_root.resolve())
     words = ["run", job_file.as_posix(), "--run-id", run_id, "--join", endpoint]
@@ -111,5 +111,5 @@ def _words(
 
 
 def _show(host: Host, line: str, width: int, log_format: str) -> None:
-    # Records are for programs: each line is one as it is.
+    # Records are for programs: each line is printed unchanged.
     click.echo(line if log_format == "json" else f"{host.target:<{width}} | {line}")

@@ -1,4 +1,4 @@
-"""The options of `elasticflow run`, and what follows from them for a job."""
+"""The options of `elasticflow run`, and their effects on a job."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class RunOptions:
         """Check that the options go together.
 
         Raises:
-            UsageError: two of them say different things.
-            BadParameter: the run id has other letters than it may have.
+            UsageError: two options contradict each other.
+            BadParameter: the run id has a character that is not allowed.
         """
         if self.simulate_nodes is not None and self.scale is not None:
             raise click.UsageError("--simulate-nodes and --scale both say how many nodes there are: use one")
@@ -80,17 +80,17 @@ class RunOptions:
 
     @property
     def pointless_warnings(self) -> frozenset[str]:
-        """Codes of the warnings about a job that are pointless where all nodes are simulated on this machine."""
+        """Codes of warnings about a job that are pointless if all nodes are simulated on this machine."""
         from elasticflow.jobfile.diagnostics import codes
 
         return frozenset({codes.NO_ENDPOINT, codes.LOCAL_SNAPSHOTS}) if self.is_simulated else frozenset()
 
     def say(self, sentence: str) -> None:
-        """Tell a person something: on standard error where standard output belongs to records."""
+        """Print a sentence for people: on standard error if standard output has records."""
         click.echo(sentence, err=self.log_format == "json")
 
     def scale_changes(self) -> tuple[ScaleChange, ...]:
-        """Return how many nodes are simulated, and from when on.
+        """Return the numbers of simulated nodes, with the times of the changes.
 
         Raises:
             ScaleError: --scale cannot be read.
@@ -103,13 +103,13 @@ class RunOptions:
         """Return the run folder of a job; it need not exist.
 
         Raises:
-            CaseError: the run's id would be too long.
+            CaseError: the run's id is too long.
         """
         assert loaded.job is not None
         return RunFolder.of(loaded.project_root, loaded.job.job.name, run_id_of(self.run_id, loaded.case))
 
     def command_with(self, run_id: str) -> str:
-        """Return the command line that continues with that run, on the same machines."""
+        """Return the command line that continues the run on the same machines."""
         words = ["elasticflow", "run", str(self.job_file)]
         words += [] if self.hosts is None else ["--hosts", str(self.hosts)]
         words += [] if self.on is None else ["--on", self.on]
@@ -118,7 +118,7 @@ class RunOptions:
         return shlex.join([*words, "--run-id", run_id])
 
     def request(self, loaded: LoadedJob, folder: RunFolder) -> Request:
-        """Return what is to be launched.
+        """Return the request for the launch.
 
         Raises:
             JobRefusedError: a package that the job's modules import is not installed here.
@@ -142,10 +142,10 @@ class RunOptions:
 
 
 def run_id_of(run_id: str | None, case: str | None) -> str:
-    """Return the id of a run; that of a case ends in the case's name, so that no two cases share a run.
+    """Return the id of a run; for a case, the id ends in the case's name, so that no two cases share a run.
 
     Raises:
-        CaseError: it would be too long.
+        CaseError: the id is too long.
     """
     whole = run_id or new_run_id()
     if case is not None and not whole.endswith(f"-{case}"):
@@ -156,7 +156,7 @@ def run_id_of(run_id: str | None, case: str | None) -> str:
 
 
 def has_finished(folder: RunFolder) -> bool:
-    """Return whether there is nothing left to train, and say so."""
+    """Return whether the run has finished, and if so, print that."""
     from elasticflow.observe.runs import is_finished
 
     if not is_finished(folder):

@@ -30,8 +30,8 @@ def run_ray(options: RunOptions, launch: Callable[[Request], int]) -> int:
     """Run the job with nodes.max nodes on Ray; return the exit code.
 
     Raises:
-        RayError: there is no ray, no cluster, or the job says that the store is elsewhere.
-        TokenError: the run's token cannot be had.
+        RayError: ray is not installed, there is no cluster, or the job has its store elsewhere.
+        TokenError: the run's token cannot be read.
     """
     from elasticflow.launcher.machines.cluster import connect, demand_of
     from elasticflow.launcher.machines.order import Order
@@ -53,7 +53,7 @@ def run_ray(options: RunOptions, launch: Callable[[Request], int]) -> int:
     nodes = ray.nodes()
     demand = demand_of(job.nodes.nproc_per_node, nodes)
     _tell_of_room(options, job, demand, [node["Resources"] for node in nodes if node["Alive"]])
-    # Each node is told, through Ray's own connections, and no one else.
+    # Each node gets the token through Ray's own connections, and nothing else needs it.
     os.environ[TOKEN] = given_token(job.nodes.token_file, loaded.project_root) or new_token()
     endpoint = job.nodes.endpoint
     assert endpoint is not None
@@ -84,7 +84,7 @@ def run_ray(options: RunOptions, launch: Callable[[Request], int]) -> int:
 
 
 def _with_endpoint(options: RunOptions, address: str) -> tuple[RunOptions, LoadedJob, Job]:
-    """Return the options and the job, which knows that its nodes meet on this machine."""
+    """Return the options and the job, with an endpoint on this machine."""
     loaded = job_of(options.job_file, options.overrides, options.case)
     assert loaded.job is not None
     if loaded.job.torchrun.is_store_outside:
@@ -122,7 +122,7 @@ def _words(options: RunOptions, loaded: LoadedJob, endpoint: str) -> tuple[str, 
 
 
 def _leave_launch() -> None:
-    """Have the launch of this process leave, as on SIGTERM."""
+    """Make the launch of this process exit, as on SIGTERM."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -30,7 +30,7 @@ run_id_option = click.option(
     "target",
     metavar="FILE",
     type=FILE_ONLY,
-    help="Where it goes; default: standard output.",
+    help="File to write; default: standard output.",
 )
 @run_id_option
 @case_option
@@ -38,10 +38,10 @@ run_id_option = click.option(
 def command(
     job_file: Path, target: Path | None, run_id: str | None, case: str | None, overrides: tuple[str, ...]
 ) -> None:
-    """Write a job as a batch script: it starts the nodes, asks them to leave before the time limit, and queues itself again.
+    """Write a job as a batch script, which starts the nodes, stops them before the time limit, and requeues itself.
 
-    [slurm] in the job file says what sbatch is asked for. The nodes see the project under the same path, and call the
-    same `elasticflow` as this command is.
+    [slurm] in the job file gives the options of sbatch. The nodes need the project and this `elasticflow` at the same
+    paths as on this machine.
 
     \b
     elasticflow render slurm jobs/mnist.toml -o mnist.sbatch
@@ -65,11 +65,11 @@ def command(
 def loaded_for_slurm(
     job_file: Path, overrides: tuple[str, ...], case: str | None, run_id: str | None
 ) -> LoadedJob:
-    """Return the job that a script is made of; its variables are the nodes', not looked up here.
+    """Return the job for a script; its variables are looked up on the nodes, not here.
 
     Raises:
-        JobRefusedError: it has errors.
-        BadParameter: the run id has other letters than it may have.
+        JobRefusedError: the job has errors.
+        BadParameter: the run id has a character that is not allowed.
     """
     from elasticflow.jobfile.load import require_job
     from elasticflow.run_folder import RUN_ID as FORM_OF_ID

@@ -1,4 +1,4 @@
-"""`elasticflow submit slurm JOB`: render, and give it to sbatch."""
+"""`elasticflow submit slurm JOB`: renders a batch script, and passes it to sbatch."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _LOOK_S = 2.0
     "--wait",
     "is_waiting",
     is_flag=True,
-    help="Tell how the job does until it is over, and end with the run's exit code; Ctrl-C ends the telling only.",
+    help="Report on the job until it is over, and exit with the run's exit code; Ctrl-C only ends the report.",
 )
 def command(
     job_file: Path, run_id: str | None, case: str | None, overrides: tuple[str, ...], *, is_waiting: bool
 ) -> int:
-    """Submit a job to Slurm, as `elasticflow render slurm` writes it, and say how its run is called.
+    """Submit a job to Slurm, as `elasticflow render slurm` writes it, and print the id of its run.
 
-    status, logs, why, report and cancel work where the project's folder is, such as on the login node. To continue with a
+    status, logs, why, report and cancel work wherever the project's folder is, such as on the login node. To continue a
     run whose job is over, submit it again with its --run-id.
 
     \b
@@ -60,11 +60,13 @@ def command(
     assert loaded.job is not None
     name = loaded.job.job.name
     if whole_id is not None:
-        # It is wanted again.
+        # The run is wanted again.
         RunFolder.of(loaded.project_root, name, whole_id).cancel.unlink(missing_ok=True)
     assert loaded.job.slurm is not None
     output = loaded.job.slurm.output.rpartition("/")[0]
-    if output and "%" not in output:  # Slurm makes no folder, and ends a job at once whose output has none
+    if (
+        output and "%" not in output
+    ):  # Slurm makes no folder, and ends a job at once if the folder of its output is missing
         (loaded.project_root / output).mkdir(parents=True, exist_ok=True)
     try:
         number = submit(script)
@@ -87,7 +89,7 @@ def command(
 
 
 def _follow(number: int, folder: RunFolder) -> int:
-    """Tell how a Slurm job and its run do until the job is over; return the run's exit code."""
+    """Report on a Slurm job and its run until the job is over; return the run's exit code."""
     from elasticflow.cli.look.status import exit_code_of
     from elasticflow.clusters.slurm.commands import queued
     from elasticflow.errors import NOT_STARTED

@@ -30,7 +30,7 @@ log_format_option = click.option(
 
 
 class Shown(NamedTuple):
-    """Shows a record on standard output (`show`), and what time changes (`tick`, to be called several times a second)."""
+    """Shows records on standard output (`show`), and updates the clock (`tick`, to be called several times a second)."""
 
     show: Callable[[EventRecord], None]
     tick: Callable[[], None] | None = None
@@ -38,7 +38,7 @@ class Shown(NamedTuple):
 
 @contextmanager
 def shown(log_format: str, folder: Path) -> Iterator[Shown]:
-    """Yield what shows a launch on standard output.
+    """Yield the functions that show a launch on standard output.
 
     Args:
         log_format: `console` or `json`.
@@ -60,7 +60,7 @@ def shown(log_format: str, folder: Path) -> Iterator[Shown]:
 def _print_json(record: EventRecord) -> None:
     if is_only_shown(record):
         return
-    # The run continues even if no one reads its records any more.
+    # The run continues even if nothing reads its records any more.
     with suppress(OSError, ValueError):
         sys.stdout.write(json.dumps(record) + "\n")
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`elasticflow compile JOB -o DIR`: write what would be launched."""
+"""`elasticflow compile JOB -o DIR`: write the files of a launch."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 @click.command("compile")
 @click.argument("job_file", metavar="JOB", type=JOB_FILE)
 @click.option(
-    "-o", "--output", "folder", metavar="DIR", required=True, type=FOLDER, help="Where the files go."
+    "-o", "--output", "folder", metavar="DIR", required=True, type=FOLDER, help="Folder for the files."
 )
 @case_option
 @overrides_option
-@click.option("--force", is_flag=True, help="Replace files that were edited, or that something else made.")
+@click.option("--force", is_flag=True, help="Replace files that were edited or are not ours.")
 def command(
     job_file: Path, folder: Path, case: str | None, overrides: tuple[str, ...], *, force: bool
 ) -> None:
-    """Write a job's launch folder: train.py, torchrun.sh, plan.json and what they were made from.
+    """Write a job's launch folder: train.py, torchrun.sh, plan.json and the files they are made from.
 
     \b
     elasticflow compile jobs/mnist.toml -o build

@@ -1,4 +1,4 @@
-"""`--deep`: its options, trying a job out, and what that tells in a line."""
+"""`--deep`: its options, the trial of a job's own code, and a line about the results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TRIED_OUT = ("model", "optimizer", "lr_scheduler", "dataset", "evaluation", "tr
 
 
 class DeepRequest(NamedTuple):
-    """How a job's own code is tried out: with a training step or without, and for how many seconds at most."""
+    """A request to try a job's own code: with or without a training step, and the most seconds it may take."""
 
     takes_step: bool
     limit_s: int
@@ -35,7 +35,7 @@ def deep_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=click.IntRange(1, 86_400),
             default=60,
             show_default=True,
-            help="Most time that --deep takes for each job.",
+            help="Most seconds that --deep takes for each job.",
         ),
         click.option(
             "--deep-step",
@@ -55,7 +55,7 @@ def deep_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def try_out_loaded(
     loaded: LoadedJob, overrides: Sequence[str], request: DeepRequest
 ) -> tuple[DeepReport, list[Diagnostic]]:
-    """Return what trying out a job without errors tells, and its findings, each at its place in the job file."""
+    """Return the report of trying out a job without errors, and its findings, each at its place in the job file."""
     from elasticflow.deep.check import try_out
     from elasticflow.deep.diagnostics import diagnostics_of
     from elasticflow.errors import TrialRefusedError
@@ -97,9 +97,9 @@ def try_out_loaded(
 def try_out_all(
     jobs: Sequence[LoadedJob], overrides: Sequence[str], request: DeepRequest
 ) -> tuple[list[Diagnostic], str]:
-    """Return the findings about several jobs, and lines that tell what was learnt of each.
+    """Return the findings about several jobs, and lines with the results of each.
 
-    Cases of a file that differ in nothing that is tried out are tried out once.
+    Cases of a file that are the same to `--deep` are tried out once.
     """
     diagnostics: list[Diagnostic] = []
     lines = []
@@ -120,7 +120,7 @@ def try_out_all(
 
 
 def _cases_alike(loaded: LoadedJob, overrides: Sequence[str]) -> list[list[LoadedJob]]:
-    """Return the cases of a file in groups that are the same to `--deep`; a file without cases is one group."""
+    """Return the cases of a file in groups of cases that are the same to `--deep`; a file without cases is one group."""
     import json
 
     from elasticflow.compiler.provenance.job_json import job_to_json
@@ -146,7 +146,7 @@ def _in_words(cases: Sequence[LoadedJob]) -> str:
 
 
 def report_text(report: DeepReport) -> str:
-    """Return what was learnt in words; empty if nothing was."""
+    """Return the results in words; empty if there are none."""
     from elasticflow.observe.terminal.formats import groups_in_words, plural, size
 
     facts, parts = report.facts, []

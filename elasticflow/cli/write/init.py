@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     "-o", "--output", type=FILE, help="Where to write it; default: jobs/NAME.toml; for an example: NAME/."
 )
 @click.option("--name", help="The job's name; default: the model's, or spirals.")
-@click.option("--model", help="Class or function of the file, where it has several.")
+@click.option("--model", help="Class or function of the file, if it has several.")
 @click.option("--dataset", help="Function or class: NAME of the file or its neighbours, or module:NAME.")
 @click.option(
     "--loss", help="Function of outputs and targets: NAME, of the file or of torch, or module:NAME."
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 )
 @click.option("--workers", type=click.IntRange(1), default=None, help="Workers per machine.")
 @set_option("A key of model, optimizer, dataset: model.args.width=64.")
-@click.option("--script", is_flag=True, help="The file is a training script, whatever it looks like.")
-@click.option("--args", metavar="WORDS", help="A script's arguments, as a shell takes them.")
+@click.option("--script", is_flag=True, help="Take the file as a training script in any case.")
+@click.option("--args", metavar="WORDS", help="A script's arguments, quoted as for a shell.")
 @click.option("--print", "only_print", is_flag=True, help="Print the job file; write nothing.")
 @click.option(
     "--gitignore/--no-gitignore", default=None, help="Add runs/ to .gitignore, in a checkout; else asks."
 )
-@click.option("--pre-commit", is_flag=True, help="Have pre-commit check job files.")
+@click.option("--pre-commit", is_flag=True, help="Make pre-commit check job files.")
 @click.option(
     "--deep/--no-deep",
     default=None,

@@ -1,4 +1,4 @@
-"""`elasticflow plan JOB`: what a run would do, without running anything."""
+"""`elasticflow plan JOB`: the plan of a run, without running anything."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _WIDTH = 100  # where there is no terminal
     "run",
     type=RUN,
     metavar="RUN",
-    help="Compare with this run, not with the newest; learn from this run.",
+    help="Compare with this run, not with the newest, and take facts from it.",
 )
 @format_option
 @deep_options
@@ -52,8 +52,8 @@ def command(
 ) -> int:
     """Show what a run of a job file would do; nothing is written or run, nor imported unless with --deep.
 
-    What data, model and speed tell comes from the job's newest run, or from --deep, and says so. RUN is a run folder,
-    a run id, or a job's name.
+    Facts of data, model and speed come from the job's newest run or from --deep, and the plan names the source. RUN is
+    a run folder, a run id, or a job's name.
 
     \b
     elasticflow plan jobs/mnist.toml
@@ -95,7 +95,7 @@ def show(
         loaded: The job.
         against: The run that the job is compared with, if any.
         form: `text` or `json`.
-        report: What `--deep` found out.
+        report: Report of `--deep`.
         asides: Further facts to show, by name.
     """
     from elasticflow.cli.output import print_json, terminal_width
@@ -122,10 +122,10 @@ def show(
 
 
 def show_cases(job_file: Path, overrides: Sequence[str], form: str = "text") -> None:
-    """Print which cases a file has.
+    """Print the cases of a file.
 
     Raises:
-        JobRefusedError: some of them have errors.
+        JobRefusedError: a case has errors.
         CaseError: the file has no [matrix].
     """
     from elasticflow.cli.output import print_json
@@ -149,7 +149,7 @@ def show_cases(job_file: Path, overrides: Sequence[str], form: str = "text") -> 
 
 
 def _cases_text(path: Path, jobs: Sequence[LoadedJob]) -> Iterator[str]:
-    """Yield the lines that show which cases a file has, and what each changes."""
+    """Yield the lines that show the cases of a file, and the keys that each case changes."""
     from elasticflow.cli.output import table
     from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
     from elasticflow.observe.terminal.formats import plural
@@ -169,7 +169,7 @@ def _cases_text(path: Path, jobs: Sequence[LoadedJob]) -> Iterator[str]:
 
 
 def newest_run(loaded: LoadedJob) -> RunFolder | None:
-    """Return the newest run of the job that was launched, or None."""
+    """Return the job's newest run that was launched, or None."""
     from elasticflow.observe.runs import list_runs
 
     assert loaded.job is not None
@@ -178,7 +178,7 @@ def newest_run(loaded: LoadedJob) -> RunFolder | None:
 
 
 def _try_out(loaded: LoadedJob, overrides: Sequence[str], request: DeepRequest) -> tuple[DeepReport, bool]:
-    """Try the job out, print findings on standard error, and return also whether one is an error."""
+    """Try the job out, print findings on standard error, and return the report and whether a finding is an error."""
     from elasticflow.cli.write.deep_options import try_out_loaded
     from elasticflow.jobfile.diagnostics.render_text import render
 
@@ -191,7 +191,7 @@ def _try_out(loaded: LoadedJob, overrides: Sequence[str], request: DeepRequest) 
 
 
 def _knowledge(loaded: LoadedJob, run_facts: RunFacts | None, report: DeepReport | None) -> Knowledge:
-    """Return what is known: from `--deep`, else from the job file, else from a run."""
+    """Return the known facts: from `--deep`, else from the job file, else from a run."""
     from elasticflow.compiler.plan.forecast import Knowledge, Known
 
     assert loaded.job is not None
@@ -204,7 +204,7 @@ def _knowledge(loaded: LoadedJob, run_facts: RunFacts | None, report: DeepReport
 
 
 def _sets(report: DeepReport | None) -> KnownSets | None:
-    """Return what `--deep` saw of the sets of a mixture."""
+    """Return the facts of a mixture's sets that `--deep` found."""
     from elasticflow.compiler.plan.forecast import KnownSets
 
     if report is None or report.facts.sets is None or report.facts.shares is None:

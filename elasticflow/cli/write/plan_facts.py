@@ -1,4 +1,4 @@
-"""The lines of `plan` that say what a job does, each with a name: from its nodes to what a failure costs."""
+"""The lines of `plan` about a job, each with a name: from its nodes to the cost of a failure."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _of_data(job: Job, known: Knowledge, sets: KnownSets | None) -> Iterator[Fac
 
 
 def drawn_in_words(job: Job, sets: KnownSets | None) -> str | None:
-    """Return how samples are drawn; None where each comes once per epoch, in a shuffled order."""
+    """Return the order of samples in words; None if each sample comes once per epoch, in a shuffled order."""
     sampler = job.dataset.sampler
     if job.dataset.mix:
         return _mixture_in_words(job, sets)
@@ -121,7 +121,7 @@ def drawn_in_words(job: Job, sets: KnownSets | None) -> str | None:
 
 
 def _mixture_in_words(job: Job, known: KnownSets | None) -> str:
-    """Return each set's share, and how often its samples come in an epoch, as far as that is known."""
+    """Return each set's share, and the number of times its samples come in an epoch, as far as known."""
     names = [each.entry for each in job.dataset.mix]
     weights = [each.weight for each in job.dataset.mix if each.weight is not None]
     epoch = "an epoch is as many samples as all sets have"
@@ -177,7 +177,7 @@ def _any_of(every: Sequence[str]) -> str:
 
 
 def _logged(job: Job) -> Iterator[Fact]:
-    """Yield what the job logs beside its loss, where to, and whom it notifies and calls."""
+    """Yield the job's further measures, its sinks, its notifications and its hooks."""
     parts = []
     if job.logging.count_name is not None:
         parts.append(f"{job.logging.count_name}/s, by the count of model.step or model.loss_count")

@@ -1,4 +1,4 @@
-"""The tables of `plan`: what the run comes to, with the source of each figure, and how batches are split."""
+"""The tables of `plan`: the figures of the run, each with its source, and the split of batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EXACT_HEADER = (("forwards", "of batch mode"), ("gradient", "sums"), ("", "traf
 
 
 def figures_table(job: Job, known: Knowledge, ahead: Forecast, run_facts: RunFacts | None) -> Iterator[str]:
-    """Yield the table of durations, bytes and counts; a figure that nobody knows yet is `-`, with when it will be known."""
+    """Yield the table of durations, bytes and counts; an unknown figure is `-`, with the time at which it will be known."""
     outdated = {} if run_facts is None else run_facts.outdated
 
     def measured(name: str, field: str, show: Callable[[float], str], unknown: str, more: str = "") -> Row:
@@ -52,9 +52,9 @@ def figures_table(job: Job, known: Knowledge, ahead: Forecast, run_facts: RunFac
 
 
 def _length(job: Job, known: Knowledge, ahead: Forecast, measured: Callable[..., Row]) -> Iterator[Row]:
-    """Yield what training is: samples, steps, evaluations and their time."""
+    """Yield the rows of the length of training: samples, steps, evaluations and their time."""
     is_read = job.dataset.shards is None
-    unknown = f"{_WITH_DEEP}, or set dataset.samples" if is_read else "nobody knows before they are read"
+    unknown = f"{_WITH_DEEP}, or set dataset.samples" if is_read else "unknown until they are read"
     yield measured("samples", "samples", _count, unknown)
     if known.parameters is not None:
         yield measured("parameters", "parameters", _count, "")
@@ -75,7 +75,7 @@ def _length(job: Job, known: Knowledge, ahead: Forecast, measured: Callable[...,
 
 
 def _snapshots(job: Job, ahead: Forecast, measured: Callable[..., Row]) -> Iterator[Row]:
-    """Yield the size of a snapshot, how many are taken and stay, and the bytes of those."""
+    """Yield the rows of snapshots: the size of one, the number taken and kept, and their bytes."""
     yield measured("a snapshot", "snapshot_bytes", size, _WITH_DEEP)
     rate, written = ahead.snapshots_per_hour, ahead.bytes_per_hour
     if rate is None:
@@ -111,7 +111,7 @@ def worlds_table(worlds: Sequence[WorldRow]) -> Iterator[str]:
 
 
 def _workers(world: WorldRow) -> tuple[str, str]:
-    """Return a line where the batches are the script's, or the workers of a node are not known."""
+    """Return the row of a world size if a script splits the batches, or if the workers of a node are unknown."""
     return f"{world.nodes:,}", "as found" if world.world_size is None else f"{world.world_size:,}"
 
 
@@ -137,7 +137,7 @@ def either(fewest: int, most: int) -> str:
 
 
 def worlds_notes(job: Job, plan: LaunchPlan) -> Iterator[str]:
-    """Yield the notes under the table: formulas for the rows it leaves out, and what its columns mean."""
+    """Yield the notes under the table: formulas for the rows it leaves out, and the meanings of its columns."""
     batch, micro, shards = (
         job.dataset.global_batch_size,
         job.dataset.micro_batch_size,

@@ -35,17 +35,17 @@ _COLOURS: dict[Weight, str] = {"corrupting": "red", "trajectory": "yellow", "har
 
 
 class PlanView(NamedTuple):
-    """What is shown.
+    """The content of a plan for the terminal.
 
     Attributes:
-        plan: The plan.
+        plan: The plan of the launch.
         job: The resolved job.
-        known: What is known of data, model and machine, and from where.
-        ahead: The forecast that follows from it.
-        run_facts: What was learnt from the run that the job is compared with; None: there is no such run.
-        answer: Whether that run could continue as this job.
+        known: Facts of data, model and machine, with their sources.
+        ahead: The forecast from these facts.
+        run_facts: Facts of the run that the job is compared with; None: there is no such run.
+        answer: The answer to whether that run could continue as this job.
         asides: Further facts to show, by name.
-        sets: Of a mixture, if they are known.
+        sets: The sets of a mixture, if known.
     """
 
     plan: LaunchPlan
@@ -61,7 +61,7 @@ class PlanView(NamedTuple):
 def lines_of(view: PlanView, width: int) -> Iterator[str]:
     """Yield the lines of the whole plan, at most *width* wide where words can be broken.
 
-    What people read comes last: that is what a terminal still shows.
+    The most important lines come last, where a terminal still shows them.
     """
     yield from _command(view.plan, width)
     yield ""
@@ -85,7 +85,7 @@ def lines_of(view: PlanView, width: int) -> Iterator[str]:
 
 
 def _command(plan: LaunchPlan, width: int) -> Iterator[str]:
-    """Yield torchrun's command, which the launch is equal to, and the variables that it needs."""
+    """Yield the torchrun command that is equal to the launch, and the variables that it needs."""
     yield paint("# what follows in torchrun's words", dim=True)
     yield "python -m torch.distributed.run \\"
     program = 1 if plan.script is None else len(torchrun_command(plan.script))
@@ -96,7 +96,7 @@ def _command(plan: LaunchPlan, width: int) -> Iterator[str]:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Return the text in lines; none is broken between a number and its unit, or `run` and its id."""
+    """Return the text in lines, never broken between a number and its unit, or between `run` and the run's id."""
     held = _HELD.sub("\0", text)
     lines = textwrap.wrap(held, width, break_long_words=False, break_on_hyphens=False)
     return [line.replace("\0", " ") for line in lines]
@@ -112,7 +112,7 @@ def _drift(run_facts: RunFacts, answer: Answer) -> str:
 
 
 def _differences(drift: Sequence[Difference], width: int) -> Iterator[str]:
-    """Yield the table of differences; a reason that does not fit on its line stands below it."""
+    """Yield the table of differences; a reason that does not fit on the line is on the next one."""
     for line in drift_lines(drift, lambda text, weight: paint(text, _COLOURS[weight], bold=True)):
         if len(line) <= width:
             yield line
@@ -123,7 +123,7 @@ def _differences(drift: Sequence[Difference], width: int) -> Iterator[str]:
 
 
 def _environment(plan: LaunchPlan, width: int) -> Iterator[str]:
-    """Yield the variables, and above those with the same reason that reason."""
+    """Yield the variables in groups, each below its reason."""
     groups: dict[str, list[str]] = {}
     for name, value in plan.environment.items():
         groups.setdefault(plan.reasons[name], []).append(f"{name}={shlex.quote(value)}")

@@ -54,8 +54,8 @@ def command(
 
     Nothing is run or imported, neither your code nor torch, unless with --deep. Exit code 0 without errors, 1 with.
     A folder stands for the job files in it: jobs/*.toml and *.job.toml at any depth, or if there are none its own TOML
-    files; default: the project. What files called base.toml, *.base.toml or _*.toml leave out is not asked for: other
-    files extend them.
+    files; default: the project. Files called base.toml, *.base.toml or _*.toml may lack required keys, as other files
+    extend them.
 
     \b
     elasticflow validate
@@ -90,7 +90,7 @@ def command(
 
 
 def _job_files(given: Sequence[Path]) -> list[Path]:
-    """Return the files that are meant, folders opened.
+    """Return the given files, with folders replaced by the job files in them.
 
     Raises:
         click.UsageError: there is no job file in a folder.
@@ -114,7 +114,7 @@ def _job_files(given: Sequence[Path]) -> list[Path]:
 
 @contextmanager
 def _few_collections() -> Iterator[None]:
-    """Collect garbage rarely, which would take a twentieth of so short a process."""
+    """Collect garbage rarely: it would take a twentieth of so short a process."""
     before = gc.get_threshold()
     gc.set_threshold(100_000)
     try:
@@ -124,7 +124,7 @@ def _few_collections() -> Iterator[None]:
 
 
 def _loaded(files: Sequence[Path], overrides: Sequence[str]) -> list[LoadedJob]:
-    """Return the jobs of the files; a file that is given twice, however it is spelled, is read once."""
+    """Return the jobs of the files; a file that is given twice, even under two paths, is read once."""
     from elasticflow.jobfile.load import load_job
     from elasticflow.jobfile.project import is_base
     from elasticflow.jobfile.validate_source import ValidationCache

@@ -1,4 +1,4 @@
-"""The calls that make a job's evaluation: of one set, or of several, and the rule that ends training by it."""
+"""The calls that make a job's evaluation, of one set or of several, and the rule that ends training by a metric."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def evaluation(job: Job, functions: Mapping[str, Function], forms: CallForms) -> dict[str, Code | None]:
-    """Return the lines of main that make the evaluation: of one set, or of several; none for a job without."""
+    """Return the lines of main that make the evaluation of one set or of several; none for a job without evaluation."""
     if job.evaluation is None:
         return {"test_set": None, "evaluation": None}
     step = "None" if forms.step_moves_optimizers else "training_step"
@@ -99,7 +99,7 @@ def _stop_when(job: Job, text: str) -> Call:
 
 
 def _best_of(job: Job, table: EvaluationTable) -> str | None:
-    """Return the entry of what `best` names, with its arguments if it has some: a metric's, or that of the loss."""
+    """Return the entry that `best` names, with its arguments if it has any: a metric's, or that of the loss."""
     if table.best is None:
         return None
     metric = table.metrics.get(table.best.partition(" ")[2])
@@ -112,5 +112,5 @@ def _best_of(job: Job, table: EvaluationTable) -> str | None:
 
 
 def measured_weights(job: Job, table: EvaluationTable) -> Literal["ema", "raw", "both"]:
-    """Return which weights an evaluation set measures; of both, the average's metrics are what `best` goes by."""
+    """Return the weights that an evaluation set measures; with both, `best` ranks by the metrics of the average."""
     return table.weights or ("raw" if job.train.ema is None else "ema")

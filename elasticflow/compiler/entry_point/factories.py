@@ -52,12 +52,12 @@ def factory(
     """Return the call of one `package.module:attribute`; a method is called on the model.
 
     Args:
-        imports: Of the scope in which the call stands; what it needs is imported there.
-        entry: What is called.
-        positional: Code of its first arguments.
-        args: Its named arguments as the job file has them.
-        where: Their key, for errors.
-        is_method: It is a method of the model's class.
+        imports: Imports of the scope of the call; imports for the call are added.
+        entry: The factory.
+        positional: Code of the first arguments.
+        args: Named arguments as in the job file.
+        where: Key of the named arguments, for errors.
+        is_method: The factory is a method of the model's class.
 
     Raises:
         JobRefusedError: an argument has no Python literal.
@@ -69,7 +69,7 @@ def factory(
 
 
 def training_data(table: DatasetTable, imports: Imports, args: Args) -> Call:
-    """Return the call that makes the training data, given *args*; of a mixture, the calls that make its sets."""
+    """Return the call that makes the training data with *args*; for a mixture, the calls that make its sets."""
     if table.entry is not None:
         return factory(imports, table.entry, args=args, where="dataset.args")
     sets = [
@@ -80,7 +80,7 @@ def training_data(table: DatasetTable, imports: Imports, args: Args) -> Call:
 
 
 def collator(table: CollateTable, imports: Imports, where: str) -> Call:
-    """Return the code of what makes batches with arguments, whose key is *where*.
+    """Return the code of a collator with arguments, whose key is *where*.
 
     Raises:
         JobRefusedError: an argument has no Python literal.
@@ -110,7 +110,7 @@ def metric(table: str | MetricTable, where: str, imports: Imports) -> Name | Cal
 
 
 def values_of_data(job: Job) -> dict[str, str]:
-    """Return the attributes of the training data that the job's arguments name, each with the first key that does."""
+    """Return the attributes of the training data that the job's arguments name, each with the first key that names it."""
     by_name: dict[str, str] = {}
     for path, value in dataset_values(job.model_dump()):
         by_name.setdefault(value.name, ".".join(map(str, path)))
@@ -118,13 +118,13 @@ def values_of_data(job: Job) -> dict[str, str]:
 
 
 def on_model(name: str) -> str:
-    """Return the code of a method on the model; *name* is that of the method, `GPT.configure_optimizers`."""
+    """Return the code of a method on the model; *name*: such as `GPT.configure_optimizers`."""
     kind, _, method = name.rpartition(".")
     return f"unwrap_model(model, {kind}).{method}"
 
 
 def argument(value: Any, imports: Imports, where: str) -> Any:
-    """Return a value of the job file with code in place of the objects that its tables mean."""
+    """Return a value of the job file with code in place of the tables that stand for objects."""
     if isinstance(value, DatasetValue):
         imports.needs_data = True
         return Name(f"dataset.values[{quoted(value.name)}]")
@@ -132,7 +132,7 @@ def argument(value: Any, imports: Imports, where: str) -> Any:
     if described is not None:
         args = {key: argument(item, imports, f"{where}.{key}") for key, item in described.args.items()}
         if described.entry == "builtins:dict" and not described.is_partial:
-            return args  # how a dict is written that would be taken for an object
+            return args  # the form of a dict that would be taken for an object
         name = imports.name_of(described.entry)
         call = Call(name, keywords(args, where))
         return partial_of(imports, call) if described.is_partial else call
@@ -144,5 +144,5 @@ def argument(value: Any, imports: Imports, where: str) -> Any:
 
 
 def partial_of(imports: Imports, call: Call) -> Call:
-    """Return *call* as `functools.partial` makes it: to be finished by whoever calls the result."""
+    """Return *call* as a `functools.partial`, whose caller gives the other arguments."""
     return Call(imports.name_of("functools:partial"), (("", call.name), *call.arguments))

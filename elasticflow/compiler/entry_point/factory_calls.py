@@ -1,4 +1,4 @@
-"""How a job's factories are called, found by reading source and importing nothing."""
+"""The forms in which a job's factories are called, found by reading source and importing nothing."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class CallForms(NamedTuple):
-    """How a job's factories are called, as far as their source tells.
+    """The forms in which a job's factories are called, as far as their source tells.
 
     Attributes:
-        optimizer_takes_model: The optimizer's factory wants the model instead of its parameters.
-        optimizer_is_method: It is a method of the model.
+        optimizer_takes_model: The optimizer's factory takes the model instead of its parameters.
+        optimizer_is_method: The optimizer's factory is a method of the model.
         step_is_method: The training step is a method of the model.
-        step_moves_optimizers: It takes the optimizers besides model and batch, and moves them itself.
-        schedule_by_name: The learning-rate schedule's factory takes the optimizer by name, after something else.
-        schedule_is_timms: The learning-rate schedule is timm's, which is told the time at each step.
+        step_moves_optimizers: The training step takes the optimizers after model and batch, and steps them itself.
+        schedule_by_name: The learning-rate schedule's factory takes the optimizer by name, after another argument.
+        schedule_is_timms: The learning-rate schedule is timm's, which takes the time at each step.
     """
 
     optimizer_takes_model: bool = False
@@ -38,7 +38,7 @@ class CallForms(NamedTuple):
 
 
 def call_forms(job: Job, project_root: Path) -> CallForms:
-    """Return how the factories of a job are called."""
+    """Return the forms in which the factories of a job are called."""
     resolver = Resolver(Finder.of_job(project_root, job.job.path))
     optimizer, step = job.optimizer.entry, job.model.step
     optimizer_is_method = is_method(optimizer, resolver)
@@ -56,7 +56,7 @@ def call_forms(job: Job, project_root: Path) -> CallForms:
 
 
 def is_method(entry: str, resolver: Resolver) -> bool:
-    """Whether `package.module:Class.name` is called on an object of its class; False where reading does not tell."""
+    """Return whether `package.module:Class.name` is called on an object of its class; False if reading does not tell."""
     try:
         resolver.entry(entry)
     except MethodError:
@@ -67,7 +67,7 @@ def is_method(entry: str, resolver: Resolver) -> bool:
 
 
 def is_of_timm(entry: str, resolver: Resolver) -> bool:
-    """Whether `package.module:attribute` names a class of timm, also by an import of the job's own."""
+    """Return whether `package.module:attribute` names a class of timm, also through an import in the job's own code."""
     if entry.startswith("timm."):
         return True
     try:
@@ -80,7 +80,7 @@ def is_of_timm(entry: str, resolver: Resolver) -> bool:
 
 
 def parameters(entry: str, resolver: Resolver) -> list[str]:
-    """Return the names of what `package.module:attribute` takes by place, after `self`; none where reading does not tell."""
+    """Return the positional parameters of `package.module:attribute` without `self`; none if reading does not tell."""
     try:
         try:
             resolved = resolver.entry(entry)

@@ -46,7 +46,7 @@ _SAMPLERS = {
     "weights": "samplers.draw_by_weight",
     "balance_by": "samplers.draw_by_class",
 }
-# Of the functions themselves: what they import has other names.
+# Variables of the functions themselves: their imports have other names.
 _VARIABLES = (
     *(
         "model",
@@ -69,15 +69,14 @@ class Function:
     """A function of train.py.
 
     Attributes:
-        key: The key of the job file that it is about.
-        name: Starts its `def` line.
+        key: The key of the job file that the function is about.
         doc: The docstring, without its full stop.
-        value: The code of what it returns; None: it returns nothing.
-        imports: What its code imports.
-        parameters: With their annotations; the caller has variables of these names.
-        returns: Annotation of what it returns.
-        begins: The random state in which it calls the job's code; None: the caller's.
-        first: Lines before its last one.
+        value: Code of the result; None: the function returns nothing.
+        imports: Imports of the function's code.
+        parameters: Parameters with their annotations; the caller has variables of these names.
+        returns: Annotation of the result.
+        begins: Name of the random state in which the function calls the job's code; None: the caller's state.
+        first: Lines before the last one.
     """
 
     key: str
@@ -91,7 +90,7 @@ class Function:
     first: str | None = None
 
     def text(self) -> str:
-        """Return its lines."""
+        """Return the lines of the function."""
         imports = self.imports.lines()
         lines = [
             f"def {self.name}({', '.join(self._all_parameters())}) -> {self.returns}:",
@@ -104,11 +103,11 @@ class Function:
         return "\n".join(lines)
 
     def call(self) -> Call:
-        """Return the call of it, where variables have the names of its parameters."""
+        """Return the call of the function, with variables that have the names of its parameters."""
         return Call(self.name, tuple(("", each.partition(":")[0]) for each in self._all_parameters()))
 
     def reference(self) -> str:
-        """Return the code of what calls it without arguments."""
+        """Return the code of a callable that calls the function and takes no arguments."""
         return f"lambda: {flat(self.call())}" if self.imports.needs_data else self.name
 
     def _all_parameters(self) -> tuple[str, ...]:
@@ -117,11 +116,11 @@ class Function:
 
 
 def functions_of(job: Job, forms: CallForms, taken: Iterable[str]) -> dict[str, Function]:
-    """Return the functions that the job's train.py has, by name, in their order.
+    """Return the functions of the job's train.py by name, in their order.
 
     Args:
-        job: The job.
-        forms: How its factories are called.
+        job: The resolved job.
+        forms: Forms in which the job's factories are called.
         taken: Names that the functions find outside of themselves.
 
     Raises:
@@ -137,19 +136,19 @@ def _functions(job: Job, forms: CallForms, taken: frozenset[str]) -> Iterator[Fu
     yield from _optimizers(job, forms, taken)
     if job.train.ema is not None:
         made = "AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(EMA))  # type: ignore[no-untyped-call]"
-        doc, parameters = "Return what averages the weights", ("model: nn.Module",)
+        doc, parameters = "Return the averaged model", ("model: nn.Module",)
         yield Function("train.ema", "build_average", doc, made, Imports(taken), parameters, "AveragedModel")
     for name, table in job.evaluations.items():
         yield from _of_evaluation(name, table, taken)
     if job.hooks is not None and job.hooks.named():
         imports = Imports(taken)
         hooks = {name: _hook(table, imports, name) for name, table in job.hooks.named().items()}
-        doc = "Return the hooks, by when they are called"
+        doc = "Return the hooks by the moment of their call"
         yield _by_name("hooks", "build_hooks", doc, hooks, imports)
     if job.snapshots.include:
         imports = Imports(taken)
         included = {name: Name(imports.name_of(entry)) for name, entry in job.snapshots.include.items()}
-        doc = "Return what snapshots hold besides"
+        doc = "Return further objects whose state snapshots hold"
         yield _by_name("snapshots.include", "build_included", doc, included, imports)
 
 
@@ -163,11 +162,11 @@ def _of_data(job: Job, taken: frozenset[str]) -> Iterator[Function]:
     if table.prepare is not None:
         own = Imports(taken)
         first = flat(factory(own, table.prepare))
-        doc = "Get the data in place"
+        doc = "Prepare the data"
         yield Function("dataset.prepare", "prepare", doc, None, own, (), "None", "data", first)
     if table.shards is not None:
         doc, parameters = (
-            "Return what yields the samples of one data shard in order",
+            "Return an iterable over the samples of one data shard, in order",
             ("shard: int", "shards: int"),
         )
         args = {**table.args, "shard": Name("shard"), "shards": Name("shards")}
@@ -181,12 +180,12 @@ def _of_data(job: Job, taken: frozenset[str]) -> Iterator[Function]:
 
 
 def _key(table: str, args: Args) -> str:
-    """Return the key of the job file that a factory's call is about: its arguments, if it has some."""
+    """Return the key of the job file that a factory's call is about: its arguments, if it has any."""
     return f"{table}.args" if args else f"{table}.entry"
 
 
 def _order(table: DatasetTable, imports: Imports) -> Iterator[Function]:
-    """Yield what makes the order of samples; nothing for that of every job that does not say otherwise."""
+    """Yield the function that makes the order of samples; nothing for the default order."""
     sampler = table.sampler
     if table.mix:
         key, weights = "dataset.mix", [each.weight for each in table.mix if each.weight is not None]
@@ -211,7 +210,7 @@ def _order(table: DatasetTable, imports: Imports) -> Iterator[Function]:
 def _collate(
     name: str, table: str | CollateTable, key: str, imports: Imports, begins: str | None = None
 ) -> Function:
-    doc = "Return what makes a batch of a list of samples"
+    doc = "Return the function that makes a batch from a list of samples"
     if isinstance(table, str):
         return Function(key, name, doc, imports.name_of(table), imports)
     return Function(key, name, doc, collator(table, imports, key), imports, begins=begins)
@@ -230,15 +229,15 @@ def _model(job: Job, imports: Imports) -> Function:
 
 
 def _training_step(job: Job, forms: CallForms, imports: Imports) -> Function:
-    """Return what computes the loss of a micro-batch and, where the job counts them, over how many items it is."""
-    kind, doc = "Any", "Return the loss of one micro-batch, as the job's own step states it"
+    """Return the function that computes the loss of a micro-batch and, where the job counts items, their number."""
+    kind, doc = "Any", "Return the loss of one micro-batch, computed by the job's own step"
     if job.model.loss:
         kind, doc = "Tensor", "Return the mean loss of one micro-batch of (inputs, targets)"
     if job.model.loss_count is not None:
-        kind, doc = "dict[str, Any]", f"{doc}, and its items' count"
+        kind, doc = "dict[str, Any]", f"{doc}, and its number of items"
     parameters: tuple[str, ...] = ("model: nn.Module", "batch: Any")
     if forms.step_moves_optimizers:
-        doc = "Make a step with this worker's samples, which moves the optimizers; return its loss"
+        doc = "Train on this worker's samples, step the optimizers, and return the loss"
         parameters += ("optimizers: Any",)
     entry = job.model.loss or job.model.step
     assert entry is not None
@@ -263,7 +262,7 @@ def _optimizers(job: Job, forms: CallForms, taken: frozenset[str]) -> Iterator[F
     table, imports, moves = job.optimizer, Imports(taken), forms.step_moves_optimizers
     given = ["model" if forms.optimizer_takes_model else "model.parameters()"]
     if table.groups:
-        own, doc = Imports(taken), "Return which parameters have options of their own"
+        own, doc = Imports(taken), "Return the groups of parameters that have options of their own"
         made: Code = parameter_groups(table.groups, own)
         groups = Function("optimizer.groups", "build_parameter_groups", doc, made, own, returns="list[Group]")
         yield groups
@@ -294,7 +293,7 @@ def _optimizers(job: Job, forms: CallForms, taken: frozenset[str]) -> Iterator[F
 
 
 def of_set(name: str, of: str) -> str:
-    """Return the name of the function of an evaluation set, which is empty where there is one set."""
+    """Return the name of an evaluation set's function; *of*: name of the set, empty if there is only one."""
     return f"{name}_{of}" if of else name
 
 
@@ -310,9 +309,7 @@ def _of_evaluation(name: str, table: EvaluationTable, taken: frozenset[str]) -> 
     if table.metrics:
         imports, where = Imports(taken), f"{key}.metrics"
         metrics = {name: metric(each, f"{where}.{name}", imports) for name, each in table.metrics.items()}
-        yield _by_name(
-            where, of_set("build_metrics", name), "Return what is measured, by name", metrics, imports
-        )
+        yield _by_name(where, of_set("build_metrics", name), "Return the metrics by name", metrics, imports)
 
 
 def _hook(table: HookTable, imports: Imports, name: str) -> Call:

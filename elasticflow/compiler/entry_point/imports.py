@@ -1,4 +1,4 @@
-"""What one function of the entry point imports."""
+"""The imports of one function of the entry point."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MARGIN = "    "
 
 
 class Imports:
-    """Names of `package.module:attribute` inside one function: each is imported once, and means one thing.
+    """Names of `package.module:attribute` inside one function: each entry is imported once, under a unique name.
 
     Args:
-        taken: Names that mean something else inside the function.
+        taken: Names that have another meaning inside the function.
 
     Attributes:
         needs_data: The function's code also looks up attributes of the variable `dataset`.
@@ -29,13 +29,13 @@ class Imports:
     def __init__(self, taken: Iterable[str]) -> None:
         self._taken = frozenset(taken)
         self.needs_data = False
-        self._names: dict[tuple[str, str], str] = {}  # module and what is imported from it -> its name here
+        self._names: dict[tuple[str, str], str] = {}  # (module, imported name) -> name in the function
 
     def name_of(self, entry: str) -> str:
-        """Return how code of the function calls *entry*, which is imported from now on.
+        """Return the name of *entry* in the function's code, and add its import.
 
         Raises:
-            JobRefusedError: no import statement can hold it.
+            JobRefusedError: no import statement can import *entry*.
         """
         module, _, attribute = entry.partition(":")
         first, *rest = attribute.split(".")
@@ -49,7 +49,7 @@ class Imports:
         return ".".join([self._names[module, first], *rest])
 
     def lines(self) -> str | None:
-        """Return the import statements as isort orders them, every line but the first with its margin; None without any."""
+        """Return the import statements in isort's order, all lines but the first indented; None without imports."""
         standard: list[str] = []
         others: list[str] = []
         of_modules: dict[str, dict[str, str]] = {}
@@ -72,7 +72,7 @@ class Imports:
 
 
 def _statements(module: str, names: dict[str, str]) -> list[str]:
-    """Return the statements that import *names* (what -> as what) from a module; renamed ones stand alone."""
+    """Return the statements that import *names* (name -> alias) from a module; each renamed import is one statement."""
     plain = sorted((name for name, alias in names.items() if name == alias), key=_order)
     renamed = sorted(
         ((name, alias) for name, alias in names.items() if name != alias), key=lambda pair: _order(pair[0])
@@ -90,7 +90,7 @@ def _statement(module: str, names: list[str]) -> str:
 
 
 def _order(name: str) -> tuple[int, list[tuple[int, str]], str]:
-    """Constants, classes, others."""
+    """Return the sorting key of an imported name: constants, then classes, then other names."""
     kind = 0 if name.isupper() and len(name) > 1 else 1 if name[:1].isupper() else 2
     return kind, _natural(name.lower()), name
 

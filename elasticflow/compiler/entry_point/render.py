@@ -1,9 +1,9 @@
 """Job -> train.py: the template's marked lines filled in with this job's values.
 
 Markers of the template, which is itself valid Python with sample values:
-in `CODE  # = key`, what stands after `= ` is replaced by values[key] (without it, all of it; None drops the line; a comment
-after the key stays);
-in `from module import a, b  # = import.key`, names that the text does not use are left out, and the line without any.
+in `CODE  # = key`, values[key] replaces the text after `= `, or all of CODE if it has no `= `; None drops the line;
+a comment after the key stays;
+from `from module import a, b  # = import.key`, unused names are removed, and the line if no name is used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _MARKED = re.compile(r"(?P<margin> *)(?P<code>.*?)  # = (?P<key>[a-z0-9_.]+)(?P<comment>  # .*)?")
 _IMPORT = re.compile(r"(?P<start>(?:from \S+ )?import )(?P<names>.*)  # = import\.\w+")
-_BEFORE = re.compile(r"(?:[^=(]+ = )?")  # stands before a value
+_BEFORE = re.compile(r"(?:[^=(]+ = )?")  # the text before a value
 
 
 def render(
@@ -45,15 +45,15 @@ def render(
 
     Args:
         job: The resolved job.
-        digest: Its digest.
-        job_file: Where it was declared, relative to the project root.
+        digest: Digest of the job.
+        job_file: Path of the job file, relative to the project root.
         root: The project root as seen from the launch folder, like `../..`.
-        overrides: The `--set` values it was resolved with.
-        case: The case of the job file's [matrix] that it is.
-        forms: How its factories are called; None: as most are.
+        overrides: The `--set` values that the job was resolved with.
+        case: Name of the job's case in the job file's [matrix].
+        forms: Forms in which the job's factories are called; None: the usual forms.
 
     Raises:
-        JobRefusedError: an argument that has no Python literal.
+        JobRefusedError: an argument has no Python literal.
     """
     options = [*([] if case is None else [f"--case={case}"]), *(f"--set={text}" for text in overrides)]
     again = shlex.join(["elasticflow", "compile", job_file, *options])
@@ -68,7 +68,7 @@ def render(
 
 
 def render_for_child(job: Job, project_root: Path, forms: CallForms) -> str:
-    """Return the text of train.py for a process of this machine that calls its functions and not its main.
+    """Return the text of train.py for a process of this machine that calls its functions but not `main`.
 
     Raises:
         JobRefusedError: an argument that has no Python literal.

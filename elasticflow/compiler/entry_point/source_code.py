@@ -54,8 +54,8 @@ def layout(code: Code, *, indent: int = 0, before: str = "", after: str = "") ->
     Args:
         code: The expression.
         indent: Columns before the first character of every line.
-        before: What stands before it on its first line, like `x = `.
-        after: What stands after it on its last line, like a comma.
+        before: Text before the expression on the first line, like `x = `.
+        after: Text after the expression on the last line, like a comma.
     """
     margin = " " * indent
     line = f"{margin}{before}{flat(code)}{after}"
@@ -80,7 +80,7 @@ class Name:
 
 
 def call(name: str, *positional: Code, **named: Any) -> Call:
-    """Return a call whose named arguments are code (Call, Display, Name) or values to write as literals."""
+    """Return a call whose named arguments are code (Call, Display, Name), or values that are written as literals."""
     arguments = [("", argument) for argument in positional]
     arguments += [(f"{key}=", literal(value, key)) for key, value in named.items()]
     return Call(name, tuple(arguments))
@@ -108,7 +108,7 @@ def literal(value: Any, where: str) -> Code:
         where: The key, for the error.
 
     Raises:
-        JobRefusedError: a date or time, which a job cannot hand over.
+        JobRefusedError: the value is a date or time, which a job cannot pass on.
     """
     match value:
         case Call() | Display():

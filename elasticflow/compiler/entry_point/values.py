@@ -1,4 +1,4 @@
-"""What this job puts into the marked places of the templates."""
+"""The job's values for the marked places of the templates."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ Line = Code | None
 
 
 def values_of(job: Job, *, root: str, digest: str, forms: CallForms, taken: Iterable[str]) -> dict[str, Line]:
-    """Return all values of train.py's template but those of its header.
+    """Return all values of train.py's template except those of its header.
 
     Args:
-        job: The job.
+        job: The resolved job.
         root: The project root as seen from the launch folder.
-        digest: The job's.
-        forms: How the job's factories are called.
-        taken: Names that mean something in train.py.
+        digest: Digest of the job.
+        forms: Forms in which the job's factories are called.
+        taken: Names that have a meaning in train.py.
 
     Raises:
-        JobRefusedError: an argument that has no Python literal.
+        JobRefusedError: an argument has no Python literal.
     """
     functions = functions_of(job, forms, taken)
     return {
@@ -89,7 +89,7 @@ def _made_of_data(job: Job, functions: Mapping[str, Function]) -> dict[str, Line
 
 
 def _made_of_model(job: Job, functions: Mapping[str, Function], forms: CallForms) -> dict[str, Line]:
-    """Return the lines of main that make the model and what changes it."""
+    """Return the lines of main that make the model and the objects that change it."""
     optimizer = functions["build_optimizer"].call()
     groups, scheduler = functions.get("build_parameter_groups"), functions.get("build_scheduler")
     average, moves = functions.get("build_average"), forms.step_moves_optimizers
@@ -127,7 +127,7 @@ def _hooks(job: Job, functions: Mapping[str, Function], forms: CallForms) -> Lin
 
 
 def _train(job: Job, forms: CallForms) -> dict[str, Line]:
-    """Return what the loop over batches is given, and its lines."""
+    """Return the lines of the loop over batches, and its arguments."""
     optimizer, moves, table = _name_of_optimizer(forms), forms.step_moves_optimizers, job.lr_scheduler
     parameters = {
         "run": "Run",
@@ -159,7 +159,7 @@ def _train(job: Job, forms: CallForms) -> dict[str, Line]:
 
 
 def _gradient_norm(job: Job) -> Line:
-    """Return the line that clips the gradient, or has its norm logged."""
+    """Return the line that clips the gradient or logs its norm."""
     if job.optimizer.clip_grad_norm is None:
         return "run.worker.log_grad_norm_of(model)" if job.logging.grad_norm else None
     clip = call("nn.utils.clip_grad_norm_", "model.parameters()", "CLIP_GRAD_NORM")
@@ -167,7 +167,7 @@ def _gradient_norm(job: Job) -> Line:
 
 
 def _constants(job: Job, root: str, forms: CallForms) -> dict[str, Line]:
-    """Return the values of train.py's constants; a constant that says nothing about this job has no line."""
+    """Return the values of train.py's constants; a constant that this job does not use has no line."""
     values = {
         "seed": job.job.seed,
         "global_batch_size": job.dataset.global_batch_size,
@@ -209,7 +209,7 @@ def _is_exact(job: Job) -> bool:
 
 
 def from_root(path: str) -> Code:
-    """Return the code of a path or URL: relative paths are relative to the project, from wherever train.py runs."""
+    """Return the code of a path or URL; relative paths are relative to the project, in whatever folder train.py runs."""
     relative = path_from_root(path)
     return quoted(path) if relative is None else Call("str", (("", f"ROOT / {quoted(relative)}"),))
 
@@ -228,7 +228,7 @@ def _policy(job: Job) -> Code:
 
 
 def _without_secrets(value: Any, secrets: Mapping[KeyPath, TextWithSecrets], path: KeyPath) -> Any:
-    """Return a value with code that looks them up in place of texts that hold secrets."""
+    """Return a value in which texts that hold secrets are replaced by code that looks them up."""
     if path in secrets:
         return _looked_up(secrets[path])
     if isinstance(value, dict):
@@ -253,7 +253,7 @@ def _looked_up(text: TextWithSecrets) -> Name:
 
 
 def _join(job: Job, digest: str) -> Code:
-    """Return the call that joins; defaults of `join_job` are left out."""
+    """Return the call of `join_job`, without arguments that have their defaults."""
     options = {
         "name": job.job.name,
         "digest": digest[:16],
@@ -264,7 +264,7 @@ def _join(job: Job, digest: str) -> Code:
         "compare_replicas": job.train.compare_replicas,
         "log_every": _unless(int(job.logging.every.split()[0]), 1),
         "log_level": _unless(job.logging.level, "info"),
-        # The number of threads decides how a kernel sums.
+        # The order in which a kernel sums depends on the number of threads.
         "threads": job.train.threads or (1 if _is_exact(job) else None),
         "measures": _measures(job),
     }
@@ -273,7 +273,7 @@ def _join(job: Job, digest: str) -> Code:
 
 
 def _measures(job: Job) -> Code | None:
-    """Return what the log says of a step beside its loss; None: what it says of any job's."""
+    """Return the measures that the log has of a step beside its loss; None: the default measures."""
     options = {
         "count_name": job.logging.count_name,
         "flops_per_sample": job.model.flops_per_sample,
@@ -289,7 +289,7 @@ def _unless(value: Any, usual: Any) -> Any:
 
 
 def _gradients(job: Job, forms: CallForms) -> Code:
-    """Return how the gradients of a step are made."""
+    """Return the code that says how the gradients of a step are made."""
     options: dict[str, Any]
     if forms.step_moves_optimizers:
         clips = job.optimizer.clip_grad_norm is not None

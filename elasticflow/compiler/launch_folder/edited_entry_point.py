@@ -1,4 +1,4 @@
-"""A train.py that was edited by hand: whether it was, and whether it still fits the job and this version."""
+"""A train.py that was edited by hand: finds the edit, and checks that the file still fits the job and this version."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from elasticflow.python_source.modules import Module
     from elasticflow.run_folder import RunFolder
 
-# What the last line of a generated train.py calls, now and in launches of earlier versions.
+# The function that the last line of a generated train.py calls, now and in launches of earlier versions.
 _MAIN_CALLS = {"program", "run"}
 
 
@@ -37,8 +37,8 @@ def edited_entry_point(
     """Return the newest launch's train.py if it was edited by hand and still fits the job.
 
     Raises:
-        RecordError: the file is no program that trains: whether that was meant cannot be known. Or an earlier version
-            wrote it, and it imports what is gone.
+        RecordError: the file is no program that trains, perhaps by mistake; or an earlier version wrote the file, and it
+            imports names that no longer exist.
     """
     numbers = folder.launch_numbers()
     before = folder.launch(numbers[-1]) if numbers else None
@@ -85,7 +85,7 @@ def _refuse_stale_imports(path: Path, text: str) -> None:
 
 
 def _is_edited(launch: Path, text: str, project_root: Path, warn: Callable[[str], None]) -> bool:
-    """Return whether *text*, train.py in the folder *launch*, differs from what was written there."""
+    """Return whether *text*, train.py in the folder *launch*, differs from the file as it was written."""
     written = digest_as_written(launch)
     if not isinstance(written, Damage):
         return hashlib.sha256(text.encode()).hexdigest() != written
@@ -114,13 +114,13 @@ def _problem_of(text: str) -> str | None:
 def stale_import(text: str) -> str | None:
     """Return the first name of elasticflow that *text* imports or uses and this version does not have, with its line.
 
-    Like `elasticflow.runtime.member, in line 15`; None if this version has all of them.
+    An example is `elasticflow.runtime.member, in line 15`; None if this version has all names.
 
     Raises:
-        SyntaxError: it is no Python.
+        SyntaxError: *text* is not Python.
     """
     nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt | ast.Attribute)]
-    modules: dict[str, str] = {}  # what the text calls each module that it imports -> the module's name
+    modules: dict[str, str] = {}  # name of each imported module in the text -> the module's own name
     for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset)):
         for parent, name in _uses(node, modules):
             if not _has(parent, name):
@@ -129,7 +129,7 @@ def stale_import(text: str) -> str | None:
 
 
 def _uses(node: ast.AST, modules: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield module and name of each thing of elasticflow that a line imports or takes out of an imported module."""
+    """Yield module and name of each attribute of elasticflow that a line imports or takes from an imported module."""
     match node:
         case ast.Import(names=names):
             for alias in names:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def write_new(folder: Path, files: Mapping[str, str]) -> None:
-    """Create *folder* with these files: after a crash it is there complete, or not there.
+    """Create *folder* with these files: after a crash the folder is complete or absent.
 
     Raises:
-        OSError: it cannot be written, or has come to exist with something in it.
+        OSError: the folder cannot be written, or another process has made it meanwhile and put files into it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = atomic_files.temporary_beside(folder)
@@ -37,19 +37,19 @@ def write_new(folder: Path, files: Mapping[str, str]) -> None:
 def write_into(
     folder: Path, files: Mapping[str, str], *, vouched: Mapping[str, str | None], force: bool
 ) -> None:
-    """Replace these files of *folder* one by one, in order; nothing is written where one must not be replaced.
+    """Replace these files of *folder* one by one, in order; if a file must not be replaced, nothing is written.
 
-    Other files stay, except those of ours that no longer belong to the folder and were not edited.
+    Other files stay, except unedited files of ours that no longer belong to the folder.
 
     Args:
         folder: An existing folder.
         files: Text by name.
-        vouched: SHA-256 of the files as we last wrote them; None: replace it whatever it holds.
-        force: Replace files whatever they hold.
+        vouched: SHA-256 of each file as we last wrote it; None: replace the file whatever its content.
+        force: Replace all files whatever their content.
 
     Raises:
         LaunchFolderError: a file was edited, or is not ours.
-        OSError: it cannot be written.
+        OSError: a file cannot be written.
     """
     if not force:
         _refuse_others_work(folder, files, vouched)

@@ -1,4 +1,4 @@
-"""What a launch was made from, as job.json in its folder and JOB.json beside the snapshots tell it."""
+"""The origins of a launch, as recorded in job.json in its folder and in JOB.json beside the snapshots."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class LaunchRecord:
 
     Attributes:
         place: Path for messages.
-        made: The job, and what the launch was made from.
-        files: The job file and what it extends, from the project root; None if that is not told.
-        overrides: `--set` values the job was resolved with.
-        case: The case of the job file's [matrix] that the job is.
-        root: The project root, from the launch folder; None if that is not told.
-        digest: Of the job.
+        made: The job, and the origins of the launch.
+        files: The job file and the files it extends, relative to the project root; None if not recorded.
+        overrides: `--set` values that the job was resolved with.
+        case: Name of the job's case in the job file's [matrix].
+        root: The project root, relative to the launch folder; None if not recorded.
+        digest: Digest of the job.
     """
 
     place: str
@@ -49,9 +49,9 @@ class LaunchRecord:
 
 
 def record_in(folder: Path) -> LaunchRecord | Damage | None:
-    """Return what job.json of the launch in *folder* tells, with what its workers reported.
+    """Return the content of job.json of the launch in *folder*, with the report of its workers.
 
-    What is wrong with it, if it cannot be used; None if it is absent.
+    Returns the damage if the file cannot be used; None if it is absent.
     """
     path = folder / JOB_JSON
     content = records.read(path)
@@ -62,7 +62,7 @@ def record_in(folder: Path) -> LaunchRecord | Damage | None:
 
 
 def newest_record(folder: RunFolder) -> tuple[LaunchRecord | None, list[Damage]]:
-    """Return the newest launch here whose record is whole, and what is wrong with those of newer ones."""
+    """Return the newest launch on this machine whose record is whole, and the damage of newer records."""
     damages: list[Damage] = []
     for number in reversed(folder.launch_numbers()):
         record = record_in(folder.launch(number))
@@ -73,10 +73,10 @@ def newest_record(folder: RunFolder) -> tuple[LaunchRecord | None, list[Damage]]
 
 
 def last_record(folder: RunFolder, project_root: Path, warn: Callable[[str], None]) -> LaunchRecord:
-    """Return how the run was launched last, as far as this machine's files tell; what is damaged is said.
+    """Return the record of the run's last launch, as far as this machine's files tell; warn of damaged records.
 
     Raises:
-        RecordError: nothing tells.
+        RecordError: there is no usable record.
     """
     newest = folder.launch(folder.launch_numbers()[-1])
     record = record_in(newest)
@@ -94,12 +94,12 @@ def last_record(folder: RunFolder, project_root: Path, warn: Callable[[str], Non
 
 
 def _record_beside(folder: RunFolder, project_root: Path, launch: Path) -> LaunchRecord | None:
-    """Return what JOB.json tells, found with what plan.json of *launch* says of the snapshots' place, if it can be had."""
+    """Return the record in JOB.json, at the snapshots' place that plan.json of *launch* names; None if unusable."""
     try:
         snapshots = read_plan(launch).snapshots
         uri, prefix = snapshot_place(snapshots.uri, folder, project_root)
         catalog = Catalog(Storage(uri, snapshots.options), prefix)
-    except ElasticflowError:  # without it: where they are unless the job says otherwise
+    except ElasticflowError:  # without the plan: the default place of snapshots
         catalog = Catalog(Storage(str(folder.path)))
     with suppress(OSError, ElasticflowError):
         content = catalog.inspect_job_record()
@@ -110,13 +110,13 @@ def _record_beside(folder: RunFolder, project_root: Path, launch: Path) -> Launc
 
 
 def record_from(content: Mapping[str, Any], place: str) -> LaunchRecord | Damage:
-    """Return what job.json or JOB.json tells, or what is wrong with it."""
+    """Return the record in the content of job.json or JOB.json, or its damage."""
     try:
         made = made_from(content)
         files = content.get("files")
-        if files is None:  # JOB.json did not always tell
+        if files is None:  # JOB.json of earlier versions has no files
             own = [name for name, each in made.origins.sources.items() if JOB_FILE in each.roles]
-            files = own if len(own) == 1 else None  # of several it is not told which is the job's
+            files = own if len(own) == 1 else None  # of several files, any may be the job's own
         return LaunchRecord(
             place,
             made,
@@ -134,7 +134,7 @@ def record_from(content: Mapping[str, Any], place: str) -> LaunchRecord | Damage
 
 
 def rendered_again(record: LaunchRecord, project_root: Path) -> str:
-    """Return train.py as this version makes it for the launch that *record*, which tells its files and root, describes."""
+    """Return train.py as this version makes it for the launch in *record*, whose files and root must be known."""
     assert record.files is not None
     assert record.root is not None
     return render(

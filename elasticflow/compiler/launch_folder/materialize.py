@@ -34,7 +34,7 @@ TORCHRUN_SH = "torchrun.sh"
 SOURCES = "sources"
 
 _LARGEST_SOURCE = 1 << 20
-_WRITTEN = "written"  # in plan.json: SHA-256 of the files as written, to notice edits
+_WRITTEN = "written"  # key of plan.json: SHA-256 of the files as written, to notice edits
 
 
 def materialize(
@@ -52,15 +52,15 @@ def materialize(
     """Write the launch folder; a folder that did not exist appears complete or not at all.
 
     Args:
-        plan: What was decided.
-        job: The resolved job it was decided for.
-        folder: Where to write; in a folder that exists only our own files are replaced, one by one.
+        plan: The plan of the launch.
+        job: The resolved job of the plan.
+        folder: The launch folder; in an existing folder only our own files are replaced, one by one.
         project_root: Folder that the plan's paths are relative to.
-        overrides: The `--set` values the job was resolved with.
-        force: Replace files that were edited, or that something else made.
-        entry_point: An edited train.py to carry forward instead of a new one.
-        origins: What the launch is made from; None: nothing is launched, and the files depend on the job alone.
-        drift: What differs from the launch before, for the record.
+        overrides: The `--set` values that the job was resolved with.
+        force: Replace files that were edited or are not ours.
+        entry_point: An edited train.py to keep instead of a new one.
+        origins: Origins of the launch; None: nothing is launched, and the files depend on the job alone.
+        drift: Differences from the launch before, for the record.
 
     Raises:
         LaunchFolderError: the folder cannot be written, or holds other or edited files of these names.
@@ -99,7 +99,7 @@ def launch_files(
     origins: Origins | None = None,
     drift: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, str]:
-    """Return the text of every file of the launch folder by its name; plan.json, which vouches for them, last."""
+    """Return the text of every file of the launch folder by name; plan.json, which has the digests, comes last."""
     overrides = public_overrides(overrides)
     root = Path(os.path.relpath(project_root.resolve(), folder.resolve())).as_posix()
     record = {
@@ -114,7 +114,7 @@ def launch_files(
     }
     if origins is not None:
         record["drift"] = list(drift)
-    # A resumed run works from job.json: its job file may be gone. What was launched can be compared later.
+    # A resumed run reads job.json, as its job file may be gone. Later launches are compared with it.
     kept = [*plan.job_files, *(() if origins is None else origins.sources)]
     texts = {name: _text_of(project_root / name) for name in kept}
     files = {source_copy(name): text for name, text in texts.items() if text is not None}
@@ -138,9 +138,9 @@ def launch_files(
         ),
     }
     files |= {name: text for name, text in made.items() if name not in entry_points}
-    # job.json tells the state of git and of the machine, so its digest would differ for the same job.
+    # job.json has the state of git and of the machine, so its digest would differ for the same job.
     written = {name: _sha256(text) for name, text in files.items() if name != JOB_JSON}
-    # An edited train.py that is carried forward stays known as edited.
+    # An edited train.py that is kept must still count as edited.
     written |= {name: _sha256(text) for name, text in made.items()}
     return files | {PLAN_JSON: _json({**to_json(plan.public().model_dump()), _WRITTEN: written})}
 
@@ -148,7 +148,7 @@ def launch_files(
 def _generated(
     plan: LaunchPlan, job: Job, project_root: Path, root: str, overrides: Sequence[str]
 ) -> dict[str, str]:
-    """Return train.py by its name, and what standbys of a compiled job have beside it."""
+    """Return train.py by its name, and the further files that standbys of a compiled job need."""
     forms = call_forms(job, project_root)
     return {
         TRAIN_PY: render(
@@ -164,7 +164,7 @@ def _generated(
 
 
 def source_copy(name: str) -> str:
-    """Return where in a launch folder the copy of a file lies; files beside the project lie under `up/`."""
+    """Return the path of a file's copy in a launch folder; files outside the project are under `up/`."""
     inside = PurePosixPath(*("up" if part == ".." else part for part in PurePosixPath(name).parts))
     return f"{SOURCES}/{inside.as_posix()}"
 
@@ -173,7 +173,7 @@ def read_plan(folder: Path) -> LaunchPlan:
     """Return the plan that was written to *folder*.
 
     Raises:
-        LaunchFolderError: no plan.json there, or one that this version cannot read.
+        LaunchFolderError: the folder has no plan.json, or one that this version cannot read.
     """
     path = folder / PLAN_JSON
     values = records.read(path)
@@ -195,7 +195,7 @@ def read_plan(folder: Path) -> LaunchPlan:
 
 
 def digest_as_written(folder: Path) -> str | Damage:
-    """Return the SHA-256 of train.py in *folder* as it was written, or what is wrong with plan.json, which tells it."""
+    """Return the SHA-256 of train.py in *folder* as it was written, or the damage of plan.json, which holds it."""
     path = folder / PLAN_JSON
     values = records.read(path)
     if not isinstance(values, dict):
@@ -206,14 +206,14 @@ def digest_as_written(folder: Path) -> str | Damage:
 
 
 def _vouched(folder: Path) -> dict[str, str | None]:
-    """Return the digests of what we wrote to *folder*; none where plan.json is not ours."""
+    """Return the digests of the files that we wrote to *folder*; none if plan.json is not ours."""
     values = records.read(folder / PLAN_JSON)
     written = values.get(_WRITTEN) if isinstance(values, dict) else None
     return {**written, PLAN_JSON: None, JOB_JSON: None} if isinstance(written, dict) else {}
 
 
 def _text_of(path: Path) -> str | None:
-    """Return a source file's text; None for what is not there, too large, or no UTF-8."""
+    """Return a source file's text; None if the file is missing, too large or not UTF-8."""
     try:
         return path.read_bytes().decode() if path.stat().st_size <= _LARGEST_SOURCE else None
     except (OSError, UnicodeDecodeError):

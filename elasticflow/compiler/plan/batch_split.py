@@ -1,4 +1,4 @@
-"""How a job's batches are split at each world size; pure."""
+"""The split of a job's batches at each world size; pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Fact(BaseModel):
 
 
 class ExactCost(Fact):
-    """What exact mode costs at one world size, beside batch mode.
+    """The cost of exact mode at one world size, compared with batch mode.
 
     Attributes:
         batch_micro_batches: Most forwards of one rank per step in batch mode.
@@ -35,15 +35,15 @@ class ExactCost(Fact):
 
 
 class WorldRow(Fact):
-    """How the global batch is split at one world size.
+    """The split of the global batch at one world size.
 
     Attributes:
         nodes: Nodes of this row.
-        world_size: Workers, or None where the number per node is known on the machine only.
-        samples_per_rank: Fewest and most samples one rank takes of a full batch.
+        world_size: Workers, or None where only the machine tells the number per node.
+        samples_per_rank: Fewest and most samples that one rank takes of a full batch.
         micro_batches: Most forwards of one rank per step, whose gradients are accumulated.
         micro_batch_size: Fewest and most samples of one forward.
-        exact: In exact mode: what it costs.
+        exact: The cost of exact mode, if the job has it.
     """
 
     nodes: int
@@ -55,7 +55,7 @@ class WorldRow(Fact):
 
 
 def worlds(job: Job) -> Iterator[WorldRow]:
-    """Yield a row for each number of nodes; of a long range for the ends and some between, those that divide evenly."""
+    """Yield a row for each number of nodes; of a long range, for the ends and for some numbers that divide evenly."""
     per_node = job.nodes.nproc_per_node
     for nodes in _shown(job):
         yield world_row(job, nodes, nodes * per_node if isinstance(per_node, int) else None)
@@ -73,17 +73,17 @@ def _shown(job: Job) -> list[int]:
     if len(chosen) < 2:
         chosen = [low << power for power in range(1, high.bit_length()) if low << power < high]
     room = MOST_ROWS - 2
-    if len(chosen) > room:  # evenly among those there are, which lie closer where they are small
+    if len(chosen) > room:  # evenly spaced in the list, whose small numbers lie closer together
         chosen = [chosen[number * (len(chosen) - 1) // (room - 1)] for number in range(room)]
     return [low, *chosen, high]
 
 
 def world_row(job: Job, nodes: int, world_size: int | None) -> WorldRow:
-    """Return how a full batch is split over *world_size* ranks; unknown where that is None, or a script splits it."""
+    """Return the split of a full batch over *world_size* ranks; unknown if that is None, or if a script splits the batch."""
     if world_size is None or job.script is not None:
         return WorldRow(nodes=nodes, world_size=world_size)
     batch, shards = job.dataset.global_batch_size, job.train.virtual_shards
-    parts = job.dataset.shards or batch  # what is shared out: data shards, or samples
+    parts = job.dataset.shards or batch  # the ranks share data shards, or samples
     fewest, most = (n * batch // parts for n in (parts // world_size, -(-parts // world_size)))
     forwards = -(-most // (job.dataset.micro_batch_size or most))
     if shards is None:
@@ -94,7 +94,7 @@ def world_row(job: Job, nodes: int, world_size: int | None) -> WorldRow:
             micro_batches=forwards,
             micro_batch_size=_pieces(job, fewest, most),
         )
-    size = batch // shards  # a forward each
+    size = batch // shards  # each shard is one forward
     return WorldRow(
         nodes=nodes,
         world_size=world_size,
@@ -106,7 +106,7 @@ def world_row(job: Job, nodes: int, world_size: int | None) -> WorldRow:
 
 
 def _pieces(job: Job, fewest: int, most: int) -> tuple[int, int]:
-    """Return the sizes of the smallest and the largest micro-batch, where a rank's part is cut into even ones."""
+    """Return the sizes of the smallest and the largest micro-batch, if a rank's part is cut evenly."""
     micro = job.dataset.micro_batch_size
     if micro is None:
         return fewest, most
@@ -115,9 +115,10 @@ def _pieces(job: Job, fewest: int, most: int) -> tuple[int, int]:
 
 
 def exact_cost(shards: int, world_size: int, batch_micro_batches: int) -> ExactCost:
-    """Return what a step costs when *shards* are added up in the order of one binary tree.
+    """Return the cost of a step that adds up *shards* in the order of one binary tree.
 
-    A rank sends every other one its slice of each subtree sum it holds, and its own finished slice.
+    Each rank finishes one slice of the gradients: it receives that slice of every subtree sum, and sends the finished
+    slice to all ranks.
     """
     sums = copies = 0
     for rank in range(min(world_size, shards)):
@@ -129,11 +130,11 @@ def exact_cost(shards: int, world_size: int, batch_micro_batches: int) -> ExactC
 
 
 def _subtrees(low: int, high: int, leaves: int) -> tuple[int, int]:
-    """Return into how many subtrees neighbouring leaves add up, and the most sums held while they do."""
+    """Return the number of subtrees that neighbouring leaves add up to, and the most sums held meanwhile."""
     number = most = 0
     while low < high:
         size = low & -low or 1 << (leaves - 1).bit_length()
-        while low + size > high and high < leaves:  # at the tree's right end, what it lacks counts as there
+        while low + size > high and high < leaves:  # at the tree's right end, missing leaves count as present
             size >>= 1
         held = min(size, leaves - low)
         most = max(most, number + held.bit_length())

@@ -1,4 +1,4 @@
-"""What a run would come to: steps, time, evaluations, snapshots and their bytes, from what is known."""
+"""The forecast of a run from known facts: steps, time, evaluations, snapshots and their bytes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _HOUR_S = 3600.0
 
 
 class Known(NamedTuple):
-    """A fact that the job file alone does not tell, and what told it: `dataset.samples`, `--deep` or `run ID`."""
+    """A fact that the job file alone does not tell, and its source: `dataset.samples`, `--deep` or `run ID`."""
 
     value: float
     source: str
 
 
 class KnownSets(NamedTuple):
-    """The sets of a mixture: their samples, their shares of all samples drawn, and what told them."""
+    """The sets of a mixture: their samples, their shares of all samples drawn, and the source of these facts."""
 
     samples: tuple[int, ...]
     shares: tuple[float, ...]
@@ -32,19 +32,19 @@ class KnownSets(NamedTuple):
 
 
 class Knowledge(NamedTuple):
-    """Facts of the data, the model and the machine; None: nobody told.
+    """Facts of the data, the model and the machine; None: unknown.
 
     Attributes:
         samples: Length of the training data.
-        parameters: Of the model.
-        snapshot_bytes: Of one snapshot.
+        parameters: Number of the model's parameters.
+        snapshot_bytes: Size of one snapshot.
         step_s: Seconds from step to step, evaluations and snapshots included.
-        workers: That took so long.
-        standby_bytes: Of memory that one standby worker holds for itself.
-        standby_s: Seconds that it took to get ready.
-        compile_s: That torch.compile took of a first step without its cache.
-        compile_cached_s: The same with it.
-        compiler_cache_bytes: Of that cache.
+        workers: Number of workers that took `step_s`.
+        standby_bytes: Memory that one standby worker holds for itself.
+        standby_s: Seconds in which a standby worker gets ready.
+        compile_s: Seconds of a first step that torch.compile takes without its cache.
+        compile_cached_s: Seconds of a first step that torch.compile takes with its cache.
+        compiler_cache_bytes: Size of the cache of torch.compile.
     """
 
     samples: Known | None = None
@@ -60,20 +60,20 @@ class Knowledge(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """What follows from the job and from what is known; None: it does not.
+    """Figures that follow from the job and from known facts; None: unknown.
 
     Attributes:
-        steps: Of the whole run.
-        steps_per_epoch: Fewest and most.
-        duration_s: Of training.
-        evaluations: Over the whole run, the one at the end included; about, where several intervals meet. Of several sets
-            by name, those left out of which it does not follow.
-        snapshots_per_hour: About.
-        snapshots: About, over the whole run.
-        is_least: The rate comes from the clock alone: counted intervals may make it more.
-        bytes_per_hour: Written to the snapshots' place.
-        kept: Most snapshots that stay at the end; while one is written, there is one more.
-        kept_bytes: Of those.
+        steps: Steps of the whole run.
+        steps_per_epoch: Fewest and most steps of an epoch.
+        duration_s: Seconds of training.
+        evaluations: Evaluations in the whole run, including the last one at the end; approximate if several intervals
+            coincide. With several sets: by name, without the sets whose number is unknown.
+        snapshots_per_hour: Approximate rate.
+        snapshots: Approximate number in the whole run.
+        is_least: The rate comes from the clock alone: counted intervals may raise it.
+        bytes_per_hour: Bytes written to the snapshots' place.
+        kept: Most snapshots that stay at the end; while a snapshot is written, there is one more.
+        kept_bytes: Size of the snapshots in `kept`.
     """
 
     steps: int | None
@@ -92,7 +92,7 @@ _NOTHING = Forecast(None, None, None, None, None, None, False, None, None, None)
 
 
 class _Pace(NamedTuple):
-    """How far one hour goes, in each unit of intervals that is known."""
+    """The progress of one hour, in each unit of intervals; None if unknown."""
 
     steps: float | None
     samples: float | None
@@ -109,7 +109,7 @@ class _Pace(NamedTuple):
 
 
 def forecast(job: Job, known: Knowledge) -> Forecast:
-    """Return what a run of *job* would come to; of a script nothing is known."""
+    """Return the forecast of a run of *job*; it is empty for a script."""
     if job.script is not None:
         return _NOTHING
     samples = samples_per_epoch(job.dataset, None if known.samples is None else int(known.samples.value))
@@ -146,14 +146,14 @@ def _pace(job: Job, samples: int | None, step_s: float | None) -> _Pace:
 
 
 def _epoch_steps(job: Job, samples: int) -> float:
-    """Return the steps of an epoch on average: with tail = "spill", an epoch may end within a batch."""
+    """Return the average steps of an epoch: with tail = "spill", an epoch may end within a batch."""
     if job.dataset.tail == "spill":
         return samples / job.dataset.global_batch_size
     return steps_per_epoch(job.dataset, samples)[0]
 
 
 def _rate(every: str | list[str], pace: _Pace) -> tuple[float | None, bool]:
-    """Return how often per hour something is due, and whether that is only what the clock makes of it."""
+    """Return the rate per hour at which *every* is due, and whether the rate comes from the clock alone."""
     texts = intervals(every)
     timed = [parse_interval(text).amount for text in texts if parse_interval(text).unit == "s"]
     counted = [pace.times_per_hour(text) for text in texts if parse_interval(text).unit != "s"]
@@ -163,7 +163,7 @@ def _rate(every: str | list[str], pace: _Pace) -> tuple[float | None, bool]:
     rate, fastest = sum(rates), max(rates, default=0.0)
     if timed and fastest == 0.0:
         rate = _HOUR_S / min(timed)
-    elif timed:  # the clock starts again at each snapshot: it strikes only in gaps longer than its interval
+    elif timed:  # the clock restarts at each snapshot: it is due only in gaps longer than its interval
         rate += fastest * (math.ceil(_HOUR_S / fastest / min(timed)) - 1)
     return rate if pace.steps is None else min(rate, pace.steps), False
 
@@ -187,7 +187,7 @@ def _kept(job: Job, pace: _Pace, duration_s: float | None) -> int | None:
 def _evaluations(
     job: Job, samples: int | None, steps: int | None, duration_s: float | None
 ) -> int | dict[str, int] | None:
-    """Return how many there are, of each of several sets by its name: one at each multiple of each interval, and one at the end."""
+    """Return the number of evaluations, with several sets by name: at each multiple of each interval, and at the end."""
     if job.evaluation is None or steps is None:
         return None
     batch, epochs = job.dataset.global_batch_size, job.train.epochs

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 
 class RestartPlan(Fact):
-    """What failures cost: budget in failures, refill by time or progress, seconds without progress that are a hang.
+    """The budget of failures, its refill by time or progress, and the seconds without progress that count as a hang.
 
     Attributes:
-        warm: How workers are kept ready; plans of earlier versions do not say.
+        warm: The way in which workers are kept ready; absent from plans of earlier versions.
     """
 
     budget: int
@@ -62,26 +62,25 @@ class LaunchPlan(Fact):
 
     Attributes:
         format: Version of this record.
-        job_name: The job's name.
         job_digest: SHA-256 over the resolved job's canonical JSON.
-        job_files: The job file and what it extends, relative to the project root.
-        case: Which case of the job file's [matrix]; None: it has none.
+        job_files: The job file and the files it extends, relative to the project root.
+        case: Name of the case in the job file's [matrix]; None without a matrix.
         module_path: Folders of the job's own code, relative to the project root.
-        modules: Modules of the job's factories: what the fork server imports once.
-        rdzv_backend: Of the store that nodes meet in; static: node ranks are given, not found.
+        modules: Modules of the job's factories, which the fork server imports once.
+        rdzv_backend: Backend of the rendezvous store; static: node ranks are given, not found.
         is_store_outside: The store is served by neither torchrun nor our supervisor.
-        rdzv_options: How to talk to the store.
-        torchrun_args: torchrun's argv after its own name, what it runs last: `train.py`, or the script with its arguments.
+        rdzv_options: Options of the connection to the store.
+        torchrun_args: torchrun's argv after its own name; the program, `train.py` or the script with its arguments, is last.
         environment: Variables of the launch, each with its value.
-        reasons: Why each variable is set, by name.
-        env: Variables that the job sets for its workers; a plan of one that sets none does not say so.
-        env_secrets: Those of them whose values no record holds.
-        token_file: Where the token lies that the machines of the run share; a plan without one does not say so.
+        reasons: Reason for each variable, by name.
+        env: Variables that the job sets for its workers; absent from plan.json if there are none.
+        env_secrets: Variables of `env` whose values no record holds.
+        token_file: Path of the token that the machines of the run share; absent from plan.json without a token.
         start_method: fork (from a warm server) or spawn.
-        seed: Of every random state; 0 in the record of a launch before it was written down.
+        seed: Seed of every random state; 0 in plans of earlier versions, which did not record it.
         worlds: Batch split at the smallest, largest and some world sizes between.
-        script: The script that it runs instead of a train.py; a plan without one does not say so.
-        compiles: The model is compiled; a plan of one that is not does not say so.
+        script: The script that runs instead of train.py; absent from plan.json without a script.
+        compiles: The model is compiled; absent from plan.json if it is not.
     """
 
     format: Literal[1] = 1
@@ -117,7 +116,7 @@ class LaunchPlan(Fact):
     @model_validator(mode="before")
     @classmethod
     def _from_earlier_plan(cls, content: Any) -> Any:
-        # Plans of earlier versions have what a script's snapshots do not hold beside its arguments.
+        # Plans of earlier versions have `ignore` in `script`, not in `snapshots`.
         if (
             isinstance(content, dict)
             and isinstance(script := content.get("script"), dict)
@@ -139,7 +138,7 @@ class LaunchPlan(Fact):
         return content
 
     def loop_settings(self, project_root: Path) -> LoopSettings:
-        """Return what the job file says to a script that calls `elasticflow.join`, on a machine with its project there."""
+        """Return the job file's settings for a script that calls `elasticflow.join`; *project_root*: on this machine."""
         assert self.script is not None, "a generated train.py has what the job file says"
         snapshots = self.snapshots
         if snapshots.uri is not None and "://" not in snapshots.uri:
@@ -149,7 +148,7 @@ class LaunchPlan(Fact):
         )
 
     def public(self) -> LaunchPlan:
-        """Return the plan as it may be shown and recorded: without secrets."""
+        """Return the plan without secrets, as it may be shown and recorded."""
         snapshots = SnapshotSettings.from_json(without_secrets(self.snapshots.to_json()))
         env = {name: value for name, value in self.env.items() if name not in self.env_secrets}
         return self.model_copy(update={"snapshots": snapshots, "env": env})
@@ -163,11 +162,11 @@ def plan_job(
     Args:
         job: The resolved job.
         project_root: Folder that the paths of the plan are relative to.
-        job_files: The job file first, then what it extends.
-        case: Which case of the job file's [matrix] the job is.
+        job_files: The job file first, then the files it extends.
+        case: Name of the job's case in the job file's [matrix].
 
     Raises:
-        JobRefusedError: torchrun could not do what the job asks, or an argument cannot be written down.
+        JobRefusedError: torchrun cannot do what the job asks, or an argument cannot be recorded.
     """
     variables, script = torchrun.variables(job), script_plan(job)
     return LaunchPlan(
@@ -215,7 +214,7 @@ def _modules(job: Job) -> tuple[str, ...]:
 
 
 def snapshot_settings(job: Job) -> SnapshotSettings:
-    """Return [snapshots] of *job*; what `keep.best` ranks by, [evaluation] says."""
+    """Return the settings in [snapshots] of *job*; the order of `keep.best` comes from [evaluation]."""
     ranking = ranking_set(job.evaluation)
     best = None if ranking is None else ranking[1].best
     return job.snapshots.settings(None if best is None else "max" if best.startswith("max ") else "min")

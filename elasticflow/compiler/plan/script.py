@@ -1,4 +1,4 @@
-"""[script] -> what a launch runs: the program, as torchrun takes it and as an agent does."""
+"""[script] -> the program of a launch, in the forms for torchrun and for an agent."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 class ScriptPlan(Fact):
-    """A script of its own that a launch runs; paths are relative to the project root, where it is started.
+    """A user's script that a launch runs; paths are relative to the project root, where the script is started.
 
     Attributes:
-        entry: Its file; None: it is a module.
-        module: The module that is run as `python -m` does.
-        args: Its arguments.
-        path: Folders that end `sys.path`.
-        silence_s: Seconds without a line that count as a hang; None: nothing does.
-        log_every: Steps between two lines of the log, of a script that calls `elasticflow.join`.
+        entry: File of the script; None: the script is a module.
+        module: The module that is run as by `python -m`.
+        args: Arguments of the script.
+        path: Folders at the end of `sys.path`.
+        silence_s: Seconds without a line that count as a hang; None: silence is never a hang.
+        log_every: Steps between two lines of the log, for a script that calls `elasticflow.join`.
     """
 
     entry: str | None
@@ -38,7 +38,7 @@ class ScriptPlan(Fact):
         return self.entry if self.entry is not None else f"-m {self.module}"
 
     def program(self, project_root: Path) -> Program:
-        """Return what the agents of a machine start, on which the project lies at *project_root*."""
+        """Return the program that the agents of a machine start; *project_root*: on that machine."""
         root = project_root.absolute()
         return Program(
             entry="" if self.entry is None else str(root / self.entry),
@@ -52,12 +52,12 @@ class ScriptPlan(Fact):
 
     @property
     def import_folder(self) -> str:
-        """The folder in which the script finds its modules first: its own, or for a module the project root."""
+        """The first folder of the script's search path: its own folder, or for a module the project root."""
         return "." if self.entry is None else Path(self.entry).parent.as_posix()
 
 
 def script_plan(job: Job) -> ScriptPlan | None:
-    """Return what a job with [script] runs; None: the job has none."""
+    """Return the script that a job runs; None for a job without [script]."""
     script = job.script
     if script is None:
         return None
@@ -72,6 +72,6 @@ def script_plan(job: Job) -> ScriptPlan | None:
 
 
 def torchrun_command(plan: ScriptPlan) -> tuple[str, ...]:
-    """Return how torchrun is told what to run: behind its options."""
+    """Return the end of torchrun's command, after its options: the program and its arguments."""
     program = ("--module", plan.module) if plan.module is not None else (plan.entry or "",)
     return (*program, *plan.args)

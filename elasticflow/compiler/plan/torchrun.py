@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 ENTRY_POINT = "train.py"
 BY_HAND = "by-hand"
 
-# torch waits 30 s for late nodes and 15 s to miss a lost one: 47.7 s for a node loss, 5.6 s with these.
+# torch waits 30 s for late nodes and 15 s before it misses a lost node: a node loss takes 47.7 s, with these 5.6 s.
 C10D_CONF: Mapping[str, str | int | float | bool] = {
     "last_call_timeout": 1,
     "keep_alive_interval": 1,
     "keep_alive_max_attempt": 3,
 }
 
-_STORE_OPTIONS = ("protocol", "ca_cert", "ssl_cert", "ssl_cert_key")  # etcd's
+_STORE_OPTIONS = ("protocol", "ca_cert", "ssl_cert", "ssl_cert_key")  # options of etcd
 
 _REASONS = {
     "--nnodes": "fewest and most nodes",
@@ -70,7 +70,7 @@ def variables(job: Job) -> tuple[Variable, ...]:
     if job.script is None and job.train.consistency == "exact":
         reason = "without a fixed workspace cuBLAS may add in another order each time"
         listed.append(Variable("CUBLAS_WORKSPACE_CONFIG", ":4096:8", reason))
-    # Which interface has an address, or one of a network, each machine finds out for itself.
+    # Each machine finds its own interface that has a given address, or an address of a given network.
     if job.nodes.interface is not None and not is_address(job.nodes.interface):
         reason = "workers talk over nodes.interface"
         listed.append(Variable("GLOO_SOCKET_IFNAME", job.nodes.interface, reason))
@@ -79,7 +79,7 @@ def variables(job: Job) -> tuple[Variable, ...]:
 
 
 def arguments(job: Job, program: Sequence[str] = (ENTRY_POINT,)) -> tuple[str, ...]:
-    """Return torchrun's argv after its own name, without `--rdzv-id`, what it runs last."""
+    """Return torchrun's argv after its own name, without `--rdzv-id`; the program comes last."""
     table, nodes = job.torchrun, job.nodes
     flags: dict[str, str | int | float | None] = {
         "--nnodes": f"{nodes.min}:{nodes.max}",
@@ -100,7 +100,7 @@ def arguments(job: Job, program: Sequence[str] = (ENTRY_POINT,)) -> tuple[str, .
 
 
 def store_options(job: Job) -> dict[str, str]:
-    """Return what of the rendezvous configuration says how to talk to the store."""
+    """Return the part of the rendezvous configuration that says how to connect to the store."""
     return {key: str(value) for key, value in job.torchrun.rdzv_conf.items() if key in _STORE_OPTIONS}
 
 
@@ -125,14 +125,14 @@ def script(
     """Return torchrun.sh: the launch by plain torchrun, from any working directory.
 
     Args:
-        job_name: Name of the job.
-        args: torchrun's arguments: its options, then the program.
+        job_name: Name of the job, for the comment at the top.
+        args: torchrun's arguments: options, then the program.
         environ: Variables to export.
-        reasons: Why, by name.
+        reasons: Reason for each variable, by name.
         env: Variables of the job's [env].
-        secrets: Names of those whose values must not be written down.
-        program: The job's own script, as the end of *args* says it; None: the launch's train.py.
-        root: The project root, relative to the launch folder: where a script is started.
+        secrets: Names of variables whose values must not be written to a file.
+        program: The job's own script as at the end of *args*; None: the launch's train.py.
+        root: The project root, relative to the launch folder; a script is started there.
     """
     own = len(program or (ENTRY_POINT,))
     options = args[:-own]

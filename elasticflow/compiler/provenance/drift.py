@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from elasticflow.compiler.provenance.origins import Made, Origins
     from elasticflow.jobfile.tables.job import Job
 
-# Batches of similar length are cut at the end of a batch.
+# Buckets of similar length end at the end of a batch, so the order depends on the size of a batch.
 _CUTS = "dataset.sampler.bucket_by: the order of samples depends on it"
 _BUCKETED_WEIGHTS: dict[str, tuple[Weight, str]] = {
     "dataset.global_batch_size": ("corrupting", _CUTS),
@@ -28,7 +28,7 @@ _BUCKETED_WEIGHTS: dict[str, tuple[Weight, str]] = {
 _BITS = 'train.consistency = "exact" promises bits that this may change'
 _ROUNDING = "equal up to rounding"
 _NO_WEIGHTS = frozenset({"evaluation", "hooks", "prepare"})  # roles that do not influence the weights
-# These influence no number of the training: our package, and torch's imports for its compiler and its hub.
+# Packages that influence no number of the training: ours, and torch's imports for its compiler and its hub.
 _PLUMBING = frozenset({
     "python", "annotated-types", "click", "fsspec", "pydantic", "pydantic-core", "safetensors", "structlog", "tomli",
     "typing-extensions", "typing-inspection", "dill", "filelock", "jinja2", "markupsafe", "mpmath", "networkx",
@@ -89,7 +89,7 @@ def compare(old: Job, new: Job) -> list[Difference]:
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):  # an empty one has no keys to differ in
+    if isinstance(value, Mapping):  # an empty table has no keys that could differ
         for name, item in value.items():
             yield from _leaves(item, f"{key}.{name}" if key else name)
     elif key in LISTS:

@@ -99,7 +99,7 @@ def digest_of(path: Path) -> str | None:
 
 
 def _untracked(project_root: Path) -> list[str]:
-    """Return untracked sources of the project, except in run folders, which are full of our generated train.py."""
+    """Return untracked sources of the project, except in run folders, which hold many generated train.py files."""
     patterns = [f":(exclude){RUNS}/", *(f"*{suffix}" for suffix in _UNTRACKED_SUFFIXES)]
     arguments = ("ls-files", "--others", "--exclude-standard", "-z", "--", *patterns)
     # git may search through all data in the folder.

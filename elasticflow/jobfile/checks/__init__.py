@@ -1,1 +1,1 @@
-"""What needs several tables at once: closed forms over the whole node range."""
+"""Checks that need several tables at once: closed forms over the whole node range."""

@@ -1,4 +1,4 @@
-"""What needs several tables, or is not built yet: closed forms over the whole node range."""
+"""Checks that need several tables at once: closed forms over the whole node range."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _NO_PLACE = {  # where snapshots cannot be written, and why
 
 
 def check_tables(source: Source, tables: ValidTables) -> list[Diagnostic]:
-    """Return every problem between tables; a table that is itself wrong is left out of *tables*."""
+    """Return every problem between tables; *tables* lacks the tables that are wrong by themselves."""
     return [
         *_batch(source, tables),
         *_best(source, tables),
@@ -68,7 +68,7 @@ def check_tables(source: Source, tables: ValidTables) -> list[Diagnostic]:
 
 
 def check_lengths(source: Source, tables: ValidTables) -> list[Diagnostic]:
-    """Return what does not fit the length of training.
+    """Return the problems of keys that do not fit the length of training.
 
     Where a flag cuts training short for a trial, only errors and what the flags themselves say are returned.
     """

@@ -1,4 +1,4 @@
-"""What `dataset.shards`, data that can only be read in order, needs of the other keys."""
+"""The other keys that `dataset.shards`, data that can only be read in order, needs or rules out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHARDS = ("dataset", "shards")
 
 
 def check_data_shards(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
-    """Yield what is wrong with a job's data shards, and what cannot be promised for them."""
+    """Yield the problems of a job's data shards, and the promises that do not hold for them."""
     dataset = tables.get("dataset")
     if dataset is None or dataset.shards is None:
         return

@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.text.source import Source
 
 _LIMIT = ("snapshots", "staging_limit")
-_HELD = 3  # copies the memory tier keeps of each worker's part: two held and one being written
+_HELD = 3  # copies of each worker's part in the memory tier: two held and one being written
 
 
 def check_deep_facts(
     source: Source, job: Job, *, samples: int | None, snapshot_bytes: int | None, memory_bytes: int | None
 ) -> Iterator[Diagnostic]:
-    """Yield what is wrong with a job, given the size of its data and of its snapshots.
+    """Yield the problems of a job, given the size of its data and of its snapshots.
 
     Args:
         source: The job's keys and their places.
         job: The job, which has no errors.
         samples: Length of the dataset.
         snapshot_bytes: Size of a whole snapshot.
-        memory_bytes: Main memory of this machine, taken for that of each node.
+        memory_bytes: Main memory of this machine; each node is assumed to have as much.
     """
     tables = cast("ValidTables", {name: getattr(job, name) for name in type(job).model_fields})
     if samples is not None and job.dataset.samples is None:
@@ -41,7 +41,7 @@ def check_deep_facts(
 
 
 def _staging(source: Source, job: Job, snapshot_bytes: int, memory_bytes: int | None) -> Iterator[Diagnostic]:
-    """Yield a warning if snapshots take more memory than there is: most where nodes are fewest, as each stages its part."""
+    """Yield a warning if staged snapshots need more memory than a node has: with the fewest nodes, each stages the most."""
     nodes, snapshots = job.nodes.min, job.snapshots
     part = -(-snapshot_bytes // nodes)
     held = _HELD * snapshot_bytes if snapshots.memory is not None and nodes == 1 else 0

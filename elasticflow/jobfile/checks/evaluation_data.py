@@ -1,4 +1,4 @@
-"""Whether a job is evaluated on what it is trained on, as far as its file tells."""
+"""A job that is evaluated on its own training data, as far as its file tells."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_evaluation_data(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
-    """Yield a warning if [evaluation] names what [dataset] names, and does not say that this is meant."""
+    """Yield a warning if [evaluation] names the data of [dataset], and does not say that this is intended."""
     dataset, sets = tables.get("dataset"), evaluation_sets(tables.get("evaluation"))
     if dataset is None or not all(is_training_data(dataset, each) for each in sets.values()):
         return  # beside other data, the training data is there to be compared with it
@@ -34,7 +34,7 @@ def check_evaluation_data(source: Source, tables: ValidTables) -> Iterator[Diagn
 
 
 def allow(name: str) -> str:
-    """Return how a set, by its name, says that its samples may be trained on."""
+    """Return the line by which the set *name* says that its samples may be trained on."""
     return f'if that is meant, say so with {dotted(path_of_set(name))}.overlap = "allowed"'
 
 
@@ -47,7 +47,7 @@ def is_training_data(dataset: DatasetTable, evaluation: EvaluationTable) -> bool
 
 
 def is_to_be_apart(dataset: DatasetTable, evaluation: EvaluationTable | None) -> bool:
-    """Return whether to look for samples of the evaluation in the training data: the file does not rule them out."""
+    """Return whether to look for samples of the evaluation in the training data: not if the file allows or implies them."""
     return (
         evaluation is not None
         and evaluation.overlap == "reported"

@@ -1,4 +1,4 @@
-"""What `train.consistency = "exact"` needs of the other tables."""
+"""The keys of other tables that `train.consistency = "exact"` needs or rules out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHARDS = ("train", "virtual_shards")
 
 
 def check_exact(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
-    """Yield what is wrong with the virtual shards of a job."""
+    """Yield the problems of a job's virtual shards."""
     train, dataset = tables.get("train"), tables.get("dataset")
     nodes, ddp = tables.get("nodes"), tables.get("ddp")
     if train is None:

@@ -1,4 +1,4 @@
-"""What a failure and a preemption cost, as far as the job file tells."""
+"""The cost of a failure and of a preemption, as far as the job file tells."""
 
 from __future__ import annotations
 
@@ -14,21 +14,19 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.tables.job import ValidTables
     from elasticflow.jobfile.text.source import Source
 
-# Within it a worker ends its step, agrees with the others, stages and commits: less is too little on any machine.
+# Within the grace a worker ends its step, agrees with the others, stages and commits: no machine does that faster.
 _LEAST_GRACE_S = 1.0
 
 
 def check_failure_costs(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
-    """Yield a warning for a grace that nothing fits into, and for a budget that refills faster than snapshots come."""
+    """Yield a warning for a grace too short for a snapshot, and for a budget that refills faster than snapshots come."""
     snapshots, restarts = tables.get("snapshots"), tables.get("restarts")
     if snapshots is None:
         return
     if parse_duration(snapshots.grace) < _LEAST_GRACE_S:
-        message = (
-            f'snapshots.grace is "{snapshots.grace}": a preempted worker has no time to leave with a snapshot'
-        )
+        message = f'snapshots.grace is "{snapshots.grace}": a preempted worker has no time to take a snapshot'
         remedy = (
-            "within it a step ends and a snapshot is written: give it the time between the signal and the kill,\n"
+            "a step must end and a snapshot be written in this time: set the time between the signal and the kill,\n"
             "such as Slurm's KillWait (30 s) or Kubernetes' terminationGracePeriodSeconds (30 s)"
         )
         yield source.problem(
@@ -41,7 +39,7 @@ def check_failure_costs(source: Source, tables: ValidTables) -> Iterator[Diagnos
 def _refill(source: Source, refill: str, every: str | list[str]) -> Iterator[Diagnostic]:
     """Yield a warning for a refill by time that is shorter than the time between snapshots.
 
-    Time passes whether or not training gets further; a refill after steps or epochs needs progress.
+    Time passes even if training makes no progress; a refill after steps or epochs needs progress.
     """
     due = [parse_interval(text) for text in intervals(every)]
     if parse_interval(refill).unit != "s" or any(interval.unit != "s" for interval in due):

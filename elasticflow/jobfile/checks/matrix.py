@@ -1,4 +1,4 @@
-"""[matrix] -> cases: which keys each changes, and what it is called."""
+"""[matrix] -> cases: the keys that each case changes, and its name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Axis(NamedTuple):
 
 
 def read_axes(source: Source) -> tuple[list[Axis], list[Diagnostic]]:
-    """Return the axes that can be used, and what is wrong with the others."""
+    """Return the axes that can be used, and the problems of the others."""
     axes: list[Axis] = []
     problems: list[Diagnostic] = []
     for path, value in leaves(source.raw["matrix"].get("axes", {})):
@@ -43,7 +43,7 @@ def read_axes(source: Source) -> tuple[list[Axis], list[Diagnostic]]:
 
 
 def leaves(table: TomlTable, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield what stands in a table of tables, by its path."""
+    """Yield each value in a table of tables, with its path."""
     for key, value in table.items():
         if isinstance(value, dict) and value:
             yield from leaves(value, (*path, key))
@@ -81,7 +81,7 @@ def _axis_problems(source: Source, path: KeyPath, values: object) -> Iterator[Di
 
 
 def identity_of(value: object) -> tuple[bool, str | int | float] | None:
-    """Return what is equal for equal values of an axis only; None for what cannot be a value of an axis."""
+    """Return a key that is equal only for equal values of an axis; None for a value that no axis can have."""
     is_one = isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
     return (isinstance(value, bool), value) if is_one else None  # type: ignore[return-value]  # True equals 1
 
@@ -91,7 +91,7 @@ _Numbers = dict["KeyPath", dict[object, int]]
 
 @dataclass
 class Exclusions:
-    """What is left out: for each set of axes, combinations of their values by number."""
+    """The combinations that are left out: for each set of axes, the numbers of their values."""
 
     groups: dict[tuple[KeyPath, ...], set[tuple[int, ...]]] = field(default_factory=dict)
 
@@ -104,7 +104,7 @@ class Exclusions:
 
 
 def read_exclusions(source: Source, axes: list[Axis]) -> tuple[Exclusions, list[Diagnostic]]:
-    """Return what is left out, and what is wrong with it: each exclusion must leave something out."""
+    """Return the excluded combinations, and the problems of `exclude`: each exclusion must leave something out."""
     exclusions, problems = Exclusions(), []
     numbers: _Numbers = {
         axis.path: {identity_of(value): n for n, value in enumerate(axis.values)} for axis in axes
@@ -143,7 +143,7 @@ def _exclusion_problems(
 
 MOST_CASES = 5_000
 MOST_LETTERS = 100
-_ABSURD = 10**12  # beyond it nobody reads the number, and Python may not write it
+_ABSURD = 10**12  # a larger number tells a reader nothing, and Python may refuse to write it
 _MOST_SIZES = 8
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FIXED = {("job", "name"): "a case's job is called after the job and the case", ("matrix",): "a case has no cases", ("extends",): "files are extended by files"}  # fmt: skip
@@ -155,9 +155,9 @@ class Case:
 
     Attributes:
         name: Unique within the matrix.
-        raw: The keys it changes.
-        moves: Where they stand in [matrix], by the beginnings of their paths.
-        path: Where to point at when the case as a whole is meant.
+        raw: The keys that the case changes.
+        moves: The places of these keys in [matrix], by the beginnings of their paths.
+        path: The key to point at when the case as a whole is meant.
     """
 
     name: str
@@ -166,22 +166,22 @@ class Case:
     path: KeyPath
 
     def changes(self) -> dict[KeyPath, Any]:
-        """Return the keys it changes by their whole paths."""
+        """Return the keys that the case changes, by their whole paths."""
         return dict(leaves(self.raw))
 
 
 def expand(source: Source, *, checks_keys: bool = True) -> tuple[list[Case], list[Diagnostic]]:
-    """Return the cases of a file whose [matrix] has the right types, and what is wrong with it.
+    """Return the cases of a file whose [matrix] has the right types, and the problems of [matrix].
 
-    The combinations of the axes come first, the last axis changing fastest; then the cases given by name. Whether the
-    axes are keys of a job is looked at with *checks_keys* only.
+    The combinations of the axes come first, the last axis changing fastest; then the cases given by name. Only with
+    *checks_keys* is each axis checked to be a key of a job.
     """
     table = source.raw["matrix"]
     axes, problems = read_axes(source)
     excluded, more = read_exclusions(source, axes)
     problems += [*more, *_fixed_keys(source, axes), *(_unknown_keys(source, axes) if checks_keys else ())]
     given = table.get("cases", {})
-    # Before anything is expanded: a few axes of many values are more than any machine holds.
+    # Before anything is expanded: a few axes with many values make more cases than any machine holds.
     count = math.prod(len(axis.values) for axis in axes) * bool(axes) + len(given)
     if count > MOST_CASES:
         sizes = " x ".join(str(len(axis.values)) for axis in axes[:_MOST_SIZES])
@@ -234,7 +234,7 @@ def _of_axes(name: str, chosen: Chosen) -> Case:
 
 
 def _labels(axes: list[Axis]) -> dict[KeyPath, str]:
-    """Return what each axis is called in the names of cases: its key's last part, or more parts where axes share it."""
+    """Return the label of each axis in the names of cases: the last part of its key, or more parts where axes share it."""
     labels = {}
     for axis in axes:
         others = [each.path for each in axes if each is not axis]
@@ -274,8 +274,11 @@ def _fixed_keys(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
 
 
 def _unknown_keys(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
-    """Yield the axes that are no keys of a job, once for all their values."""
-    from elasticflow.jobfile.tables.job import Job, model_of  # completion of case names does without pydantic
+    """Yield each axis that is no key of a job, once for all its values."""
+    from elasticflow.jobfile.tables.job import (
+        Job,
+        model_of,
+    )  # completion of case names does not load pydantic
 
     for axis in axes:
         table = axis.path[0]
@@ -306,7 +309,7 @@ def _overridden(source: Source, axes: list[Axis]) -> Iterator[Diagnostic]:
 
 
 def _names(source: Source, cases: list[Case]) -> Iterator[Diagnostic]:
-    """Yield what is wrong with the names of cases: each that stands twice, and the first that is no valid name."""
+    """Yield the problems of the names of cases: each name given twice, and the first name that is not valid."""
     name = value_at(("job", "name"), source.raw)
     remedy = (
         'names are made of the values, anything but letters, digits, "." and "_" as "-":\n'

@@ -1,4 +1,4 @@
-"""Whether what is to be measured of a step can be."""
+"""The keys that model FLOPs utilization (MFU) needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_measures(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
-    """Yield what is wrong with the keys of MFU."""
+    """Yield the problems of the keys of MFU."""
     model, logging = tables.get("model"), tables.get("logging")
     if model is None or logging is None:
         return

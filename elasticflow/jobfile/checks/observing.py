@@ -1,4 +1,4 @@
-"""What goes elsewhere than into the run folder: a command that is not there, options that nobody reads."""
+"""Outputs beside the run folder: a command that does not exist, options of a sink that is not chosen."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def check_program(source: Source, tables: ValidTables, root: Path) -> Iterator[Diagnostic]:
-    """Yield a warning where notify.command names a program that this machine does not have; *root*: of the project."""
+    """Yield a warning if notify.command names a program that this machine does not have; *root*: folder of the project."""
     notify = tables.get("notify")
     if notify is None or notify.command is None:
         return
@@ -42,7 +42,7 @@ def check_sink_options(source: Source, tables: ValidTables) -> Iterator[Diagnost
     """Yield a warning for each table of options whose sink is not chosen."""
     logging = tables.get("logging")
     if logging is None or len(source.layers) > 1:
-        return  # a base may have options for those who choose the sink; a case or a flag may choose others for once
+        return  # a base may hold options for jobs that choose the sink; a case or a flag may choose other sinks for once
     given = table_at(source.raw, "logging")
     for name in SINKS:
         if name in given and name not in logging.sinks:

@@ -1,8 +1,8 @@
-"""`${env:NAME}`, `${job.name}` and their kind in the job's texts; `${dataset.NAME}`, which stands for a value of the data.
+"""References in the job's texts: `${env:NAME}`, `${job.name}`, and `${dataset.NAME}` for a value of the data.
 
-They are looked up once, after files, case and flags have been merged and before any table is validated. A key that
-may hold them is marked so in its model. Elsewhere they are refused: what is trained stands in the file, only where
-it is trained may come from outside.
+References are looked up once, after files, case and flags have been merged and before any table is validated. A key
+that may hold references is marked so in its model. Every other key refuses them: the file itself says what is trained;
+only the place of the training may come from outside.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _MARK = re.compile(r"\$\$\{|\$\{(?P<inside>[^{}]*)\}|\$\{")
 _VARIABLE = re.compile(r"env:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
 _OF_DATA = re.compile(r"dataset\.(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 _ARGS_FROM_DATA = ("model", "optimizer", "lr_scheduler", "evaluation")
-_ENDS_PASSWORD = frozenset("/@:?#&")  # and would leave the rest of it in records
+_ENDS_PASSWORD = frozenset("/@:?#&")  # such a character would leave the rest of a password in records
 _LEAST_OF_VARIABLE = 2  # env.NAME, or env.NAME.value
-_LEAST = 4  # shorter values stand in too many words
+_LEAST = 4  # a shorter value is part of too many words
 _FACTS = ("job.name", "job.seed", "matrix.case")
 _FORMS = "${env:NAME}, ${env:NAME:-default}, ${job.name}, ${job.seed} and, in a case, ${matrix.case}"
 _HOW_FROM_DATA = (
@@ -50,12 +50,12 @@ class References:
 
     Attributes:
         source: The merged job.
-        case: Its case, if it is one of a matrix.
-        environment: Variables by name. None: they are not looked up, so that a file is validated alike on every machine;
-            a hook or CI does not have them, and what is not set there is no mistake of the file.
-        problems: What is wrong with them.
+        case: Name of the job's case, if the job is one of a matrix.
+        environment: Variables by name. None: variables are not looked up, so that a file is validated alike on every
+            machine; a hook or CI does not have them, and a variable that is not set there is no mistake of the file.
+        problems: Diagnostics about references.
         hidden: Secrets that were looked up: no message may show them.
-        secrets: The texts that hold them, by key.
+        secrets: The texts that hold secrets, by key.
     """
 
     source: Source
@@ -129,7 +129,7 @@ class References:
         return mark.instead if is_open and mark is not None and mark.instead else result
 
     def _late(self, text: str, path: KeyPath) -> str:
-        """Check the references of a text whose secrets are looked up when it is used; return it with the others replaced."""
+        """Check the references of a text whose secrets are looked up on use; return the text with all others replaced."""
         secrets: dict[SecretVariable, str] = {}
         references = [reference for reference in _MARK.finditer(text) if reference[0] != "$${"]
         pieces = [self._look_up(reference, path, secrets) for reference in references]
@@ -146,7 +146,7 @@ class References:
         return kept
 
     def _of_data(self, text: str, path: KeyPath) -> str | DatasetValue | None:
-        """Return the value of the data that *text* stands for; the text itself where that is refused; None if it is none."""
+        """Return the value of the data that *text* stands for; *text* itself if the key refuses one; None for other texts."""
         inside = [each["inside"] or "" for each in _MARK.finditer(text)]
         name = next((match["name"] for each in inside if (match := _OF_DATA.fullmatch(each))), None)
         if name is None:
@@ -170,7 +170,7 @@ class References:
     def _look_up(
         self, reference: re.Match[str], path: KeyPath, secrets: dict[SecretVariable, str]
     ) -> str | SecretVariable | None:
-        """Return what a reference stands for, a variable if that is secret; None if that is not known here."""
+        """Return the text that a reference stands for, or the variable if the text is secret; None if it is not known here."""
         inside = reference["inside"]
         if inside is None:
             self._say(
@@ -195,7 +195,7 @@ class References:
             return None
         value = default if self.environment is None else self.environment.get(name)
         if default is not None:
-            value = value or default  # as in a shell: also for one that is set to nothing
+            value = value or default  # as in a shell: also for a variable that is set to an empty text
         if value is None:
             self._not_set(name, path)
         elif is_told_secret and self.environment is not None:
@@ -209,7 +209,7 @@ class References:
         return {key: value for key, value in facts.items() if isinstance(value, str)}
 
     def _stays_out(self, reference: str, path: KeyPath) -> bool:
-        """Return whether records leave out what stands here (`redaction.without_password`)."""
+        """Return whether records leave out the value at this place (`redaction.without_password`)."""
         if _is_late(path):
             return True
         if path == ("snapshots", "uri"):
@@ -260,7 +260,7 @@ class References:
 
 
 def _may_come_from_data(path: KeyPath) -> bool:
-    """Return whether the key that *path* is, or lies in, holds arguments of what is made once the data is opened."""
+    """Return whether *path* is, or lies in, the arguments of an object that is made after the data is opened."""
     path = without_set(path)
     in_group = path[:2] == ("optimizer", "groups") and path[3:4] == ("args",)
     of_metric = path[:2] == ("evaluation", "metrics") and path[3:4] == ("args",)
@@ -269,11 +269,11 @@ def _may_come_from_data(path: KeyPath) -> bool:
 
 
 def _marker(path: KeyPath) -> MayRefer | None:
-    """Return the mark of the key that *path* is, or lies in; None where no references may stand."""
+    """Return the mark of the key that *path* is, or lies in; None if the key takes no references."""
     if len(path) < 2 or path[0] not in Job.model_fields:
         return None
     if path[:2] == ("dataset", "mix") and path[3:4] not in {(), ("args",)}:
-        return None  # of a set of the mixture, its arguments alone
+        return None  # a set of the mixture takes references in its arguments only
     if path[0] == "env":
         return MayRefer() if len(path) == _LEAST_OF_VARIABLE or path[2:] == ("value",) else None
     key = model_of(str(path[0])).model_fields.get(str(without_set(path)[1]))

@@ -1,4 +1,4 @@
-"""What `dataset.sampler` and `dataset.mix` need of the other keys."""
+"""The other keys that `dataset.sampler` and `dataset.mix` need or rule out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_sampling(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
-    """Yield what a job's sampler and mixture cannot be combined with."""
+    """Yield the keys that cannot be combined with a job's sampler or mixture."""
     dataset = tables.get("dataset")
     if dataset is None:
         return

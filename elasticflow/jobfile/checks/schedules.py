@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _ENTRY = r"(?:torch\.optim(?:\.lr_scheduler:|:lr_scheduler\.)|elasticflow\.schedules:)(\w+)"
 _OURS = ("warmup_cosine", "warmup_linear", "warmup_stable_decay")
-# The argument that says when a schedule is over, and what is missed when training ends before.
+# The argument that says when a schedule is over, and the consequence of training that ends earlier.
 _ENDS = {
     "CosineAnnealingLR": ("T_max", "the learning rate never gets down to eta_min"),
     "CosineAnnealingWarmRestarts": ("T_0", "there is no warm restart"),
@@ -30,7 +30,7 @@ _ENDS = {
     "StepLR": ("step_size", "the learning rate is never lowered"),
     **dict.fromkeys(_OURS, ("total", "the learning rate never gets down to its end")),
 }
-# What happens when training continues after that.
+# The effect when training continues after the end of the schedule.
 _AFTER = {
     "CosineAnnealingLR": "the learning rate rises again",
     "PolynomialLR": "the learning rate is nought",
@@ -40,7 +40,7 @@ _WHOLE = {"T_max", "total_steps", "total_iters", "total"}
 
 
 def check_schedule(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
-    """Yield what is wrong between a schedule's length and training's, where both are known."""
+    """Yield the problems of a schedule's length beside the length of training, where both are known."""
     scheduler, train = tables.get("lr_scheduler"), tables.get("train")
     match = None if scheduler is None else re.fullmatch(_ENTRY, scheduler.entry)
     if scheduler is None or match is None:
@@ -49,7 +49,7 @@ def check_schedule(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     yield from wrong
     if train is None or wrong:
         return
-    # An epoch that is begun and not ended is no step of a schedule: only `epochs` tells how many those are.
+    # An epoch that does not end is no step of a schedule: only `epochs` gives the number of whole epochs.
     steps = length_of_training(train, tables.get("dataset")).steps
     count = steps if scheduler.interval == "step" else train.epochs
     if count is None:
@@ -80,7 +80,7 @@ def _is_count(value: object) -> bool:
 
 
 def _out_of_range(source: Source, args: Args) -> Iterator[Diagnostic]:
-    """Yield the numbers that a schedule of ours refuses; what is no number at all is told by its type."""
+    """Yield the numbers that a schedule of ours refuses; values that are no numbers are reported by the check of types."""
     base = ("lr_scheduler", "args")
     for key in ("warmup", "total", "decay"):
         value = args.get(key)
@@ -106,7 +106,7 @@ def _out_of_range(source: Source, args: Args) -> Iterator[Diagnostic]:
 
 
 class _ScheduleCheck:
-    """Compares a schedule's numbers with the length of training; `stays`: at a rate that is not nought, after its end."""
+    """Compares a schedule's numbers with the length of training; `stays`: the rate after the schedule's end is not zero."""
 
     def __init__(self, source: Source, name: str, unit: str, count: int, *, stays: bool = False) -> None:
         self.source = source
@@ -117,7 +117,7 @@ class _ScheduleCheck:
         self.training = f"training is {counted(count, unit)} long"
 
     def problems_of(self, path: KeyPath, end: int) -> Iterator[Diagnostic]:
-        """Yield what is wrong with one number of the schedule's arguments."""
+        """Yield the problems of one number among the schedule's arguments."""
         key = path[2]
         if self.name == "MultiStepLR":
             if end >= self.count:

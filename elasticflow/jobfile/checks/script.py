@@ -1,4 +1,4 @@
-"""`[script]`: the file or module is there and is Python, and what it imports before the workers are forked."""
+"""`[script]`: the file or module exists and is Python; its imports before the workers are forked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def check_script(source: Source, tables: ValidTables, root: Path) -> Iterator[Diagnostic]:
-    """Yield what is wrong with the script of a job; *root*: of the project."""
+    """Yield the problems of a job's script; *root*: folder of the project."""
     script = tables.get("script")
     if script is None:
         return

@@ -1,4 +1,4 @@
-"""What [slurm] asks of other tables: one head, and a place for snapshots that all nodes see."""
+"""The needs of [slurm] in other tables: one head, and a place for snapshots that all nodes see."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.tables.slurm import SlurmTable
     from elasticflow.jobfile.text.source import Source
 
-# Folders that each machine has by itself.
+# Folders that are local to each machine.
 _OF_ONE_MACHINE = re.compile(r"((file|local)://)?/(tmp|var/tmp|dev/shm|run|proc)(/|$)", re.IGNORECASE)
 _LONGEST_NOTICE_S = 65_535
 
 
 def check_slurm(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
-    """Yield what keeps the job from running as [slurm] says."""
+    """Yield the keys that keep the job from running as [slurm] says."""
     slurm = tables.get("slurm")
     if slurm is None:
         return
@@ -63,7 +63,7 @@ def _head(source: Source, tables: ValidTables, slurm: SlurmTable) -> Iterator[Di
         problem = source.problem(codes.SLURM, message, ("nodes", "endpoint"), remedy=remedy)
         if (
             not problem.is_flag
-        ):  # as the script itself says which node it is, or a person who starts the job by hand
+        ):  # a flag comes from the rendered script, or from a person who starts the job by hand
             yield problem
 
 

@@ -1,4 +1,4 @@
-"""Whether the evaluations measure what `train.stop_when` goes by."""
+"""The metric of `train.stop_when`, which the evaluations must measure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PATH = ("train", "stop_when")
 
 
 def check_stop_when(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
-    """Yield what is wrong with the metric that ends training, at its place within the text."""
+    """Yield the problems of the metric that ends training, at its place within the text."""
     train = tables.get("train")
     if train is None or train.stop_when is None or "evaluation" not in tables:
         return

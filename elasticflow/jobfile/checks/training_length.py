@@ -1,4 +1,4 @@
-"""How long training is, as far as the job file tells, and what would be due only after its end."""
+"""The length of training, as far as the job file tells, and intervals that are longer than it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def samples_per_epoch(dataset: DatasetTable, samples: int | None) -> int | None:
-    """Return the samples of an epoch: as many as the data has, unless the job says how many draws make one."""
+    """Return the samples of an epoch: the length of the data, unless the job gives the draws of an epoch."""
     return samples if dataset.sampler is None or dataset.sampler.draws is None else dataset.sampler.draws
 
 
 def num_steps(train: TrainTable, dataset: DatasetTable, samples: int) -> int:
-    """Return the optimizer steps of a whole run whose epochs have so many samples."""
+    """Return the optimizer steps of a whole run; *samples*: of an epoch."""
     if train.steps is not None:
         return train.steps
     assert train.epochs is not None
@@ -43,11 +43,11 @@ def steps_per_epoch(dataset: DatasetTable, samples: int) -> tuple[int, int]:
 
 
 class TrainingLength(NamedTuple):
-    """The length of a whole run; None for what only the data tells.
+    """The length of a whole run; None for a figure that only the data tells.
 
     Attributes:
         steps: Optimizer steps.
-        epochs: Passes over the data that are begun.
+        epochs: Passes over the data, the last of which may be cut short.
         samples: Samples consumed.
     """
 
@@ -56,7 +56,7 @@ class TrainingLength(NamedTuple):
     samples: int | None
 
     def is_beyond(self, interval: Interval) -> bool:
-        """Return whether an interval is longer than the run for certain; a time never is."""
+        """Return whether an interval is certainly longer than the run; never true for a time."""
         length = {"step": self.steps, "epoch": self.epochs, "sample": self.samples, "s": None}[interval.unit]
         return length is not None and interval.amount > length
 
@@ -75,7 +75,7 @@ def counted(number: int, what: str) -> str:
 
 
 def length_of_training(train: TrainTable, dataset: DatasetTable | None) -> TrainingLength:
-    """Return how long training is, as far as `dataset.samples` or the draws of an epoch tell."""
+    """Return the length of training, as far as `dataset.samples` or the draws of an epoch tell."""
     samples = None if dataset is None else samples_per_epoch(dataset, dataset.samples)
     batch = None if dataset is None else dataset.global_batch_size
     if dataset is None or samples is None:
@@ -91,7 +91,7 @@ def length_of_training(train: TrainTable, dataset: DatasetTable | None) -> Train
     return TrainingLength(steps, -(-steps // per_epoch) if per_epoch else None, consumed)
 
 
-# Each key that says how often, and what it means when that is never.
+# Each key of an interval, and the consequence if the interval is longer than training.
 _KEYS: dict[KeyPath, str] = {
     ("snapshots", "every"): "one snapshot is taken, at the end: a failure goes back to the beginning",
     ("snapshots", "memory"): "nothing is held in memory",

@@ -1,4 +1,4 @@
-"""URIs and paths that name no place: a slash too few, a protocol that does not exist, a variable nobody expands."""
+"""URIs and paths that name no place: a missing slash, an unknown protocol, a variable that is not expanded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_uris(source: Source, keys: tuple[tuple[str, str], ...]) -> Iterator[Di
 
 
 def _unexpanded(uri: str, key: str) -> tuple[str, str] | None:
-    """Return what is wrong with a URI that holds a variable as a shell would expand it, and what to do."""
+    """Return the problem and the remedy of a URI that holds a variable as a shell would expand it."""
     match = _VARIABLE.search(_PASSWORD.sub(lambda password: "x" * len(password[0]), uri))
     if match:
         name = match[1] or match[2]
@@ -52,7 +52,7 @@ def _unexpanded(uri: str, key: str) -> tuple[str, str] | None:
 
 
 def _wrong(uri: str, key: str) -> tuple[str, str] | None:
-    """Return what is wrong with a URI, and what to do."""
+    """Return the problem of a URI, and the remedy."""
     if uri != uri.strip():
         return "begins or ends with a blank", f"write {key} = {_pasteable(uri.strip())}"
     if _OF_WINDOWS.match(uri):
@@ -64,7 +64,7 @@ def _wrong(uri: str, key: str) -> tuple[str, str] | None:
 
 
 def _wrong_protocol(uri: str, key: str) -> tuple[str, str] | None:
-    first = uri.rpartition("::")[2]  # what fsspec reads through: simplecache::s3://bucket
+    first = uri.rpartition("::")[2]  # a chain of fsspec: simplecache::s3://bucket
     match = _PROTOCOL.match(first)
     if match is None:
         few = _FEW_SLASHES.match(first)
@@ -91,7 +91,7 @@ def _wrong_protocol(uri: str, key: str) -> tuple[str, str] | None:
 
 
 def _is_known(protocol: str) -> bool:
-    """Return whether the protocol is one of ours or of fsspec's, which packages may add to; asked for rare ones only."""
+    """Return whether the protocol is ours or fsspec's, to which packages may add; called only for uncommon protocols."""
     if protocol in _WELL_KNOWN:
         return True
     from importlib.metadata import entry_points
@@ -116,7 +116,7 @@ def _protocols() -> str:
 
 
 def _pasteable(uri: str) -> str:
-    """Return a URI as it can be pasted, without a password."""
+    """Return a URI without its password, ready to be pasted."""
     from elasticflow.system.redaction import mask_url
 
     return show(mask_url(uri)) if len(uri) < 50 else f'"{mask_url(uri)}"'

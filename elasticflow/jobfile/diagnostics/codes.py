@@ -1,6 +1,6 @@
 """Every code that a diagnostic can bear; `codes.md` explains each.
 
-Codes are stable: one that is no longer used is never given to something else.
+Codes are stable: a code that is no longer used is never given another meaning.
 """
 
 from __future__ import annotations

@@ -18,13 +18,13 @@ class Diagnostic(NamedTuple):
     Attributes:
         code: Stable code, explained by `elasticflow explain`.
         severity: An error refuses the job, a warning does with --strict, a note never.
-        message: What is wrong, in the words of the job file.
+        message: The problem, in the words of the job file.
         file: Name of the file as the user wrote it, or `--set`.
         line: From 1; None when the file as a whole is meant.
         column: From 1, in code points.
         end_line: Line of the last code point.
         end_column: Column after the last code point.
-        help: What to do.
+        help: The remedy.
         excerpt: The line of the file, secrets masked.
     """
 
@@ -41,7 +41,7 @@ class Diagnostic(NamedTuple):
 
     @property
     def is_flag(self) -> bool:
-        """Whether it is about the command line and not about a file."""
+        """True if the diagnostic is about the command line, not about a file."""
         return self.file.startswith("--")
 
     @property

@@ -11,8 +11,8 @@ from elasticflow.system.redaction import is_secret, with_stars
 
 _WIDTH = 110
 _TAB = "    "
-# Patterns are compiled when a line is shown; most files have nothing to say.
-# What must never reach a terminal or a CI log: values of secret-looking keys, and passwords in URLs.
+# Patterns are compiled when a line is shown; most files have no diagnostics.
+# Values of secret-looking keys and passwords in URLs must never reach a terminal or a CI log.
 _VALUE = (
     r"(?<![\w-])(?P<key>[\w-]{1,200})(?P<equals>[\"']?[ \t]*=[ \t]*)"
     r"(?:(?P<quote>\"\"\"|'''|[\"'])(?P<value>.*?)(?P<end>(?P=quote)|$)|(?P<bare>[^\s\"',{}\[\]]+))"
@@ -39,7 +39,7 @@ def line_at(text: str, start: int) -> str:
     return mask_secrets(line)
 
 
-# Many problems of one long line ask for the same text.
+# Many problems of one long line need the same text.
 @functools.lru_cache(maxsize=64)
 def mask_secrets(line: str) -> str:
     """Return *line* with each secret-looking value replaced by as many stars."""
@@ -61,19 +61,19 @@ def _masked(match: re.Match[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """Return *text* with control characters, and what no encoding can write, as replacement characters."""
+    """Return *text* with replacement characters for control characters and for characters that no encoding can write."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def excerpt_and_carets(line: str, column: int, end_column: int | None) -> tuple[str, str]:
-    """Return the part of a line around a span, and blanks and carets to stand below it.
+    """Return the part of a line around a span, and the blanks and carets for the line below.
 
     Args:
         line: The line; it may hold anything.
-        column: Where the span begins, from 1, in code points.
-        end_column: Where it ends, exclusive; None: at the end of the line or later.
+        column: First column of the span, from 1, in code points.
+        end_column: Column after the span; None: the span ends at the end of the line or later.
     """
     first = max(0, column - 1 - _WIDTH // 2) if len(line) > _WIDTH else 0
     last = min(len(line), first + _WIDTH)
@@ -89,7 +89,7 @@ def _as_printed(c: str) -> str:
 
 
 def _width(text: str) -> int:
-    """Return how many columns a terminal takes for a text."""
+    """Return the number of columns that a text takes in a terminal."""
     if text.isascii():
         return len(text) + text.count("\t") * (len(_TAB) - 1)
     from unicodedata import category, east_asian_width

@@ -14,11 +14,11 @@ _EXAMPLE = re.compile(r"\n\n(Bad|Good):\n\n```\n(.*?)\n```", re.DOTALL)
 
 
 class Explanation(NamedTuple):
-    """A section of the page: what a code means, and job file lines with and without that mistake.
+    """A section of the page: the meaning of a code, and lines of a job file with and without the mistake.
 
     Attributes:
-        title: What is wrong, in a few words.
-        reason: Why it is, and what to do: one paragraph, as one line.
+        title: The mistake in a few words.
+        reason: The reason and the remedy: one paragraph, as one line.
         bad: An example that gives the code.
         good: The example put right.
         markdown: Reason and examples as they stand on the page.
@@ -37,7 +37,7 @@ class Explanation(NamedTuple):
 
 
 def explanation_of(code: str) -> Explanation | None:
-    """Return what the page says about a code; None for a code that it does not have."""
+    """Return the page's section about a code; None if the page has no such code."""
     _, heading, rest = _page().partition(f"\n### {code}\n\n")
     if not heading:
         return None

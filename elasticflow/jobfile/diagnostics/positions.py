@@ -33,7 +33,7 @@ class Span(NamedTuple):
 
 
 class Spot(NamedTuple):
-    """Where a key and its value stand.
+    """The places of a key and of its value.
 
     Attributes:
         key: Span of the last part of the key; None for an element of an array.
@@ -55,10 +55,10 @@ def line_and_column(text: str, at: int) -> tuple[int, int]:
     return line + 1, at - text.rfind("\n", 0, at)
 
 
-# A file may have thousands of findings: each looks its place up, and none reads the text again from its beginning.
+# A file may have thousands of findings, each of which looks up its place: none reads the text again from its beginning.
 @lru_cache(maxsize=16)
 def offsets_of(text: str, part: str) -> list[int]:
-    """Return where a text has a part, in order; parts that overlap count once."""
+    """Return the offsets of a part within a text, in order; parts that overlap count once."""
     return [match.start() for match in re.finditer(re.escape(part), text)]
 
 

@@ -22,7 +22,7 @@ _SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 def as_json(diagnostics: Sequence[Diagnostic]) -> str:
     """Return a list of objects: code, severity, message, file, line, column, end_line, end_column, help.
 
-    Lines and columns count from 1, columns in code points, the end is exclusive; null where there is none.
+    Lines and columns count from 1, columns in code points; the end is exclusive; a missing value is null.
     """
     keys = ("code", "severity", "message", "file", "line", "column", "end_line", "end_column", "help")
     return json.dumps([{key: getattr(each, key) for key in keys} for each in diagnostics], indent=2, ensure_ascii=False)  # fmt: skip

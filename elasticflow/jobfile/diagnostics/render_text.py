@@ -23,7 +23,7 @@ _COLOURS = {
 
 
 def render(diagnostics: Sequence[Diagnostic], style: Format = "full", *, colour: bool = False) -> str:
-    """Return all diagnostics in one format, without a newline at the end; empty for none in a line-based one."""
+    """Return all diagnostics in one format, without a final newline; without diagnostics, line formats return ""."""
     shown = [_printable(each) for each in diagnostics]
     if style == "full":
         return "\n\n".join(_full(each, colour=colour) for each in shown)

@@ -1,4 +1,4 @@
-"""The name that was most likely meant, and the names there are."""
+"""The name that was most likely meant, and the list of valid names."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ SHORT_MODULES = {
 
 
 def nearest(word: str, words: Iterable[str], likeness: float = 0.6) -> list[str]:
-    """Return the one of *words* that *word* was most likely meant to be; none if none is that much like it (0 to 1)."""
+    """Return the word that *word* was most likely meant to be; [] if all are less alike than *likeness* (0 to 1)."""
     import difflib  # most files hold no mistake
 
     return difflib.get_close_matches(word, list(words), 1, likeness)
 
 
 def is_table(value: object) -> bool:
-    """Return whether a value is a table, or an array of them."""
+    """Return whether a value is a table or an array of tables."""
     return isinstance(value, dict) or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
 
 
 def listing(names: list[str], prefix: str = "") -> str | None:
-    """Return the names there are, shortened; None if there are none."""
+    """Return the valid names as a shortened list; None if there are none."""
     if not names:
         return None
     shown = ", ".join(f"{prefix}{name}" for name in names[:8])

@@ -31,7 +31,7 @@ def show(value: object) -> str:
 
 
 def to_toml(value: object) -> str:
-    """Return a value as it can be pasted into a job file, whatever its length."""
+    """Return a value in full, ready to be pasted into a job file."""
     if isinstance(value, dict):
         inner = ", ".join(f"{dotted((key,))} = {to_toml(each)}" for key, each in value.items())
         return f"{{ {inner} }}" if inner else "{}"

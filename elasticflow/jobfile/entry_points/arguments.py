@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 _BY_PLACE = "it is taken by place only, and a job file gives arguments by name: name a function of yours that passes it on"
-_MOST_SHOWN = 600  # letters of the arguments that a function takes
+_MOST_SHOWN = 600  # characters of the list of arguments that a function takes
 
 
 class ArgumentCheck:
@@ -47,7 +47,7 @@ class ArgumentCheck:
     def __init__(self, entry: EntryPoint, definition: Definition, signature: Signature) -> None:
         self._entry, self._definition, self._signature = entry, definition, signature
         self._by_place_only = {each.name for each in signature.positional_only}
-        # A step's third argument, where it is no method: the optimizers, if it is called so.
+        # A step's third argument, unless the step is a method: the optimizers, if it has that name.
         self._third_of_step: str | None = None
         self.depends_on_others = False
 
@@ -175,7 +175,7 @@ class ArgumentCheck:
         )
 
     def _instead(self, misfit: Misfit, path: KeyPath) -> str:
-        """Return what was meant by an argument that is not taken: another argument, or a key of the table around it."""
+        """Return the remedy for an argument that is not taken: another argument, or a key of the table around it."""
         from elasticflow.jobfile.wording.foreign_names import meaning_of
         from elasticflow.jobfile.wording.misplaced_keys import has_header
         from elasticflow.jobfile.wording.type_descriptions import keys_at
@@ -216,7 +216,7 @@ def dataclasses_meant(
     """Yield each argument that is a table in place of a dataclass, with the dataclass."""
     for parameter in (*signature.positional, *signature.named):
         value = arguments.get(parameter.name)
-        # A table with an `entry` is an object, or is reported as a table that only looks like an object.
+        # A table with an `entry` is an object, or is reported as a table that only resembles an object.
         if isinstance(value, dict) and not isinstance(value, ObjectTable) and "entry" not in value:
             definition = annotated_class(parameter, resolver)
             if definition is not None and _is_dataclass(definition):

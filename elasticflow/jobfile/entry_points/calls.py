@@ -122,7 +122,9 @@ def _of_data(raw: TomlTable) -> Iterator[EntryCall]:
             yield EntryCall(text, (*path, "entry"), (), (*path, "args"))
     for path, table in collate_tables(raw):
         if isinstance(text := table.get("entry"), str):
-            is_called = table.get("partial") is True  # called with samples; else its result is
+            is_called = (
+                table.get("partial") is True
+            )  # called with samples; if not partial, its result is called with them
             given = ("samples",) if is_called else ()
             yield EntryCall(text, (*path, "entry"), given, (*path, "args"), is_argument=True)
     for key, text in table_at(raw, "dataset", "sampler").items():

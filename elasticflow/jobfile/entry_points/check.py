@@ -91,7 +91,7 @@ def check_entry_points(source: Source, root: Path, cache: EntryPointCache | None
             wrong = check.problems()
             problems += wrong
             cache.clean |= set() if wrong or check.depends_on_others else {key}
-    problems = list(dict.fromkeys(problems))  # groups with one optimizer share its own
+    problems = list(dict.fromkeys(problems))  # groups of one optimizer share its problems
     return [*problems, *_missing_values(source, cache.resolvers[own])]
 
 

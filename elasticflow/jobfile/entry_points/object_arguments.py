@@ -148,7 +148,7 @@ def check_objects(source: Source) -> Iterator[Diagnostic]:
 
 
 def _of_another_tool(source: Source, path: KeyPath, value: TomlTable) -> Diagnostic:
-    """Return the remedy for an object in the notation of Hydra or jsonargparse, which would be a plain dict."""
+    """Return the diagnostic of an object in the notation of Hydra or jsonargparse, which would be a plain dict."""
     word = next(word for word in _TARGETS if isinstance(value.get(word), str))
     target = str(value[word])
     module, _, name = target.rpartition("." if ":" not in target else ":")

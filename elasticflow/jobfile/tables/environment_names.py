@@ -1,4 +1,4 @@
-"""Variables that a job cannot set for its workers, and which key says it instead."""
+"""Variables that a job cannot set for its workers, and the keys to use instead."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OURS = ("ELASTICFLOW_", "_ELASTICFLOW_", "TORCHELASTIC_", "PET_")
 
 
 def why_refused(name: str) -> str | None:
-    """Return what to do instead of setting a variable; None if a job may set it."""
+    """Return the remedy for a variable that a job cannot set; None if a job may set it."""
     if name in _REFUSED:
         return _REFUSED[name]
     return _TORCHRUN if name in _OF_WORKERS or name.startswith(_OURS) else None

@@ -1,4 +1,4 @@
-"""[evaluation]: one set, or several with a name each, what is measured on them, and what ends training by it."""
+"""[evaluation]: one set or several named sets, their metrics, and the rule that ends training by a metric."""
 
 from __future__ import annotations
 
@@ -140,12 +140,12 @@ Evaluation = EvaluationTable | dict[SetName, EvaluationTable]
 
 
 def metric_entry(metric: str | MetricTable) -> str:
-    """Return what a metric names."""
+    """Return the entry point of a metric."""
     return metric if isinstance(metric, str) else metric.entry
 
 
 def evaluation_sets(evaluation: Evaluation | None) -> dict[str, EvaluationTable]:
-    """Return every set by its name, which is empty where there is one without a name."""
+    """Return every set by its name; the name of a single set is empty."""
     if evaluation is None:
         return {}
     return {"": evaluation} if isinstance(evaluation, EvaluationTable) else dict(evaluation)
@@ -157,14 +157,14 @@ def path_of_set(name: str) -> KeyPath:
 
 
 def without_set(path: KeyPath) -> KeyPath:
-    """Return the key of what stands in a set's table as if that were the only one: `evaluation.entry`."""
+    """Return the key of a value in a set's table as if the set were the only one: `evaluation.entry`."""
     if path[:1] == ("evaluation",) and len(path) > 2 and path[1] not in EvaluationTable.model_fields:
         return (path[0], *path[2:])
     return path
 
 
 def names_sets(table: Mapping[str, Any]) -> bool:
-    """Return whether a merged [evaluation] holds tables of sets, and no keys of its own."""
+    """Return whether a merged [evaluation] holds only tables of sets, no keys of its own."""
     return (
         bool(table)
         and not any(key in EvaluationTable.model_fields for key in table)
@@ -173,7 +173,7 @@ def names_sets(table: Mapping[str, Any]) -> bool:
 
 
 def sets_beside_keys(table: object) -> list[str] | None:
-    """Return the keys of [evaluation] itself that stand beside tables of sets, where none may; None: it has no such tables."""
+    """Return the keys of [evaluation] itself, none of which may stand beside tables of sets; None without such tables."""
     if not isinstance(table, dict):
         return None
     keys = EvaluationTable.model_fields.keys()
@@ -187,7 +187,7 @@ def sets_beside_keys(table: object) -> list[str] | None:
 
 
 def set_tables(raw: TomlTable) -> Iterator[tuple[KeyPath, TomlTable]]:
-    """Yield the table of each set of a merged job with its key, whatever else is wrong with it."""
+    """Yield the table of each set of a merged job with its key, even if the job has errors."""
     table = raw.get("evaluation")
     if not isinstance(table, dict):
         return
@@ -199,7 +199,7 @@ def set_tables(raw: TomlTable) -> Iterator[tuple[KeyPath, TomlTable]]:
 
 
 def ranking_set(evaluation: Evaluation | None) -> tuple[str, EvaluationTable] | None:
-    """Return the set whose `best` ranks snapshots, with its name; None: there is none."""
+    """Return the set whose `best` ranks snapshots, with its name; None if no set has `best`."""
     sets = evaluation_sets(evaluation)
     return next(((name, table) for name, table in sets.items() if table.best is not None), None)
 
@@ -221,14 +221,14 @@ PATTERN = "^({})$".format(
 
 
 class StopRule(NamedTuple):
-    """What ends training.
+    """The rule that ends training by a metric.
 
     Attributes:
-        metric: As it is written: `loss`, or `val.loss` where sets have names.
-        better: Which value of it is better, if that is said; of a bound, on which side of it training ends.
-        evaluations: After so many in a row that were not better; None: a bound ends training.
-        by: Better means by more than this.
-        bound: What the metric is to be beyond.
+        metric: Name as written: `loss`, or `val.loss` where sets have names.
+        better: Direction in which the metric gets better, if given; for a bound, the side on which training ends.
+        evaluations: Training ends after this many evaluations in a row that are not better; None: a bound ends it.
+        by: Least improvement: a value counts as better only if it is better by more than this.
+        bound: Training ends when the metric passes this value.
     """
 
     metric: str
@@ -239,10 +239,10 @@ class StopRule(NamedTuple):
 
 
 def parse_stop_when(text: str) -> StopRule:
-    """Return what a text says.
+    """Return the rule that a text states.
 
     Raises:
-        ValueError: it is of neither form.
+        ValueError: the text has neither form.
     """
     if (found := _NOT_BETTER.fullmatch(text)) is not None:
         better: Better | None = found["better"]  # type: ignore[assignment]  # the pattern has both words
@@ -255,17 +255,17 @@ def parse_stop_when(text: str) -> StopRule:
 
 
 def stop_when(text: str) -> str:
-    """Return the text, which is of one of the forms.
+    """Return the text if it has one of the forms.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the text has neither form.
     """
     parse_stop_when(text)
     return text
 
 
 def metric_names(evaluation: Evaluation | None) -> Mapping[str, tuple[EvaluationTable, str]]:
-    """Return every metric as lines have it, `val.loss`, with its set and its own name."""
+    """Return every metric by its name in records, such as `val.loss`, with its set and its own name."""
     return {
         f"{name}.{metric}" if name else metric: (table, metric)
         for name, table in evaluation_sets(evaluation).items()
@@ -274,7 +274,7 @@ def metric_names(evaluation: Evaluation | None) -> Mapping[str, tuple[Evaluation
 
 
 def better_of(rule: StopRule, evaluation: Evaluation | None) -> Better | None:
-    """Return which value of the metric is better; None: nobody says so."""
+    """Return the direction in which the metric gets better; None if neither the rule nor the job gives it."""
     if rule.better is not None:
         return rule.better
     table, metric = metric_names(evaluation)[rule.metric]

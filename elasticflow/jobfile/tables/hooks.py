@@ -41,7 +41,7 @@ class HooksTable(Table):
     )
 
     def named(self) -> dict[str, HookTable]:
-        """Return the hooks that the job has, by name, each as a table."""
+        """Return the job's hooks by name, each as a table."""
         given = {name: getattr(self, name) for name in type(self).model_fields}
         return {
             name: hook if isinstance(hook, HookTable) else HookTable(entry=hook)

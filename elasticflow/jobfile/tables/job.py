@@ -104,8 +104,8 @@ class Job(Table, defer_build=True):
 
     Built on first use: `validate` goes table by table and never needs the whole.
 
-    A job with [script] has none of the tables `OF_TRAINING`; any other has those `NEEDED_TO_TRAIN`, as their types say.
-    What may have to do with both looks at `script` first.
+    A job with [script] has none of the tables `OF_TRAINING`; any other job has the tables `NEEDED_TO_TRAIN`, as their
+    types say. Code that handles both kinds looks at `script` first.
     """
 
     job: JobTable
@@ -127,7 +127,9 @@ class Job(Table, defer_build=True):
     torchrun: TorchrunTable = Field(default_factory=TorchrunTable)
     kubernetes: KubernetesTable | None = None
     slurm: SlurmTable | None = None
-    matrix: MatrixTable | None = Field(default=None, exclude=True)  # of the file: a resolved job is one case
+    matrix: MatrixTable | None = Field(
+        default=None, exclude=True
+    )  # part of the file only: a resolved job is one case
 
     @field_validator("evaluation")
     @classmethod
@@ -151,16 +153,16 @@ class Job(Table, defer_build=True):
 
     @property
     def evaluations(self) -> Mapping[str, EvaluationTable]:
-        """Every evaluation set by its name, which is empty where there is one without a name."""
+        """Every evaluation set by its name; the name of a single set is empty."""
         return evaluation_sets(self.evaluation)
 
     @property
     def secrets(self) -> Mapping[KeyPath, TextWithSecrets]:
-        """Texts that hold secrets of the environment, by key: they may be written down in this form only."""
+        """Texts that hold secrets of the environment, by key: records may hold them in this form only."""
         return self._secrets  # type: ignore[return-value]  # pydantic evaluates annotations of private attributes
 
     def with_secrets(self, secrets: Mapping[KeyPath, TextWithSecrets]) -> Job:
-        """Add the secrets of a job that has just been made, and return it."""
+        """Add its secrets to a job that has just been made, and return the job."""
         self._secrets.update(secrets)
         return self
 
@@ -173,7 +175,7 @@ def model_of(name: str) -> type[BaseModel]:
 
 
 class ValidTables(TypedDict, total=False):
-    """The tables of a job file that are right by themselves; None: an optional one that is left out."""
+    """The tables of a job file that are valid by themselves; None: an optional table that is left out."""
 
     job: JobTable
     script: ScriptTable | None

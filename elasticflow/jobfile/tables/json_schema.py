@@ -21,10 +21,10 @@ _EXTENDS = {
         {"type": "array", "items": {"type": "string", "minLength": 1}},
     ],
 }
-# Means nothing to JSON Schema where no properties are listed; to tombi a table is closed where nothing is said.
+# JSON Schema needs this nowhere; tombi takes a table as closed unless told otherwise.
 _OPEN = {"additionalProperties": True}
 
-# Tables inside others, which a file has as a whole or not at all.
+# Inner tables, which a file has as a whole or not at all.
 _PARTS = frozenset({"MetricTable"})
 _OF_SET = "One of several evaluation sets: metrics over its data, every sample once."
 
@@ -40,13 +40,13 @@ BEYOND = (
     "variables that env cannot set: a list of names, told with what to write instead",
     "nan and inf: no numbers to JSON; what an editor says of them is its own",
 )
-"""What the models refuse and no JSON Schema can say. What needs several tables or other files is for `jobfile/checks/`."""
+"""Mistakes that the models refuse and no JSON Schema can express; `jobfile/checks/` has those of several tables or files."""
 
 
 def job_schema() -> _Schema:
     """Return the JSON Schema (2020-12) that accepts what the models accept, except for what is `BEYOND` it.
 
-    A file may leave out what the files it extends give, or its cases: with either nothing is required.
+    A file may leave out keys that its cases or the files it extends give: with a matrix or `extends`, no key is required.
     """
     from elasticflow.jobfile.tables.job import NEEDED_TO_TRAIN, OF_TRAINING, Job
 
@@ -68,7 +68,7 @@ def job_schema() -> _Schema:
         "type": "object",
         "properties": {"extends": _EXTENDS, **tables},
         "additionalProperties": False,
-        # What other files or the cases of a matrix give may be left out.
+        # A file may leave out keys that other files or the cases of a matrix give.
         "if": {"anyOf": [{"required": [each], **_OPEN} for each in ("extends", "matrix")], **_OPEN},
         "else": {
             "properties": {name: wanted for name, ref in tables.items() if (wanted := needed[_name_of(ref)])},
@@ -83,7 +83,7 @@ def job_schema() -> _Schema:
 
 
 def schema_text() -> str:
-    """Return what `SCHEMA_FILE` holds when it is up to date."""
+    """Return the text that `SCHEMA_FILE` must hold."""
     return json.dumps(job_schema(), indent=2) + "\n"
 
 
@@ -92,14 +92,14 @@ def _name_of(ref: _Schema) -> str:
 
 
 def _requirements(name: str, table: _Schema) -> _Schema:
-    """Take out of a table what only a whole job must have, and return it."""
+    """Remove from a table the requirements that only a whole job must meet, and return them."""
     from elasticflow.jobfile.tables.types import ONE_OF
 
     wanted: _Schema = {}
     if required := table.pop("required", []):
         wanted["required"] = required
     pair = ONE_OF.get(name.removesuffix("Table").lower())
-    if pair is not None:  # never both, and one of them unless the file builds on others
+    if pair is not None:  # never both keys; exactly one unless the file extends others
         first, second = pair
         # Not `dependentSchemas`, which taplo does not know, nor `not`, which points at the whole table.
         table["if"] = {"required": [first], **_OPEN}
@@ -109,7 +109,10 @@ def _requirements(name: str, table: _Schema) -> _Schema:
 
 
 def _several_sets(tables: _Schema, needed: _Schema) -> _Schema:
-    """Let [evaluation] be a table of sets as well; return what a whole job must have of it, *needed* being what one set must."""
+    """Let [evaluation] be a table of sets as well; return its requirements for a whole job.
+
+    *needed*: the requirements for one set.
+    """
     from elasticflow.jobfile.tables.evaluation import SET_NAME
 
     one = tables["EvaluationTable"]
@@ -133,10 +136,10 @@ def _tidied(schema: _Schema) -> _Schema:
     }  # of several sets, see `_several_sets`
     for table in tidied["$defs"].values():
         for key in table["properties"].values():
-            if "$ref" in key:  # a hover text of its own, for editors that do not follow it
+            if "$ref" in key:  # a hover text of its own, for editors that do not follow a $ref
                 key.setdefault("description", tidied["$defs"][_name_of(key)]["description"])
     mix = tidied["$defs"]["DatasetTable"]["properties"]["mix"]
-    mix["minItems"] = 1  # none is as good as no key
+    mix["minItems"] = 1  # an empty array means the same as no key
     del mix["default"]
     for name, keys in EXAMPLES.items():
         for key, values in keys.items():
@@ -145,7 +148,7 @@ def _tidied(schema: _Schema) -> _Schema:
 
 
 def _cleaned(node: Any) -> Any:
-    """Return the schema without "null", which TOML does not have, without titles, and with closed tables of names."""
+    """Return the schema without "null", which TOML lacks, without titles, and with closed tables of names."""
     if isinstance(node, list):
         return [_cleaned(each) for each in node]
     if not isinstance(node, dict):

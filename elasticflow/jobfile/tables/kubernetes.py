@@ -256,7 +256,7 @@ class KubernetesTable(Table):
         return self
 
     def is_kept(self, uri: str | None) -> bool:
-        """Return whether what lies at *uri*, as `snapshots.uri` has it, outlives the pods."""
+        """Return whether files at *uri*, written as in `snapshots.uri`, outlive the pods."""
         if uri is not None and "${" in uri:
             return True  # known only in the pod
         local = "runs" if uri is None else re.sub(r"^(file|local)://", "", uri, flags=re.IGNORECASE)

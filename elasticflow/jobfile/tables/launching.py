@@ -246,7 +246,7 @@ class NodesTable(Table):
 
     @property
     def largest_world_size(self) -> tuple[int, bool]:
-        """The most workers the job may have, and whether that is exact (else there may be more)."""
+        """The most workers that the job may have, and whether the number is exact (else there may be more)."""
         if isinstance(self.nproc_per_node, int):
             return self.max * self.nproc_per_node, True
         return self.max, False
@@ -335,7 +335,7 @@ class SnapshotsTable(Table):
     )
 
     def settings(self, best_mode: BestMode | None = None) -> SnapshotSettings:
-        """Return the table as every process of the run has it; *best_mode* is how `keep.best` ranks."""
+        """Return the settings that every process of the run gets; *best_mode*: the order in which `keep.best` ranks."""
         return SnapshotSettings(
             uri=self.uri,
             every=intervals(self.every),
@@ -379,6 +379,6 @@ class TorchrunTable(Table):
 
     @property
     def is_store_outside(self) -> bool:
-        """Whether the rendezvous has a store that neither torchrun nor our supervisor serves."""
+        """True if the rendezvous has a store that neither torchrun nor our supervisor serves."""
         is_host = str(self.rdzv_conf.get("is_host", "true")).lower()
         return self.rdzv_backend == "etcd-v2" or (self.rdzv_backend == "c10d" and is_host in {"false", "0"})

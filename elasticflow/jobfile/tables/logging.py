@@ -222,7 +222,7 @@ class LoggingTable(Table):
         return self
 
     def chosen_sinks(self) -> dict[str, dict[str, Any]]:
-        """Return the options of each sink that is used, by its name, those of one's own last; defaults left out."""
+        """Return the options of each chosen sink by name, without defaults; custom sinks come last."""
         options = {name: getattr(self, name) for name in self.sinks}
         return {
             **{name: {} if table is None else _given(table) for name, table in options.items()},

@@ -1,4 +1,4 @@
-"""The table of who is told what becomes of a run: a webhook, a command."""
+"""The table of messages about a run, by a webhook or a command."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class NotifyTable(Table):
         return self
 
     def ways(self) -> dict[str, dict[str, Any]]:
-        """Return the options of each way in which messages go out, by its name."""
+        """Return the options of each way to send messages, by name."""
         common = {"on": list(self.on), "timeout_s": parse_duration(self.timeout)}
         ways: dict[str, dict[str, Any]] = {}
         if self.url is not None:
@@ -104,15 +104,15 @@ class NotifyTable(Table):
         return ways
 
     def variables(self) -> frozenset[str]:
-        """Return the variables of the environment that hold the URL, or parts of it: secrets."""
+        """Return the variables of the environment that hold the URL or parts of it, and are secret."""
         return frozenset(match["name"] for match in _REFERENCE.finditer(self.url or "") if match["name"])
 
 
 def looked_up(url: str, environment: Mapping[str, str]) -> str:
-    """Return *url* with its references to the environment replaced; what is returned is a secret.
+    """Return *url* with its references to the environment replaced: a secret.
 
     Raises:
-        ValueError: a variable is not set, or what they make is no address; the text says which, and no secret.
+        ValueError: a variable is not set, or the result is no address; the text names the variable, and shows no secret.
     """
     names = []
 

@@ -1,4 +1,4 @@
-"""How samples are drawn, where not each once per epoch in a shuffled order: `[dataset.sampler]` and `[[dataset.mix]]`."""
+"""`[dataset.sampler]` and `[[dataset.mix]]`: other orders than each sample once per epoch, shuffled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SampleValues = Annotated[
 
 
 def _exactly_one() -> JsonDict:
-    """Return what an editor is told of keys that exclude each other."""
+    """Return the part of the schema that tells an editor which keys exclude each other."""
     choices: list[JsonDict] = [{"required": [key], "additionalProperties": True} for key in _KINDS]
     for key, choice in zip(_KINDS, choices, strict=True):
         if key not in _WITH_DRAWS:
@@ -67,12 +67,12 @@ class SamplerTable(Table):
 
     @property
     def kind(self) -> str:
-        """Which of its keys says how samples are drawn."""
+        """The key that chooses the order: `weights`, `balance_by` and so on."""
         return next(key for key in _KINDS if getattr(self, key) is not None)
 
     @property
     def values(self) -> str:
-        """What gives the number or the class of each sample."""
+        """The column, attribute or function that gives the number or the class of each sample."""
         return str(getattr(self, self.kind))
 
     @model_validator(mode="after")

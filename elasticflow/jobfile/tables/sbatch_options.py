@@ -1,6 +1,6 @@
-"""The options of sbatch: which there are, which the rendered script has itself, which would break it.
+"""The options of sbatch: all names, the options that the rendered script sets itself, and those that would break it.
 
-Slurm 22.05 (`sbatch --help`), and those that its manual has had since then, up to 24.11.
+From Slurm 22.05 (`sbatch --help`), with the options that the manual has gained since then, up to 24.11.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 
 from elasticflow.jobfile.diagnostics.suggestions import nearest
 
-# Written by the renderer: where each is said instead.
+# Options that the renderer writes, each with the key to use instead.
 _OURS = {
     "account": "slurm.account says it",
     "array": 'slurm.form = "array" and nodes.max say it',
@@ -31,7 +31,7 @@ _OURS = {
     "signal": "slurm.notice says it",
     "time": "slurm.time says it",
 }
-# Not what a job that is submitted, restarted and followed can have: why.
+# Options that a job cannot have that is submitted, restarted and followed, each with the reason.
 _BREAKING = {
     "gpus": "it counts GPUs of the whole job, whose nodes come and go: slurm.gpus is of each node",
     "gpus-per-task": "slurm.gpus is of each node, which has one task",
@@ -82,7 +82,7 @@ _KNOWN = frozenset({*_OURS, *_BREAKING, *_WITH_VALUE, *_ALONE, *_EITHER})
 
 
 def why_refused(line: str) -> tuple[str, str] | None:
-    """Return what is wrong with *line* as an option of sbatch, and what to do; None if it may stand in the script."""
+    """Return the problem of *line* as an option of sbatch, and the remedy; None if the script may have the line."""
     text = line.removeprefix("#SBATCH").strip()
     short = re.match(r"-([A-Za-z])(?![A-Za-z-]*=)", text)
     if short is not None and short[1] in _SHORT and not text.startswith("--"):

@@ -10,7 +10,7 @@ from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import show
 from elasticflow.jobfile.tables.types import Description, DurationText, SizeText, Table, bad_key
 
-# What sbatch reads up to the next blank or comma, and a shell as it stands.
+# A word that sbatch reads up to the next blank or comma, and that a shell leaves as it is.
 SlurmName = Annotated[
     str,
     Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+@/-]{0,199}(,[A-Za-z0-9][A-Za-z0-9_.+@/-]{0,199})*$"),

@@ -1,7 +1,7 @@
 """The tables that say what is trained: model, optimizer, data, length.
 
-One model per table. A model checks its own table; what needs several tables is checked in
-`jobfile/checks/all.py`. Defaults stand here and in `jobfile/tables/launching.py`, nowhere else.
+One model per table. A model checks its own table; `jobfile/checks/all.py` checks several tables together.
+Defaults are here and in `jobfile/tables/launching.py`, nowhere else.
 """
 
 from __future__ import annotations

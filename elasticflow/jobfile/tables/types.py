@@ -1,4 +1,4 @@
-"""What the job file's tables are made of: strict types with bounds, and their names for people."""
+"""The types of the job file's tables: strict, with bounds, and described in words."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HOST = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
 _PORT = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 
 
-# Of each pair of keys of a table exactly one must be given.
+# Tables that must have exactly one of each pair of keys.
 ONE_OF = {
     "model": ("loss", "step"),
     "dataset": ("entry", "mix"),
@@ -38,17 +38,17 @@ ONE_OF = {
 
 
 class Description(NamedTuple):
-    """What a text of the type is, as in "must be <description>"."""
+    """The description of a text of the type, as in "must be <description>"."""
 
     words: str
 
 
 class MayRefer(NamedTuple):
-    """The key's texts may hold references: `${env:NAME}` and its kind (see `jobfile/checks/references.py`).
+    """The mark of a key whose texts may hold references such as `${env:NAME}` (see `jobfile/checks/references.py`).
 
     Attributes:
-        instead: What it is checked as where a reference is not looked up; None: as it is written.
-        is_late: `${env:NAME}` stays as it is written, in the job and in all records, until the value is used: it is a secret.
+        instead: Text to check in place of a reference that is not looked up; None: the reference as written.
+        is_late: `${env:NAME}`, a secret, stays as written in the job and in all records until the value is used.
     """
 
     instead: str | None = None
@@ -56,29 +56,29 @@ class MayRefer(NamedTuple):
 
 
 class SecretVariable(NamedTuple):
-    """A variable of the environment that holds a secret, and what stands for it where it is not set or empty."""
+    """A variable of the environment that holds a secret, and the default where the variable is not set or empty."""
 
     name: str
     default: str | None
 
 
 TextWithSecrets = tuple[str | SecretVariable, ...]
-"""A text that holds secrets, piece by piece: what generated code has instead of them."""
+"""A text that holds secrets, in pieces: generated code looks up the variables."""
 
 
 def bad_key(
     key: str, code: str, message: str, remedy: str | None = None, *, at_key: bool = False
 ) -> PydanticCustomError:
-    """Return the error a table's own check raises: shown at *key*, or at the table where that is empty, under *code*.
+    """Return the error that a table's own check raises, under *code*: shown at *key*, or at the table if *key* is empty.
 
-    With *at_key* it points at the key itself, not at its value.
+    With *at_key* the error points at the key itself, not at its value.
     """
     context = {"key": key, "code": code, "message": message, "remedy": remedy, "at_key": at_key}
     return PydanticCustomError("bad_key", "{message}", context)
 
 
 def one_of(first: str, second: str) -> PydanticCustomError:
-    """Return the error of a table that has both of two keys, or neither."""
+    """Return the error of a table that must have exactly one of two keys."""
     return bad_key(second, codes.EXCLUSIVE, f"exactly one of {first} and {second} must be given")
 
 
@@ -110,7 +110,7 @@ def _endpoint(text: str) -> str:
 
 
 def editor_hints(pattern: str, *examples: str) -> Any:
-    """Return a pattern and examples for editors, of a text that its own check refuses with a better message."""
+    """Return a pattern and examples for editors; the text's own check refuses mistakes with a better message."""
     return Field(examples=list(examples), json_schema_extra={"pattern": pattern})
 
 
@@ -210,5 +210,5 @@ Collate = Entry | CollateTable
 
 
 def collate_entry(collate: str | CollateTable) -> str:
-    """Return what makes batches, or makes what does."""
+    """Return the entry point that makes batches, or that makes the object that does."""
     return collate if isinstance(collate, str) else collate.entry

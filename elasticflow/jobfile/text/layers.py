@@ -26,12 +26,12 @@ class Layer:
     """One text that contributes keys.
 
     Attributes:
-        name: As messages have it: the file as the user wrote it, or `--set`.
+        name: Name in messages: the file as the user wrote it, or `--set`.
         text: The text, newlines normalised.
-        raw: Its own keys.
-        find_spots: Finds where its keys stand; called for a message only, and most jobs are right.
-        is_file: Not from `--set`.
-        removes: The key it takes out of what is below, if it takes out one.
+        raw: The text's own keys.
+        find_spots: Finds the places of the keys; called for messages only, as most jobs have no mistakes.
+        is_file: The text is a file, not `--set`.
+        removes: The key that the text removes from the layers below, if any.
     """
 
     name: str
@@ -43,23 +43,23 @@ class Layer:
 
     @cached_property
     def spots(self) -> dict[KeyPath, Spot]:
-        """Where each of its keys stands."""
+        """The place of each key of the text."""
         return self.find_spots()
 
     def look(self, path: KeyPath) -> Place | None:
-        """Return where *path* stands in this text."""
+        """Return the place of *path* in this text."""
         spot = self.spots.get(path)
         return None if spot is None else (self, spot)
 
 
 @dataclass(frozen=True, eq=False)
 class MovedLayer:
-    """Keys of a job that stand elsewhere: those of a case, in [matrix].
+    """Keys of a job whose real place is elsewhere: the keys of a case, in [matrix].
 
     Attributes:
         raw: The keys.
-        moves: Where they stand, by the beginnings of their paths.
-        look_there: Returns the place of such a key.
+        moves: The places of the keys, by the beginnings of their paths.
+        look_there: Returns the place of a moved key.
     """
 
     raw: TomlTable
@@ -69,7 +69,7 @@ class MovedLayer:
     removes: tuple[str, ...] = ()
 
     def look(self, path: KeyPath) -> Place | None:
-        """Return where *path* really stands."""
+        """Return the real place of *path*."""
         for length in range(len(path), -1, -1):
             moved = self.moves.get(path[:length])
             if moved is not None:
@@ -83,9 +83,9 @@ def lay_over(below: TomlTable, layer: Layer | MovedLayer) -> TomlTable:
 
 
 def merge(weak: TomlTable, strong: TomlTable) -> TomlTable:
-    """Return both tables as one: tables merge key by key, of anything else the strong one wins.
+    """Return both tables as one: inner tables merge key by key; other values of *strong* win.
 
-    Tables that only one of them has are shared with the result, not copied.
+    Tables that only one side has are shared with the result, not copied.
     """
     merged = dict(weak)
     for key, value in strong.items():
@@ -105,7 +105,7 @@ def without(raw: TomlTable, names: tuple[str, ...]) -> TomlTable:
 
 
 def value_at(path: KeyPath, raw: Any) -> Any:
-    """Return what stands at a path of unvalidated keys; None where nothing does: TOML has no null."""
+    """Return the value at a path of unvalidated keys; None (TOML has no null) if there is no value."""
     for part in path:
         if isinstance(raw, dict):
             raw = raw.get(part)
@@ -115,7 +115,7 @@ def value_at(path: KeyPath, raw: Any) -> Any:
 
 
 def content_of(value: object) -> object:
-    """Return what is equal for equal values only, types included."""
+    """Return a key that is equal only for values that are equal and of the same type."""
     try:
         return repr(value)
     except ValueError:  # a number of thousands of digits
@@ -123,13 +123,13 @@ def content_of(value: object) -> object:
 
 
 def table_at(raw: TomlTable, *names: str) -> TomlTable:
-    """Return a table of unvalidated keys; empty where there is none."""
+    """Return a table of unvalidated keys; empty if it is missing."""
     table = value_at(names, raw)
     return table if isinstance(table, dict) else {}
 
 
 def span_of(spot: Spot, *, at_key: bool) -> Span:
-    """Return the span of a key or of its value; of the other one where only one has a span."""
+    """Return the span of a key or of its value; if only one of the two has a span, that span."""
     first, second = (spot.key, spot.value) if at_key else (spot.value, spot.key)
     span = first or second
     assert span is not None  # every spot has one of the two
@@ -142,10 +142,10 @@ FLAG = "--set"
 
 
 def flag_layer(text: str) -> Layer:
-    """Return the layer of one `--set`; an empty value takes the key out of what is below.
+    """Return the layer of one `--set`; an empty value removes the key from the layers below.
 
     Raises:
-        UnreadableError: not of the form key=value, or no TOML value.
+        UnreadableError: the text is not of the form key=value, or its value is not TOML.
     """
     match = _ASSIGNMENT.match(text)
     if not match:

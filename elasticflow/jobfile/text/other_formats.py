@@ -13,7 +13,7 @@ _YAML = re.compile(r"\s*(-\s+)?[\w.\-\"']+:(\s|$)|\s*-\s|---\s*$")
 
 
 def other_format(text: str) -> tuple[str, str] | None:
-    """Return message and help for a text of another format; None for a text that seems to be meant as TOML."""
+    """Return message and help for a text of another format; None for a text that seems to be TOML."""
     if text.lstrip().startswith("{"):
         return "this is JSON, and a job file is TOML", _INIT
     lines = [each for each in text.split("\n") if each.strip() and not each.lstrip().startswith("#")]

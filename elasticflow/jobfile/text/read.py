@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 TomlTable = dict[str, Any]
 """A table of TOML, not yet validated: only its model knows what its values are."""
 MOST_BYTES = 10_000_000
-MOST_LEVELS = 40  # what follows walks tables recursively
+MOST_LEVELS = 40  # the code after the parser walks tables recursively
 
 
 class UnreadableError(Exception):
@@ -33,7 +33,7 @@ def read_text(path: Path, name: str, instead: bytes | None = None) -> str:
     With *instead*, these bytes are the content, whether or not the file exists.
 
     Raises:
-        UnreadableError: no such file, not a regular file, not readable, too large, not UTF-8.
+        UnreadableError: the file does not exist, is not regular, not readable, too large or not UTF-8.
     """
     data, too_large = instead or b"", False
     try:
@@ -87,7 +87,7 @@ def _missing(path: Path, name: str) -> Diagnostic:
 
 
 def near_files(path: Path) -> list[str]:
-    """Return the job file beside *path* whose name is most like its own, if one is."""
+    """Return the job file beside *path* whose name is most like that of *path*, if one is like it."""
     try:
         names = [each.name for each in path.parent.iterdir() if each.suffix == ".toml"]
     except (OSError, ValueError):
@@ -103,7 +103,7 @@ def parse_toml(text: str, name: str) -> TomlTable:
     """Return the keys of a TOML text.
 
     Raises:
-        UnreadableError: not TOML, or nested beyond any use.
+        UnreadableError: the text is not TOML, or nested too deeply.
     """
     import tomli
 
@@ -145,7 +145,7 @@ def _too_deep(name: str) -> Diagnostic:
 
 
 def depth(value: object) -> int:
-    """Return how many tables and arrays lie inside each other, without recursion."""
+    """Return the depth of nested tables and arrays, found without recursion."""
     deepest, pending = 0, [(value, 0)]
     while pending:
         each, level = pending.pop()

@@ -1,4 +1,4 @@
-"""Job file, what it `extends`, and `--set` -> one dict that remembers where each key stands."""
+"""Job file, the files it extends, and `--set` -> one dict that remembers the place of each key."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Source:
         raw: The merged keys, `extends` left out.
         layers: Bases, then the job file, then its case, then one per `--set`.
         files: The job file and every file it extends, each once.
-        problems: Why a text could not be read; the other texts are merged nevertheless.
-        written: `raw` before references were looked up; None: none were.
+        problems: Errors of texts that could not be read; the other texts are merged nevertheless.
+        written: `raw` before references were looked up; None: no references were looked up.
     """
 
     raw: TomlTable
@@ -52,7 +52,7 @@ class Source:
     ) -> Diagnostic:  # fmt: skip
         """Return a diagnostic at the key or value that *path* names, or at the nearest table around it.
 
-        *part*: a text within the value, where it is about that.
+        *part*: the text within the value that the diagnostic is about.
         """
         layer, span = self.find(path, at_key=at_key)
         if part is not None and (at := layer.text.find(part, span.start, span.end)) >= 0:
@@ -60,10 +60,10 @@ class Source:
         diagnostic = diagnostic_at(
             code, message, file=layer.name, text=layer.text, span=span, severity=severity, remedy=remedy
         )
-        return diagnostic if span.end else diagnostic._replace(excerpt=None)  # no line shows what is missing
+        return diagnostic if span.end else diagnostic._replace(excerpt=None)  # no line shows a missing key
 
     def find(self, path: KeyPath, *, at_key: bool = False) -> tuple[Layer, Span]:
-        """Return the layer that has the last word on *path*, and the span there."""
+        """Return the layer whose value of *path* wins, and the span there."""
         if place := self.look(path):
             return place[0], span_of(place[1], at_key=at_key)
         in_files = [layer for layer in reversed(self.layers) if layer.is_file]
@@ -75,14 +75,14 @@ class Source:
         return texts[0], Span(0, 0)
 
     def look(self, path: KeyPath) -> Place | None:
-        """Return where *path* stands in the layer that has the last word on it."""
+        """Return the place of *path* in the layer whose value wins."""
         return next((place for layer in reversed(self.layers) if (place := layer.look(path))), None)
 
 
 def load_source(
     path: Path, overrides: Sequence[str] = (), texts: Mapping[str, bytes] | None = None
 ) -> Source:
-    """Return the merged source of a job file; never raises for what a file or a flag holds.
+    """Return the merged source of a job file; never raises for the content of a file or a flag.
 
     Args:
         path: The job file.
@@ -108,7 +108,7 @@ class _Reader:
         self._known: set[Path] = set()
 
     def read(self, path: Path, name: str, chain: tuple[Path, ...]) -> None:
-        """Add the layers of a file: what it extends first, then its own."""
+        """Add the layers of a file: first the files that it extends, then the file itself."""
         self._known.add(_real(path))
         try:
             text = read_text(path, name, self._texts.get(str(_real(path))))
@@ -116,7 +116,7 @@ class _Reader:
         except UnreadableError as error:
             found = error.diagnostic
             if chain and path.suffix != ".toml":
-                # Any file can be named here, and its lines may be nobody's business.
+                # Any file can be named here, so its lines may be private.
                 found = found._replace(excerpt=None, help="extends names job files, and these end in .toml")
             self.problems.append(found)
             return
@@ -146,7 +146,7 @@ class _Reader:
             message = f"the files extend each other in a circle: {names}"
             self._complain(layer, where, codes.EXTENDS, message, "take one of these extends out")
         elif real in self._known:
-            # What several extend counts once, below all of them: else the second would undo what the first changed.
+            # A file that several bases extend counts once, below all of them: else the second would undo changes of the first.
             return
         elif len(self.files) >= _MOST_FILES:
             self._complain(layer, where, codes.EXTENDS, f"more than {_MOST_FILES} files are extended")
@@ -176,4 +176,4 @@ class _Reader:
 
 
 def _real(path: Path) -> Path:
-    return Path(os.path.realpath(path))  # the method raises for links that lead nowhere but to themselves
+    return Path(os.path.realpath(path))  # the method raises for links that point at themselves

@@ -1,4 +1,4 @@
-"""Syntax errors of TOML: the parser's reason, its place, and the rule that the line breaks."""
+"""Syntax errors of TOML: the parser's reason, the place, and the rule that the line breaks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import unicodedata
 from elasticflow.jobfile.diagnostics.excerpt import mask_secrets
 from elasticflow.jobfile.diagnostics.positions import Span
 
-# How tomli's message begins, what is said of the whole line instead, and what to do.
+# The beginning of tomli's message, our message about the whole line, and the remedy.
 _OF_WHOLE_LINES = {
     "Cannot overwrite a value": ("this key is given twice", "keep one of the two: it stands in this table already"),
     "Cannot declare": ("this table is given twice", "put the keys of both under one header"),
@@ -19,7 +19,7 @@ _OF_WHOLE_LINES = {
 }  # fmt: skip
 _CONFLICT = re.compile(r"(<{7}|={7}|>{7}|\|{7})( |$)", re.MULTILINE)
 _COMMENT = r"(//|/\*|--|%)"
-# How tomli's message begins, what stands where it says so, and the rule; the first that fits.
+# The beginning of tomli's message, a pattern of the text at its place, and the rule; the first match counts.
 _RULES = tuple(
     (reason, re.compile(there, re.IGNORECASE), rule)
     for reason, there, rule in (
@@ -56,7 +56,7 @@ def explain_syntax_error(reason: str, text: str, start: int) -> tuple[str, Span,
     Args:
         reason: tomli's message.
         text: The whole text.
-        start: Where tomli reports it.
+        start: Offset that tomli reports.
     """
     begin = text.rfind("\n", 0, start) + 1
     line, before = text[begin:].split("\n", 1)[0], text[begin:start]
@@ -73,7 +73,7 @@ def explain_syntax_error(reason: str, text: str, start: int) -> tuple[str, Span,
     if reason.startswith(("Unclosed", "Unterminated", 'Expected \'"""\'', 'Expected "')):
         opened = _opening(text, start, is_text=not reason.startswith("Unclosed"))
         end = -1 if opened is None else text.find("\n", opened)
-        # The later line, where the parser notices it, may be right.
+        # The later line, at which the parser notices the mistake, may be right.
         if opened is not None and 0 <= end < start:
             what = f"the {'list' if text[opened] == '[' else 'table' if text[opened] == '{' else 'text'}"
             remedy = f"end {what} with {_CLOSING.get(text[opened], text[opened : opened + 3])}"
@@ -85,16 +85,16 @@ _CLOSING = {"[": "]", "{": "}"}
 
 
 def _opening(text: str, at: int, *, is_text: bool) -> int | None:
-    """Return where the text, list or inline table begins that is still open at an offset; None if no line shows it."""
+    """Return the beginning of the text, list or inline table that is still open at an offset; None if no line shows it."""
     mark = r"\"\"\"|'''" if is_text else r"[\[{]"
     pattern = re.compile(rf"^[ \t]*[\w.\-\"']+[ \t]*=[ \t]*(?={mark})", re.MULTILINE)
     return max((match.end() for match in pattern.finditer(text, 0, at)), default=None)
 
 
 def _rule(reason: str, line: str, before: str) -> str | None:
-    """Return the rule that a line breaks after *before*, its part that is right; None if that cannot be told."""
+    """Return the rule that a line breaks after *before*, its correct part; None if unknown."""
     rest = line[len(before) :]
-    # A decimal comma, or one between thousands: a guess could be wrong by a factor of a thousand.
+    # A decimal comma, or a comma between thousands: a guess could be wrong by a factor of a thousand.
     if re.search(r"=\s*[+-]?\d[\d_]*,\d", re.sub(r"\"[^\"]*\"|'[^']*'", "", line)):
         return "TOML writes 0.5 with a point, and 10000 or 10_000 without a comma"
     for prefix, there, rule in _RULES:

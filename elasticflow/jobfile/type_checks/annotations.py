@@ -20,7 +20,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "builtins.int": (int,),
     "builtins.float": (int, float),
     "builtins.str": (str,),
-    "pathlib.Path": (str,),  # what the callable makes of a text is its own business
+    "pathlib.Path": (str,),  # the callable may convert a text
 }
 _LISTS = {"builtins.list", "builtins.tuple", "typing.List", "typing.Tuple"}
 _ANY_LISTS = {
@@ -121,7 +121,7 @@ def _is_ellipsis(node: ast.expr) -> bool:
 
 
 def in_words(annotation: ast.expr, module: Module) -> str:
-    """Return an annotation in words: its choices as the job file writes them, else the annotation itself."""
+    """Return an annotation in words: the listed choices as the job file writes them, else the annotation itself."""
     listed = choices(annotation, module)
     if not listed:
         return ast.unparse(annotation)
@@ -130,7 +130,7 @@ def in_words(annotation: ast.expr, module: Module) -> str:
 
 
 def choices(annotation: ast.expr, module: Module) -> list[object]:
-    """Return the values that an annotation lists, if it is such a list, also as `... | None`."""
+    """Return the values that an annotation lists, as `Literal` does, also as `... | None`; [] without such a list."""
     match annotation:
         case ast.BinOp(left=left, op=ast.BitOr(), right=ast.Constant(value=None)):
             return choices(left, module)

@@ -87,7 +87,7 @@ def wrong_kind(path: KeyPath, definition: Definition, resolver: Resolver) -> Wro
     if wanted is None:
         return None
     if definition.module.name in _HOMES[wanted]:
-        return None  # most often so, and torch's bases take milliseconds to read
+        return None  # the usual case, and torch's bases take milliseconds to read
     kinds = kinds_made(definition, resolver)
     if wanted in kinds:
         return None

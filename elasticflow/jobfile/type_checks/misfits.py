@@ -16,7 +16,7 @@ from elasticflow.jobfile.type_checks.annotations import (
 if TYPE_CHECKING:
     from elasticflow.python_source.signatures import Parameter, Signature
 
-_MOST_NEAR = 50  # unknown arguments of one call for which a near name is looked for
+_MOST_NEAR = 50  # near names are searched for at most this many unknown arguments of one call
 
 
 class Misfit(NamedTuple):

@@ -1,7 +1,7 @@
-"""Names of torch, torchrun, Lightning, Hugging Face, Accelerate and torchtitan, and what each is in a job file.
+"""Names of torch, torchrun, Lightning, Hugging Face, Accelerate and torchtitan, and their meanings in a job file.
 
-The names are in `foreign_names.toml`, which is read when a key, a value or an option is not known, and no sooner. Tests
-find every name among those of the tool that is said to have it, and every key that is pointed at in the models.
+The names are in `foreign_names.toml`, which is read only for an unknown key, value or option. Tests look up the
+names in the tools themselves, and the keys in the models.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Meaning(NamedTuple):
 
     Attributes:
         key: The key that holds it, dotted; a table without a dot; empty where nothing holds it.
-        form: What is written there, `{}` standing for the value.
-        note: Why nothing holds it, or what does, `{}` standing for the value; else what is different.
+        form: The text to write at the key, with `{}` for the value.
+        note: If no key holds it: the reason, or the substitute, with `{}` for the value; else the difference.
     """
 
     key: str
@@ -41,7 +41,7 @@ class Meaning(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One meaning, and the names that have it: by tool, with blanks between them."""
+    """One meaning, and its names by tool, separated by blanks."""
 
     meaning: Meaning
     names: Mapping[str, str]
@@ -65,7 +65,7 @@ SAME_VALUES: Mapping[str, str] = {
 
 
 def plain(name: str) -> str:
-    """Return a name as it is looked up: case, hyphens and the dashes of an option do not count."""
+    """Return the form of a name for looking it up: case, hyphens and the dashes of an option do not count."""
     return name.lower().replace("-", "_").strip("_ ")
 
 
@@ -78,7 +78,7 @@ ENTRIES: Mapping[str, Mapping[str, str]] = {
 
 @cache
 def meanings() -> Mapping[str, Meaning]:
-    """Return the meaning of each name, by its plain form; a name with two meanings has the first."""
+    """Return the meaning of each name, by its plain form; of two meanings of a name, the first."""
     by_name = {
         option: Meaning("", note=note) for option, note in DECIDED_ELSEWHERE.items() if option != "module"
     }

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.text.read import TomlTable
     from elasticflow.jobfile.text.source import Source
 
-_SURE = 0.8  # how alike a slip is to the key that was meant, where another meaning is possible
+_SURE = 0.8  # least likeness of a slip to the intended key, where another meaning is possible
 _LONGEST = 80
 
 
@@ -37,10 +37,10 @@ class KeySuggestion(NamedTuple):
     """A suggestion for a key that its table does not have.
 
     Attributes:
-        keys: The keys that may be meant, the whole path of each; one if it is certain, none if no key is.
-        value: What is to be written there, as TOML; empty where that cannot be told.
-        note: What else to know; all there is to say where there is no key.
-        is_slip: It stands in the right table, and its name is misspelt.
+        keys: Whole paths of the keys that may be meant: one if the key is certain, none if there is no such key.
+        value: The value to write there, as TOML; empty if unknown.
+        note: Further advice; without a key, the only advice.
+        is_slip: The key is in the right table, and its name is misspelt.
     """
 
     keys: tuple[KeyPath, ...]
@@ -52,9 +52,9 @@ class KeySuggestion(NamedTuple):
         """Return the help for the key at *path* of a job's file.
 
         Args:
-            path: Where it stands.
+            path: Path of the key.
             raw: The merged job.
-            has_header: The table around it begins with a header: what stands below belongs to it.
+            has_header: The table around the key begins with a header, so that the lines below belong to it.
         """
         if len(self.keys) != 1:
             return self._several(str(path[-1])) if self.keys else self.note
@@ -77,7 +77,9 @@ class KeySuggestion(NamedTuple):
         key, text = self.keys[0], self.value
         if key == ("extends",):
             return "write it in the job file: a flag cannot extend it"
-        while not text and isinstance(value, dict) and len(value) == 1:  # a table: what is set lies in it
+        while (
+            not text and isinstance(value, dict) and len(value) == 1
+        ):  # a table: the flag sets a key inside it
             [(inner, value)] = value.items()
             key = (*key, inner)
             text = "" if isinstance(value, dict) else to_toml(value)
@@ -109,7 +111,7 @@ class KeySuggestion(NamedTuple):
         return f"this is a table here: [{name}] takes {', '.join(keys_at((name,)))}"
 
     def _line(self, key: KeyPath, around: KeyPath, raw: TomlTable) -> str:
-        """Return the line to write, in the innermost table that is there."""
+        """Return the line to write, in the innermost table that the file has."""
         if not self.value:
             kind = describe(annotation_at(key))
             return f"this is {dotted(key)} here{'' if kind == 'something else' else f': {kind}'}"
@@ -121,7 +123,7 @@ class KeySuggestion(NamedTuple):
 
 
 def set_flag(key: KeyPath, value: str) -> str:
-    """Return the `--set` that gives a key a value, which is TOML, quoted for a shell; empty: not known."""
+    """Return the `--set` that gives a key a value, quoted for a shell; *value* is TOML, or empty if unknown."""
     if not value or len(value) > _LONGEST:
         return f"write --set {dotted(key)}=..."
     if value.startswith('"') and value.count('"') == 2 and not _is_toml(value[1:-1]):
@@ -141,11 +143,11 @@ def _is_toml(text: str) -> bool:
 
 
 def flag_for(option: str, text: str) -> str | None:
-    """Return the `--set` to write instead of an unknown option; None where no key is like it.
+    """Return the `--set` to write instead of an unknown option; None if no key is like it.
 
     Args:
-        option: As it was given: `--max-epochs`.
-        text: Its value; empty where it has none.
+        option: The option as given: `--max-epochs`.
+        text: The option's value; empty if it has none.
     """
     name = plain(option.replace(".", "__dot__")).replace("__dot__", ".")
     try:
@@ -171,7 +173,7 @@ def suggest_key(path: KeyPath, value: object) -> KeySuggestion:
     of_set = tuple(
         (*path[:2], *key[1:]) if key[:1] == path[:1] and len(key) == 2 else key for key in suggestion.keys
     )
-    return suggestion._replace(keys=of_set)  # what [evaluation] takes belongs in the set's own table
+    return suggestion._replace(keys=of_set)  # a key of [evaluation] belongs in the set's own table
 
 
 def _suggestion(path: KeyPath, value: object) -> KeySuggestion:
@@ -204,14 +206,14 @@ def _meant(meaning: Meaning, name: str, value: object) -> KeySuggestion:
     key = tuple(meaning.key.split("."))
     if "{}" not in meaning.form and value is False:
         return KeySuggestion((), note="leave it out: that is how it is without it")
-    # A fixed form says what a switch says; of `eval_strategy = "steps"` it would say something else.
+    # A fixed form has the meaning of a switch; for `eval_strategy = "steps"` it would mean something else.
     is_switch = value is True or (isinstance(value, str) and value in meaning.form.strip('"').split())
     is_same = "{}" in meaning.form or is_switch
     return KeySuggestion((key,), _formed(key, meaning.form, name, value) if is_same else "", meaning.note)
 
 
 def _formed(key: KeyPath, form: str, name: str, value: object) -> str:
-    """Return the value to write at *key*, in the form it has there; empty where it cannot be made of *value*."""
+    """Return the value to write at *key*, in the form that the key takes; empty if *value* does not convert."""
     import tomli
 
     if len(key) == 1 or _is_hidden(name, value):
@@ -227,7 +229,7 @@ def _formed(key: KeyPath, form: str, name: str, value: object) -> str:
 
 
 def _value(key: KeyPath, name: str, value: object) -> str:
-    """Return a value as it is written at *key*: as it is, or mended; empty if it does not fit."""
+    """Return a value as *key* takes it, unchanged or corrected; empty if it does not fit."""
     if len(key) < 2 or _is_hidden(name, value):
         return ""
     meant = value if _is_free(key) or accepts(key, value) else same_value(key, value)
@@ -236,7 +238,7 @@ def _value(key: KeyPath, name: str, value: object) -> str:
 
 
 def _is_hidden(name: str, value: object) -> bool:
-    """Return whether a value may be a secret: what stands in a remedy reaches terminals and logs."""
+    """Return whether a value may be a secret: remedies reach terminals and logs."""
     return redaction.is_secret(name) or (isinstance(value, str) and redaction.mask_url(value) != value)
 
 
@@ -245,7 +247,7 @@ def _is_free(key: KeyPath) -> bool:
 
 
 def _homes(name: str, around: KeyPath) -> tuple[KeyPath, ...]:
-    """Return every key of that name, in a table around first."""
+    """Return every key called *name*, keys of the surrounding tables first."""
     if around and name in {*Job.model_fields, "extends"}:
         return ((name,),)
     above = [around[:length] for length in range(len(around) - 1, 0, -1)]

@@ -58,10 +58,10 @@ _EXAMPLES = {
     "job.name": '"mnist"',
     "kubernetes.image": '"registry.example.org/mnist:1"',
 }
-_EXAMPLES_BY_KEY = {"path": '"/data"'}  # in tables whose names are the job's own
+_EXAMPLES_BY_KEY = {"path": '"/data"'}  # keys of tables whose names the job chooses
 
 
-# What people write who come from training scripts, by key and type.
+# Values that people write who come from training scripts, by key and type.
 _HABITS: dict[tuple[str, type], str] = {
     ("dataset.sampler", str): (
         'write sampler = { weights = "module:function" }, a function of the dataset that returns a number for each sample; or '
@@ -76,11 +76,11 @@ class TableProblem(NamedTuple):
 
     Attributes:
         code: Code of the diagnostic.
-        message: What is wrong.
-        path: The key it is about.
-        at_key: Point at the key, not at its value.
-        remedy: What to do; None: what `suggestion` says.
-        suggestion: Which key was meant by this one, if that is known.
+        message: The problem in words.
+        path: The key that the problem is about.
+        at_key: The diagnostic points at the key, not at its value.
+        remedy: The remedy; None: the remedy follows from `suggestion`.
+        suggestion: The key that was meant, if known.
     """
 
     code: str
@@ -156,7 +156,7 @@ def _wrong_value(kind: str, path: KeyPath, value: object) -> TableProblem:
 
 
 def _remedy(path: KeyPath, value: object) -> str | None:
-    """Return how a value of the wrong type or form is written; None if that cannot be told from the value."""
+    """Return the correct form of a value of the wrong type or form; None if the value does not show it."""
     key, annotation = path[-1], annotation_at(path)
     expected = describe(annotation)
     if (written := _brackets(path, value, expected) or _HABITS.get((dotted(path), type(value)))) is not None:
@@ -180,7 +180,7 @@ def _remedy(path: KeyPath, value: object) -> str | None:
 
 
 def _as_table(path: KeyPath) -> str:
-    """Return how a table is written, and what it takes."""
+    """Return how a table is written, and the keys it takes."""
     names, key = keys_at(path), path[-1]
     if len(path) == 1:
         return f"write [{key}] on a line of its own, its keys below"
@@ -191,7 +191,7 @@ def _as_table(path: KeyPath) -> str:
 
 
 def _brackets(path: KeyPath, value: object, expected: str) -> str | None:
-    """Return the header to write where one table stands for several, or several for one."""
+    """Return the header to write where one table is given for an array of tables, or an array for one table."""
     one, several = f"[{dotted(path)}]", f"[[{dotted(path)}]]"
     if is_table(value) and isinstance(value, list) and expected == "a table":
         pairs = "" if keys_at(path) else ", and below it NAME = ... on a line for each"
@@ -202,14 +202,14 @@ def _brackets(path: KeyPath, value: object, expected: str) -> str | None:
 
 
 def _is_needed(path: KeyPath, raw: object) -> bool:
-    """Return whether a key is the only one given of two, one of which must be."""
+    """Return whether a key is the only one given of two keys, one of which is required."""
     pair = ONE_OF.get(str(path[0]), ())
     table = value_at(path[:-1], raw)
     return path[-1] in pair and isinstance(table, dict) and not all(key in table for key in pair)
 
 
 def _is_off(value: object) -> bool:
-    """Return whether a value says that something is not wanted, or not limited."""
+    """Return whether a value means "off" or "no limit"."""
     words = value.strip().lower() if isinstance(value, str) else ""
     return (
         value is False
@@ -219,7 +219,7 @@ def _is_off(value: object) -> bool:
 
 
 def _real_path(loc: KeyPath, raw: object) -> KeyPath:
-    """Return *loc* without what is not in the file: names of union members, a missing last key."""
+    """Return *loc* without parts that are not in the file: names of union members, a missing last key."""
     path: list[str | int] = []
     for part in loc:
         is_there = (isinstance(raw, dict) and part in raw) or (
@@ -249,7 +249,7 @@ def mixed_problem(table: Mapping[str, object], own: list[str]) -> TableProblem:
 
 
 def problems_of_set(name: str, error: ValidationError | None, raw: TomlTable) -> Iterator[TableProblem]:
-    """Yield what is wrong with an evaluation set's name, and with its table if *error* says so."""
+    """Yield the problems of an evaluation set's name, and those of its table in *error*."""
     path = ("evaluation", name)
     if not re.fullmatch(SET_NAME, name):
         message = f"evaluation: {show(name)} must be a name of at most 50 letters, digits and _, like val"
@@ -270,7 +270,7 @@ def problems_of_set(name: str, error: ValidationError | None, raw: TomlTable) ->
 def place_problems(source: Source, problems: list[TableProblem]) -> list[Diagnostic]:
     """Return the problems as diagnostics at their places, each mistake once."""
     suggested = {key for each in problems if each.suggestion for key in each.suggestion.keys}
-    if ("extends",) in suggested:  # whatever is missing may stand in the file it names
+    if ("extends",) in suggested:  # the file it names may have the missing keys
         problems = [each for each in problems if not _wanted(each)]
     kept = [each for each in problems if suggested.isdisjoint(_wanted(each))]
     wrong = {each.path for each in kept if each.code == codes.OUT_OF_RANGE}
@@ -279,7 +279,7 @@ def place_problems(source: Source, problems: list[TableProblem]) -> list[Diagnos
 
 
 def _wanted(problem: TableProblem) -> list[KeyPath]:
-    """Return the keys that the problem says are missing; any one of them would do."""
+    """Return the keys that are missing by the problem; any one of them is enough."""
     if problem.code == codes.MISSING:
         return [problem.path]
     if problem.code == codes.EXCLUSIVE and len(problem.path) == 1:
@@ -288,7 +288,7 @@ def _wanted(problem: TableProblem) -> list[KeyPath]:
 
 
 def _at_key_below(source: Source, problem: TableProblem) -> TableProblem:
-    """Return the problem of a missing key as one of that key itself, where it stands in a table further down."""
+    """Return the problem of a missing key as a problem of that key itself, if a table further down has the key."""
     for wanted in _wanted(problem):
         table = source.raw.get(str(wanted[0]))
         if len(wanted) != 2 or not isinstance(table, dict):

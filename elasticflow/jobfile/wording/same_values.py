@@ -1,4 +1,4 @@
-"""A value that its key does not take, as the key takes it: the same value in another type or spelling, and no other one."""
+"""Corrections of a value that its key does not take: only the same value in another type or spelling."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CALL = re.compile(r"\s*\(.*\)$", re.DOTALL)
 
 
 def accepts(path: KeyPath, value: object) -> bool:
-    """Return whether the key at *path*, which the models know, takes a value."""
+    """Return whether the key at *path*, which the models have, takes a value."""
     # Elements of a list have one type, and so have the keys of a free table.
     alike = tuple(0 if isinstance(part, int) else part for part in path)
     if isinstance(alike[-1], str) and not keys_at(alike[:-1]):
@@ -92,7 +92,7 @@ def _forms_of_text(path: KeyPath, text: str) -> Iterator[object]:
 
 
 def _entries(path: KeyPath, text: str) -> Iterator[str]:
-    """Yield `module:name` for a file or dots only, and for a name of torch's that stands without its module."""
+    """Yield `module:name` for a path of a file, for a name with dots only, and for a name of torch's without its module."""
     module, colon, name = text.replace("::", ":").rpartition(":")
     if not colon and not text.endswith(".py"):
         module, _, name = text.rpartition(".")

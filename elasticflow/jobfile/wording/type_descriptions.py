@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def keys_at(path: KeyPath) -> list[str]:
-    """Return the keys that the table at *path* can have; none for a free one."""
+    """Return the keys that the table at *path* can have; none for a free table."""
     model = model_at(path)
     return [] if model is None else list(model.model_fields)
 
 
 def model_at(path: KeyPath) -> type[BaseModel] | None:
-    """Return the model of the table at *path*, the first one where there may be several; None of a free table."""
+    """Return the model of the table at *path*, the first model if there are several; None for a free table."""
     annotation = annotation_at(path)
     is_union = get_origin(annotation) in {Union, types.UnionType}
     members = _some(annotation) if is_union else [annotation]
@@ -55,7 +55,7 @@ def describe(annotation: Any) -> str:
 
 @lru_cache(maxsize=1024)
 def annotation_at(path: KeyPath) -> Any:
-    """Return the type of what stands at *path*; None where the models know no such key."""
+    """Return the type of the value at *path*; None if the models have no such key."""
     annotation: Any = Job
     for part in path:
         annotation = _inside(annotation, part)
@@ -107,7 +107,7 @@ def choices(annotation: Any) -> list[object]:
 
 
 def is_off_without(path: KeyPath) -> bool:
-    """Return whether a key may be left out, and what it is for is then off."""
+    """Return whether a key may be left out to turn its feature off."""
     model = model_at(path[:-1])
     if model is None:
         return False

@@ -556,7 +556,7 @@ def test_prune_asks_and_is_refused(ran: Callable[..., Ran], catalog: Catalog) ->
     """Without a terminal nobody can be asked: nothing is removed."""
     code, _, err = ran("prune")
     assert 2 == code
-    assert "nobody is there to ask: say --yes, or --dry-run to look only" in err
+    assert "there is no terminal to ask on: give --yes, or --dry-run to look only" in err
     assert 6 == len(catalog.committed())
 
 

@@ -48,7 +48,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = (HERE / "../../../../..").resolve()  # = root  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # = path  # the job's own code comes first
 
-SEED = 1234  # = seed  # the order of samples and all that is drawn at random follow from it
+SEED = 1234  # = seed  # determines the order of samples and all random numbers
 EPOCHS = 5  # = epochs  # passes over the dataset
 STEPS = 2000  # = steps  # optimizer steps
 GLOBAL_BATCH_SIZE = 256  # = global_batch_size  # samples per step, the same at any world size
@@ -58,19 +58,19 @@ SHARDS = 16  # = shards  # of the data; each is read in order, by one worker at 
 VALUES = {"vocab_size": "model.args.vocab_size"}  # = values  # attributes of the dataset that arguments need
 TAIL = "spill"  # = tail  # samples at an epoch's end that fill no batch
 NUM_WORKERS = 0  # = num_workers  # loader processes of each worker
-WEIGHTS = "base.safetensors"  # = weights  # what the model begins with
+WEIGHTS = "base.safetensors"  # = weights  # initial weights of the model
 PRECISION = "fp32"  # = precision
 CLIP_GRAD_NORM = 1.0  # = clip
-EMA = 0.999  # = ema  # what the averaged weights keep of themselves at each step
+EMA = 0.999  # = ema  # decay of the averaged weights at each step
 GRADIENTS = elasticflow.Gradients(precision=PRECISION, on_nonfinite="stop")  # = gradients
 SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep=Keep(last=3))  # = snapshots
 
 
-"""The functions that make what the job trains."""  # = functions
+"""The functions that make the objects of the training."""  # = functions
 
 
 def train(run: Run, batches: Iterable[Batch], model: nn.Module, optimizer: Any) -> None:  # = train.def
-    """Train from where the run stands to its end, or till all ranks leave."""
+    """Train from the run's current step to its end, or until all ranks agree to exit."""
     for batch in batches:
         optimizer.zero_grad()  # = zero_grad
         loss = run.gradients(lambda part: model(part.data), batch)  # = gradients_of_step
@@ -80,11 +80,11 @@ def train(run: Run, batches: Iterable[Batch], model: nn.Module, optimizer: Any) 
         scaler.update()  # = update_scale
         average.update_parameters(model)  # = average_step
         run.worker.step_scheduler(scheduler, optimizer)  # = step_scheduler
-        run.step(loss=loss)  # its line in the log; evaluation and snapshot where they are due
+        run.step(loss=loss)  # writes a line of the log; evaluates and takes a snapshot when due
 
 
 def main() -> None:
-    """Train to the end, or to the step at which all ranks agree to leave; every rank."""
+    """Train to the end, or to the step at which all ranks agree to exit; every rank calls this."""
     run = join_job(folder=HERE, seed=SEED, snapshots=SNAPSHOTS, gradients=GRADIENTS)  # = join
     worker = run.worker
     prepare_data(worker, prepare)  # = prepare  # by one worker of each node

@@ -30,20 +30,20 @@ HERE = Path(__file__).resolve().parent
 ROOT = (HERE / "../../../..").resolve()  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
 
-SEED = 0  # the order of samples and all that is drawn at random follow from it
+SEED = 0  # determines the order of samples and all random numbers
 EPOCHS = 3  # passes over the dataset
 GLOBAL_BATCH_SIZE = 250  # samples per step, the same at any world size
 TAIL = "spill"  # samples at an epoch's end that fill no batch
 NUM_WORKERS = 0  # loader processes of each worker
-WEIGHTS = str(ROOT / "weights/base.safetensors")  # what the model begins with
+WEIGHTS = str(ROOT / "weights/base.safetensors")  # initial weights of the model
 PRECISION = "fp32"
-EMA = 0.999  # what the averaged weights keep of themselves at each step
+EMA = 0.999  # decay of the averaged weights at each step
 GRADIENTS = elasticflow.Gradients(precision=PRECISION, on_nonfinite="skip")
 SNAPSHOTS = Policy(uri=str(ROOT / "shared/snapshots"), every=("10 min", "1 epoch"), keep=Keep(last=3))
 
 
 def prepare() -> None:
-    """Get the data in place."""
+    """Prepare the data."""
     from tests.compiler.golden.pieces import download
 
     random_streams.begin(SEED, "data")
@@ -59,7 +59,7 @@ def build_dataset() -> Any:
 
 
 def build_collate() -> Any:
-    """Return what makes a batch of a list of samples."""
+    """Return the function that makes a batch from a list of samples."""
     from tests.compiler.golden.pieces import collate
 
     return collate
@@ -74,7 +74,7 @@ def build_model() -> nn.Module:
 
 
 def training_step(model: nn.Module, batch: Any) -> Any:
-    """Return the loss of one micro-batch, as the job's own step states it."""
+    """Return the loss of one micro-batch, computed by the job's own step."""
     from tests.compiler.golden.pieces import training_step as job_training_step
 
     return job_training_step(model, batch)
@@ -89,7 +89,7 @@ def build_optimizer(model: nn.Module) -> Optimizer:
 
 
 def build_average(model: nn.Module) -> AveragedModel:
-    """Return what averages the weights."""
+    """Return the averaged model."""
     return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(EMA))  # type: ignore[no-untyped-call]
 
 
@@ -102,7 +102,7 @@ def build_evaluation_dataset() -> Any:
 
 
 def build_metrics() -> dict[str, Any]:
-    """Return what is measured, by name."""
+    """Return the metrics by name."""
     from tests.compiler.golden.pieces import top_1
 
     return {"top_1": top_1}
@@ -111,17 +111,17 @@ def build_metrics() -> dict[str, Any]:
 def train(
     run: Run, batches: Iterable[Batch], model: nn.Module, optimizer: Optimizer, average: AveragedModel
 ) -> None:
-    """Train from where the run stands to its end, or till all ranks leave."""
+    """Train from the run's current step to its end, or until all ranks agree to exit."""
     for batch in batches:
         optimizer.zero_grad()
         loss = run.gradients(lambda part: training_step(model, part.data), batch)
         optimizer.step()
         average.update_parameters(model)
-        run.step(loss=loss)  # its line in the log; evaluation and snapshot where they are due
+        run.step(loss=loss)  # writes a line of the log; evaluates and takes a snapshot when due
 
 
 def main() -> None:
-    """Train to the end, or to the step at which all ranks agree to leave; every rank."""
+    """Train to the end, or to the step at which all ranks agree to exit; every rank calls this."""
     run = join_job(
         name="elastic",
         digest="de335548e8908b99",

@@ -29,7 +29,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = (HERE / "../../../..").resolve()  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
 
-SEED = 7  # the order of samples and all that is drawn at random follow from it
+SEED = 7  # determines the order of samples and all random numbers
 EPOCHS = 10  # passes over the dataset
 GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size
 MICRO_BATCH_SIZE = 8  # most samples of one forward
@@ -98,14 +98,14 @@ def build_evaluation_dataset() -> Any:
 
 
 def build_metrics() -> dict[str, Any]:
-    """Return what is measured, by name."""
+    """Return the metrics by name."""
     from examples.mnist import accuracy
 
     return {"accuracy": accuracy}
 
 
 def train(run: Run, batches: Iterable[Batch], model: nn.Module, optimizer: Optimizer, scheduler: Any) -> None:
-    """Train from where the run stands to its end, or till all ranks leave."""
+    """Train from the run's current step to its end, or until all ranks agree to exit."""
     for batch in batches:
         optimizer.zero_grad()
         loss = run.gradients(lambda part: training_step(model, part.data), batch)
@@ -113,11 +113,11 @@ def train(run: Run, batches: Iterable[Batch], model: nn.Module, optimizer: Optim
         optimizer.step()
         if batch.end.is_epoch_end:
             run.worker.step_scheduler(scheduler, optimizer)
-        run.step(loss=loss)  # its line in the log; evaluation and snapshot where they are due
+        run.step(loss=loss)  # writes a line of the log; evaluates and takes a snapshot when due
 
 
 def main() -> None:
-    """Train to the end, or to the step at which all ranks agree to leave; every rank."""
+    """Train to the end, or to the step at which all ranks agree to exit; every rank calls this."""
     run = join_job(
         name="four-workers",
         digest="72dc8e747dec9115",

@@ -29,7 +29,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = (HERE / "../../../..").resolve()  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
 
-SEED = 20261120  # the order of samples and all that is drawn at random follow from it
+SEED = 20261120  # determines the order of samples and all random numbers
 STEPS = 2000  # optimizer steps
 GLOBAL_BATCH_SIZE = 4096  # samples per step, the same at any world size
 MICRO_BATCH_SIZE = 512  # most samples of one forward
@@ -90,7 +90,7 @@ def build_scheduler(optimizer: Optimizer) -> Any:
 
 
 def build_included() -> dict[str, Any]:
-    """Return what snapshots hold besides."""
+    """Return further objects whose state snapshots hold."""
     from tests.compiler.golden.pieces import curriculum
 
     return {"curriculum": curriculum}
@@ -104,7 +104,7 @@ def train(
     scheduler: Any,
     scaler: GradScaler,
 ) -> None:
-    """Train from where the run stands to its end, or till all ranks leave."""
+    """Train from the run's current step to its end, or until all ranks agree to exit."""
     for batch in batches:
         optimizer.zero_grad()
         loss = run.gradients(lambda part: training_step(model, part.data), batch)
@@ -112,11 +112,11 @@ def train(
         scaler.step(optimizer)
         scaler.update()
         run.worker.step_scheduler(scheduler, optimizer)
-        run.step(loss=loss)  # its line in the log; evaluation and snapshot where they are due
+        run.step(loss=loss)  # writes a line of the log; evaluates and takes a snapshot when due
 
 
 def main() -> None:
-    """Train to the end, or to the step at which all ranks agree to leave; every rank."""
+    """Train to the end, or to the step at which all ranks agree to exit; every rank calls this."""
     run = join_job(
         name="gpu",
         digest="412fb7c4caddff27",

@@ -28,7 +28,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = (HERE / "../../../..").resolve()  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
 
-SEED = 0  # the order of samples and all that is drawn at random follow from it
+SEED = 0  # determines the order of samples and all random numbers
 EPOCHS = 5  # passes over the dataset
 GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size
 SHARDS = 16  # of the data; each is read in order, by one worker at a time
@@ -40,7 +40,7 @@ SNAPSHOTS = Policy(uri="s3://bucket/iterable", every=("10 min", "1 epoch"), keep
 
 
 def build_dataset(shard: int, shards: int) -> Any:
-    """Return what yields the samples of one data shard in order."""
+    """Return an iterable over the samples of one data shard, in order."""
     from tests.compiler.golden.pieces import rows
 
     return rows(folder="data", shard=shard, shards=shards)
@@ -71,16 +71,16 @@ def build_optimizer(model: nn.Module) -> Optimizer:
 
 
 def train(run: Run, batches: Iterable[Batch], model: nn.Module, optimizer: Optimizer) -> None:
-    """Train from where the run stands to its end, or till all ranks leave."""
+    """Train from the run's current step to its end, or until all ranks agree to exit."""
     for batch in batches:
         optimizer.zero_grad()
         loss = run.gradients(lambda part: training_step(model, part.data), batch)
         optimizer.step()
-        run.step(loss=loss)  # its line in the log; evaluation and snapshot where they are due
+        run.step(loss=loss)  # writes a line of the log; evaluates and takes a snapshot when due
 
 
 def main() -> None:
-    """Train to the end, or to the step at which all ranks agree to leave; every rank."""
+    """Train to the end, or to the step at which all ranks agree to exit; every rank calls this."""
     run = join_job(
         name="iterable",
         digest="901845d532f0cff3",

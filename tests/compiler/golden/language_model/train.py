@@ -30,7 +30,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = (HERE / "../../../..").resolve()  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
 
-SEED = 0  # the order of samples and all that is drawn at random follow from it
+SEED = 0  # determines the order of samples and all random numbers
 STEPS = 1000  # optimizer steps
 GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size
 TAIL = "spill"  # samples at an epoch's end that fill no batch
@@ -60,7 +60,7 @@ def build_model() -> nn.Module:
 
 
 def training_step(model: nn.Module, batch: Any) -> dict[str, Any]:
-    """Return the loss of one micro-batch, as the job's own step states it, and its items' count."""
+    """Return the loss of one micro-batch, computed by the job's own step, and its number of items."""
     from tests.compiler.golden.pieces import GPT, num_targets
 
     return with_count(unwrap_model(model, GPT).training_step(batch), num_targets(batch))
@@ -77,16 +77,16 @@ def build_optimizer(model: nn.Module) -> Optimizer:
 
 
 def train(run: Run, batches: Iterable[Batch], model: nn.Module, optimizer: Optimizer) -> None:
-    """Train from where the run stands to its end, or till all ranks leave."""
+    """Train from the run's current step to its end, or until all ranks agree to exit."""
     for batch in batches:
         optimizer.zero_grad()
         loss = run.gradients(lambda part: training_step(model, part.data), batch)
         optimizer.step()
-        run.step(loss=loss)  # its line in the log; evaluation and snapshot where they are due
+        run.step(loss=loss)  # writes a line of the log; evaluates and takes a snapshot when due
 
 
 def main() -> None:
-    """Train to the end, or to the step at which all ranks agree to leave; every rank."""
+    """Train to the end, or to the step at which all ranks agree to exit; every rank calls this."""
     run = join_job(
         name="language-model",
         digest="054fc159ff03dfb5",

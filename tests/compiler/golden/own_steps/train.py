@@ -30,13 +30,13 @@ HERE = Path(__file__).resolve().parent
 ROOT = (HERE / "../../../..").resolve()  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
 
-SEED = 0  # the order of samples and all that is drawn at random follow from it
+SEED = 0  # determines the order of samples and all random numbers
 EPOCHS = 2  # passes over the dataset
 GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size
 TAIL = "spill"  # samples at an epoch's end that fill no batch
 NUM_WORKERS = 0  # loader processes of each worker
 CLIP_GRAD_NORM = 1.0
-EMA = 0.99  # what the averaged weights keep of themselves at each step
+EMA = 0.99  # decay of the averaged weights at each step
 GRADIENTS = elasticflow.Gradients(moves_optimizers=True, clip_grad_norm=CLIP_GRAD_NORM)
 SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep=Keep(last=3))
 
@@ -58,7 +58,7 @@ def build_model() -> nn.Module:
 
 
 def training_step(model: nn.Module, batch: Any, optimizers: Any) -> Any:
-    """Make a step with this worker's samples, which moves the optimizers; return its loss."""
+    """Train on this worker's samples, step the optimizers, and return the loss."""
     from tests.compiler.golden.pieces import own_step
 
     return own_step(model, batch, optimizers)
@@ -81,7 +81,7 @@ def build_scheduler(optimizers: Any) -> Any:
 
 
 def build_average(model: nn.Module) -> AveragedModel:
-    """Return what averages the weights."""
+    """Return the averaged model."""
     return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(EMA))  # type: ignore[no-untyped-call]
 
 
@@ -94,7 +94,7 @@ def build_evaluation_dataset() -> Any:
 
 
 def build_metrics() -> dict[str, Any]:
-    """Return what is measured, by name."""
+    """Return the metrics by name."""
     from tests.compiler.golden.pieces import top_1
 
     return {"top_1": top_1}
@@ -108,17 +108,17 @@ def train(
     scheduler: Any,
     average: AveragedModel,
 ) -> None:
-    """Train from where the run stands to its end, or till all ranks leave."""
+    """Train from the run's current step to its end, or until all ranks agree to exit."""
     for batch in batches:
         loss = run.gradients(lambda part: training_step(model, part.data, optimizers), batch)
         average.update_parameters(model)
         if batch.end.is_epoch_end:
             run.worker.step_scheduler(scheduler, optimizers)
-        run.step(loss=loss)  # its line in the log; evaluation and snapshot where they are due
+        run.step(loss=loss)  # writes a line of the log; evaluates and takes a snapshot when due
 
 
 def main() -> None:
-    """Train to the end, or to the step at which all ranks agree to leave; every rank."""
+    """Train to the end, or to the step at which all ranks agree to exit; every rank calls this."""
     run = join_job(
         name="own_steps",
         digest="a96a0be2ca85247d",

@@ -31,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = (HERE / "../../../..").resolve()  # the project
 sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
 
-SEED = 0  # the order of samples and all that is drawn at random follow from it
+SEED = 0  # determines the order of samples and all random numbers
 STEPS = 1000  # optimizer steps
 GLOBAL_BATCH_SIZE = 64  # samples per step, the same at any world size
 VALUES = {"width": "model.args.config.args.n_embd"}  # attributes of the dataset that arguments need
@@ -60,14 +60,14 @@ def build_model(dataset: OpenedDataset) -> nn.Module:
 
 
 def training_step(model: nn.Module, batch: Any) -> Any:
-    """Return the loss of one micro-batch, as the job's own step states it."""
+    """Return the loss of one micro-batch, computed by the job's own step."""
     from tests.compiler.golden.pieces import GPT
 
     return unwrap_model(model, GPT).training_step(batch)
 
 
 def build_parameter_groups() -> list[Group]:
-    """Return which parameters have options of their own."""
+    """Return the groups of parameters that have options of their own."""
     from torch.nn import Embedding
 
     return [
@@ -93,18 +93,18 @@ def build_scheduler(optimizer: Optimizer) -> Any:
 
 
 def train(run: Run, batches: Iterable[Batch], model: nn.Module, optimizer: Optimizer, scheduler: Any) -> None:
-    """Train from where the run stands to its end, or till all ranks leave."""
+    """Train from the run's current step to its end, or until all ranks agree to exit."""
     for batch in batches:
         optimizer.zero_grad()
         loss = run.gradients(lambda part: training_step(model, part.data), batch)
         run.worker.log_grad_norm(nn.utils.clip_grad_norm_(model.parameters(), CLIP_GRAD_NORM))
         optimizer.step()
         run.worker.step_scheduler(scheduler, optimizer)
-        run.step(loss=loss)  # its line in the log; evaluation and snapshot where they are due
+        run.step(loss=loss)  # writes a line of the log; evaluates and takes a snapshot when due
 
 
 def main() -> None:
-    """Train to the end, or to the step at which all ranks agree to leave; every rank."""
+    """Train to the end, or to the step at which all ranks agree to exit; every rank calls this."""
     run = join_job(
         name="transformer",
         digest="985ff768f7f446f7",
