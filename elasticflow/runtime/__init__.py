@@ -1,1 +1,1 @@
-"""What the generated train.py imports (runs inside workers)."""
+"""The code inside workers: the generated train.py imports it."""

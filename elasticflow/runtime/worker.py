@@ -66,7 +66,7 @@ def join(
         job_digest: Identifies the resolved job.
         folder: Where the entry point lies; the run folder if the environment names none.
         snapshots: When snapshots are taken and where they go.
-        seed: Of the data order and every random stream.
+        seed: Seed of the data order and of every random stream.
         threads: CPU threads; None: the node's cores shared out among its workers.
         log_level: Lines below it are left out of the rank logs; what the supervisor follows never is.
         shows_log: Where no supervisor follows, rank 0 writes its log on standard output, too.
@@ -176,7 +176,7 @@ def leave(
     Args:
         worker: This worker.
         position: After the last step.
-        schedule: What positions mean.
+        schedule: The schedule that gives positions their meaning.
         evaluation: Where the job has one: training is not finished while it is owed.
 
     Raises:

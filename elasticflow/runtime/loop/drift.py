@@ -1,8 +1,8 @@
 """The arguments of a script's loop, recorded in its snapshots and compared where a run is resumed.
 
 The settings bear the names that job files give them, and the same table says how much a difference matters
-(`protocol/key_weights.py`): a corrupting one is refused, one that changes the trajectory is refused unless it is wanted, and
-a harmless one is told.
+(`protocol/key_weights.py`): a corrupting change is refused, a change of the trajectory needs consent, and a harmless change is
+reported.
 """
 
 from __future__ import annotations

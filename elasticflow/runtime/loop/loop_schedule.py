@@ -42,7 +42,7 @@ class LoopSchedule:
 
     @property
     def samples(self) -> int | None:
-        """Length of the dataset; None if nobody knows."""
+        """Length of the dataset; None if unknown."""
         return None if self.steps is None else self.steps.samples
 
     @property
@@ -64,7 +64,7 @@ class LoopSchedule:
         return self.epochs is not None and within(position).epoch >= self.epochs
 
     def remaining(self, position: Position) -> int | None:
-        """Return how many steps of the current stage are left after *position*; None if nobody knows."""
+        """Return how many steps of the current stage are left after *position*; None if unknown."""
         return None if self.steps is None else self.steps.remaining(within(position))
 
 

@@ -163,7 +163,7 @@ class Batches:
 
     Args:
         begin: Makes the iterator.
-        check_count: Called with the number that `enumerate` gives the first batch, and that batch; None: nobody looks.
+        check_count: Called with the number that `enumerate` gives the first batch, and that batch; None: not checked.
     """
 
     def __init__(

@@ -219,11 +219,10 @@ class Run:
     def epochs(self, number: int) -> Iterator[int]:
         """Yield the number of each epoch that is left, from 0: `for epoch in run.epochs(10)`. Every rank.
 
-        Inside, `batches` without *epochs* and *steps* gives the batches of that epoch, and what follows them belongs to the
-        epoch: a snapshot of the epoch's last step is taken after it, so that a restart neither leaves it out nor repeats it
-        on a state that has it. Going on in the middle of an epoch, what stands before `batches` runs again, and then what is
-        kept is put back as the snapshot has it. Where all ranks leave in the middle of an epoch this process ends, as by
-        `finish`. A script that reads its own data in an epoch resumes from the epoch's beginning, unless `keep` was given a
+        Inside, `batches` without *epochs* and *steps* gives the batches of that epoch, and the code behind them belongs to
+        the epoch: the snapshot of the epoch's last step is taken after that code, so that a restart neither skips nor
+        repeats it. A run that resumes in the middle of an epoch runs the code before `batches` again; then kept state is
+        restored from the snapshot. If all ranks exit in the middle of an epoch, this process ends, as by `finish`. A script that reads its own data in an epoch resumes from the epoch's beginning, unless `keep` was given a
         loader: an object that can be iterated over and has a state.
 
         Raises:
@@ -649,7 +648,7 @@ class Run:
         waits = epochs is not None and (not kept.has_loader(state) if is_own else self.position.is_epoch_end)
         snapshots.after_step(self.position, takes=not waits)
         if waits and not is_own:
-            # What follows the epoch's batches is done first, evaluations too.
+            # The code behind the epoch's batches runs first, evaluations too.
             worker.vote.may_cut_short, self._stages.is_after_batches = False, True
             return
         if not worker.should_leave:

@@ -1,4 +1,4 @@
-"""Checks of a loop that somebody wrote by hand, and messages to that person on standard error.
+"""Checks of a loop written by hand, and messages to that person on standard error.
 
 The train.py that the compiler writes needs none of them: it does what a loop must, and a supervisor follows its log.
 """

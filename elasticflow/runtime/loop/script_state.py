@@ -1,7 +1,7 @@
-"""State that a script holds beside what it kept: told by name when it is found, refused once it is seen to change.
+"""State that a script holds beside its kept state: reported by name when found, refused once it is seen to change.
 
-Looked at are the variables of the function that called `run.keep` and of those that call `run.step`, and what lies one or
-two levels down in them: attributes of `self` and other objects, items of lists, tuples and dicts, what functions close over.
+The search covers the variables of the function that called `run.keep` and of the functions that call `run.step`, one or two
+levels deep: attributes of `self` and other objects, items of lists, tuples and dicts, closures of functions.
 """
 
 from __future__ import annotations

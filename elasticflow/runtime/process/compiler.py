@@ -37,10 +37,10 @@ def use_cache() -> None:
 
 
 class Compilation:
-    """How long this process has compiled, and what.
+    """Compilations of this process, and their time.
 
     Args:
-        heartbeat: Of this rank; it is in phase compile meanwhile.
+        heartbeat: This rank's heartbeat; its phase is compile meanwhile.
     """
 
     def __init__(self, heartbeat: Heartbeat) -> None:
@@ -56,7 +56,7 @@ class Compilation:
 
     @property
     def has_happened(self) -> bool:
-        """Whether anything was compiled, or taken from the cache."""
+        """True if anything was compiled, or taken from the cache."""
         return self._seconds > 0
 
     def _begin(self, _: object) -> None:

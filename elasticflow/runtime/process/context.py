@@ -38,9 +38,9 @@ class Restored(NamedTuple):
     """The state that this generation resumes from.
 
     Attributes:
-        name: Of the snapshot.
+        name: Name of the snapshot.
         is_from_memory: It was held in memory, and need not be on the store.
-        seconds: What it took to find, read, verify and apply it.
+        seconds: Time to find, read, verify and apply the snapshot.
     """
 
     name: str
@@ -69,12 +69,12 @@ class Worker:
         identity: How it was started and its place: rank, world size, node, folders.
         device: Where the model lives.
         store: Key-value store of all ranks, apart from the process group; None for a plain process.
-        seed: Of the data order and every random stream.
+        seed: Seed of the data order and of every random stream.
         generation: Number of the worker group, the same on every rank.
-        random_version: Of the rules by which random states follow from the seed, as the run began with them.
+        random_version: Version of the rules by which random states follow from the seed, as at the run's beginning.
         generators: Random generators, seeded by key.
         is_exact: The same bits are promised at every number of workers, so that data must be the same whenever it is read.
-        vote: What all ranks decide together at each step.
+        vote: Decisions that all ranks take together at each step.
         progress: Reports finished steps.
         compilation: Time that torch.compile has taken.
         listen: Has signals ask this process to leave.
@@ -82,7 +82,7 @@ class Worker:
         dataset: The training data, as the job's factory returned it, once it is open; None of data shards.
         started_at: Position at which this generation began to train.
         scalar_names: Names of the scalars that the job's steps return, in the order of their places; the same on every rank.
-        trajectory_recorder: Records what every step made of the state, where somebody asked for it.
+        trajectory_recorder: Records what every step made of the state, if requested.
         stoppable: `with` it, StopTraining raised by the job's own code becomes this rank's wish.
         stopped: Why all ranks take no further step, once they agreed to: training has ended, or they leave.
     """
@@ -143,7 +143,7 @@ class Worker:
 
     @property
     def leaves_untrained(self) -> bool:
-        """Whether this rank was asked to leave while nothing was trained that would have to be saved."""
+        """True if this rank was asked to exit while nothing trained had to be saved."""
         return self.vote.leave_wanted and self.vote.may_leave_untrained
 
     def leave_untrained(self) -> None:
@@ -230,11 +230,11 @@ class Worker:
 
         Args:
             position: Where training continues.
-            schedule: What positions mean.
+            schedule: The schedule that gives positions their meaning.
             model: It is in training mode afterwards, unless *keeps_modes*.
             log_every: A line is logged after so many steps.
-            restored: What *position* was read from; None: this is the beginning.
-            measures: What of the speed is written down; None: what any job has.
+            restored: The snapshot that *position* was read from; None: the beginning.
+            measures: Figures of speed in the log; None: the default ones.
             keeps_modes: The model's modules stay in the modes that its script gave them.
         """
         self.listen()  # again: the model's or the dataset's code may have taken the signals for itself

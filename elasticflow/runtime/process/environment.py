@@ -1,4 +1,4 @@
-"""What a worker runs on and has imported: its environment.
+"""A worker's environment: its machine, and the modules it has imported.
 
 The bits of a run depend on the machine, the libraries and the threads, so snapshots record them; which modules are
 loaded, and the digests of the project's own, is recorded with the launch.
@@ -153,7 +153,7 @@ def _digests_of_sources(root: Path) -> dict[str, str]:
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or not file.startswith(start) or not file.endswith(".py"):
             continue
-        # What is installed inside the project has versions; so has elasticflow, wherever it lies. train.py is the
+        # Packages installed inside the project have versions; so has elasticflow, wherever it lies. train.py is the
         # launch folder's own; what torch's compiler has written in the run folder is loaded as a part of torch.
         if name.partition(".")[0] in {"elasticflow", "__main__", "torch"} or any(
             part in file for part in INSTALLED

@@ -1,4 +1,4 @@
-"""Who this process is: facts from its environment variables, however it was started."""
+"""Identity of this process, from its environment variables, however it was started."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def _name(group: dict[str, Any]) -> str | None:
 
 
 def _unique(names: list[str | None]) -> list[str]:
-    """Return each group's name, or its number where it has no name or shares it with another group."""
+    """Return the name of each group, or its number if the name is missing or shared."""
     return [
         str(number) if name is None or names.count(name) > 1 else name for number, name in enumerate(names)
     ]

@@ -32,9 +32,9 @@ class Moments:
     finish: list[Callable[[Position], None]] = field(default_factory=list)
 
     def begin(self) -> None:
-        """Call what waits in `beginning`, once: before loader processes read the data, too; else after the first step.
+        """Run the actions of `beginning`, once: before loader processes read the data, or else after the first step.
 
-        A process that was forked shares the place in a file that is open already with the one that forked it.
+        A forked process shares file positions with its parent, so files are opened before the fork.
         """
         actions, self.beginning = self.beginning, []
         for action in actions:

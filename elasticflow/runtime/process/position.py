@@ -1,4 +1,4 @@
-"""Where training stands, and what says where it begins and ends."""
+"""The position of training, and the schedule of its beginning and end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Position(NamedTuple):
-    """Where training stands after a number of finished steps.
+    """Position of training after a number of finished steps.
 
     Attributes:
         step: Finished optimizer steps.
@@ -38,7 +38,7 @@ class Position(NamedTuple):
 
 
 class Schedule(Protocol):
-    """What says where a run begins and ends: the `Schedule` of data read by index, in `runtime/data/index_schedule.py`, or of data shards."""
+    """The beginning and end of a run: the `Schedule` of data read by index, in `runtime/data/index_schedule.py`, or of data shards."""
 
     @property
     def start(self) -> Position:
@@ -46,7 +46,7 @@ class Schedule(Protocol):
 
     @property
     def samples(self) -> int | None:
-        """Length of the dataset; None if nobody knows."""
+        """Length of the dataset; None if unknown."""
 
     @property
     def global_batch_size(self) -> int:
@@ -54,13 +54,13 @@ class Schedule(Protocol):
 
     @property
     def order_record(self) -> int | Mapping[str, Any]:
-        """What tells its order of samples from every other one: a position of another means other samples."""
+        """Identity of its order of samples: in another order, a position means other samples."""
 
     def is_end(self, position: Position) -> bool:
         """True if no step is left after *position*."""
 
     def remaining(self, position: Position) -> int | None:
-        """Return how many steps are left after *position*; None if nobody knows."""
+        """Return how many steps are left after *position*; None if unknown."""
 
 
 def even_split(count: int, parts: int, index: int) -> tuple[int, int]:

@@ -191,7 +191,7 @@ def form(identity: Identity, store: Store | None, device: torch.device) -> None:
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Have gloo listen where no other machine reaches it, in a group that nobody else will join."""
+    """Have gloo listen where no other machine reaches it, in a group that no other process will join."""
     if _INTERFACE in os.environ:
         yield
         return

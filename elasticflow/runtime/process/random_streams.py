@@ -70,7 +70,7 @@ class Word(Protocol):
 
     @property
     def value(self) -> Any:
-        """What it is now."""
+        """The current state."""
 
 
 class HeldGenerator(Protocol):
@@ -125,11 +125,11 @@ class Generators:
     What a dataset draws is seen in the same way, against the same state; see `Draws`.
 
     Args:
-        seed: Of the resting state.
+        seed: Seed of the resting state.
         device: Where the model draws.
 
     Attributes:
-        are_used: The model or the optimizer draws from python's or numpy's, or nobody can tell.
+        are_used: The model or the optimizer draws from python's or numpy's, or unknown.
         of_data: The generators a dataset may draw from: python's, numpy's, torch's, and those that were added.
         can_look: Draws can be seen here.
     """
@@ -229,7 +229,7 @@ def _has_moved(generator: _Generator) -> bool:
 
 
 class Draws:
-    """Which of the generators some code of the job draws from, found out as it does.
+    """Finds the generators that some code of the job draws from, as it draws.
 
     Those are seeded before each use of the code; the others rest. Used after a use of the code, `are_more` says
     whether to do it again, seeded.

@@ -92,7 +92,7 @@ class LateNumber:
 
 
 class _Facts(NamedTuple):
-    """What a step's line says. `per_s`: items per second; `of_peak`: share of the devices' peak."""
+    """Content of a step's line. `per_s`: items per second; `of_peak`: share of the devices' peak."""
 
     position: Position
     loss: float | LateNumber
@@ -120,7 +120,7 @@ class Progress:
 
     Attributes:
         after_step: Called with each finished step and its loss, once all else is done.
-        scalars: What the job's step returned in the last step, as means over the global batch; on every rank.
+        scalars: Scalars that the job's step returned in the last step, as means over the global batch; on every rank.
         loss: The last step's; None before the first.
     """
 
@@ -152,7 +152,7 @@ class Progress:
         self._of_peak: float | None = None
         self._written = self._since
         self._learning_rates = LearningRates()
-        # Of the step that is being made, if they were noted.
+        # The current step's, if they were noted.
         self._rates: Rates | None = None
 
     def start(
@@ -170,8 +170,8 @@ class Progress:
             step: Finished ones.
             log_every: A line is written after so many.
             samples: Trained on so far.
-            count_name: What a step's count counts.
-            of_peak: What share of the devices' peak one sample a second is; None: not known.
+            count_name: Name of the items that a step counts.
+            of_peak: Share of the devices' peak per sample per second; None: unknown.
         """
         self.number, self._log_every = step, log_every
         self._count_field, self._of_peak, self._trained = f"{count_name}{RATE}", of_peak, samples
@@ -185,7 +185,7 @@ class Progress:
 
     @property
     def is_next_logged(self) -> bool:
-        """Whether this rank writes a line of the step that is being made."""
+        """True if this rank writes a line of the current step."""
         return bool(self._outputs) and (self.number + 1) % self._log_every == 0
 
     def note_step(self, count: float, scalars: Mapping[str, float]) -> None:

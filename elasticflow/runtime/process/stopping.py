@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Characters.
 _LONGEST_REASON = 1000
-# What a ballot begins with: the job's own code, or the job file, ends training.
+# Beginning of a ballot: the job's own code, or the job file, ends training.
 _OWN, _RULE = "!", "="
 
 
@@ -39,7 +39,7 @@ class Stopped(NamedTuple):
 
     @property
     def is_end(self) -> bool:
-        """Whether training has ended."""
+        """True if training has ended."""
         return self.reason is not None
 
 

@@ -1,8 +1,8 @@
 # ruff: noqa: SLF001  # this is the one module that may
 """Everything that elasticflow uses of torch and torch does not promise to keep.
 
-Seen in torch 2.13, 2.14 and 2.15, the same in each unless an entry says otherwise; `tests/runtime/test_torch_private.py`
-tries each entry, so that a version that behaves differently fails there and not in somebody's run. Where a version lacks
+Seen in torch 2.13, 2.14 and 2.15, the same in each unless an entry says otherwise; `tests/runtime/process/test_torch_private.py`
+tries each entry, so that a version that behaves differently fails there and not in a user's run. Where a version lacks
 a name, `TorchChangedError` says which, at import or where it is first needed, unless an entry names another way out.
 
 Two more places depend on a version of torch and cannot stand here, since the launcher does not import the runtime:
@@ -112,7 +112,7 @@ version_of: Callable[[Tensor], int] = operator.attrgetter("_version")
 _require_attributes(torch.empty(0), ["_version"], "to see that a buffer was written")
 
 
-# Of a module, what `state_dict` walks through; the same dicts as long as the module lives.
+# Dicts of a module that `state_dict` walks through; the same as long as the module lives.
 _MODULE_TABLES = "_parameters", "_buffers", "_modules", "_state_dict_hooks", "_state_dict_pre_hooks"
 _require_attributes(nn.Module(), [*_MODULE_TABLES, "_save_to_state_dict"], "to see that a state is as it was")
 tables_of: Callable[[nn.Module], tuple[dict[Any, Any], ...]] = operator.attrgetter(*_MODULE_TABLES)
@@ -141,7 +141,7 @@ def has_plain_state(module: nn.Module) -> bool:
     )
 
 
-# Of an optimizer, the hooks that `state_dict` calls, before and after, by number.
+# Hooks of an optimizer that `state_dict` calls, before and after, by number.
 _OPTIMIZER_HOOKS = "_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks"
 _require_attributes(
     torch.optim.Optimizer([torch.empty(0)], {}), _OPTIMIZER_HOOKS, "to see that a state is as it was"
@@ -273,8 +273,8 @@ def compiled_graphs() -> tuple[int, int]:
 def precompile_headers_if(is_wanted: Callable[[], bool]) -> None:
     """Have torch's compiler precompile headers of C++ only where *is_wanted()*.
 
-    torch 2.13 preprocesses a header for each process that loads a kernel for processors, to know whether it has been
-    precompiled, and precompiles it (150 MB, some seconds) on a machine where it has not, even if all kernels are there.
+    In torch 2.13 each process that loads a CPU kernel preprocesses a header, to find out whether the precompiled form
+    exists; on a new machine it precompiles the header (150 MB, some seconds), even if all kernels are there.
     Kernels have the same names and bits with and without. In a version without that function nothing is changed.
     """
     from torch._inductor import codecache
@@ -284,7 +284,7 @@ def precompile_headers_if(is_wanted: Callable[[], bool]) -> None:
         return
 
     def precompile_if_wanted(header: str, *args: Any, **options: Any) -> Any:
-        # What is included before a kernel's own code: the header itself, instead of its precompiled form.
+        # Header included before a kernel's own code: the header itself, not its precompiled form.
         return precompile(header, *args, **options) if is_wanted() else header
 
     codecache._precompile_header = precompile_if_wanted  # type: ignore[assignment]
@@ -306,7 +306,7 @@ def is_compiled(module: nn.Module) -> bool:
 MACHINERY = ("torch._C", "torch._dynamo", "torch._inductor")
 
 
-# What torch says and has no class of exception for. Words that are gone are no error: what they tell is then taken for
+# Messages of torch errors without a class of their own. A changed message is no error here: the failure then counts as
 # an error of the job's code, in torch's own words.
 LOADER_TIMED_OUT = "DataLoader timed out"
 # In the survivors of a dead rank: gloo's RuntimeErrors, told by where in gloo they come from.
@@ -316,5 +316,5 @@ NO_MEMORY = "DefaultCPUAllocator: "
 # DistributedDataParallel: a parameter left out of the step before; one whose gradient came twice in one backward.
 NO_GRADIENT = "Expected to have finished reduction in the prior iteration"
 GRADIENT_TWICE = "Expected to mark a variable ready only once"
-# What an operation that has no deterministic form is refused with; its name.
+# The refusal of an operation without a deterministic form; its name.
 NOT_DETERMINISTIC = r"(\S+) does not have a deterministic"

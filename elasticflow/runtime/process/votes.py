@@ -1,4 +1,4 @@
-"""What all ranks learn together at each step: to leave, to stop, what is due by the clock, and what some rank changed."""
+"""Facts that all ranks learn together at each step: to exit, to stop, actions due by the clock, changes on some rank."""
 
 from __future__ import annotations
 

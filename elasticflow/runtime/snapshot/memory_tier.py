@@ -60,7 +60,7 @@ class MemoryTier:
     Args:
         me: This worker.
         client: To the writer.
-        state: What a snapshot holds.
+        state: State of a snapshot.
         planner: Says what of the state this rank holds.
         metadata: Makes names and records.
         copier: Copies from the device.

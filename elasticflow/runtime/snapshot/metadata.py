@@ -1,4 +1,4 @@
-"""What rank 0 hands over besides tensors: state.json and the facts of the manifest."""
+"""Rank 0's part of a snapshot besides tensors: state.json and the facts of the manifest."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ def frozen(model: nn.Module) -> list[str]:
 
 @dataclass(frozen=True)
 class StateRecord:
-    """What state.json says.
+    """Content of state.json.
 
     Attributes:
         position: After the snapshot's step.
         order: Names the order of samples in which the position counts.
-        samples: Of an epoch; None if nobody knew.
+        samples: Samples of an epoch; None if unknown.
         global_batch_size: Samples per step.
-        seed: Of the data order and every random stream.
-        random_version: Of the rules by which random states follow from the seed; see `random_streams.VERSION`.
+        seed: Seed of the data order and of every random stream.
+        random_version: Version of the rules by which random states follow from the seed; see `random_streams.VERSION`.
         draws_random: The model or the optimizer draws from python's or numpy's generator.
         job: The job's name.
         job_digest: Identifies the resolved job.
         tree: State as JSON with references to tensors; see `Captured.tree`.
-        options: What the job had made its optimizers and schedules with; None in older snapshots.
-        loop: What a script's loop was made with (`loop/drift.py`); None of job files and in older snapshots.
+        options: Options with which the job made its optimizers and schedules; None in older snapshots.
+        loop: Arguments of a script's loop (`loop/drift.py`); None for job files and in older snapshots.
         scalars: Names of the job's own scalars, in the order of their places; see `runtime/measuring/scalars.py`.
     """
 
@@ -149,14 +149,14 @@ class SnapshotMetadata:
 
     Args:
         me: This worker.
-        state: What a snapshot holds.
-        schedule: What positions mean.
-        fingerprints: Of the datasets, by name.
+        state: State of a snapshot.
+        schedule: The schedule that gives positions their meaning.
+        fingerprints: Fingerprints of the datasets, by name.
 
     Attributes:
         fingerprints: As above; a loop of the script's own opens its data late.
         parent: The committed snapshot that this generation resumes from, if any.
-        loop: What a script's loop is made with; None for a job file.
+        loop: Arguments of a script's loop; None for a job file.
         past_data: Fingerprints of the data of stages that have ended, by name.
     """
 

@@ -1,4 +1,4 @@
-"""What modules hold beside parameters, persistent buffers and submodules: no `state_dict` gives it.
+"""Attributes of modules beside parameters, persistent buffers and submodules: no `state_dict` has them.
 
 A tensor or a generator that changes with the steps is state, and so is a number that its module counts on and reads. What
 a module only writes, for others to look at, and a tensor that this step's graph belongs to, may be state or not.
@@ -20,20 +20,20 @@ from elasticflow.runtime.snapshot import reachable
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-# Of every module: torch's own tables and hooks.
+# Torch's own tables and hooks, in every module.
 _OF_TORCH = {*vars(nn.Module()), "_compiled_call_impl"}
-# Of weight_norm, spectral_norm and pruning (torch.nn.utils): the parameters that `weight` is made of at each forward.
+# The parameters from which weight_norm, spectral_norm and pruning (torch.nn.utils) make `weight` at each forward.
 _MADE_OF = ("_orig", "_g")
 _DEEPEST = 3
 
 
 @dataclass(frozen=True)
 class Attribute:
-    """Where a value is held.
+    """Place of a value.
 
     Attributes:
         kind: Class of the module.
-        name: Of the attribute.
+        name: Name of the attribute.
         is_itself: The attribute is the value, and not what holds it.
         has_graph: The value is a tensor that gradients flow through.
     """
@@ -88,7 +88,7 @@ def is_doubtful(attribute: Attribute, kind: str) -> bool:
 
     Args:
         attribute: Where it is held.
-        kind: Of its mark: "tensor", "scalar", "generator", "whole" or "number".
+        kind: Kind of its mark: "tensor", "scalar", "generator", "whole" or "number".
     """
     if kind == "generator":
         return False

@@ -1,4 +1,4 @@
-"""What training may have left in an object: every tensor, number and random generator that can be reached from it.
+"""State that training may have left in an object: every tensor, number and random generator reachable from it.
 
 Followed are attributes, slots, items of containers, what a function closes over and its defaults, the parts of a
 `functools.partial` and the object of a bound method. Modules, classes, threads and what is torch's or elasticflow's
@@ -91,7 +91,7 @@ def leaves(
 
     Args:
         roots: Objects, by the name that their paths begin with. What two of them share is reached from the first.
-        names: Of the model's parameters, by `id`: what a path calls them where they are keys.
+        names: Names of the model's parameters, by `id`: a path uses them where parameters are keys.
         outside: `id` of objects that are neither followed nor yielded.
         deepest: Most objects between a root and what is yielded; None: any number.
     """

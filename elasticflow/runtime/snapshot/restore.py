@@ -36,7 +36,6 @@ class SnapshotContent:
     """A verified snapshot as it is applied.
 
     Attributes:
-        manifest: What it holds.
         state: Content of state.json; see `metadata.StateRecord`.
         tensors: By key: in memory, or read when they are looked up (`LazyTensors`).
     """
@@ -123,8 +122,8 @@ def option_changes(me: Worker, state: State, record: StateRecord, world_size: in
     Args:
         me: This worker.
         state: The live objects.
-        record: What the snapshot says.
-        world_size: Of the group that took it.
+        record: Record in the snapshot.
+        world_size: World size of the group that took it.
     """
     is_resized = record.job_digest == me.job_digest and world_size != me.world_size
     return [] if record.options is None or is_resized else state.options.changes_since(record.options)

@@ -52,20 +52,20 @@ __all__ = ["Keep", "Policy", "Snapshots", "load_weights"]
 
 # A store may be slow; a dead writer is noticed at once.
 _FLUSH_LIMIT_S = 3600.0
-# Of what was put back, in an event.
+# Names of restored parts, in an event.
 _MOST_NAMES = 20
 
 
 class MakesSteps(Protocol):
-    """What is asked of who makes the steps."""
+    """The maker of steps, as far as snapshots need it."""
 
     @property
     def is_exact(self) -> bool:
-        """Whether they have the same bits at every world size."""
+        """True if steps have the same bits at every world size."""
 
     @property
     def was_skipped(self) -> bool:
-        """Whether the last step was left out."""
+        """True if the last step was left out."""
 
 
 class Snapshots:
@@ -73,17 +73,17 @@ class Snapshots:
 
     Args:
         worker: This worker.
-        state: What a snapshot holds.
+        state: State of a snapshot.
         step: Makes the steps.
-        schedule: What positions mean.
+        schedule: The schedule that gives positions their meaning.
         dataset: The training data, as `open_dataset` or `open_shards` returned it; None: `use_data` tells it later.
         policy: When, where, which stay.
         compare_every: When the ranks' replicas are compared, besides after the first step and before each snapshot; see `ReplicaCheck`.
         not_exchanged: Which gradients the ranks do not exchange; see `ReplicaCheck`.
 
     Attributes:
-        restored: What `restore` resumed from; None: from the beginning.
-        loop: What the script's loop was made with, as the snapshot that was restored says it; None: it does not say.
+        restored: The snapshot that `restore` resumed from; None: the beginning.
+        loop: Arguments of the script's loop, from the restored snapshot; None: it has none.
         unsaved: Looks for state that no snapshot would hold.
     """
 
@@ -283,10 +283,10 @@ class Snapshots:
         """Take a snapshot if one is due after this step, and see to those on their way. Every rank, after each step.
 
         With `keep.best` one is also due where the evaluation after this step measured a better value than all before.
-        This rank's shard is copied into the writer's memory; nobody waits for another rank. It waits only while two
+        This rank's shard is copied into the writer's memory; no rank waits for another. A rank waits only while two
         earlier snapshots are still being written; with the memory tier never. What is to last is handed to the writer
-        only once all replicas are known to be equal, by the end of the next step, so a snapshot is always good to go
-        on from. Without *takes* none is taken now: `take_if_due` comes later.
+        only once all replicas are known to be equal, by the end of the next step, so a snapshot is always good to
+        resume from. Without *takes* none is taken now: `take_if_due` comes later.
 
         Raises:
             ReplicasDifferError: the replicas were compared, and a rank diverged.
@@ -297,7 +297,7 @@ class Snapshots:
                 self._take(position)
 
     def is_due(self, position: Position) -> bool:
-        """Whether, by what was done until *position*, replicas are compared or a snapshot is taken; the clock apart."""
+        """True if replicas are compared or a snapshot is taken at *position*, the clock apart."""
         is_held = self._memory_tier is not None and self._memory_tier.is_due(position)
         return self._due.is_due(self._last, position) or is_held or self._replica_check.is_due(position)
 
@@ -373,7 +373,7 @@ class Snapshots:
                 action(position, self._metadata.name(position.step))
         began = time.monotonic()
         self.unsaved.before_snapshot(is_durable=final or self._is_due)
-        # What is held may be written at any moment.
+        # A held snapshot may be written at any moment.
         if final or (self._memory_tier is not None and self._is_due):
             self._replica_check.require_same(position)
         # A generation that resumes from this step does not log these lines again.

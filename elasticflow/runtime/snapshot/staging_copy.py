@@ -38,13 +38,13 @@ class Copier:
     """Copies from the CPU's own memory: a copy is done when `start` returns.
 
     Attributes:
-        is_copying: What waits for the copy was not called yet.
+        is_copying: The function that waits for the copy was not called yet.
     """
 
     is_copying = False
 
     def start(self, shard: RankShard, target: memoryview, stepped: Collection[str]) -> None:
-        """Begin to copy *shard* to the start of *target*, which nobody else uses until the copy is through.
+        """Begin to copy *shard* to the start of *target*, which is unused otherwise until the copy is through.
 
         Args:
             shard: Tensors.

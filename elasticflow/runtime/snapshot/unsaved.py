@@ -1,4 +1,4 @@
-"""Whether a snapshot would leave out something that training changes: what a restart would lose, found while a job runs.
+"""Finds, while a job runs, state that training changes and a snapshot would leave out: a restart would lose it.
 
 The walk is over optimizer, schedule, scaler, averaged model and included objects, and over what the model's modules hold
 beside their parameters and buffers; a `Watch` looks at what a script holds. Values that it reaches and that no
@@ -45,7 +45,7 @@ _SMALL = 2**16
 _SNAPSHOTS = 3
 """Snapshots before which the state is looked at again: a schedule may change once an epoch, an averager every few steps."""
 
-# What torch makes anew at each step, or keeps for itself, outside its `state_dict`.
+# Values that torch makes anew at each step, or keeps for itself, outside its `state_dict`.
 _SCRATCH = ("scaler._per_optimizer_states", "._step_count", "._opt_called")
 
 Mark = tuple[str, Any]
@@ -54,7 +54,7 @@ Mark = tuple[str, Any]
 
 @dataclass(frozen=True)
 class _Look:
-    """What one walk saw.
+    """Result of one walk.
 
     Attributes:
         loose: Marks of what is no captured tensor, by path.
@@ -85,7 +85,7 @@ class Unsaved:
 
     Args:
         me: This worker.
-        state: What a snapshot holds.
+        state: State of a snapshot.
         ignored: Paths, as a refusal names them, of what the job says is no state.
     """
 
@@ -108,7 +108,7 @@ class Unsaved:
 
     @property
     def looks_after_steps(self) -> bool:
-        """Whether `after_step` still has something to do."""
+        """True if `after_step` still has something to do."""
         return self._steps > 0
 
     def after_step(self) -> None:

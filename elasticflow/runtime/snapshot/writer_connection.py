@@ -39,7 +39,7 @@ class WriterReports:
         catalog: The run's.
 
     Attributes:
-        nbytes: Of the snapshot staged, or asked for, last: bytes of all ranks together.
+        nbytes: Bytes of the last snapshot staged or requested, all ranks together.
         stall_s: Seconds that training stood still for it.
     """
 

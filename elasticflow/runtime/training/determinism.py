@@ -13,7 +13,7 @@ from elasticflow.errors import StateError
 from elasticflow.runtime.process import torch_private
 
 _ERRORS = 2  # torch.get_deterministic_debug_mode: 0 is off, 1 only warns
-# What has a deterministic form and does the same, by how the name of an operation that has none begins.
+# Deterministic replacements, by the beginning of the name of an operation that has no deterministic form.
 _ALTERNATIVES = {"put_": "index_put_", "median": "sort", "kthvalue": "sort"}
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _MOST = -3, -1, 2**30  # of mallopt
 

@@ -55,25 +55,25 @@ class Evaluation:
         worker: This worker.
         model: The bare model: a forward through DDP would be a collective.
         training_step: Gives the loss; None where a step moves optimizers, and no loss is measured.
-        dataset: What `open_dataset` returned, or what was made of it.
+        dataset: Result of `open_dataset`, or a dataset made from it.
         schedule: Its end is always due.
         precision: fp32, bf16 or fp16 (autocast).
         every: Intervals, any of which makes an evaluation due.
         metrics: By name: (outputs, targets) -> mean over the batch, or (model, batch) without uses_loss; a class whose
             objects have update(outputs, targets) and compute(); or a `Metric`.
         best: "max accuracy" or "min loss"; None remembers nothing. A value equal to the best one so far is a best one, too.
-        best_of: What measures the value that *best* names, as the job file has it: "metrics:accuracy".
+        best_of: Entry point of the metric that *best* names, as in the job file: "metrics:accuracy".
         batch_size: Samples per forward.
         collate: Makes a batch of a list of samples; None for torch's.
         uses_loss: training_step calls the model once on the inputs of (inputs, targets).
         average: The average of the model's weights, which is measured then, and which `best` is of.
         also_raw: The model's own weights are measured beside the average's.
         samples: Most that are measured: always the same ones, drawn from the whole set by its length alone; None: all.
-        stop_when: What ends training by the metrics.
+        stop_when: Ends training by the metrics.
 
     Attributes:
-        fingerprint: Of the dataset, if it has one.
-        weights: Whose metrics stand first.
+        fingerprint: Fingerprint of the dataset, if it has one.
+        weights: Weights whose metrics come first.
         best: Best value so far of the metric that *best* names.
         is_owed: The one after the step resumed from was cut short, since all ranks left: it is to be made now.
     """
@@ -118,7 +118,7 @@ class Evaluation:
         self._reader = SampleReader(
             self._content, collate, worker.seed, use=EVALUATION, generators=worker.generators
         )
-        # What a best value is the best of. Values of another metric, on other data or of other weights cannot be
+        # Identity of a best value. Values of another metric, on other data or of other weights cannot be
         # compared with it.
         of_average = "" if average is None else " of ema"
         of_part = "" if samples is None else f" of {samples} samples"
@@ -137,7 +137,7 @@ class Evaluation:
 
     @property
     def measure(self) -> str | None:
-        """What a snapshot's metric is, for its manifest; None: `best` names none."""
+        """Name of a snapshot's metric, for its manifest; None: no `best`."""
         return None if self.ranked_by is None else measure_of(self.ranked_by, self._source)
 
     def after_step(self, position: Position) -> None:
@@ -149,11 +149,11 @@ class Evaluation:
                 self.run(position)
 
     def is_due(self, previous: Position, position: Position) -> bool:
-        """Whether an evaluation is due by what was done between two positions."""
+        """True if an evaluation is due between two positions."""
         return self._due.is_due(previous, position)
 
     def is_due_by_time(self) -> bool:
-        """Whether an evaluation is due by this rank's clock."""
+        """True if an evaluation is due by this rank's clock."""
         return self._due.is_due_by_time(time.monotonic() - self._last_time)
 
     def run_if_owed(self, position: Position) -> None:

@@ -242,10 +242,10 @@ class EarlyBuckets:
     """Hands on buckets of gradients while a backward still makes others.
 
     A backward may add to a gradient several times (checkpoints that run it piecemeal). Where one did, nothing more is
-    handed on early: nobody knows when such a gradient is whole.
+    handed on early: it is unknown when such a gradient is whole.
 
     Args:
-        parameters: Whose gradients.
+        parameters: Parameters with the gradients.
         buckets: Indices of *parameters*, in the order in which they are to be handed on.
         hand_on: Called with a bucket's gradients, which are its own from then on.
     """
@@ -268,7 +268,7 @@ class EarlyBuckets:
         """Get ready for a backward.
 
         Args:
-            is_last: What it makes may be handed on.
+            is_last: Its sums may be handed on.
         """
         self._seen.clear()
         self._gone = 0

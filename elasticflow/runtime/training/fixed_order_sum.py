@@ -39,13 +39,13 @@ class FlatBucket(NamedTuple):
 
 
 class BucketLayout:
-    """Where each of several tensors lies in flat ones, the buckets: each of one dtype and of a few megabytes.
+    """Layout of several tensors in flat ones, the buckets: each of one dtype and a few megabytes.
 
     A tensor larger than that has a bucket of its own. Buckets are filled from the last tensor to the first, which is
     the order in which a backward makes gradients ready; the first tensor lies in the last bucket.
 
     Args:
-        tensors: What is to lie in them: shapes, strides, dtypes and the device; their values do not matter.
+        tensors: Tensors to lay out: shapes, strides, dtypes and the device count, values do not.
         parts: Every bucket can be cut into so many equal slices.
 
     Attributes:
@@ -94,7 +94,7 @@ class TreeSum(Generic[T]):
     """Adds up neighbouring leaves or subtrees in ascending order; `nodes` is what is left, as few as can be.
 
     Args:
-        leaves: Of the whole tree.
+        leaves: Leaves of the whole tree.
         add: Returns left + right; it may overwrite both.
     """
 
@@ -135,8 +135,8 @@ class FixedOrderAllReduce:
     """Adds up what all shards of all ranks give, step by step.
 
     Args:
-        layout: What one shard gives.
-        shards: Of all ranks.
+        layout: Layout of one shard's tensors.
+        shards: Shards of all ranks.
         world_size: Ranks.
         rank: This one.
     """
@@ -202,7 +202,7 @@ class _Lane:
         self._slices = list(self.home.whole.chunk(world_size))
         self._spare: list[FlatBucket] = []
         self._places = [places(shards, *even_split(shards, world_size, other)) for other in range(world_size)]
-        # What each other rank sends: its subtrees of this rank's slice, one after the other.
+        # Received from each other rank: its subtrees of this rank's slice, in order.
         self._received = [
             self.home.whole.new_empty(0 if other == rank else len(held), len(self._slices[0]))
             for other, held in enumerate(self._places)

@@ -24,7 +24,7 @@ class StepLoss(NamedTuple):
     Attributes:
         value: A sum over `num_items`; without them, a mean over the samples. None if it is a mean over no items,
             which is not a number: it counts for nothing.
-        num_items: What the sum is over, such as tokens without padding; their weights' sum if they have weights.
+        num_items: Number of items in the sum, such as tokens without padding; the sum of their weights if weighted.
     """
 
     value: Tensor | None
@@ -35,7 +35,7 @@ def parse_loss(result: Any) -> StepLoss:
     """Return the loss that a training step returned; a mean over counted items becomes their sum.
 
     Raises:
-        StepResultError: it is none of the forms that a step may return.
+        StepResultError: it has none of the forms that a step may return.
     """
     if isinstance(result, Tensor):
         return StepLoss(_scalar(result), None)

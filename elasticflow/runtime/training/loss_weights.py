@@ -39,7 +39,7 @@ _TOLERANCE_OF_HALVES = 5e-3
 class FirstLook:
     """Looks at what the job's step returns in the first step of a run; the step is not called for it. Rank 0.
 
-    Says which keys of a dict nobody reads, and that samples of the batch have different numbers of ignored labels while
+    Warns of keys of a dict that are not read, and if samples of the batch have different numbers of ignored labels while
     the loss is weighed by samples.
     """
 
@@ -73,13 +73,13 @@ def warn(worker: Worker, reason: str) -> None:
 
 
 def unused_keys(result: dict[Any, Any]) -> list[str]:
-    """Return the keys of what a step returned that nobody reads."""
+    """Return the keys of a step's result that are not read."""
     read = scalars_in(result).keys() | LOSS_KEYS
     return [str(key) for key, value in result.items() if key not in read and value is not None]
 
 
 def is_counted(result: Any) -> bool:
-    """Whether what a step returned says over how many items it is."""
+    """True if a step's result states its number of items."""
     return isinstance(result, tuple | list) or (isinstance(result, dict) and result.get("count") is not None)
 
 
@@ -149,12 +149,12 @@ def difference(
     items, that draws random numbers, fails on a part, or whose batch cannot be cut, gives None.
 
     Args:
-        worker: Whose generators the step draws from; None: torch's.
+        worker: Owner of the generators that the step draws from; None: torch's.
         model: Bare.
         step: The job's.
-        batch: What the step is called with.
-        num_samples: Of the batch.
-        dtype: Of autocast, which the caller has switched on.
+        batch: Batch for the step.
+        num_samples: Samples of the batch.
+        dtype: Dtype of autocast, which the caller has switched on.
 
     Raises:
         StopTraining: the step did.

@@ -51,7 +51,7 @@ class ManualStep:
         model: On its device; every rank has rank 0's weights afterwards.
         training_step: Called with the bare model, this rank's samples and *made*; returns the loss to report, as a number
             or a mapping with `loss`.
-        made: What the optimizer's factory returned.
+        made: Result of the optimizer's factory.
         clip_grad_norm: Most that the norm of the gradients of one optimizer's parameters may be when it moves.
         logs_grad_norm: A step's line says that norm, as it was before.
 

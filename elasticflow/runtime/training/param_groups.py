@@ -48,7 +48,7 @@ class Group:
 
     @property
     def label(self) -> str:
-        """What it is called."""
+        """Name of the group."""
         if self.name is not None:
             return self.name
         dimensions = " or ".join(map(str, _several(self.ndim)))
@@ -109,7 +109,7 @@ def require_options(optimizer: Any, groups: Sequence[Group]) -> None:
 
 
 def taken_by(optimizer: Any, groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
-    """Yield for each group its name, its tensors, the numbers in them, and the options of its own."""
+    """Yield name, tensors, number of elements and own options of each group."""
     own = [{key: _plain(value) for key, value in group.args.items()} for group in groups]
     for number, group in enumerate(getattr(optimizer, "param_groups", ())):
         yield {

@@ -120,7 +120,7 @@ class CountedSchedule:
         schedule: timm's.
 
     Attributes:
-        optimizer: Whose rates it sets.
+        optimizer: Optimizer whose rates the schedule sets.
 
     Raises:
         StateError: it has no such methods.
@@ -156,10 +156,10 @@ class Schedules:
     """Learning-rate schedules that advance together: one, or those of several optimizers.
 
     Args:
-        made: What the schedule's factory returned: a schedule, or a dict or list of them.
+        made: Result of the schedule's factory: a schedule, or a dict or list of schedules.
 
     Attributes:
-        made: The same.
+        made: The same object.
 
     Raises:
         StateError: one of them has no `step()` that takes nothing.

@@ -10,7 +10,7 @@ from elasticflow.errors import StateError
 from elasticflow.runtime.process.torch_private import COMPILED_MODEL
 
 _Model = TypeVar("_Model", bound=nn.Module)
-# Of torch.compile(model); of DistributedDataParallel, AveragedModel and the like.
+# Attributes of torch.compile(model), and of DistributedDataParallel, AveragedModel and the like.
 _INSIDE = COMPILED_MODEL, "module"
 
 
@@ -18,7 +18,7 @@ def unwrap_model(model: nn.Module, kind: type[_Model]) -> _Model:
     """Return the *kind* that *model* is or wraps.
 
     Raises:
-        StateError: it is none.
+        StateError: the value is no such wrapper.
     """
     inner = model
     while not isinstance(inner, kind):
