@@ -34,7 +34,7 @@ class Moments:
     def begin(self) -> None:
         """Run the actions of `beginning`, once: before loader processes read the data, or else after the first step.
 
-        A forked process shares file positions with its parent, so files are opened before the fork.
+        A forked loader process shares the positions of open files with its parent, so the two must not read at once.
         """
         actions, self.beginning = self.beginning, []
         for action in actions:
