@@ -61,14 +61,14 @@ class Agent:
     """The agent of one node.
 
     Args:
-        config: What the supervisor gave it.
-        options: What torchrun makes of the launch's arguments.
+        config: Configuration from the supervisor.
+        options: The launch's arguments as torchrun parses them.
         store: The launch's control store.
         server: Forks the workers; it is ready.
         writer: Writes the snapshots of the node.
         heartbeats: The heartbeats of the node's workers.
         compiler_cache: Keeps the compiler's cache; None: the job compiles nothing.
-        outbox: Of the node, in that store; None: a new one.
+        outbox: Number of the node's outbox in the store; None: a new one.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Agent:
             while (assignment := self._orders.wait_for_next(self._look)) is not None:
                 workers = self._start(assignment)
                 failed, alone = self._watch(workers, assignment.generation)
-                # After a failure waiting is useless: a signal handler cannot run inside a collective (measured).
+                # Waiting is useless after a failure: a signal handler cannot run inside a collective (measured).
                 workers.close(signal.SIGKILL, _GONE_S)
                 if failed or len(alone) < assignment.nproc:
                     self._writer.load_ahead()
@@ -166,7 +166,7 @@ class Agent:
             self._tell(self._compiler_cache.finish())
         self._reporter.forward()
         if self._files is not None:
-            # The launch may be over, and its store gone: nobody wants them then.
+            # The launch may be over, and its store gone: the reports are of no use then.
             with contextlib.suppress(StoreLostError):
                 self._files.send_last(self._generation)
 

@@ -1,4 +1,4 @@
-"""What an agent reports to the supervisor about a generation: its workers, what they and the writer say, how they end."""
+"""An agent's reports to the supervisor about a generation: its workers, their lines and the writer's, and their ends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 # Lines in one message, so that none is large.
 _MOST_LINES = 20
-# What takes no longer is not told.
+# Shorter activities are not reported.
 _MOMENT_S = 0.8
 _LOOK_S = 0.2
 # Each message costs agent and supervisor more than a line in it: those of several short steps travel together.

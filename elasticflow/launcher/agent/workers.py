@@ -1,7 +1,7 @@
 """Workers of one node, forked by the warm server.
 
 torch's own `MultiprocessContext` counts a worker as finished only when its return value has arrived in a queue, and
-waits for ever for one that leaves by `os._exit` (measured, torch 2.13). Here exit code 0 is success and any other is
+waits for ever for a worker that exits by `os._exit` (measured, torch 2.13). Here exit code 0 is success and any other is
 failure.
 """
 
@@ -39,9 +39,9 @@ class ForkedWorkers:
     """The local worker group of one generation.
 
     Args:
-        server: What forks them.
+        server: Fork server that starts the workers.
         environments: Variables of each local rank.
-        streams: Where their standard streams go.
+        streams: Files of their standard streams.
     """
 
     def __init__(
