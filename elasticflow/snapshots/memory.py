@@ -34,13 +34,13 @@ _NO_LABEL = bytes(_LABEL.size)
 
 @dataclass(frozen=True)
 class Label:
-    """What lies in a slot.
+    """The label of a slot's content.
 
     Attributes:
-        generation: Of the worker that filled it.
+        generation: Generation of the worker that filled the slot.
         step: Finished steps.
         layout: Number of the `Describe` that says how the shard is laid out.
-        metadata: On rank 0, JSON: the snapshot's name, and what of the record differs from the described one.
+        metadata: On rank 0, JSON: the snapshot's name, and the parts of the record that differ from the described one.
     """
 
     generation: int
@@ -60,7 +60,7 @@ class Slot:
 
     Attributes:
         number: Unique in the writer.
-        descriptor: Of the memory file, open as long as the slot is used.
+        descriptor: Descriptor of the memory file, open as long as the slot is used.
         size: Bytes.
         memory: This process' mapping of it.
     """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 PER_NODE = 7
 """Connections that a node holds: three of its command, four of its agent. Each worker has one while it begins."""
 _OWN = 100
-# Of a node whose job has one for each GPU or core.
+# Bound for a node whose job has one for each GPU or core.
 _WORKERS = 8
 _MOST = 1 << 16
 # Seconds between two reports of refused connections.

@@ -109,7 +109,7 @@ class FileSender:
             with path.open("rb") as file:
                 size = file.seek(0, 2)
                 sent = self._sent.get(name)
-                # Of a stream that became too long, the middle is taken out of its file.
+                # The middle of a stream that became too long is taken out of its file.
                 is_anew = sent is not None and size < sent
                 at = 0 if sent is None or is_anew else sent
                 if sent is None and size == 0:

@@ -80,13 +80,13 @@ class StoreServer:
 
     Args:
         listener: A listening socket.
-        token: What clients have to know; empty: nothing.
+        token: Secret that clients have to know; empty: any client may connect.
         kept: Where the keys are kept; None: in this process' memory alone. Closed with the server.
 
     Attributes:
         refusals: Connections that were refused.
         failure: Why the keys could not be kept any more, which ends the server.
-        arriving: Buffer of all clients: what has arrived is taken out at once.
+        arriving: Buffer of all clients: arrived bytes are taken out at once.
     """
 
     def __init__(self, listener: socket.socket, token: str = "", kept: KeptKeys | None = None) -> None:
@@ -126,7 +126,7 @@ class StoreServer:
 
     @property
     def is_serving(self) -> bool:
-        """Whether clients are answered."""
+        """True if clients are answered."""
         return self._thread.is_alive()
 
     def close(self) -> None:

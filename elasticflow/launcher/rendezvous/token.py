@@ -60,7 +60,7 @@ def _checked(text: str, place: str) -> str:
 
 
 def new_token() -> str:
-    """Return a token that nobody else has."""
+    """Return a new random token."""
     return os.urandom(32).hex()
 
 

@@ -1,4 +1,4 @@
-"""One start of a run: what a supervisor is given."""
+"""One start of a run, as its supervisor receives it."""
 
 from __future__ import annotations
 

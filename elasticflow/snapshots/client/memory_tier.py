@@ -36,13 +36,13 @@ _JSON = json.JSONEncoder(allow_nan=False)
 
 @dataclass(frozen=True)
 class RecalledState:
-    """What all ranks of an earlier generation held at one step, in the memory of this node.
+    """The state that all ranks of an earlier generation held at one step, in the memory of this node.
 
     Attributes:
-        name: What a snapshot of it would be called.
+        name: Name that a snapshot of the state would have.
         record: Rank 0's.
         committed: Newest snapshot that the writer committed out of the memory tier; None: none.
-        shards: Of each rank: where each tensor lies, and the memory.
+        shards: For each rank, the place of each tensor, and the memory.
     """
 
     name: str
@@ -110,7 +110,7 @@ class MemoryTierClient:
 
         Args:
             slot: From `next_slot`; unlocked if it was labelled.
-            name: What a snapshot of it would be called; used on rank 0.
+            name: Name that a snapshot of the shard's state would have; used on rank 0.
             step: Finished steps.
             record: Rank 0's; None on other ranks.
         """
@@ -128,13 +128,13 @@ class MemoryTierClient:
         return True
 
     def invalidate(self, equal_at: int) -> None:
-        """Have nobody resume from what the ranks of this generation hold, nor from its snapshots after *equal_at*.
+        """Forbid resuming from the state that the ranks of this generation hold, and from its snapshots after *equal_at*.
 
         Such a snapshot that the writer took of the memory tier is not committed, or set aside. One rank that calls this
         is enough, and it may end right after.
 
         Raises:
-            SnapshotError: the writer died, and what was held is lost with it.
+            SnapshotError: the writer died, and the held state is lost with it.
         """
         self._link.send(Invalidate(equal_at))
 

@@ -180,8 +180,8 @@ class StagingClient:
         """Wait for a message and handle it; return it.
 
         Args:
-            deadline: Of `time.monotonic`; None waits for ever.
-            complaint: What did not happen, if no message comes.
+            deadline: Time of `time.monotonic`; None waits for ever.
+            complaint: Text of the error if no message comes.
 
         Raises:
             SnapshotError: the writer died, or no message came in time.

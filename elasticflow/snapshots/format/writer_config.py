@@ -1,4 +1,4 @@
-"""How snapshots of a run are written: what a writer process is started with."""
+"""The configuration of a writer process: it says how the snapshots of a run are written."""
 
 from __future__ import annotations
 

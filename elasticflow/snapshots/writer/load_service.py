@@ -88,7 +88,7 @@ class LoadService:
                 timer.start()
 
     def drop_ahead(self) -> None:
-        """Give up what was read ahead and nobody has asked for."""
+        """Give up the data that was read ahead and that no rank has asked for."""
         with self._lock:
             self._drop_unasked()
 

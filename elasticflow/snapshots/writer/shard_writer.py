@@ -38,8 +38,6 @@ class ShardWriter:
         Frozen tensors go to a file of their own, which is written only if no earlier snapshot has the same bytes.
 
         Args:
-            pending: The snapshot.
-            rank: Whose shard.
             shard: How the shard lies in *memory*.
             memory: The staging buffer.
 
