@@ -134,7 +134,7 @@ def _proof(key: bytes, side: bytes, client_random: bytes, server_random: bytes) 
 
 
 def _says(connection: socket.socket, expected: bytes) -> bool:
-    """Return whether *expected* arrives; stop at the first byte that differs."""
+    """Return whether *expected* arrives; stops reading once the bytes differ."""
     heard = b""
     while len(heard) < len(expected):
         heard += _received(connection.recv, len(expected) - len(heard))

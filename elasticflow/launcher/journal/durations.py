@@ -30,7 +30,7 @@ _LEFT_FOR_GOOD = frozenset({"finished", "drained"})
 
 
 class Durations:
-    """Counts the parts; `saw` has to be called with all that happens, in order.
+    """Counts the parts; `saw` has to be called with every record, in order.
 
     Args:
         before: The parts of the run's earlier launches; None: unknown.

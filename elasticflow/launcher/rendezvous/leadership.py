@@ -212,7 +212,7 @@ def _lead(store: ControlStore, address: StoreAddress) -> int:
     """Return the number of the launch that this process leads from now on.
 
     Raises:
-        LedElsewhereError: another process leads one.
+        LedElsewhereError: another process leads a launch of the job.
     """
     number = newest_launch(store)
     led = LedElsewhereError(
@@ -225,7 +225,7 @@ def _lead(store: ControlStore, address: StoreAddress) -> int:
         number += 1
         if store.add(f"claim/{number}", 1) == 1:
             store.set(_NEWEST, str(number))
-            # Nobody reads the keys of older launches any more, and the store outlives all runs.
+            # The keys of older launches are not read any more, and the store outlives all runs.
             join_store(address.under(str(number - 2)), looks_at="").forget()
             return number
         deadline = time.monotonic() + _CLAIM_S

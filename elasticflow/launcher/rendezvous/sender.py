@@ -30,8 +30,8 @@ class FileSender:
     Args:
         store: The launch's control store, in which the supervisor asks.
         post: Sends a message to the supervisor.
-        node: This one.
-        folder: Its run folder.
+        node: Id of this node.
+        folder: The node's run folder.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The worker's side of the memory tier: fill a slot, label it, resume from what a predecessor held."""
+"""The worker's side of the memory tier: fill a slot, label it, resume from a predecessor's state."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class MemoryTierClient:
         self._link.send(Invalidate(equal_at))
 
     def recall(self) -> RecalledState | None:
-        """Return what the newest earlier generation held, or None if this node has no whole set. Call before `reserve`.
+        """Return the state that the newest earlier generation held, or None if this node has no whole set. Call before `reserve`.
 
         Raises:
             SnapshotError: the writer died.
@@ -171,6 +171,6 @@ def _differences(old: Any, new: Any, path: list[str | int]) -> Iterator[tuple[li
         yield path, new
         return
     for key, before, now in pairs:
-        # 1 and 1.0 count as equal: nobody tells them apart.
+        # 1 and 1.0 count as equal: no reader tells them apart.
         if before is not now and before != now:
             yield from _differences(before, now, [*path, key])

@@ -70,7 +70,7 @@ class Describe:
 
 @dataclass(frozen=True)
 class RequestPersist:
-    """Write a snapshot of what the memory tier holds at *step* or later; `PersistBegun` follows."""
+    """Write a snapshot of the memory tier's state at *step* or later; `PersistBegun` follows."""
 
     step: int
     trigger: str
@@ -78,7 +78,7 @@ class RequestPersist:
 
 @dataclass(frozen=True)
 class Recall:
-    """Send what the newest earlier generation held; `Held` answers it."""
+    """Send the state that the newest earlier generation held; `Held` answers it."""
 
 
 @dataclass(frozen=True)
@@ -139,11 +139,11 @@ class Released:
 
 @dataclass(frozen=True)
 class NoSlots:
-    """There is no memory for what was asked.
+    """There is no memory for the requested slots.
 
     Attributes:
         is_over_limit: `snapshots.staging_limit` does not allow it; else the machine has none.
-        reason: For people.
+        reason: Text for people.
     """
 
     is_over_limit: bool
@@ -236,7 +236,7 @@ class LoadFailed:
         name: The snapshot's.
         kind: damaged: it is not what was written; forbidden: the writer may not read it; unreadable: it cannot be
             read, which says nothing about it.
-        reason: For people.
+        reason: Text for people.
     """
 
     name: str
