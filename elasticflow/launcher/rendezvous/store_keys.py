@@ -87,7 +87,7 @@ def release_folder(outbox: int) -> str:
 
 
 def release_key(outbox: int) -> str:
-    """Return the key that has the agent with *outbox* leave."""
+    """Return the key that has the agent with *outbox* exit."""
     return f"{release_folder(outbox)}/now"
 
 
@@ -97,12 +97,12 @@ def order_key(number: int) -> str:
 
 
 def parts_key(order: int, block: int) -> str:
-    """Return the key of what the nodes of *block* are to do by the *order*-th order."""
+    """Return the key of the parts of *block*'s nodes in the *order*-th order."""
     return f"parts/{order}/{block}"
 
 
 def blocks_of(nodes: int) -> int:
-    """Return in how many blocks the parts of so many *nodes* lie."""
+    """Return the number of blocks in which the parts of so many *nodes* lie."""
     return -(-nodes // _BLOCK)
 
 
@@ -128,5 +128,5 @@ def requested_profile(store: ControlStore, generation: int) -> str | None:
 
 
 def is_released(store: ControlStore, outbox: int) -> bool:
-    """Return whether the agent with *outbox* is to leave."""
+    """Return whether the agent with *outbox* is to exit."""
     return bool(store.check([release_key(outbox)]))

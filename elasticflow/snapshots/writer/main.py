@@ -284,7 +284,7 @@ class Writer:
 
 
 def main() -> None:
-    """Read the configuration, serve, and leave when standard input ends."""
+    """Read the configuration, serve, and exit when standard input ends."""
     fault_injection.arm(os.environ)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

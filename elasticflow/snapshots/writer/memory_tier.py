@@ -194,7 +194,7 @@ class MemoryTierSlots:
         """Return the newest set that is whole, or None.
 
         Args:
-            before: A generation; None is returned while a worker of an older one lives, who could still write.
+            before: A generation; None is returned while a worker of an older generation lives, which could still write.
         """
         with self._lock:
             if before is not None and any(
@@ -223,7 +223,7 @@ class MemoryTierSlots:
                 self._request = request
 
     def invalidate(self, generation: int) -> None:
-        """Have nothing that *generation* or an older one holds be used any more, for the store or by successors."""
+        """Forbid any further use of the state that *generation* or an older one holds, by the store or by successors."""
         with self._lock:
             self._invalid = max(self._invalid, generation)
             self._request = None
@@ -288,7 +288,7 @@ class MemoryTierService:
     """Serves the memory tier; may be used from all the writer's threads.
 
     Args:
-        pool: Where slots come from.
+        pool: Source of the slots.
         pending_snapshots: Snapshots on their way to the store.
         write: Starts to write a shard: rank, snapshot, how the shard lies in the buffer, the buffer.
         set_aside: Sets a committed snapshot aside: name, reason.
@@ -317,7 +317,7 @@ class MemoryTierService:
         return self._tier.is_used
 
     def handle(self, worker: ConnectedRank, message: MemoryTierMessage) -> None:
-        """Do what *worker* asks for."""
+        """Carry out the request of *worker*."""
         match message:
             case Describe():
                 if (rank_slots := self._rank_slots.get(worker)) is not None:
@@ -412,7 +412,7 @@ class MemoryTierService:
             self._write(rank, pending, layout, filled.slot)
 
     def _invalidate(self, generation: int, equal_at: int) -> None:
-        """Refuse what was taken of *generation* after step *equal_at*: its replicas differ.
+        """Refuse the snapshots taken of *generation* after step *equal_at*: its replicas differ.
 
         Every rank asks for this before it ends. New workers are answered only after it is done.
         """

@@ -1,4 +1,4 @@
-"""Snapshots on their way to the store, and which generation may still commit.
+"""Snapshots on their way to the store, and the rule for generations that may still commit.
 
 The rule that keeps the history of a run one line: a snapshot of an older generation may be committed only while no
 worker of a newer generation can have chosen where to start from. Workers choose after the writer has answered their
