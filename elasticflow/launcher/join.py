@@ -65,7 +65,7 @@ def join(
     warn: Callable[[str], None],
     lead: Callable[[Request], int],
 ) -> int:
-    """Take part in the launch at *address* until it is over or this machine is to leave; return the exit code.
+    """Take part in the launch at *address* until it is over or this machine is asked to leave; return the exit code.
 
     If its supervisor goes silent while the store lives on, this process leads the next launch of the run, unless
     another one is first, in whose launch it takes part then.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # A scheduler may start the machine that leads long after the others: its image has to be fetched first.
 _PATIENCE_S = 600.0
 _AGAIN_S = 1.0
-# Each time a minute is waited for the launch of whoever has the run's lock.
+# Tries, each of which waits a minute for the launch of the process that has the run's lock.
 _MOST_LOCKED = 10
 
 

@@ -15,7 +15,7 @@ from elasticflow.protocol.json_codec import MessageCodec
 MOST_PROFILED = 1000
 """Steps of a trace."""
 GenerationRequest = Literal["drain", "stop", "stacks", "profile"]
-"""What a supervisor asks of a generation: leave after a step, be killed now, tell where its workers stand."""
+"""A supervisor's request to a generation: exit after a step, be killed now, send the workers' stacks, trace steps."""
 
 
 class RefusedModule(NamedTuple):

@@ -78,7 +78,7 @@ class FileLock:
             except BaseException:
                 os.close(descriptor)
                 raise
-            # The file was removed in this moment: whoever comes next would lock another one.
+            # The file was removed in this moment: the next process would lock another one.
             os.close(descriptor)
 
     def write(self, holder: ProcessRecord, **note: Any) -> None:

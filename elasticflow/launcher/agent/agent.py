@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.02
 _ROOT_CAUSE_WAIT_S = 0.15
-# Seconds in which killed workers have to be gone: after a generation, and when the agent leaves.
+# Seconds in which killed workers have to be gone: after a generation, and when the agent exits.
 _GONE_S = 5
 _GONE_AT_LAST_S = 30
 
@@ -159,7 +159,7 @@ class Agent:
             self._node_heartbeat.end()
 
     def finish(self, patience_s: float) -> None:
-        """After `run`: have the writer finish within *patience_s*, report its snapshots, end what workers left behind."""
+        """After `run`: have the writer finish within *patience_s*, report its snapshots, end processes that workers left behind."""
         self._writer.finish(patience_s)
         self._orphans.end()
         if self._compiler_cache is not None:
@@ -215,7 +215,7 @@ class Agent:
         """Wait until all workers have ended, one has failed, or the supervisor stops the generation.
 
         Returns:
-            Whether the generation failed, and which local ranks ended by themselves.
+            True if the generation failed, and the local ranks that ended by themselves.
         """
         is_draining = False
         while True:
@@ -250,7 +250,7 @@ class Agent:
             self._look_at_compiler_cache()
 
     def _look(self) -> None:
-        """Pass on a request to leave; end what workers left behind; send files that are asked for; check the helpers.
+        """Pass on a request to leave; end processes left behind by workers; send requested files; check the helpers.
 
         Raises:
             NodeReleasedError: this node was let go, or counts as lost.

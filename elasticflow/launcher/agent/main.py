@@ -74,7 +74,7 @@ def _configuration() -> AgentConfig:
 
 
 def _compiler_cache(config: AgentConfig) -> CompilerCacheKeeper:
-    """Return what keeps the compiler's cache; jobs that compile nothing do not import it."""
+    """Return the keeper of the compiler's cache; jobs that compile nothing do not import it."""
     from pathlib import Path
 
     from elasticflow.launcher.compiler_cache.keeper import CompilerCacheKeeper, place_of

@@ -29,7 +29,7 @@ def master_of(
         store: The launch's control store.
         host: Host that serves the store.
         interface: Interface that workers talk over, if the job names one.
-        assignment: This node's.
+        assignment: This node's part in the generation.
 
     Raises:
         StoreLostError: the store does not answer, or rank 0's node has not told in time.

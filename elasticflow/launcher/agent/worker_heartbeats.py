@@ -142,12 +142,12 @@ class WorkerHeartbeats:
         return self.hang_timeouts.of(slot.phase)
 
     def allow_as_long(self) -> None:
-        """Do not count as a hang again what lasts no longer than the present stall of each worker."""
+        """Do not count a stall as a hang again that lasts no longer than the present stall of the worker."""
         for progress in self.progress():
             self.hang_timeouts.allow_as_long(progress.phase, progress.seconds)
 
     def awaited(self) -> WorkerActivity | None:
-        """Return what the worker is at for which the others seem to wait, as of the last look; None without workers.
+        """Return the activity of the worker for which the others seem to wait, as of the last look; None without workers.
 
         Those that wait do so in a step: in a collective.
         """
@@ -156,7 +156,7 @@ class WorkerHeartbeats:
         return max(activities, key=lambda each: (each.phase != "step", each.seconds), default=None)
 
     def progress(self) -> list[WorkerProgress]:
-        """Return how far each local rank is."""
+        """Return the progress of each local rank."""
         now = time.monotonic()
         progress = []
         for rank, slot in enumerate(self._slots):

@@ -142,14 +142,14 @@ class BoundedFile:
         self._lines = self._bytes = self._told = 0
 
     def cut(self) -> LeftOut | None:
-        """Take out the middle if the file is too large; return what was taken out in all, where it has become ten times as much."""
+        """Take out the middle if the file is too large; return the total taken out, each time that it has grown tenfold."""
         with contextlib.suppress(OSError):  # not there yet, or damaged: then it does not grow either
             if os.stat(self._path).st_size > MOST_BYTES:  # noqa: PTH116  many times a second
                 self._take_out_middle()
         return self.untold() if self._bytes >= 10 * self._told else None
 
     def untold(self) -> LeftOut | None:
-        """Return what was taken out in all, unless that was returned before."""
+        """Return the total taken out, unless it was returned before."""
         if self._bytes == self._told:
             return None
         self._told = self._bytes

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 
 LEAVE = "leave"
-"""A line that asks the node to leave: once, as SIGTERM does; twice: at once."""
+"""A line that asks the node to exit: once, as SIGTERM does; twice: at once."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from elasticflow.system.process_record import ProcessRecord
 from elasticflow.system.processes import boot_id
 
 _LOOK_S = 0.1
-# Beyond the node's own time to leave: for its last snapshot.
+# Seconds beyond the node's own time to exit, for its last snapshot.
 _ENDING_S = 30.0
 
 

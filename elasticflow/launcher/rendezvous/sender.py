@@ -60,7 +60,7 @@ class FileSender:
             self._post(message)
 
     def send_last(self, generation: int) -> None:
-        """Send unasked what is new of *generation*, and of what hooks logged: this node leaves, and cannot be asked any more.
+        """Send unasked the new lines of *generation*'s logs and of hooks' points: this node exits, and cannot be asked any more.
 
         Raises:
             StoreLostError: the store is gone.

@@ -126,7 +126,7 @@ class StagingClient:
 
     @property
     def descriptors(self) -> deque[int]:
-        """Descriptors that came with messages, oldest first; whoever takes a descriptor closes it."""
+        """Descriptors that came with messages, oldest first; the caller that takes a descriptor closes it."""
         return self._channel.descriptors
 
     def fileno(self) -> int:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 FENCED = "fenced"
-"""Why a snapshot failed: a later generation exists, started by somebody else."""
+"""Reason of a failed snapshot: a later generation exists, started by another launch."""
 _TROUBLES_EVERY_S = 10.0
 
 

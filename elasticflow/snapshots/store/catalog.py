@@ -251,7 +251,7 @@ class Catalog:
         return sorted(filter(run_folder.SNAPSHOT_NAME.fullmatch, names), key=_age, reverse=True)
 
     def _scan(self) -> Iterator[tuple[str, Manifest | str]]:
-        """Yield name and manifest, or name and what is wrong with it, of all committed and not set aside; newest first.
+        """Yield name and manifest, or name and damage, of all snapshots committed and not set aside; newest first.
 
         Raises:
             OSError: the folder, or every manifest in it, cannot be read.

@@ -79,7 +79,7 @@ class PendingSnapshot:
         return self.done == self.staged and (self.is_complete or len(self.staged) == self.local_world_size)
 
     def abandon(self, reason: str) -> None:
-        """Have the snapshot not be committed; the first reason stands."""
+        """Give the snapshot up; the first reason stands."""
         if self.state is not State.ABANDONED:
             self.state, self.reason = State.ABANDONED, reason
 
@@ -184,7 +184,7 @@ class PendingSnapshots:
             self._changed.notify_all()
 
     def refuse(self, pending: PendingSnapshot, reason: str) -> bool:
-        """Have *pending* not be committed; False if it is committed: the caller has to set it aside."""
+        """Forbid the commit of *pending*; False if it is committed already: the caller has to set it aside."""
         with self._changed:
             if pending.state is State.COMMITTED:
                 return False
