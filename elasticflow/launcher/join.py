@@ -65,7 +65,7 @@ def join(
     warn: Callable[[str], None],
     lead: Callable[[Request], int],
 ) -> int:
-    """Take part in the launch at *address* until it is over or this machine is to leave; return the exit code.
+    """Take part in the launch at *address* until it is over or this machine is asked to leave; return the exit code.
 
     If its supervisor goes silent while the store lives on, this process leads the next launch of the run, unless
     another one is first, in whose launch it takes part then.
@@ -75,15 +75,15 @@ def join(
         address: From `--join`.
         say: Called with what a person should know.
         warn: Called with each sentence that a person should read before this machine takes part.
-        lead: Launches what it is given, and returns its exit code.
+        lead: Makes the launch that it is given, and returns its exit code.
 
     Raises:
         LaunchNotFoundError: no one leads a run of the job at *address*.
         NodeRefusedError: this machine would train something else, or does not see the run's snapshots.
-        StorageError: it cannot write where the snapshots lie.
+        StorageError: this machine cannot write at the snapshot URI.
         InterfaceError: this machine has no such interface as the job names.
         TokenError: this machine's token cannot be had.
-        TokenRefusedError: it is not the launch's.
+        TokenRefusedError: this machine's token is not the launch's.
     """
     check_torch(warn)
     plan = plan_job(request.job, project_root=request.project_root, job_files=request.files)
@@ -172,12 +172,12 @@ def await_launch(
 
     Args:
         keys: The job's.
-        store_address: Where they are.
+        store_address: Address of these keys.
         last: Number of a launch that is not led any more.
         say: Called with what a person should know.
 
     Raises:
-        LaunchNotFoundError: there is none in time.
+        LaunchNotFoundError: there is no such launch in time.
     """
     what = f"a run of this job at {store_address.endpoint}"
     for attempt, _ in enumerate(attempts(_CONNECT_S, _AGAIN_S / 2)):
@@ -197,7 +197,7 @@ def check_shared(catalog: Catalog, invitation: Invitation, say: Callable[[str], 
     A folder that each machine has for itself may hold a copy of the run's files: what is looked for is new in each launch.
 
     Raises:
-        NodeRefusedError: it does not, though it was given time: a network's file system may show files late.
+        NodeRefusedError: it does not, even after a wait: a network file system may show files late.
         OSError: the store does not answer.
     """
     run_id, where = invitation.run_id, catalog.storage.uri
@@ -307,7 +307,7 @@ class Node:
 
     @property
     def was_asked(self) -> bool:
-        """True if a signal has asked this machine to leave."""
+        """True if a signal has asked this machine to exit."""
         return self._joined_node.was_asked
 
     def take_part(self) -> int | None:

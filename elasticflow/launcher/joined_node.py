@@ -34,8 +34,7 @@ class JoinedNode:
     """This machine's part in the launch: its agent, and the signals that end it.
 
     Args:
-        node: Its id.
-        agent: Its agent, not started yet.
+        agent: The node's agent, not started yet.
         store: The launch's keys; the server sends those below `LAUNCH`.
         say: Called with what a person should know.
         reconnect: Returns another client of the store if the launch can be reached again, None if it is gone for good.
@@ -64,7 +63,7 @@ class JoinedNode:
 
     @property
     def was_asked(self) -> bool:
-        """True if a signal has asked this machine to leave."""
+        """True if a signal has asked this machine to exit."""
         return bool(self._asked.numbers)
 
     def run(self) -> int | None:
@@ -97,7 +96,7 @@ class JoinedNode:
                 signal.signal(number, handler)
 
     def _watch(self) -> SupervisorWatch | None:
-        """Return what watches the supervisor; one that serves the store gives no sign of life: the connection's end is its own."""
+        """Return the watch of the supervisor; a supervisor that serves the store gives no sign of life: the connection's end is its own."""
         return SupervisorWatch(self._store) if self._is_store_outside else None
 
     def _is_silent(self) -> bool:

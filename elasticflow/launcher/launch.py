@@ -87,7 +87,7 @@ def launch(
         tick: Called four times a second, by the thread that calls *show*.
 
     Raises:
-        ElasticflowError: it cannot begin (`prepare`), or its files cannot be written any more (`Supervisor.run`).
+        ElasticflowError: the launch cannot begin (`prepare`), or its files cannot be written any more (`Supervisor.run`).
     """
     with prepare(request, warn) as prepared:
         return Supervisor(prepared, show, tick).run()
@@ -104,13 +104,13 @@ def prepare(request: Request, warn: Callable[[str], None]) -> Iterator[Launch]:
         StorageError: the snapshot URI cannot be written.
         InterfaceError: this machine has no such interface as the job names.
         TokenError: the run's token cannot be had.
-        TokenRefusedError: the store that the job names has another one.
+        TokenRefusedError: the store that the job names has another token.
         PortTakenError: the endpoint's port is in use.
         RendezvousError: no one serves the store that the job names.
         LedElsewhereError: another process leads a run of the job there.
         RunLockedError: the run is running.
         DriftRefusedError: the job changed in a way that needs consent or would corrupt the run.
-        RecordError: a file of the run cannot be used, and nothing else tells what it said.
+        RecordError: a file of the run cannot be used, and no other record replaces it.
     """
     check_torch(warn)
     check_gpus(request.job)
@@ -185,10 +185,10 @@ def _next_launch(
 def _made(
     request: Request, plan: LaunchPlan, catalog: Catalog, warn: Callable[[str], None]
 ) -> tuple[Made, list[Difference]]:
-    """Return what the launch is made from, and how that differs from the run's launch before.
+    """Return the record of the launch's sources, and its differences from the run's launch before.
 
     Raises:
-        DriftRefusedError: the run must not continue with that.
+        DriftRefusedError: the run must not continue with these differences.
     """
     before = resume_check.made_before(request.folder, catalog, warn, accept_drift=request.accept_drift)
     earlier = None if before is None else before.origins
@@ -233,7 +233,7 @@ def check_torch(warn: Callable[[str], None]) -> None:
     """Warn if torch is of a version that was never tried.
 
     Raises:
-        TorchMissingError: it is not installed.
+        TorchMissingError: torch is not installed.
     """
     if util.find_spec("torch") is None:
         raise TorchMissingError("torch is not installed", "pip install 'elasticflow[torch]'")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # A scheduler may start the machine that leads long after the others: its image has to be fetched first.
 _PATIENCE_S = 600.0
 _AGAIN_S = 1.0
-# Each time a minute is waited for the launch of whoever has the run's lock.
+# Tries, each of which waits a minute for the launch of the process that has the run's lock.
 _MOST_LOCKED = 10
 
 
@@ -53,7 +53,7 @@ def lead_or_join(
         address: Where the machines of the run meet.
         say: Called with what a person should know.
         warn: Called with each sentence that a person should read before this machine takes part.
-        lead: Launches what it is given, and returns its exit code.
+        lead: Makes the launch that it is given, and returns its exit code.
 
     Raises:
         LeaderMissingError: no one leads the run for ten minutes.
@@ -91,7 +91,7 @@ def _may_lead(plan: LaunchPlan, node_rank: int | None, address: Address, say: Ca
     """Return whether this machine may lead, once it may, or someone else serves a store at *address*.
 
     Raises:
-        LeaderMissingError: neither comes to be.
+        LeaderMissingError: neither happens in time.
     """
     for attempt, _ in enumerate(attempts(_PATIENCE_S, _AGAIN_S)):
         # A name may be known only a while after the machine has begun: asked for each time.
@@ -117,12 +117,12 @@ def _take_part(
     """Take part in the newest launch; return the exit code, None if the run needs another one, and the launch's number.
 
     Raises:
-        NodeRefusedError: it is another run's, or this machine may not take part.
+        NodeRefusedError: the launch is another run's, or this machine may not take part.
         LaunchNotFoundError: no one leads the run.
         RendezvousError: the store is gone.
-        StoreLostError: the same.
+        StoreLostError: the store was lost meanwhile.
         TokenError: this machine's token cannot be had.
-        TokenRefusedError: it is not the launch's.
+        TokenRefusedError: this machine's token is not the launch's.
     """
     token = given_token(plan.token_file, request.project_root)
     store_address = store_address_of(plan, address.host, address.port, token)

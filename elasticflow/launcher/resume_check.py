@@ -37,7 +37,7 @@ _REMEDIES = {
 def made_before(
     folder: RunFolder, catalog: Catalog, warn: Callable[[str], None], *, accept_drift: bool = False
 ) -> Made | None:
-    """Return what the run's newest launch was made from, on whatever machine; None for a run that is new.
+    """Return the sources of the run's newest launch, made on any machine; None for a new run.
 
     JOB.json beside the snapshots tells of the newest launch on any machine; if that launch was made on this machine, its
     own folder tells more. Where the newest record is damaged, the next best record is taken, and *warn* is told.
@@ -75,7 +75,7 @@ def _is_of_one_launch(folder: RunFolder, record: LaunchRecord, beside: Made) -> 
 def record_job(
     folder: RunFolder, catalog: Catalog, plan: LaunchPlan, made: Made, overrides: Sequence[str] = ()
 ) -> None:
-    """Leave what the launch is made from beside the snapshots, for launches on machines that have no run folder."""
+    """Record the launch's sources beside the snapshots, for launches on machines that have no run folder."""
     before = catalog.read_job_record() or {}
     now = time.time()
     record = {
@@ -109,7 +109,7 @@ def _last_state(folder: RunFolder) -> dict[str, Any]:
 def check_drift(
     folder: RunFolder, before: Made, now: Made, warn: Callable[[str], None], *, accept_drift: bool
 ) -> list[Difference]:
-    """Return what differs between what the run was made from and what it is to continue with; *warn* gets a table of it.
+    """Return the differences between the run's sources and those it is to continue with; *warn* gets a table of them.
 
     Raises:
         DriftRefusedError: some difference corrupts, or changes the trajectory without consent.

@@ -1,1 +1,1 @@
-"""What the processes of a launch agree on: messages, control store, addresses, environment, records. No torch."""
+"""The conventions between the processes of a launch: messages, control store, addresses, environment, records. No torch."""

@@ -1,11 +1,11 @@
-"""What child processes are started with: the program of a script's workers, how many wait as standbys, a model to save."""
+"""Records that child processes are started with: the program of a script's workers, how many wait as standbys, a model to save."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-# What `restarts.warm` may say.
+# Values of `restarts.warm`.
 Warm = Literal["auto", "fork", "standby", "off"]
 MAY_STAND_BY: frozenset[Warm] = frozenset({"auto", "standby"})
 """With these there may be standbys."""
@@ -18,13 +18,12 @@ class Program:
     """A script as an agent and its fork server know it.
 
     Attributes:
-        entry: Absolute path of its file; empty: it is a module.
-        name: The file as it is called, which it sees in `sys.argv`.
-        module: The module, where it is no file.
-        args: Its arguments.
-        folder: Absolute path of the folder that it runs in.
-        path: Folders that end `sys.path`: where else its own code lies.
-        silence_s: Seconds without a line from any worker that count as a hang; None: nothing does, until it beats.
+        entry: Absolute path of the script's file; empty if it is a module.
+        name: The file's name as the user gave it, which the script sees in `sys.argv`.
+        module: The module's name, if the script is no file.
+        folder: Absolute path of the working folder.
+        path: Further folders of the script's own code, at the end of `sys.path`.
+        silence_s: Seconds without a line from any worker that count as a hang; None: no silence does before the first beat.
     """
 
     entry: str
@@ -44,7 +43,7 @@ class SaveRequest:
         entry_point: Text of a module with the job's factories.
         own: Folders of the job's own code.
         weights: A safetensors file with all of `model.state_dict()`.
-        folder: Where it is written; it does not exist yet.
+        folder: Folder to write; it does not exist yet.
         tokenizer: A folder, or a name that transformers knows, of the tokenizer to be saved beside it.
     """
 

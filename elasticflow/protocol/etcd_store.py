@@ -68,7 +68,7 @@ class EtcdControlStore:
 
     @property
     def patience_s(self) -> float:
-        """Seconds that a request may take, while etcd is away; less than who waits for signs of life has."""
+        """Seconds that a request may take, while etcd is away; less than the time after which a silent process counts as lost."""
         return 0.0
 
     @property
@@ -116,7 +116,7 @@ class EtcdControlStore:
                 total, expected = int(_bytes(before)) + number, {"prevValue": before}
             try:
                 self._ask(self._client.write, path, _text(str(total)), **expected)
-            except (etcd.EtcdAlreadyExist, etcd.EtcdCompareFailed):  # another process was first
+            except (etcd.EtcdAlreadyExist, etcd.EtcdCompareFailed):  # another process came first
                 continue
             return total
 
@@ -237,7 +237,7 @@ class _Mirror:
 
 
 def _follow(reference: weakref.ref[_Mirror]) -> None:
-    """Keep a mirror up to date for as long as somebody uses it."""
+    """Keep a mirror up to date for as long as it is used."""
     index = None
     while (mirror := reference()) is not None:
         index = mirror.advance(index)

@@ -1,12 +1,12 @@
-"""How the two ends of a TCP connection of ours prove to each other that they know the same token, before anything else.
+"""The handshake of our TCP connections: both ends first prove that they know the same token.
 
     client   HELLO, 32 random bytes
     server   HELLO, `t` (a token is asked for) or `o` (open), 32 random bytes
     client   with `t`: HMAC-SHA256 of both random values, with the token as the key
     server   `+` and an HMAC of its own, or `-`; with `o`: nothing
 
-The token itself is never sent, and what a listener hears is of no use for another connection. The client proves first, so
-that a stranger gets nothing that a short token could be guessed from. What follows on the connection is not encrypted.
+The token itself is never sent, and a listener learns nothing of use for another connection. The client proves first, so
+that a stranger gets nothing that a short token could be guessed from. The rest of the connection is not encrypted.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _REMEDY = (
 
 
 class StrangerError(ValueError):
-    """What has arrived is not said by a client that knows the token.
+    """The bytes received do not come from a client that knows the token.
 
     Attributes:
-        answer: What it is told before the connection ends.
+        answer: Bytes to send before the connection is closed.
     """
 
     def __init__(self, why: str, answer: bytes = b"") -> None:
@@ -52,7 +52,7 @@ class ServerSide:
     """The server's side of one connection's handshake: bytes in, bytes out.
 
     Args:
-        token: What clients have to know; empty: nothing.
+        token: Secret that clients have to know; empty: the server is open.
     """
 
     def __init__(self, token: str) -> None:
@@ -63,7 +63,7 @@ class ServerSide:
         self.is_done = False
 
     def take(self, data: bytes) -> tuple[bytes, bytes]:
-        """Return what to answer to *data*, and what of it follows the handshake.
+        """Return the answer to *data*, and the part of *data* that follows the handshake.
 
         Raises:
             StrangerError: no client of ours, or one that does not know the token.
@@ -134,7 +134,7 @@ def _proof(key: bytes, side: bytes, client_random: bytes, server_random: bytes) 
 
 
 def _says(connection: socket.socket, expected: bytes) -> bool:
-    """Return whether *expected* comes; what begins otherwise is not waited for."""
+    """Return whether *expected* arrives; stops reading once the bytes differ."""
     heard = b""
     while len(heard) < len(expected):
         heard += _received(connection.recv, len(expected) - len(heard))

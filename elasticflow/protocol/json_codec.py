@@ -23,7 +23,7 @@ def to_json(record: object, *, allow_nan: bool = True) -> str:
     """Return *record*, a dataclass, as one line of JSON; nothing of it is copied first.
 
     Args:
-        record: It holds what JSON knows, dataclasses and NamedTuples.
+        record: Holds JSON's own types, dataclasses and NamedTuples.
         allow_nan: Write infinities and NaN in the way that Python reads; otherwise they raise ValueError.
     """
     return json.dumps(record, default=_content, allow_nan=allow_nan)
@@ -59,7 +59,7 @@ class MessageCodec(Generic[T]):
         """Return the message that `encode` turned into *text*.
 
         Raises:
-            ValueError: it is no JSON, or none of the messages.
+            ValueError: *text* is not JSON, or not one of the messages.
         """
         return self.from_json(json.loads(text))
 
@@ -67,7 +67,7 @@ class MessageCodec(Generic[T]):
         """Return the message that `encode` turned into *content*, which is parsed already.
 
         Raises:
-            ValueError: it is none of the messages.
+            ValueError: *content* is not one of the messages.
         """
         values: dict[str, Any] = dict(_build(dict[str, Any], content))
         message_class = self._classes.get(str(values.pop(self._tag, None)))

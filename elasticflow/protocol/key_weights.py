@@ -1,4 +1,4 @@
-"""How much it matters to a run that continues when a key of its job differs: one table for job files and scripts.
+"""The weight of a changed job key for a run that continues: one table for job files and scripts.
 
 A script on `elasticflow.join` states some of these keys by arguments of its calls; they weigh as much there.
 """
@@ -18,7 +18,7 @@ _OTHER_EVALUATION = (
     "the weights do not depend on it; if the data is another, the best value is looked for anew"
 )
 
-# The longest prefix of a key that stands here decides; what is in no table of this kind changes the trajectory.
+# The longest prefix of a key that stands here decides; a key in no table changes the trajectory.
 _WEIGHTS: dict[str, tuple[Weight, str]] = {
     "job": ("harmless", "names and places only"),
     "job.seed": ("corrupting", "the order of samples is another: some would be repeated, some left out"),
@@ -105,7 +105,7 @@ _PARTS = frozenset({"lr_scheduler.entry", "train.ema"})
 
 
 def weigh(key: str, was: Any, now: Any) -> tuple[Weight, str]:
-    """Return how much it matters that *key* was *was* and is *now*, and why.
+    """Return the weight of a change of *key* from *was* to *now*, and the reason.
 
     Args:
         key: A dotted key of the job file, without numbers of lists and names of sets.

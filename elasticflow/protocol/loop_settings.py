@@ -1,4 +1,4 @@
-"""What a job file says to a script that calls `elasticflow.join`: one environment variable, as JSON."""
+"""Settings of a job file for a script that calls `elasticflow.join`: one environment variable, as JSON."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from elasticflow.protocol.snapshot_settings import SnapshotSettings
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """What a script's own loop takes from the job file.
+    """The settings that a script's own loop takes from the job file.
 
     Attributes:
         job: The job's name.
         digest: Identifies the resolved job.
-        seed: Of the data order and every random stream.
+        seed: Seed of the data order and every random stream.
         snapshots: The URI is an absolute path or a URL.
         log_every: Steps between two lines of the log.
         log_level: Lines below it are left out.
@@ -39,7 +39,7 @@ class LoopSettings:
         """Return the settings that `to_json` wrote.
 
         Raises:
-            ValueError: they are no JSON, or of another version of elasticflow.
+            ValueError: *text* is not JSON, or comes from another version of elasticflow.
         """
         content = json.loads(text)
         if not isinstance(content, dict) or content.keys() != {each.name for each in fields(cls)}:

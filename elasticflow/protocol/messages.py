@@ -1,4 +1,4 @@
-"""What the processes of a launch tell one another through its control store: one frozen dataclass for each message.
+"""Messages between the processes of a launch, sent through its control store: one frozen dataclass for each.
 
 Agents, and machines that joined, send a `Message` to the supervisor, which answers with an `Order`; `MESSAGES` and
 `ORDERS` write and read them. The receiver matches on the types of messages, with `assert_never` at the end.
@@ -15,7 +15,7 @@ from elasticflow.protocol.json_codec import MessageCodec
 MOST_PROFILED = 1000
 """Steps of a trace."""
 GenerationRequest = Literal["drain", "stop", "stacks", "profile"]
-"""What a supervisor asks of a generation: leave after a step, be killed now, tell where its workers stand."""
+"""A supervisor's request to a generation: exit after a step, be killed now, send the workers' stacks, trace steps."""
 
 
 class RefusedModule(NamedTuple):
@@ -48,12 +48,10 @@ class StartedWorker:
     """A worker that runs; `state.json` lists them in this form.
 
     Attributes:
-        rank: Its rank.
         pid: Its process id; whoever signals it compares the last three first (`ProcessRecord`).
-        node: The node it runs on.
         host: Name of that machine.
-        boot_id: Of that machine's start.
-        started: When the worker's process was started, in clock ticks after that.
+        boot_id: Id of that machine's boot.
+        started: Start of the worker's process, in clock ticks after the boot.
     """
 
     rank: int
@@ -69,9 +67,7 @@ class StalledWorker:
     """A worker that makes no progress.
 
     Attributes:
-        node: The node it runs on.
-        rank: Its rank.
-        phase: What it last said that it does.
+        phase: The phase that it last reported.
         step: Steps it has finished.
         seconds: How long it has made no progress.
         limit_s: How long it may make none in that phase.
@@ -95,11 +91,9 @@ class StalledWorker:
 
 @dataclass(frozen=True)
 class WorkerEnd:
-    """How one worker ended.
+    """The end of one worker.
 
     Attributes:
-        rank: Its rank.
-        pid: Its process id.
         exit_code: As `Popen.returncode` gives it: negative is a signal.
         at: Unix time of its end.
         ended_by_us: The agent killed it, after another worker's failure for instance; such an end is no failure.
@@ -139,7 +133,7 @@ class NodeReady:
 
 @dataclass(frozen=True)
 class NodeLeaving:
-    """A node is about to be taken away; its workers are to leave after a step."""
+    """A node is about to be taken away; its workers are to exit after a step."""
 
     node: str
 
@@ -163,7 +157,7 @@ class WorkersStarted:
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """What `elasticflow profile` wants to be traced.
+    """A request of `elasticflow profile` for traces.
 
     The command writes it to the run folder, where requests are numbered from 1. The supervisor publishes it to the agents, which
     write its number into the heartbeat slots of the ranks that are meant. A worker reads it at the end of its step.
@@ -185,12 +179,7 @@ class ProfileRequest:
 
 @dataclass(frozen=True)
 class PublishedProfile:
-    """A request as the supervisor gives it to the agents, which may see another run folder.
-
-    Attributes:
-        number: Of the request.
-        request: What is to be traced.
-    """
+    """A request as the supervisor gives it to the agents, which may see another run folder."""
 
     number: int
     request: ProfileRequest
@@ -201,7 +190,6 @@ class LogLines:
     """Lines of the workers' logs that the supervisor follows, in the order they were written.
 
     Attributes:
-        lines: The lines.
         held: Newest step whose state all workers of the node hold in memory; None if one of them holds none.
     """
 
@@ -211,7 +199,7 @@ class LogLines:
 
 @dataclass(frozen=True)
 class WriterReports:
-    """What a node's snapshot writer reports: events without the fields that all events have."""
+    """Reports of a node's snapshot writer: events without the fields that all events have."""
 
     reports: tuple[EventRecord, ...]
 
@@ -221,8 +209,6 @@ class LogLeftOut:
     """A worker has written more than the file of a stream may hold.
 
     Attributes:
-        node: The node it runs on.
-        rank: Its rank.
         stream: `stdout` or `stderr`.
         lines: How many were left out so far, in the worker's generation.
         bytes: How many.
@@ -240,7 +226,6 @@ class StandbysReady:
     """Each worker of a node has a standby.
 
     Attributes:
-        node: The node.
         pids: Their processes, in the order of the local ranks.
         seconds: How long the slowest took to get ready, at low priority.
         memory: Bytes that they hold for themselves, in sum.
@@ -254,7 +239,7 @@ class StandbysReady:
 
 @dataclass(frozen=True)
 class StandbysOff:
-    """A node makes no standbys any more, for the reason *reason*; its workers are restarted without."""
+    """A node makes no standbys any more, because of *reason*; its workers are restarted without them."""
 
     node: str
     reason: str
@@ -265,10 +250,9 @@ class CompilerCacheMoved:
     """A node's compiler cache was saved beside the snapshots, or loaded from there.
 
     Attributes:
-        node: The node.
         action: `saved` or `loaded`.
         files: How many.
-        bytes: Of the archive.
+        bytes: Size of the archive.
         seconds: How long it took, at low priority where it was saved.
     """
 
@@ -293,8 +277,6 @@ class ProcessLeftBehind:
     """A process that outlived the worker which started it was ended.
 
     Attributes:
-        node: The node it ran on.
-        pid: Its process id.
         command: Its command line, cut short.
         was_killed: It did not end when it was asked to.
     """
@@ -307,14 +289,13 @@ class ProcessLeftBehind:
 
 @dataclass(frozen=True)
 class Activity:
-    """What a node has been doing for longer than a moment; with an empty phase: nothing that takes long, any more.
+    """A node's present activity, once it has lasted for longer than a moment; an empty phase says that it is over.
 
     Attributes:
-        node: The node.
         phase: `import` before it has workers, then that of the worker for which its others seem to wait.
         subject: The module that is imported, or `torch.compile` where the job compiles its model.
         step: Steps that this worker has finished.
-        seconds: For how long.
+        seconds: Seconds that the activity has lasted.
     """
 
     node: str
@@ -333,7 +314,7 @@ class PrintedLine(NamedTuple):
 
 @dataclass(frozen=True)
 class Printed:
-    """What rank 0 printed: as many lines as a person can follow, and the number of those left out before them."""
+    """Lines that rank 0 printed, as many as a person can follow, and the number of lines left out before them."""
 
     generation: int
     lines: tuple[PrintedLine, ...]
@@ -351,7 +332,7 @@ class Standstill:
 
 @dataclass(frozen=True)
 class Stacks:
-    """Where the workers of a node stand, as the supervisor asked."""
+    """The stacks of a node's workers, as the supervisor asked."""
 
     generation: int
     node: str
@@ -363,9 +344,7 @@ class WorkersEnded:
     """No worker of a generation is left on a node.
 
     Attributes:
-        generation: Its number.
-        node: The node's id.
-        failed: Whether one of them failed there.
+        failed: True if a worker failed there.
         workers: How each ended.
         sent_at: Unix time at which it is told, on the node's clock.
     """
@@ -382,11 +361,10 @@ class FilePiece:
     """Bytes of a file of a node's run folder, as the supervisor asked.
 
     Attributes:
-        node: The node.
         path: From the run folder.
-        offset: Where they stand in the file there.
+        offset: Position of the bytes in that file.
         data: The bytes, in base64.
-        is_anew: What was sent of the file before does not count any more.
+        is_anew: Replaces all that was sent of the file before.
     """
 
     node: str
@@ -455,10 +433,9 @@ MESSAGES: MessageCodec[Message] = MessageCodec(
 class GenerationFormed:
     """A generation is formed: its nodes start their workers.
 
-    Who they are, and what each does, is not told to all: an agent reads the block of `NodeParts` in which its node would stand.
+    The order does not list the nodes: an agent reads the block of `NodeParts` in which its node would stand.
 
     Attributes:
-        generation: Its number.
         nodes: How many nodes it has.
         world_size: Workers of all nodes.
         blocks: In how many blocks the nodes' parts lie (`store_keys.block_of`).
@@ -484,7 +461,7 @@ class NodePart(NamedTuple):
 
 @dataclass(frozen=True)
 class EndLaunch:
-    """The launch is over; agents leave."""
+    """The launch is over; agents exit."""
 
 
 @dataclass(frozen=True)
@@ -492,9 +469,9 @@ class FilesWanted:
     """Nodes with run folders of their own are to send files (`launcher/rendezvous/requests.py`).
 
     Attributes:
-        number: Of the request, from 1.
-        generation: Whose logs.
-        logged: What hooks logged, too.
+        number: Number of the request, from 1.
+        generation: Generation whose logs are wanted.
+        logged: Also send the points that hooks logged.
     """
 
     number: int

@@ -1,7 +1,7 @@
-"""What hooks log: lines of `logged/g<generation>-rank<rank>.jsonl` in the run folder, and images beside them.
+"""Points that hooks log: lines of `logged/g<generation>-rank<rank>.jsonl` in the run folder, and images beside them.
 
 A worker appends to a file of its own generation, whose first line says after which step that generation continued. So
-whoever reads leaves out what an earlier generation logged of steps that were done again, and nothing is there twice.
+a reader leaves out the points that an earlier generation logged of steps that were done again, and no point appears twice.
 Lines of a step are on disk before a snapshot of that step is handed over, so nothing is missing either.
 """
 
@@ -30,7 +30,7 @@ def file_name(generation: int, rank: int) -> str:
 
 
 def read_points(run_folder: Path) -> list[dict[str, Any]]:
-    """Return what hooks logged, by step, in the order in which they did; nothing twice, nothing of steps done again.
+    """Return the points that hooks logged, by step and in the order of logging, without those of steps done again.
 
     Each has `step`, `epoch`, `hook`, `rank`, `generation`, `kind`, `name`, `time` and `value`: a number (None: not finite),
     a text, or an image's path in the run folder.
@@ -52,7 +52,7 @@ def read_points(run_folder: Path) -> list[dict[str, Any]]:
 
 
 def _call_of(point: dict[str, Any]) -> tuple[Any, ...]:
-    """Return which call of a hook logged it: one that was cut short is made again after the same step."""
+    """Return the hook's call that logged *point*: a call that was cut short is made again after the same step."""
     return point["step"], point.get("hook"), point["rank"]
 
 

@@ -1,4 +1,4 @@
-"""The command that continues with a run, where `elasticflow resume` would not: its nodes are elsewhere."""
+"""The command that continues a run where `elasticflow resume` would not: its nodes are elsewhere."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ RESUME_COMMAND = "ELASTICFLOW_RESUME_COMMAND"
 
 
 def told_command() -> str | None:
-    """Return the command that this process was told, if it was told one."""
+    """Return the command that this process was given, if any."""
     return os.environ.get(RESUME_COMMAND) or None
 
 
 def resume_command(run_id: str, told: object) -> str:
-    """Return the command that continues with a run; *told* is what its launch wrote down."""
+    """Return the command that continues a run; *told* is the command that its launch recorded."""
     return told if isinstance(told, str) and told else f"elasticflow resume {run_id}"

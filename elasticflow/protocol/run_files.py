@@ -22,7 +22,7 @@ COUNT, GRAD_NORM, MFU, RATE = "count", "grad_norm", "mfu", "_per_s"
 """Of a step's line, where they are known: over how many items the loss is; the norm of the gradient; the share of the
 devices' peak; and the end of the field that has the items of a second, as in `tokens_per_s`."""
 
-# Of all lines of metrics.jsonl; what else stands in a step's line, the job's own step returned.
+# Fields of all lines of metrics.jsonl; the job's own step returned the other fields of a step's line.
 _OURS = frozenset(
     {
         *(
@@ -56,17 +56,17 @@ SHOWN_OF_STATE = ("epochs", "budget_left", "activities")
 
 
 def is_ours(name: str) -> bool:
-    """Whether *name* is a field of ours, which no scalar of a job may be called."""
+    """True if *name* is a field of ours, which no scalar of a job may be called."""
     return name in _OURS or name.endswith(RATE)
 
 
 def is_name(name: str) -> bool:
-    """Whether a scalar of a job may be called *name*, as far as its letters go."""
+    """True if the letters of *name* are allowed in the name of a job's scalar."""
     return _NAME.fullmatch(name) is not None
 
 
 def scalars_of(record: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return what the job's own step returned, out of a step's line; None stands for what is not finite."""
+    """Return the scalars that the job's own step returned, from a step's line; None stands for a value that is not finite."""
     return {
         name: None if value is None else float(value)
         for name, value in record.items()
@@ -75,7 +75,7 @@ def scalars_of(record: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def rates_of(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return how many items a second a step's line tells, by their name: `{"tokens": 51200.0}`."""
+    """Return the items per second of a step's line, by their name: `{"tokens": 51200.0}`."""
     return {
         name.removesuffix(RATE): float(value)
         for name, value in record.items()
@@ -111,12 +111,12 @@ def read_imports(path: Path) -> list[str]:
 
 
 def known_record(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of what *state*, of state.json, says beside the events."""
+    """Return the record of the facts that *state*, of state.json, holds beside the events."""
     return {KNOWN: {name: state.get(name) for name in SHOWN_OF_STATE}}
 
 
 def printed_record(lines: Sequence[PrintedLine], left_out: int) -> dict[str, Any]:
-    """Return the record of lines that rank 0 printed, and of how many were left out before them."""
+    """Return the record of the lines that rank 0 printed, and of the number left out before them."""
     return {PRINTED: [line._asdict() for line in lines], "left_out": left_out}
 
 

@@ -21,14 +21,14 @@ _KEEP_KEYS = {
 
 @dataclass(frozen=True)
 class Keep:
-    """Which committed snapshots stay, as the job file says; one reason is enough.
+    """The job file's rules for keeping committed snapshots; a snapshot stays if any rule keeps it.
 
     Attributes:
-        last: How many of the newest.
-        best: How many of the best by metric, among those measured like the newest; of equals, the newer.
+        last: Number of the newest to keep.
+        best: Number of the best by metric to keep, among those measured like the newest; of equals, the newer.
         every: The first snapshot at or after each multiple of this interval; a time counts from 1970 on.
-        within: Those that are at most this much older than the newest, like "2 h".
-        best_mode: Whether the largest or the smallest metric is the best; None: `best` keeps nothing.
+        within: Keep snapshots that are at most this much older than the newest, like "2 h".
+        best_mode: Says if the largest or the smallest metric is the best; None: `best` keeps nothing.
     """
 
     last: int = 3
@@ -46,7 +46,6 @@ class SnapshotSettings:
         uri: Any fsspec URL or path; None: the run folder. A relative path starts at the project root.
         every: Intervals, any of which makes a snapshot due: "500 steps", "10 min", "1 epoch".
         memory: Interval at which the state is also held in the node's memory; None: never.
-        keep: Which snapshots stay.
         integrity: Digest of every file.
         staging_limit: Most memory that each node takes for snapshots, like "4 GiB"; None: what the machine can give.
         options: Arguments of the file system; secrets stay as `${env:NAME}`.

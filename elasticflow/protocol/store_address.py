@@ -1,4 +1,4 @@
-"""Where a launch's control store is, and which of its keys are the launch's."""
+"""The address of a launch's control store, and the prefix of the launch's keys in it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ class StoreAddress:
 
     Attributes:
         host: Host that serves it.
-        port: Its port.
-        prefix: What all keys begin with.
+        prefix: Beginning of all keys.
         backend: `c10d`, as torchrun calls what a launch serves itself (`protocol/tcp_store.py`), or `etcd-v2`.
         options: How to talk to it; etcd's are `protocol`, `ca_cert`, `ssl_cert` and `ssl_cert_key`.
-        token: What both sides have to know; empty: nothing. It stands in no text that this object gives.
+        token: Secret that both sides have to know; empty: none is needed. No text of this object shows it.
     """
 
     host: str
@@ -40,18 +39,18 @@ class StoreAddress:
 
     @property
     def endpoint(self) -> str:
-        """Its address for people."""
+        """The address for people."""
         return joined(self.host, self.port)
 
     @property
     def url(self) -> str:
-        """The whole address but the token in one word, for an environment variable."""
+        """The whole address except the token in one word, for an environment variable."""
         query = urlencode(self.options)
         return f"{self.backend}://{self.endpoint}/{self.prefix}" + (f"?{query}" if query else "")
 
     @classmethod
     def parse(cls, url: str, token: str = "") -> StoreAddress:
-        """Return the address that *url*, made by `url`, stands for, with *token*."""
+        """Return the address that the property `url` wrote as *url*, with *token*."""
         parts = urlsplit(url)
         assert parts.hostname is not None
         assert parts.port is not None

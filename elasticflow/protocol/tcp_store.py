@@ -5,8 +5,8 @@ launch's token (`protocol/handshake.py`). Then they send frames: four bytes of l
 after four bytes of its length. A connection has one request under way at a time; the server sends changes to a
 connection that watches.
 
-A server that keeps its keys on disk says which they are (`Request.STATE`). Clients of it wait for it when it is away, and go
-on where they were; whatever they had asked for and got no answer to is asked again, and done once.
+A server that keeps its keys on disk says which they are (`Request.STATE`). Its clients wait while it is away, and
+continue where they were; a request without an answer is sent again, and carried out once.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _CONNECT_S = 10.0
 _AGAIN_S = 0.2
 # Seconds in which a server that keeps its keys has to be back.
 AWAY_S = 60.0
-# Of a connection to such a server: after so long a silence its machine counts as gone, and another connection is made.
+# After so many seconds of silence the machine of such a server counts as gone, and another connection is made.
 _IDLE_S, _PROBE_S, _PROBES, _UNHEARD_MS = 5, 1, 3, 6000
-# Of each try to reach it: TCP's own tries come ever later.
+# Seconds for each try to reach the server: TCP's own tries come ever later.
 _TRY_S = 2.0
 
 
 class Request(enum.IntEnum):
-    """What a client asks for."""
+    """A client's request."""
 
     SET = 1
     GET = 2
@@ -58,7 +58,7 @@ class Request(enum.IntEnum):
 
 
 class Answer(enum.IntEnum):
-    """What a server says."""
+    """A server's answer."""
 
     YES = 64
     NO = 65
@@ -83,7 +83,7 @@ class Frames:
         """Yield kind and parts of each frame that *data* completes.
 
         Raises:
-            ValueError: what has arrived is no frame.
+            ValueError: the bytes received are no frame.
         """
         self._rest += data
         while len(self._rest) >= _LENGTH.size:
@@ -124,8 +124,8 @@ class TcpControlStore:
         close: Ends the connections; what this process has set stays.
 
     Raises:
-        StoreLostError: nobody answers at *address*, or something else than such a store.
-        TokenRefusedError: it has another token than *address*.
+        StoreLostError: no server answers at *address*, or another program does.
+        TokenRefusedError: the server has another token than *address*.
     """
 
     def __init__(self, address: StoreAddress, mirrored: Iterable[str] = (), answer_s: float = 60.0) -> None:
@@ -209,7 +209,7 @@ class TcpControlStore:
                     return self._connection.ask(limit_s or self._answer_s, request, *parts)
                 except (OSError, ValueError) as error:
                     if limit_s is not None and isinstance(error, TimeoutError):
-                        # Nobody has given the key a value.
+                        # The key has no value.
                         self._connection.socket.close()
                         raise _lost(self._address, error) from error
                     self._connection.renew(error)
@@ -219,12 +219,11 @@ class _Connection:
     """A connection to the store at *address*, whose server has *answer_s* seconds to answer.
 
     Attributes:
-        socket: The connection.
-        state: Which keys the server keeps; empty: it keeps none, and its end is that of what it served.
+        state: Names the keys that the server keeps; empty: it keeps none, and its end is the end of all it served.
 
     Raises:
-        StoreLostError: nobody answers, or something else than such a store.
-        TokenRefusedError: it has another token than *address*.
+        StoreLostError: no server answers, or another program does.
+        TokenRefusedError: the server has another token than *address*.
     """
 
     def __init__(self, address: StoreAddress, answer_s: float) -> None:
@@ -236,8 +235,8 @@ class _Connection:
         """Return kind and parts of the answer to *request*.
 
         Raises:
-            OSError: none has come.
-            ValueError: it is none.
+            OSError: no answer has come.
+            ValueError: the bytes received are no answer.
         """
         self.socket.settimeout(limit_s)
         self.socket.sendall(frame(request, *parts))
@@ -297,7 +296,7 @@ class _Mirror:
         self._begin()
 
     def _begin(self) -> None:
-        """Ask for all there is, and for what changes from then on; return once all has come."""
+        """Ask for all keys and for every later change; return once all keys have come."""
         connection = self.connection
         self._values: dict[str, bytes] = {}
         # Paths that were given a value since they were asked for; None: any may have been.
@@ -351,7 +350,7 @@ class _Mirror:
             try:
                 self._receive(limit_s)
             except (OSError, ValueError) as error:
-                # What the server said last counts; that it is gone is seen again at the next look.
+                # The server's last words count; the next look finds again that it is gone.
                 if self._heard == heard:
                     self._renew(error)
 

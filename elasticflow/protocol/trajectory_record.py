@@ -1,4 +1,4 @@
-"""What a run did, step by step: the record by which two runs are compared, and where it lies.
+"""A run's trajectory, step by step: the record by which two runs are compared, and its files.
 
 If `ELASTICFLOW_WITNESS` names a folder, rank 0 writes one file there for each generation: one JSON line for the state
 with which it began and one after every finished step. A worker that is killed leaves at most a last line without its

@@ -1,6 +1,6 @@
-"""What agent and workers agree on: environment variables, and the memory of heartbeats.
+"""Conventions between agent and workers: environment variables, and the memory of heartbeats.
 
-The agent or `torchrun.sh` sets the variables; with a plain `python train.py` nobody does. Only `runtime/worker.py` reads
+The agent or `torchrun.sh` sets the variables; with a plain `python train.py` they are not set. Only `runtime/worker.py` reads
 them.
 """
 

@@ -1,7 +1,7 @@
 """Memory that the processes of a node share: the writer owns it, workers fill it, and it is kept over restarts.
 
 A worker hands a staging buffer over by a message. A slot of the memory tier has a label that says what lies in it: a
-worker fills the slot and the writer reads it without a message. Whoever fills such a slot, or writes it to the store, has
+worker fills the slot and the writer reads it without a message. The process that fills such a slot, or writes it to the store, has
 its lock; the kernel takes the lock from a process that dies. A slot whose copy was cut short has no label.
 
 There is no digest of the content. To make one at every step would take twice as long as the copy, and would find only
@@ -34,13 +34,13 @@ _NO_LABEL = bytes(_LABEL.size)
 
 @dataclass(frozen=True)
 class Label:
-    """What lies in a slot.
+    """The label of a slot's content.
 
     Attributes:
-        generation: Of the worker that filled it.
+        generation: Generation of the worker that filled the slot.
         step: Finished steps.
         layout: Number of the `Describe` that says how the shard is laid out.
-        metadata: On rank 0, JSON: the snapshot's name, and what of the record differs from the described one.
+        metadata: On rank 0, JSON: the snapshot's name, and the parts of the record that differ from the described one.
     """
 
     generation: int
@@ -60,7 +60,7 @@ class Slot:
 
     Attributes:
         number: Unique in the writer.
-        descriptor: Of the memory file, open as long as the slot is used.
+        descriptor: Descriptor of the memory file, open as long as the slot is used.
         size: Bytes.
         memory: This process' mapping of it.
     """
@@ -146,9 +146,9 @@ class BufferPool:
         """Return *most* buffers, or as many as fit; and why they are fewer, if they are.
 
         Args:
-            most: How many are wanted.
+            most: Number wanted.
             size: Bytes of each, at least.
-            least: How many are needed.
+            least: Number needed.
             workers: Workers of this node; each may take an equal part of the limit.
 
         Raises:
@@ -243,6 +243,6 @@ def _make(number: int, size: int) -> Buffer:
 
 
 def _whole(size: int) -> int:
-    """Return what a buffer of *size* bytes takes: whole huge pages, or whole pages if it is small."""
+    """Return the memory that a buffer of *size* bytes takes: whole huge pages, or whole pages if it is small."""
     page = _HUGE_PAGE if size >= _HUGE_PAGE else mmap.PAGESIZE
     return max(1, -(-size // page)) * page

@@ -1,4 +1,4 @@
-"""Errors of stores: which of them may pass, and the OSError for each.
+"""Errors of stores: tells the transient ones, and finds the OSError for each.
 
 The classes of the libraries are compared by name, so that no library is imported to look at an error.
 """

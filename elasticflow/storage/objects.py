@@ -1,4 +1,4 @@
-"""Object stores (s3, gs, az, abfs), memory, and what else fsspec reaches."""
+"""Object stores (s3, gs, az, abfs), memory, and the other file systems of fsspec."""
 
 from __future__ import annotations
 

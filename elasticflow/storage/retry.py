@@ -1,4 +1,4 @@
-"""Repeats what failed for a reason that passes: with growing pauses and jitter, for a bounded time."""
+"""Repeats operations after transient errors: with growing pauses and jitter, for a bounded time."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def call(
     clock: Callable[[], float] = time.monotonic,
     chance: Callable[[], float] = _JITTER.random,
 ) -> T:
-    """Return what *action* returns; it is repeated while it fails for a reason that passes.
+    """Return the result of *action*, which is repeated while it fails with a transient error.
 
     Args:
         action: Must be safe to repeat.
-        patience: For how long it is repeated.
+        patience: Time for which the action is repeated.
         on_retry: Called before each pause with the error, the number of tries so far and the pause.
-        sleep: How to pause.
+        sleep: Function that pauses.
         clock: Returns the time in seconds.
-        chance: A number in [0, 1) for the jitter.
+        chance: Returns a number in [0, 1) for the jitter.
 
     Raises:
         Exception: the error of the last try.

@@ -150,7 +150,7 @@ class SftpStore:
             self._do(lambda client: client.remove(temporary))
 
     def _do(self, operation: Callable[[Any], Awaitable[T]]) -> T:
-        """Return what *operation* returns; it runs on the connection, in the thread of fsspec's event loop."""
+        """Return the result of *operation*, which runs on the connection, in the thread of fsspec's event loop."""
         from fsspec import asyn
 
         result: T = asyn.sync(asyn.get_loop(), self._run, operation)

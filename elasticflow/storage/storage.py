@@ -39,7 +39,7 @@ _AT_THE_CHECK = Patience(total_s=15.0)
 
 
 def several_at_a_time(action: Callable[[_In], _Out], items: Iterable[_In]) -> list[_Out]:
-    """Return what *action* gives for each of *items*, in their order; some threads do it."""
+    """Return the results of *action* for *items*, in their order; several threads call it."""
     pool = ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="storage")
     try:
         return list(pool.map(action, items))
@@ -49,7 +49,7 @@ def several_at_a_time(action: Callable[[_In], _Out], items: Iterable[_In]) -> li
 
 @dataclass(frozen=True)
 class Trouble:
-    """An operation that failed for a reason that passes and is tried again; without secrets.
+    """An operation that failed with a transient error and is tried again; without secrets.
 
     Attributes:
         operation: The operation and its path, for messages.
@@ -70,8 +70,8 @@ class Storage:
     """Files under one URI: a local folder, or a store on another machine.
 
     Every method takes paths relative to the URI, with `/`, and may be called from several threads. Failures are OSErrors
-    of the fitting class, without secrets. What fails on another machine for a reason that passes (no answer, a reset, too
-    many requests, 5xx) is tried again for a bounded time; what is refused, absent or full fails at once.
+    of the fitting class, without secrets. An operation that fails on another machine with a transient error (no answer, a reset, too
+    many requests, 5xx) is tried again for a bounded time; a refusal, an absent file or a full disk fails at once.
 
     Attributes:
         uri: The URI as given, with a password in it masked.
@@ -202,7 +202,7 @@ class Storage:
             self._do("remove", path, lambda store: store.remove(path))
 
     def map(self, action: Callable[[_In], _Out], items: Iterable[_In]) -> Sequence[_Out]:
-        """Return what *action*, which asks this storage, gives for each of *items*, in their order.
+        """Return the results of *action*, which asks this storage, for *items*, in their order.
 
         On another machine several are asked for at a time: an answer may take longer than it takes to be given. What
         one of them raises is raised here, and the others are not begun any more.

@@ -1,4 +1,4 @@
-"""From a URL to its store: what must be installed for it, and time limits, so that no store hangs for ever."""
+"""Opens the store of a URL: names the package that it needs, and sets time limits, so that no store hangs for ever."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def protocol_of(uri: str) -> str:
 
 
 def package_for(protocol: str) -> str | None:
-    """Return what to install for *protocol*; None if that is not known."""
+    """Return the package to install for *protocol*; None if it is not known."""
     extra = EXTRAS.get(protocol)
     return f'"elasticflow[{extra}]"' if extra else None
 
@@ -92,7 +92,7 @@ def _open_sftp(uri: str, options: Mapping[str, Any]) -> Store:
 
 
 def _limits(protocol: str) -> dict[str, Any]:
-    """Return options by which a store that does not answer is given up; a transfer may take any time."""
+    """Return the options that give up a store which does not answer; a transfer may take any time."""
     if protocol in _S3:
         retries = {"mode": "standard", "max_attempts": 4}
         limits = {"connect_timeout": _CONNECT_S, "read_timeout": _SILENCE_S, "retries": retries}

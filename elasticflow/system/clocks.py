@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Seconds. Less is not told from the time that a message is on its way or waits to be read.
+# Seconds. A smaller difference cannot be told from the time that a message travels or waits to be read.
 _LEAST_SKEW_S = 30.0
 
 
@@ -12,7 +12,7 @@ def on_own_clock(noted: float, sent: float | None, now: float) -> float:
     Clocks that differ by less than half a minute count as equal.
 
     Args:
-        noted: By the other machine.
+        noted: Time that the other machine noted.
         sent: Unix time at which that machine told it, on its clock; None: it did not say.
         now: Unix time at which it was heard, on this machine's clock.
     """

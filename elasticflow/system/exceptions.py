@@ -24,8 +24,8 @@ _LONGEST = 20_000
 def describe(error: BaseException) -> dict[str, Any]:
     """Return *error* as JSON: `type`, `message`, `frames`, and `causes` if it has any.
 
-    A frame has `path`, `line`, `function`, `code` and `is_own`: whether it is the user's own code, no library. Own frames come
-    first, the innermost before the others: that is where one looks.
+    A frame has `path`, `line`, `function`, `code` and `is_own`: True for the user's own code, not a library's. Own frames come
+    first, innermost before outermost: a reader looks there first.
     """
     frames = [_frame(frame) for frame in traceback.extract_tb(error.__traceback__)[-_MOST_FRAMES:]][::-1]
     described: dict[str, Any] = {

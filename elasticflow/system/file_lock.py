@@ -1,4 +1,4 @@
-"""A lock on a file, which says what process holds it."""
+"""A lock on a file, which records the process that holds it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elasticflow.system.process_record import ProcessRecord
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Seconds for which a process that only looks whether anybody has the lock may hold it.
+# Seconds for which a process may hold the lock only to see if it is free.
 LOOK_S = 0.1
 _PAUSE_S = 0.02
 # Bytes; a record has some two hundred.
@@ -78,7 +78,7 @@ class FileLock:
             except BaseException:
                 os.close(descriptor)
                 raise
-            # The file was removed in this moment: whoever comes next would lock another one.
+            # The file was removed in this moment: the next process would lock another one.
             os.close(descriptor)
 
     def write(self, holder: ProcessRecord, **note: Any) -> None:

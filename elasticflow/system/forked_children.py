@@ -127,7 +127,7 @@ def _hold_signals() -> None:
 
 
 def _release_signals() -> None:
-    """Put the mask back as it was: whoever blocks a signal over a fork waits for the child to see to it."""
+    """Restore the signal mask: code that blocks a signal over a fork leaves the signal to the child."""
     if (mask := _masks.pop(threading.get_ident(), None)) is not None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 

@@ -23,11 +23,11 @@ _NEWLINE = re.compile(rb"\n")
 class AppendedLines:
     """A file of JSON lines with one writer; each call is one `write`, so no reader sees half a line.
 
-    Opening the file moves aside what a power cut or a bad disk left at its end and is no whole record.
+    Opening the file moves aside damaged lines that a power cut or a bad disk left at its end.
 
     Args:
         path: The file.
-        is_right: Whether a record may stand in it.
+        is_right: Returns True if a record may stand in the file.
 
     Attributes:
         damage: Damaged lines and their new place; None if all lines at the end were whole.
@@ -103,9 +103,9 @@ class FollowedLines:
     """The lines of a file that grows, and that may not be there yet; of one that shrinks, those after its new end.
 
     Args:
-        path: Where it is, or will be.
+        path: Path of the file, which may not exist yet.
         ends: Line separator.
-        longest: Bytes of a line; what is longer comes in pieces. None: lines come whole.
+        longest: Most bytes of a line; a longer line comes in pieces. None: lines come whole.
         begins_at: Bytes at its beginning that are left out; the first line may be the rest of one.
     """
 
@@ -150,7 +150,7 @@ class FollowedLines:
             self.close()
 
     def unended(self) -> list[bytes]:
-        """Return the line that has no end yet, if there is one, for use when no one writes any more."""
+        """Return the line that has no end yet, if any; for use once no process writes any more."""
         rest, self._rest = self._rest, b""
         return [rest] if rest else []
 

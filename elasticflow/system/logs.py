@@ -31,7 +31,7 @@ _JSON = structlog.processors.JSONRenderer(default=str)
 class _Lines:
     """Makes lines of records: the last processor.
 
-    What is no event counts against `MOST_BYTES`. Once that is spent, such a line is left out, and the event `log.left_out`
+    Lines that are no events count against `MOST_BYTES`. Once that is spent, such a line is left out, and the event `log.left_out`
     tells how much: at the first, and each time that it has become ten times as much.
     """
 
@@ -127,7 +127,7 @@ def configure(
         stream: An open text stream, owned by the caller.
         level: One of LEVELS; lines below it are dropped.
         always: Events that are written whatever the level, and however much was written: a program reads them.
-        most_bytes: How much may be written that is no event.
+        most_bytes: Most bytes of lines that are no events.
         bound: Fields on every line (`run_id`, `generation`, `rank`, ...); a callable is asked for each line.
     """
     global _lines  # noqa: PLW0603  as structlog and logging: one for the process
@@ -184,7 +184,7 @@ def _from(lowest: int, always: Collection[str]) -> Processor:
 
 
 def _name_of_process() -> str:
-    """Return what this process, which the one that was set up has forked, is called."""
+    """Return the name of this process, which the process that was set up has forked."""
     data = sys.modules.get("torch.utils.data")
     info = None if data is None else data.get_worker_info()
     return multiprocessing.current_process().name if info is None else f"loader {info.id}"

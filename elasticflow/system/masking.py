@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SECRET_NAMES = "ELASTICFLOW_SECRET_NAMES"  # noqa: S105  a name of names
 """Variable of a launch's processes: names of the variables that the job declares secret, with commas between."""
 MASKED = "***"
-# Characters. What is shorter is part of too many words; a variable that only its name makes secret may hold a switch.
+# Characters. A shorter text is part of too many words; a variable that only its name makes secret may hold a switch.
 _SHORTEST_DECLARED, _SHORTEST = 4, 8
 # Variables that are called like secrets and hold none: places, switches.
 _NO_SECRETS = re.compile(
@@ -31,7 +31,7 @@ class Mask:
     """Replaces secrets in texts by `***`, also where they are quoted for JSON, for Python or for a URL.
 
     Args:
-        values: The secrets. Of one with several lines each line is one, too.
+        values: The secrets. Each line of a secret with several lines is a secret, too.
     """
 
     def __init__(self, values: Iterable[str] = ()) -> None:
@@ -42,17 +42,17 @@ class Mask:
         self._bytes = re.compile(either.encode()) if forms else None
 
     def __bool__(self) -> bool:
-        """Whether there is any secret."""
+        """True if there is any secret."""
         return self._text is not None
 
     def text(self, text: str) -> str:
-        """Return *text* without secrets, and without passwords and tokens in URLs."""
+        """Return *text* with secrets masked, and with passwords and tokens in URLs masked."""
         if self._text is not None:
             text = self._text.sub(MASKED, text)
         return mask_urls_in(text) if "://" in text else text
 
     def output(self, data: bytes) -> bytes:
-        """Return what is about to be written without secrets; URLs are left as they are."""
+        """Return output without secrets; URLs are left as they are."""
         return data if self._bytes is None else self._bytes.sub(MASKED.encode(), data)
 
     def value(self, value: Any) -> Any:
@@ -74,7 +74,7 @@ class Mask:
 
 
 def mask_of(environment: Mapping[str, str], declared: Collection[str] = ()) -> Mask:
-    """Return the mask of the secrets in *environment*: of what is *declared* one, or called like one.
+    """Return the mask of the secrets in *environment*: variables that are *declared* secret, or called like secrets.
 
     `SECRET_NAMES` in it declares some, too.
     """
@@ -94,7 +94,7 @@ def mask_of(environment: Mapping[str, str], declared: Collection[str] = ()) -> M
 def mask_streams() -> None:
     """Have what this process, and those it forks, print from now on go through the mask of its environment.
 
-    What is written past `sys.stdout` and `sys.stderr`, by C code or a program that was started, is not reached.
+    Output that bypasses `sys.stdout` and `sys.stderr`, from C code or a started program, is not masked.
     """
     mask = mask_of(os.environ)
     for name, descriptor in (("stdout", 1), ("stderr", 2)):

@@ -21,7 +21,7 @@ class OomKills:
     def includes(self, pid: int) -> bool:
         """Return whether the process that ended as *pid*, or a child of it, was killed for memory.
 
-        Where this process may not read the kernel's log, any kill that was counted meanwhile is taken for that.
+        Where this process may not read the kernel's log, any kill counted meanwhile is taken for such a kill.
         """
         return self._now() > self._before or is_in_log(pid)
 

@@ -1,6 +1,6 @@
 """A record of a process that another process may read later, perhaps on another machine.
 
-A process id alone names a process of whoever reads it: other machines have the same ids, and a machine gives an id again.
+A process id alone is not enough: other machines have the same ids, and a machine gives an id again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ProcessRecord:
 
     @classmethod
     def from_json(cls, record: object) -> Self | None:
-        """Return what `to_json` gave, among whatever else; None for anything else, such as a bare process id."""
+        """Return the record that `to_json` wrote, further keys ignored; None for anything else, such as a bare process id."""
         if not isinstance(record, dict):
             return None
         pid, host = record.get("pid"), record.get("host")
@@ -51,7 +51,7 @@ class ProcessRecord:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a file or message holds."""
+        """Return the record's form in a file or message."""
         return asdict(self)
 
     @property

@@ -1,4 +1,4 @@
-"""Processes: what ends them, and what the kernel tells of them beyond psutil.
+"""Processes: their ends, and facts from the kernel beyond psutil's.
 
 A process ends with its parent here: without that, a killed launcher leaves orphans.
 
@@ -28,7 +28,7 @@ _PF_EXITING = 0x4
 LOADER = "ef-loader"
 """What the kernel calls a loader process."""
 
-# How a process dies of what it did itself; other signals come from outside.
+# Signals by which a process dies of its own doing; other signals come from outside.
 FAULTS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGBUS, signal.SIGILL})
 
 
@@ -84,7 +84,7 @@ def set_name(name: str) -> None:
 
 
 def leave_signals() -> tuple[signal.Signals, ...]:
-    """Return the signals that ask a command to leave: not SIGHUP where `nohup` has it ignored."""
+    """Return the signals that ask a command to exit: not SIGHUP where `nohup` has it ignored."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return (signal.SIGTERM, signal.SIGINT) if ignored else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

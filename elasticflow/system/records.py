@@ -1,6 +1,6 @@
 """Files of JSON that a run keeps: whole, absent or damaged, told apart in one place.
 
-A record is one JSON object that is a file. An appended log has one JSON object on each line. What lies in a file raises
+A record is one JSON object that is a file. An appended log has one JSON object on each line. Bad content raises
 nothing: damage is a value, which says what is wrong and where.
 """
 
@@ -39,7 +39,7 @@ class BadJsonError(ValueError):
 
 @dataclass(frozen=True)
 class Damage:
-    """Why a file that is there cannot be used.
+    """The reason why an existing file cannot be used.
 
     Attributes:
         place: The file, as messages name it.
@@ -62,7 +62,7 @@ def parse(data: bytes | str) -> dict[str, Any]:
     """Return the JSON object that is all of *data*.
 
     Raises:
-        BadJsonError: it is something else.
+        BadJsonError: *data* is something else.
     """
     try:
         text = data.decode() if isinstance(data, bytes) else data
@@ -130,7 +130,7 @@ def require_usable(appended: Iterable[Path], replaced: Iterable[Path]) -> None:
 
     Args:
         appended: Files that this process reads and appends to.
-        replaced: Files that it puts new ones in the place of.
+        replaced: Files that this process replaces.
     """
     replaceable = set(replaced)
     for path in (*appended, *replaceable):

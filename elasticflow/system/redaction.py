@@ -24,7 +24,7 @@ _OPTIONS = "snapshots.options"
 _REFERENCES = re.compile(r"\s*[\"']?(?:\$\{env:[^{}]*\})+[\"']?\s*")
 # Characters; shorter values are parts of too many words.
 _SHORTEST = 4
-# Addresses whose path is the secret: whoever has it may post there. What stands behind the host, or behind /hooks/.
+# Addresses whose path is the secret, which allows posting there: the part behind the host, or behind /hooks/.
 _WEBHOOK = re.compile(
     r"(?P<place>https?://(?:hooks\.slack\.com|(?:[a-z]+\.)?discord(?:app)?\.com/api/webhooks|chat\.googleapis\.com"
     r"|[\w.-]+\.webhook\.office\.com|[\w.-]+\.logic\.azure\.com(?::\d+)?|[\w.-]+\.api\.powerplatform\.com(?::\d+)?"
@@ -88,7 +88,7 @@ def without_secrets(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def public_overrides(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return those of the `--set` values that set no secret, as they may be recorded."""
+    """Return the `--set` values that set no secret, as they may be recorded."""
     public = []
     for text in overrides:
         key, equals, value = text.partition("=")
@@ -97,7 +97,7 @@ def public_overrides(overrides: Sequence[str]) -> tuple[str, ...]:
         parts = [part.strip() for part in key.split(".")]
         has_secret = key.strip().startswith(_OPTIONS) and (is_secret(parts[-1]) or _holds_secret(value))
         if parts[0] == "env":
-            # Whether a variable is declared secret stands elsewhere.
+            # The declaration of a variable as secret stands elsewhere.
             has_secret = is_secret(parts[-1]) or parts[-1] == "value" or "{" in value.replace("${", "")
         if not has_secret or _REFERENCES.fullmatch(value):
             public.append(f"{key}{equals}{value}")

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.02
 _ROOT_CAUSE_WAIT_S = 0.15
-# Seconds in which killed workers have to be gone: after a generation, and when the agent leaves.
+# Seconds in which killed workers have to be gone: after a generation, and when the agent exits.
 _GONE_S = 5
 _GONE_AT_LAST_S = 30
 
@@ -61,14 +61,14 @@ class Agent:
     """The agent of one node.
 
     Args:
-        config: What the supervisor gave it.
-        options: What torchrun makes of the launch's arguments.
+        config: Configuration from the supervisor.
+        options: The launch's arguments as torchrun parses them.
         store: The launch's control store.
         server: Forks the workers; it is ready.
         writer: Writes the snapshots of the node.
         heartbeats: The heartbeats of the node's workers.
         compiler_cache: Keeps the compiler's cache; None: the job compiles nothing.
-        outbox: Of the node, in that store; None: a new one.
+        outbox: Number of the node's outbox in the store; None: a new one.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Agent:
             while (assignment := self._orders.wait_for_next(self._look)) is not None:
                 workers = self._start(assignment)
                 failed, alone = self._watch(workers, assignment.generation)
-                # After a failure waiting is useless: a signal handler cannot run inside a collective (measured).
+                # Waiting is useless after a failure: a signal handler cannot run inside a collective (measured).
                 workers.close(signal.SIGKILL, _GONE_S)
                 if failed or len(alone) < assignment.nproc:
                     self._writer.load_ahead()
@@ -159,14 +159,14 @@ class Agent:
             self._node_heartbeat.end()
 
     def finish(self, patience_s: float) -> None:
-        """After `run`: have the writer finish within *patience_s*, report its snapshots, end what workers left behind."""
+        """After `run`: have the writer finish within *patience_s*, report its snapshots, end processes that workers left behind."""
         self._writer.finish(patience_s)
         self._orphans.end()
         if self._compiler_cache is not None:
             self._tell(self._compiler_cache.finish())
         self._reporter.forward()
         if self._files is not None:
-            # The launch may be over, and its store gone: nobody wants them then.
+            # The launch may be over, and its store gone: the reports are of no use then.
             with contextlib.suppress(StoreLostError):
                 self._files.send_last(self._generation)
 
@@ -215,7 +215,7 @@ class Agent:
         """Wait until all workers have ended, one has failed, or the supervisor stops the generation.
 
         Returns:
-            Whether the generation failed, and which local ranks ended by themselves.
+            True if the generation failed, and the local ranks that ended by themselves.
         """
         is_draining = False
         while True:
@@ -250,7 +250,7 @@ class Agent:
             self._look_at_compiler_cache()
 
     def _look(self) -> None:
-        """Pass on a request to leave; end what workers left behind; send files that are asked for; check the helpers.
+        """Pass on a request to leave; end processes left behind by workers; send requested files; check the helpers.
 
         Raises:
             NodeReleasedError: this node was let go, or counts as lost.

@@ -36,18 +36,18 @@ _LAST_WORDS = 2000
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """What the supervisor gives an agent, on its standard input: everybody may read command lines.
+    """The supervisor's configuration of an agent, given on standard input: every user may read command lines.
 
     Attributes:
-        setup: What the node's fork server is told: the job's code, the workers' program, the launch's variables and log.
-        writer: What the node's snapshot writer is started with.
+        setup: Setup of the node's fork server: the job's code, the workers' program, the launch's variables and log.
+        writer: Configuration of the node's snapshot writer.
         run_folder: Absolute path of the run folder.
         node: Id of this node inside the launch.
         rendezvous: Where the launch's keys are (`StoreAddress.url`).
         hang_timeout_s: Seconds without a heartbeat that count as a hang.
         grace_s: Seconds the writer has for what it holds when the launch ends.
         node_rank: This node's place among all, where the rendezvous is static.
-        warm: What a restart finds ready.
+        warm: Value of `restarts.warm`: says what a restart finds ready.
         compiles: Workers compile the model: the compiler's cache is kept.
         imports_anew: The launch sets variables that a fork server which was started before has missed.
         interface: Name, address or network of the interface that workers talk over; None: that towards the keys.
@@ -70,13 +70,13 @@ class AgentConfig:
 
     @property
     def store_address(self) -> StoreAddress:
-        """Where the launch's keys are, with the token of its environment."""
+        """Address of the launch's keys, with the token of this process' environment."""
         return StoreAddress.parse(self.rendezvous, self.setup.environment.get(TOKEN, ""))
 
 
 @dataclass(frozen=True)
 class AgentEnd:
-    """How an agent ended.
+    """The end of an agent.
 
     Attributes:
         exit_code: As `Popen.returncode` gives it: negative is a signal.
@@ -88,7 +88,7 @@ class AgentEnd:
 
     @property
     def cause(self) -> str:
-        """How it ended, in words: `was killed by SIGKILL`, `ended, since its snapshot writer was killed by SIGKILL`."""
+        """The agent's end in words: `was killed by SIGKILL`, `ended, since its snapshot writer was killed by SIGKILL`."""
         if self.exit_code < 0:
             return f"was {signal_or_code(self.exit_code)}"
         if self.exit_code == STORE_LOST:
@@ -100,19 +100,14 @@ class AgentEnd:
 
     @property
     def is_its_own_doing(self) -> bool:
-        """Whether another agent may well end in the same way: nobody killed this one or a helper of it from outside."""
+        """True if another agent may well end in the same way: neither the agent nor a helper was killed from outside."""
         return self.exit_code not in (STORE_LOST, HELPER_KILLED) and not is_killed_from_outside(
             self.exit_code
         )
 
 
 class AgentProcess:
-    """The agent of a node on this machine; it dies with the thread that started it.
-
-    Args:
-        config: Its configuration.
-        launch_id: Of its launch.
-    """
+    """The agent of a node on this machine; it dies with the thread that started it."""
 
     def __init__(self, config: AgentConfig, launch_id: str) -> None:
         self._config, self._launch_id = config, launch_id
@@ -187,8 +182,8 @@ def build_agent_process(
         node: Id of the node inside the launch.
         address: Where the launch's keys are.
         project_root: Folder that the plan's paths are relative to.
-        writer: What the node's snapshot writer is started with.
-        launch_id: Of the launch, as this machine calls it.
+        writer: Configuration of the node's snapshot writer.
+        launch_id: Id of the launch on this machine.
         node_rank: The node's place among all, where the rendezvous is static.
         has_own_folder: The machine that leads does not see the run folder.
         accept_drift: A script's loop may differ from the run's launch before; so it may where the variable is set by hand.
@@ -206,7 +201,7 @@ def build_agent_process(
     setup = Setup(
         entry_point=str(launch_folder / "train.py"),
         path=tuple(str(project_root / part) for part in plan.module_path),
-        # What talks to etcd takes a fifth of a second to import.
+        # The client of etcd takes a fifth of a second to import.
         modules=plan.modules
         if address.backend != "etcd-v2"
         else (*plan.modules, "elasticflow.protocol.etcd_store"),

@@ -1,4 +1,4 @@
-"""How long a rank may make no progress: learned from the run, phase by phase."""
+"""The longest time a rank may make no progress: learned from the run, phase by phase."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Even quick steps stall for so long by what is no hang.
+# Even quick steps may stall for so long without a hang.
 FLOOR_S = 60.0
 FACTOR = 10
 ENOUGH = 10
@@ -20,11 +20,11 @@ class HangTimeouts:
 
     It is *ceiling_s* (`restarts.hang_timeout`) until a phase was seen `ENOUGH` times; then `FACTOR` times the longest
     stall of a rank in that phase, but at least `FLOOR_S` and at most the ceiling, unless the run has stalled for longer
-    and continued. Of phases that are `UNPREDICTABLE` no lower one is learned.
+    and continued. No lower limit is learned for `UNPREDICTABLE` phases.
 
     Args:
         ceiling_s: Seconds.
-        learned: What `learned` returned in an earlier launch.
+        learned: Result of `learned` in an earlier launch.
     """
 
     def __init__(self, ceiling_s: float, learned: Mapping[str, tuple[int, float]] | None = None) -> None:

@@ -1,7 +1,7 @@
 """The process of an agent: `python -m elasticflow.launcher.agent.main PARENT_PID`, its configuration on standard input.
 
 It starts the fork server at once, which imports for seconds, and does everything else beside that: it may have been started
-before its launch is known (`waiting_agent.py`). The writer comes as soon as the configuration has.
+before its launch is known (`waiting_agent.py`). The writer starts as soon as the configuration has arrived.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def _configuration() -> AgentConfig:
-    """Return the configuration, once it is there; leaves the process when nobody will give one."""
+    """Return the configuration, once it has arrived; exit if the supervisor has ended without sending it."""
     import json
 
     from elasticflow.launcher.agent.agent_process import AgentConfig
@@ -74,7 +74,7 @@ def _configuration() -> AgentConfig:
 
 
 def _compiler_cache(config: AgentConfig) -> CompilerCacheKeeper:
-    """Return what keeps the compiler's cache; jobs that compile nothing do not import it."""
+    """Return the keeper of the compiler's cache; jobs that compile nothing do not import it."""
     from pathlib import Path
 
     from elasticflow.launcher.compiler_cache.keeper import CompilerCacheKeeper, place_of

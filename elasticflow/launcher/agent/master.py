@@ -1,4 +1,4 @@
-"""Where rank 0 of a script serves the store of its own process group: `MASTER_ADDR` and `MASTER_PORT`, anew in each generation."""
+"""Chooses `MASTER_ADDR` and `MASTER_PORT` anew in each generation: there rank 0 of a script serves its process group's store."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def master_of(
 
     Args:
         store: The launch's control store.
-        host: Where that is served.
-        interface: That workers talk over, if the job names one.
-        assignment: This node's.
+        host: Host that serves the store.
+        interface: Interface that workers talk over, if the job names one.
+        assignment: This node's part in the generation.
 
     Raises:
         StoreLostError: the store does not answer, or rank 0's node has not told in time.

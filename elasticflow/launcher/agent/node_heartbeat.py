@@ -21,7 +21,7 @@ _LONGEST_SILENCE_S = 10.0
 
 
 class NodeReleasedError(Exception):
-    """The supervisor has let this agent's node go, or counts it as lost: the agent leaves, and has not failed."""
+    """The supervisor has let this agent's node go, or counts it as lost: the agent exits, and has not failed."""
 
 
 class NodeHeartbeat:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from elasticflow.run_folder import RunFolder
 
-# What dies with its parent is dead by then, and need not be reported.
+# A process that dies with its parent is dead by then, and need not be reported.
 _SETTLE_S = 0.2
 GRACE_S = 3.0
 _POLL_S = 0.02
@@ -155,7 +155,7 @@ def _launch_ids(run: RunFolder) -> set[str]:
 def _is_marked(pid: int, run: RunFolder, launches: Collection[str | None]) -> bool:
     with suppress(psutil.Error, OSError):
         variables = psutil.Process(pid).environ()
-        # What is forked has the environment in which the fork server was started, before its run was known.
+        # A forked process has the environment in which the fork server was started, before its run was known.
         if variables.get(worker_environment.LAUNCH_ID) in launches:
             return True
         # Another project may have a run of the same id.
@@ -180,7 +180,7 @@ def _is_own(process: psutil.Process) -> bool:
     """Return whether *process* is elasticflow's, and not one that a worker's code has started."""
     with suppress(psutil.Error):
         name, command = process.name(), process.cmdline()
-        # What a worker forks has the worker's command line, but for its name.
+        # A process that a worker forks has the worker's command line, except for its name.
         return _is_of_ours(command) and name in (LOADER, Path(command[0]).name)
     return False
 
@@ -202,6 +202,6 @@ def _send(process: psutil.Process, number: signal.Signals) -> None:
 
 
 def _reap(pid: int) -> None:
-    """Let a dead child go; one that is another's child is another's to let go."""
+    """Reap a dead child of this process; leave other processes to their parents."""
     with suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""What rank 0 prints, on its way to a person: as much as can be read, and the number of the lines that were left out."""
+"""Shows a person the lines that rank 0 prints: as many as can be read, and the number of lines left out."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 _LONGEST, _MOST_WAITING = 500, 1 << 16
 # Lines that wait.
 _MOST_LINES = 500
-# Of each stream: so many lines at once, and so many a second in the long run.
+# Lines of each stream at once, and per second in the long run.
 _AT_ONCE, _PER_S = 8.0, 0.5
 # That lines were left out is told so often.
 _COUNT_EVERY_S = 10.0
-# What a worker that fails says last is told with its failure, so standard error is shown that much later.
+# A failing worker's last words are told with its failure, so standard error is shown that much later.
 _HELD_S = 0.3
 
 
@@ -44,7 +44,7 @@ class _Stream:
     def add(self, lines: list[bytes], now: float) -> None:
         """Have *lines* wait."""
         for line in lines:
-            # Of a progress bar, which draws over itself, its last state.
+            # A progress bar draws over itself: only its last state is shown.
             text = line.rstrip(b"\r").rpartition(b"\r")[2][:_LONGEST].decode("utf-8", "replace")
             if text.strip():
                 self.waiting.append(_Waiting(now, printable(text)))
@@ -72,7 +72,7 @@ class RankPrints:
         folder: The run's.
         generation: Its number.
         clock: Seconds.
-        begins_at_end: What is there already is left out.
+        begins_at_end: Leave out the lines that the files hold already.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class RankPrints:
         return self._due(now, now - _HELD_S, counts=is_due)
 
     def end(self, *, has_failed: bool) -> tuple[list[PrintedLine], int]:
-        """Return what is left, for use when nobody prints any more; *has_failed*: without what was said last on stderr."""
+        """Return the remaining lines once no worker prints any more; if *has_failed*, without the last ones of stderr."""
         now = self._clock()
         for stream in self._streams.values():
             stream.add([*stream.file.lines(), *stream.file.unended()], now)

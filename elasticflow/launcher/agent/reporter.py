@@ -1,4 +1,4 @@
-"""What an agent reports to the supervisor about a generation: its workers, what they and the writer say, how they end."""
+"""An agent's reports to the supervisor about a generation: its workers, their lines and the writer's, and their ends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 # Lines in one message, so that none is large.
 _MOST_LINES = 20
-# What takes no longer is not told.
+# Shorter activities are not reported.
 _MOMENT_S = 0.8
 _LOOK_S = 0.2
 # Each message costs agent and supervisor more than a line in it: those of several short steps travel together.
@@ -81,7 +81,7 @@ class Reporter:
         self._outbox.post(WorkersStarted(generation, self._node, workers))
 
     def look(self) -> None:
-        """Pass on what is new, as `forward` does; lines ten times a second at most, unless the writer reports."""
+        """Pass on new lines and reports, as `forward` does; lines ten times a second at most, unless the writer reports."""
         reports = self._writer.reports()
         if reports or time.monotonic() >= self._forwarded + _FORWARD_S:
             self._forward(reports)
@@ -107,7 +107,7 @@ class Reporter:
             self._outbox.post(Printed(self._generation, tuple(lines), left_out))
 
     def activity(self) -> None:
-        """Report what the node has been doing for longer than a moment; and that it is over, once it is."""
+        """Report the node's activity once it has lasted for longer than a moment, and its end."""
         now = time.monotonic()
         if now < self._looked + _LOOK_S:
             return
@@ -125,7 +125,7 @@ class Reporter:
         self._outbox.post(activity)
 
     def left_out(self, cuts: Sequence[LeftOut]) -> None:
-        """Report what was taken out of the files of workers' streams."""
+        """Report the lines taken out of the files of workers' streams."""
         for cut in cuts:
             self._outbox.post(LogLeftOut(self._node, cut.rank, cut.stream, cut.lines, cut.bytes))
 
@@ -140,7 +140,7 @@ class Reporter:
         self._outbox.post(Standstill(self._generation, self._node, is_so=is_so))
 
     def stacks(self, workers: ForkedWorkers) -> None:
-        """Report where each worker that lives stands; all of them write their stacks to their standard errors."""
+        """Report the stack of each living worker; the workers write their stacks to their standard errors."""
         gone = workers.exits()
         pids = {local_rank: pid for local_rank, pid in workers.pids().items() if local_rank not in gone}
         stacks = stack_dumps.collect(pids, workers.stderrs)

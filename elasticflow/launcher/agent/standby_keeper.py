@@ -1,4 +1,4 @@
-"""When a node's standbys are made, and whether there is memory for them."""
+"""Decides when a node's standbys are made, and checks that there is memory for them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StandbyKeeper:
     Args:
         warm: `restarts.warm` of the job.
         server: Starts them; it is ready.
-        heartbeats: Those of the node's workers.
+        heartbeats: Heartbeats of the node's workers.
         workers: How many workers the node has.
         imports: File that says what the last workers had imported.
         node: Id of the node inside the launch.
@@ -94,7 +94,7 @@ class StandbyKeeper:
             self._post(StandbysReady(self._node, pids, seconds, memory))
 
     def _count_deaths(self) -> bool:
-        """Take in which standbys have ended; return False if it is hopeless to make others."""
+        """Count the standbys that have ended; return False if making others is hopeless."""
         while self._server.ended_standbys:
             ended = self._server.ended_standbys.pop()
             self._asked.discard(ended.local_rank)

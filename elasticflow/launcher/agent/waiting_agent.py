@@ -27,12 +27,8 @@ class WaitingAgent:
 
     It is exec'd, so it inherits none of this process' sockets or locks.
 
-    Args:
-        launch_id: Of the launch that it is for.
-
     Attributes:
-        process: The process.
-        output: What it and its helpers print before they know their log.
+        output: File for the lines that the agent and its helpers print before they know their log.
     """
 
     def __init__(self, launch_id: str) -> None:

@@ -1,4 +1,4 @@
-"""WorkerHeartbeats of a node's workers: one slot each in memory shared with the agent."""
+"""Heartbeats of a node's workers: one slot each in memory shared with the agent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PAUSE_S = 1.0
 
 
 class WorkerProgress(NamedTuple):
-    """How far a local rank is: its phase, its finished steps, the seconds since its last progress, and their limit."""
+    """The progress of a local rank: its phase, its finished steps, the seconds since its last progress, and their limit."""
 
     local_rank: int
     phase: str
@@ -34,7 +34,7 @@ class WorkerProgress(NamedTuple):
 
 
 class WorkerActivity(NamedTuple):
-    """What a local rank is at: its phase, the steps it has finished, and for how many seconds, beats within it or not."""
+    """The activity of a local rank: its phase, its finished steps, and the seconds since that phase of that step began."""
 
     phase: str
     step: int
@@ -60,7 +60,7 @@ def heartbeat_memory() -> int:
 
 
 class WorkerHeartbeats:
-    """The agent's side: whether the workers make progress.
+    """The agent's side of the heartbeats: judges if the workers make progress.
 
     A beat is progress (a new step or phase), not a tick: a deadlocked rank has none.
 
@@ -142,12 +142,12 @@ class WorkerHeartbeats:
         return self.hang_timeouts.of(slot.phase)
 
     def allow_as_long(self) -> None:
-        """Do not count as a hang again what lasts no longer than the present stall of each worker."""
+        """Do not count a stall as a hang again that lasts no longer than the present stall of the worker."""
         for progress in self.progress():
             self.hang_timeouts.allow_as_long(progress.phase, progress.seconds)
 
     def awaited(self) -> WorkerActivity | None:
-        """Return what the worker is at for which the others seem to wait, as of the last look; None without workers.
+        """Return the activity of the worker for which the others seem to wait, as of the last look; None without workers.
 
         Those that wait do so in a step: in a collective.
         """
@@ -156,7 +156,7 @@ class WorkerHeartbeats:
         return max(activities, key=lambda each: (each.phase != "step", each.seconds), default=None)
 
     def progress(self) -> list[WorkerProgress]:
-        """Return how far each local rank is."""
+        """Return the progress of each local rank."""
         now = time.monotonic()
         progress = []
         for rank, slot in enumerate(self._slots):

@@ -29,13 +29,11 @@ _PIECE = 1 << 20
 
 
 class LeftOut(NamedTuple):
-    """What was taken out of the file of a worker's stream so far.
+    """The lines and bytes taken out of the file of a worker's stream so far.
 
     Attributes:
         rank: The worker's global rank.
         stream: `stdout` or `stderr`.
-        lines: How many.
-        bytes: How many.
     """
 
     rank: int
@@ -88,15 +86,15 @@ class WorkerStreams:
             shown.show()
 
     def cut(self) -> list[LeftOut]:
-        """Take out the middle of files that have grown too large; return what is to be told of it."""
+        """Take out the middle of files that have grown too large; return the cuts to be reported."""
         return [left_out for file in self._bounded if (left_out := file.cut()) is not None]
 
     def untold(self) -> list[LeftOut]:
-        """Return what `cut` has not returned yet, for use when nobody writes any more."""
+        """Return the counts that `cut` has not returned yet; for use once no worker writes any more."""
         return [left_out for file in self._bounded if (left_out := file.untold()) is not None]
 
     def close(self) -> None:
-        """Show what is left; nobody writes any more."""
+        """Show the remaining lines; no worker writes any more."""
         for shown in self._shown:
             shown.close()
         self._shown = []
@@ -144,14 +142,14 @@ class BoundedFile:
         self._lines = self._bytes = self._told = 0
 
     def cut(self) -> LeftOut | None:
-        """Take out the middle if the file is too large; return what was taken out in all, where it has become ten times as much."""
+        """Take out the middle if the file is too large; return the total taken out, each time that it has grown tenfold."""
         with contextlib.suppress(OSError):  # not there yet, or damaged: then it does not grow either
             if os.stat(self._path).st_size > MOST_BYTES:  # noqa: PTH116  many times a second
                 self._take_out_middle()
         return self.untold() if self._bytes >= 10 * self._told else None
 
     def untold(self) -> LeftOut | None:
-        """Return what was taken out in all, unless that was returned before."""
+        """Return the total taken out, unless it was returned before."""
         if self._bytes == self._told:
             return None
         self._told = self._bytes
@@ -160,7 +158,7 @@ class BoundedFile:
     def _take_out_middle(self) -> None:
         with self._path.open("rb") as file, self._path.open("ab", buffering=0) as end:
             head = _after_line(os.pread(file.fileno(), HEAD, 0))
-            # What an earlier cut wrote here is no line of the worker's.
+            # The line that an earlier cut wrote here is not the worker's.
             before = _marker(self._lines, self._bytes)
             has_marker = self._bytes and os.pread(file.fileno(), len(before), head) == before
             start = at = head + (len(before) if has_marker else 0)

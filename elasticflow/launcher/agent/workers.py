@@ -1,7 +1,7 @@
 """Workers of one node, forked by the warm server.
 
 torch's own `MultiprocessContext` counts a worker as finished only when its return value has arrived in a queue, and
-waits for ever for one that leaves by `os._exit` (measured, torch 2.13). Here exit code 0 is success and any other is
+waits for ever for a worker that exits by `os._exit` (measured, torch 2.13). Here exit code 0 is success and any other is
 failure.
 """
 
@@ -39,9 +39,9 @@ class ForkedWorkers:
     """The local worker group of one generation.
 
     Args:
-        server: What forks them.
+        server: Fork server that starts the workers.
         environments: Variables of each local rank.
-        streams: Where their standard streams go.
+        streams: Files of their standard streams.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ForkedWorkers:
         """Take in what the server reports, show streams that are to be shown, and return the group's state.
 
         Args:
-            may_leave: They were asked to leave, and may do so with any code and by any signal.
+            may_leave: The workers were asked to exit, and may do so with any code and by any signal.
 
         Raises:
             HelperLostError: the fork server is gone, and its workers with it.
@@ -85,11 +85,11 @@ class ForkedWorkers:
         return GroupState.FINISHED if len(codes) == len(self._pids) else GroupState.RUNNING
 
     def cut_streams(self) -> list[LeftOut]:
-        """Bound the files of their streams; return what is to be told of it."""
+        """Bound the files of their streams; return the cuts to be reported."""
         return self._streams.cut()
 
     def left_out(self) -> list[LeftOut]:
-        """Return what `cut_streams` took out and has not returned; for use when no worker is left."""
+        """Return the cuts that `cut_streams` has not returned; for use when no worker is left."""
         return self._streams.untold()
 
     def exits(self) -> dict[int, tuple[int, float]]:
@@ -160,12 +160,12 @@ class ForkedWorkers:
 
 
 def environment_of_script(master: tuple[str, int], generation: int, errors: Path) -> dict[str, str]:
-    """Return what torchrun gives a script besides, or otherwise than `environment_of` does.
+    """Return the variables that torchrun gives a script beyond those of `environment_of`, or with other values.
 
     Args:
         master: Address and port at which rank 0 may listen.
         generation: Number of the worker group over the whole run: one more than it was restarted.
-        errors: File in which torch's `record` leaves what the worker raised.
+        errors: File in which torch's `record` writes the worker's exception.
     """
     host, port = master
     return {
@@ -183,7 +183,7 @@ def environment_of(
     """Return the variables that torchrun gives a worker, under its own names.
 
     Args:
-        assignment: The node's.
+        assignment: The node's part in the generation.
         local_rank: Number of the worker on the node.
         role: Name of the workers' role.
         run_id: The run's.

@@ -48,7 +48,7 @@ def unpack(data: bytes, folder: Path) -> dict[str, int]:
     """Put the files of an archive into *folder*, each whole or not at all; return their sizes by name.
 
     Raises:
-        BadArchiveError: it is no archive, or holds what is no cache; nothing was written then.
+        BadArchiveError: *data* is no archive, or holds no cache; nothing was written then.
     """
     try:
         archive = zipfile.ZipFile(io.BytesIO(data))
@@ -107,7 +107,7 @@ class CacheStore:
         """Return the cache for this kind of machine, every byte verified; None if there is none.
 
         Raises:
-            BadArchiveError: it is not what was written.
+            BadArchiveError: the archive is not what was written.
             OSError: the store does not answer.
         """
         for tries_left in reversed(range(_TRIES)):

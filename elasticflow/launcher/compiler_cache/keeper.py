@@ -76,7 +76,7 @@ class Place:
 
 
 def place_of(run: RunFolder, node: str, writer: WriterStart, environment: Mapping[str, str]) -> Place:
-    """Return where the cache of *node* is; its folder is made, and holds no half written file.
+    """Return the place of *node*'s cache; its folder is made, and holds no half written file.
 
     Args:
         run: The run folder.
@@ -162,7 +162,7 @@ class CompilerCacheKeeper:
         self._has_run = True
 
     def look(self, now: float, phases: Iterable[str]) -> list[Told]:
-        """Return what is to be told; save the cache if it is time. To be called often while the workers run.
+        """Return messages for the supervisor; save the cache if it is time. To be called often while the workers run.
 
         Args:
             now: Seconds of a steady clock.
@@ -181,7 +181,7 @@ class CompilerCacheKeeper:
         return told
 
     def finish(self) -> list[Told]:
-        """Wait a moment for a cache that is being saved; return what is to be told."""
+        """Wait a moment for a cache that is being saved; return messages for the supervisor."""
         if self._process is not None:
             self._await(_END_LIMIT_S)
         told, self._told = self._told, []
@@ -241,7 +241,7 @@ class CompilerCacheKeeper:
         self._take(time.monotonic())
 
     def _take(self, now: float) -> None:
-        """Take in what the process that has ended says."""
+        """Take in the result of the process that has ended."""
         assert self._process is not None
         assert self._process.stdout is not None
         with self._process.stdout as stdout:
@@ -273,7 +273,7 @@ class CompilerCacheKeeper:
 
 
 def _done(text: bytes) -> Transferred | None:
-    """Return what a process says in its last line; libraries for stores may print, too. None if it says nothing."""
+    """Return the result in a process' last line; libraries for stores may print, too. None if there is no result."""
     try:
         return from_json(Transferred, json.loads(text.splitlines()[-1]))
     except (IndexError, ValueError):

@@ -1,4 +1,4 @@
-"""On which machines the same kernels run: those of one kind."""
+"""Kinds of machines: the same compiled kernels run on all machines of a kind."""
 
 from __future__ import annotations
 

@@ -37,9 +37,6 @@ class NodeFolder:
 
     A worker that is killed may leave a library half written, which torch would take for whole for ever. So the folder is
     *sealed* once a generation trains: the seal, a file beside it, names the files that are whole.
-
-    Attributes:
-        path: The folder.
     """
 
     path: Path
@@ -65,7 +62,7 @@ class NodeFolder:
         return None
 
     def files(self) -> dict[str, FileState]:
-        """Return the files of the cache, by path from the folder; locks, and what is being written, are none."""
+        """Return the files of the cache, by path from the folder, without locks and files being written."""
         found = {}
         for folder, folders, names in os.walk(self.path):
             place = self.path.__class__(folder)
@@ -102,7 +99,7 @@ class NodeFolder:
 
         Args:
             files: Sizes by path from the folder.
-            is_stored: They are beside the snapshots, too.
+            is_stored: The files are beside the snapshots, too.
         """
         content = {"files": files, "stored": is_stored}
         atomic_files.write(self.seal_path, (json.dumps(content).encode(),))
@@ -113,7 +110,7 @@ class NodeFolder:
         return files if isinstance(files, dict) else None
 
     def is_stored(self) -> bool:
-        """Return whether what is sealed is beside the snapshots, too."""
+        """Return whether the sealed files are beside the snapshots, too."""
         return self._read_seal().get("stored") is True
 
     def has_news(self) -> bool:
@@ -122,7 +119,7 @@ class NodeFolder:
         return bool(sizes) and (sizes != self.sealed() or not self.is_stored())
 
     def repair(self) -> None:
-        """Remove what may be half written: no one may use the folder. Without a whole file nothing stays sealed."""
+        """Remove files that may be half written: no process may use the folder. Without a whole file nothing stays sealed."""
         sealed = self.sealed() or {}
         for name, state in self.files().items():
             known = sealed.get(name)

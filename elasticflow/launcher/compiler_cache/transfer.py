@@ -38,7 +38,7 @@ class Transfer:
 
     Attributes:
         action: Load, or save.
-        parent: The process that ends this one with itself.
+        parent: Process whose end also ends this one.
         folder: The node's folder.
         kind: Kind of this machine.
         facts: Facts about this kind of machine.
@@ -64,8 +64,8 @@ class Transferred:
     """Result of a request.
 
     Attributes:
-        outcome: `none`: there was nothing to do; `busy`: a compiler writes, it is to be tried again.
-        files: How many were moved.
+        outcome: `none`: there was nothing to do; `busy`: a compiler is writing, so try again.
+        files: Number of files moved.
         bytes: Size of the archive.
         seconds: How long it took.
         reason: Why it failed.
@@ -79,7 +79,7 @@ class Transferred:
 
 
 def main() -> None:
-    """Do what the line on standard input says, and say on standard output what came of it."""
+    """Carry out the request on standard input, and write the result to standard output."""
     asked = from_json(Transfer, json.loads(sys.stdin.readline()))
     die_with_parent(asked.parent)
     began = time.monotonic()

@@ -122,13 +122,13 @@ class ForkServer:
         return self._ready
 
     def options(self, tell: Callable[[str], None] = lambda _: None) -> TorchrunOptions:
-        """Return what torchrun makes of the launch's arguments, once the server is ready.
+        """Return the launch's arguments as torchrun parses them, once the server is ready.
 
         Args:
-            tell: As for `wait_ready`.
+            tell: Called as in `wait_ready`.
 
         Raises:
-            TorchrunRefusedError: torchrun refuses them.
+            TorchrunRefusedError: torchrun refuses the arguments.
             HelperLostError: the server has ended.
         """
         ready = self.wait_ready(tell)

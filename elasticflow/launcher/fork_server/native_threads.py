@@ -85,7 +85,7 @@ class _Mapping(NamedTuple):
 
 
 def missed_in_a_child() -> str | None:
-    """Return whose threads a forked child of this process would miss, as words; None if it would miss none."""
+    """Return the libraries whose threads a forked child of this process would miss, as words; None if there are none."""
     if not _TASKS.is_dir():
         return "threads" if threading.active_count() > 1 else None
     missed = set()

@@ -38,7 +38,7 @@ WARM = (
 
 
 def warm_up() -> Iterator[str]:
-    """Import what every job's workers need; yield each name once that is imported."""
+    """Import the modules that every job's workers need; yield each name once it is imported."""
     for name in WARM:
         importlib.import_module(name)
         yield name
@@ -84,7 +84,7 @@ def preload(
 
 
 def import_all(modules: Sequence[str], path: Sequence[str]) -> None:
-    """Import what a worker will import, as far as it imports without knowing its rank; what fails is left to the worker.
+    """Import a worker's modules, as far as they import without knowing the rank; a failing module is left to the worker.
 
     Args:
         modules: Names, in the order in which workers have imported them.
@@ -133,7 +133,7 @@ def unsafe_to_fork() -> str | None:
 
 
 def _open_files() -> list[str]:
-    """Return what this process has open; psutil leaves devices out."""
+    """Return the open files of this process; psutil leaves devices out."""
     folder = Path("/proc/self/fd")
     targets = []
     for descriptor in folder.iterdir() if folder.is_dir() else ():

@@ -26,7 +26,7 @@ _NAME = "__main__"
 def run_script(program: Program) -> NoReturn:
     """Run *program* as the main program and end this process as Python would; never returns.
 
-    The script sees its arguments, folder, `sys.path[0]` and `__main__` (processes that it spawns import it from there),
+    The script gets its own arguments, folder, `sys.path[0]` and `__main__` (spawned processes import from there),
     and random numbers of its own unless it seeds them. At its end its threads are waited for and its
     exit handlers are called; destructors are not (torch 2.13, gloo: `~ProcessGroupGloo` can wait for ever).
     """

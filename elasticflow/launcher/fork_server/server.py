@@ -98,7 +98,7 @@ class _Arguments(NamedTuple):
 
 
 def _begin(channel: MessageChannel) -> _Begun:
-    """Wait for the setup; have its variables and its log, and someone read torchrun's arguments."""
+    """Wait for the setup; take over its variables and its log, and start a child that reads torchrun's arguments."""
     setup = _wait_for_setup(channel)
     os.environ.update(setup.environment)
     if setup.log:
@@ -115,7 +115,7 @@ def _read(reader: ArgumentsReader) -> _Arguments:
 
 
 def _move_output_to(log: str) -> None:
-    """Have what this process prints appended to *log*, with what it printed before that was known."""
+    """Append this process' output to *log*, including what it has printed so far."""
     size = os.fstat(1).st_size
     text = os.pread(1, size, 0) if size else b""
     os.ftruncate(1, 0)
@@ -158,7 +158,7 @@ def _let_child_serve(channel: MessageChannel, setup: Setup, arguments: _Argument
 
 
 def _prepare(channel: MessageChannel, setup: Setup, arguments: _Arguments) -> Ready:
-    """Import what the start method allows; return what the agent is to know of it."""
+    """Import what the start method allows; return the message that tells the agent."""
     refused: tuple[RefusedModule, ...] = ()
     shares_imports = setup.start_method == "fork"
     if shares_imports:
@@ -186,7 +186,7 @@ def _serve(channel: MessageChannel, setup: Setup, ready: Ready) -> NoReturn:
 
 
 def _end_as(exit_code: int) -> NoReturn:
-    """End as the child did that served."""
+    """Exit in the way of the child that served."""
     if exit_code < 0:
         if -exit_code in _IGNORED:
             signal.signal(-exit_code, signal.SIG_DFL)
@@ -195,7 +195,7 @@ def _end_as(exit_code: int) -> NoReturn:
 
 
 def _wait_for_setup(channel: MessageChannel) -> Setup:
-    """Return the agent's first message; leaves the process when the agent is gone."""
+    """Return the agent's first message; exits if the agent is gone."""
     while not (messages := channel.read()):
         if messages is None:
             os._exit(0)

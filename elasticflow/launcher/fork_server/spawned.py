@@ -18,7 +18,7 @@ from elasticflow.system.processes import die_with_parent
 
 
 def main() -> None:
-    """Run what the command line names after the process id of the fork server: a file, or a script as JSON."""
+    """Run the program that the command line names after the process id of the fork server: a file, or a script as JSON."""
     die_with_parent(int(sys.argv[1]))
     faulthandler.register(signal.SIGUSR2, all_threads=True)  # exec has removed the fork server's handler
     mask_streams()

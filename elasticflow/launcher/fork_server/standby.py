@@ -38,14 +38,14 @@ _QUERY_LIMIT_S = 10.0
 
 
 class LowPriority:
-    """While it is entered this process takes a third of a core, and nothing while a worker of the node copies a snapshot.
+    """Within this context the process takes a third of a core, and none while a worker of the node copies a snapshot.
 
     A process that is nice cannot be made a usual one again without privileges, so it takes pauses instead.
 
     Args:
-        connection: The pauses end once something comes here: this process is needed.
+        connection: The pauses end once a message comes here: this process is needed.
         heartbeats: Descriptor of the heartbeats of the node's workers; None: no one trains.
-        workers: How many there are.
+        workers: Number of these workers.
     """
 
     def __init__(self, connection: socket.socket, heartbeats: int | None, workers: int) -> None:
@@ -124,7 +124,7 @@ def stand_by(connection: socket.socket) -> NoReturn:
 
 
 def _messages(channel: MessageChannel) -> Iterator[Message]:
-    """Yield what the server sends, until it is gone."""
+    """Yield the server's messages, until the server is gone."""
     with contextlib.suppress(ConnectionResetError):
         while (messages := channel.read()) is not None:
             yield from messages

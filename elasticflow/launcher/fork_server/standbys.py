@@ -70,7 +70,7 @@ class Standbys:
         return None
 
     def read(self, ready: Container[int]) -> list[StandbyReady]:
-        """Return what standbys have reported on those descriptors that are *ready*."""
+        """Return the standbys' reports from the descriptors that are *ready*."""
         reports: list[StandbyReady] = []
         for pid, channel in list(self._channels.items()):
             if channel.connection.fileno() in ready:

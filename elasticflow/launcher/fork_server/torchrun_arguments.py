@@ -43,7 +43,7 @@ class TorchrunRefusedError(RuntimeError):
 
 
 def read(arguments: Sequence[str]) -> TorchrunOptions:
-    """Return what torchrun's own parser makes of *arguments*; imports torch, and may touch the GPUs to count them.
+    """Return *arguments* as torchrun's own parser reads them; imports torch, and may touch the GPUs to count them.
 
     Raises:
         TorchrunRefusedError: torchrun refuses them.
@@ -97,7 +97,7 @@ class ArgumentsReader:
         os.close(answer)
 
     def options(self) -> TorchrunOptions:
-        """Return what the arguments mean; the child is gone then.
+        """Return the parsed arguments; the child is gone then.
 
         Raises:
             TorchrunRefusedError: torchrun refuses them, or the child was killed.
@@ -114,7 +114,7 @@ class ArgumentsReader:
 
 
 def _answer_and_end(arguments: Sequence[str], descriptor: int) -> None:
-    """Write the answer to *descriptor* and leave without unwinding into the server's frames."""
+    """Write the answer to *descriptor* and exit without unwinding into the server's frames."""
     try:
         try:
             answer = to_json(read(arguments))

@@ -52,7 +52,7 @@ def run_entry_point(path: str) -> None:
 def end_with(action: Callable[[], None]) -> NoReturn:
     """End this process with *action*'s exit code; an exception that it raises is shown.
 
-    Neither the frames of who forked this process are unwound, nor torch's destructors run.
+    The frames of the forking process are not unwound, and torch's destructors do not run.
     """
     code = 1
     try:

@@ -20,7 +20,7 @@ STARTING, RESTORING, TRAINING, REDONE, STALLED, EVALUATING, DETECTING, RESTARTIN
     "detecting",  # from a failure until all workers of the group are gone
     "restarting",  # from the end of one group until the next one trains
     "waiting",  # fewer nodes are there than the job needs
-    "ending",  # the last snapshot is written, processes leave
+    "ending",  # the last snapshot is written, processes exit
 )
 Parts = dict[str, float]
 """Seconds of each part."""
@@ -30,7 +30,7 @@ _LEFT_FOR_GOOD = frozenset({"finished", "drained"})
 
 
 class Durations:
-    """Counts the parts; `saw` has to be called with all that happens, in order.
+    """Counts the parts; `saw` has to be called with every record, in order.
 
     Args:
         before: The parts of the run's earlier launches; None: unknown.

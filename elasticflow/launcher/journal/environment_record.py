@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class EnvironmentRecord:
-    """Writes what rank 0 of the first group that trains has imported, its device, and which data it found.
+    """Writes the imports, the device and the data of rank 0 of the first group that trains.
 
     Args:
         folder: The launch folder.

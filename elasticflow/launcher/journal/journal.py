@@ -56,7 +56,7 @@ def _carried_over(folder: RunFolder) -> dict[str, Any]:
 
 
 def _durations_before(folder: RunFolder) -> Parts | None:
-    """Return where the time of the run's earlier launches went: empty if there were none, None if that is unknown."""
+    """Return the parts of the time of the run's earlier launches: empty if there were none, None if unknown."""
     if not folder.state.exists() and not (folder.events.is_file() and folder.events.stat().st_size):
         return {}
     state = read_record(folder.state)
@@ -76,7 +76,7 @@ class Journal:
 
     Attributes:
         damage: Damaged lines moved out of events.jsonl when it was opened; None if it was whole.
-        durations: Where the launch's time goes; it sees every event and line.
+        durations: Parts of the launch's time; sees every event and line.
         generation: The newest generation of this launch; 0 before the first.
         state: Content of state.json.
     """
@@ -146,7 +146,7 @@ class Journal:
         self._follow(record)
 
     def _follow(self, record: EventRecord) -> None:
-        """Keep what is known beside the events in step with them."""
+        """Update the facts known beside the events."""
         activities = self._activities
         match record["event"]:
             case events.BUDGET_CHARGED:
@@ -163,12 +163,12 @@ class Journal:
                 pass
 
     def know(self, **fields: Any) -> None:
-        """Take what is known beside the events into the state (`SHOWN_OF_STATE`), and show it."""
+        """Take facts known beside the events into the state (`SHOWN_OF_STATE`), and show them."""
         self.update(at_once=True, **fields)
         self._show(known_record(self.state))
 
     def activity(self, activity: Activity) -> None:
-        """Take in what a node has been at for longer than a moment, or that this is over."""
+        """Take in a node's activity, or its end."""
         self._activities.pop(activity.node, None)
         if activity.phase:
             self._activities[activity.node] = {
@@ -180,7 +180,7 @@ class Journal:
         self._tell_activities()
 
     def _tell_activities(self) -> None:
-        """Tell what nodes are at, a few times a second at most: a thousand may tell at a time, and all are told of each time."""
+        """Show the nodes' activities, a few times a second at most: a thousand nodes may report at a time, and each look shows all."""
         self._is_told_late = time.monotonic() - self._told < _STATE_EVERY_S
         if not self._is_told_late:
             self._told = time.monotonic()
@@ -194,14 +194,14 @@ class Journal:
         self.update()
 
     def turn(self) -> None:
-        """Write and show what was put off, once it is time; to be called many times a second."""
+        """Write and show delayed changes, once it is time; to be called many times a second."""
         if self._is_told_late:
             self._tell_activities()
         if self._is_written_late:
             self.update()
 
     def printed(self, printed: Printed) -> None:
-        """Show what rank 0 printed; it is kept in the run's logs by those who print it."""
+        """Show the lines that rank 0 printed; the run's logs keep them anyway."""
         self._show(printed_record(printed.lines, printed.left_out))
 
     def show(self, record: EventRecord) -> None:

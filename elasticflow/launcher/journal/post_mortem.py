@@ -1,4 +1,4 @@
-"""The end of a supervisor that wrote nothing about it: the certain, and the likely.
+"""The end of a supervisor that recorded none: the certain facts, and the likely cause.
 
 A supervisor writes down at launch on which machine it runs. Where a run's state says `running` and no process leads the
 run, that record is compared with the machine as it is now.
@@ -37,7 +37,7 @@ _ROOM = 1 << 16
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine that a supervisor runs on; None for what it does not tell.
+    """The machine that a supervisor runs on; None for facts that the machine does not tell.
 
     Attributes:
         host: Its name.
@@ -68,12 +68,12 @@ class Machine:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is written to state.json."""
+        """Return the record for state.json."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, record: object) -> Machine | None:
-        """Return what `to_json` gave; None for anything else: earlier versions wrote no machine."""
+        """Return the machine that `to_json` wrote; None for anything else: earlier versions wrote no machine."""
         if not isinstance(record, dict) or not isinstance(host := record.get("host"), str):
             return None
         counts = record.get("memory_kills")
@@ -104,7 +104,7 @@ class Ending:
 
     @property
     def text(self) -> str:
-        """Both in one line."""
+        """The facts and the cause in one line."""
         return self.known if self.likely is None else f"{self.known}; likely {self.likely}"
 
 
@@ -130,13 +130,13 @@ def ending_of(folder: RunFolder) -> Ending | None:
 def explain(
     then: Machine | None, now: Machine, updated: float | None, is_logged: Callable[[float], bool]
 ) -> Ending:
-    """Return what became of a supervisor on *then*, looked at from *now*.
+    """Return the end of a supervisor on *then*, judged from *now*.
 
     Args:
-        then: Where it ran; None: unknown.
+        then: Machine that it ran on; None: unknown.
         now: This machine.
         updated: Unix time of its last sign of life.
-        is_logged: Whether the kernel's log says that it killed the supervisor for memory after so many seconds from the
+        is_logged: Returns True if the kernel's log says that it killed the supervisor for memory after so many seconds from the
             machine's start.
     """
     if then is None:

@@ -30,7 +30,7 @@ class RunLock:
         Another launch locks a new file where the old one was removed or replaced, and both would write the run's records.
 
         Raises:
-            RunTakenError: it is another file, or there is none.
+            RunTakenError: the lock file is another file, or gone.
         """
         try:
             if os.path.samestat(self._locked, self._path.stat()):
@@ -54,7 +54,7 @@ def locked(folder: RunFolder) -> Iterator[RunLock]:
 
     Raises:
         RunLockedError: another process holds it.
-        RecordError: where the lock should be is no file, or a file that may not be used.
+        RecordError: the lock's path holds no file, or a file that may not be used.
         StorageError: the run folder cannot be made.
     """
     is_new = not folder.path.exists()

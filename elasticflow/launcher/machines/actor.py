@@ -31,7 +31,7 @@ class Begun(NamedTuple):
 class NodeActor:
     """One node of a run; its methods are called through Ray, one at a time.
 
-    The node lives as long as this actor does: it leaves when the actor's end of its standard input is closed, which the
+    The node lives as long as this actor does: it exits when the actor's end of its standard input is closed, which the
     kernel does when the actor is killed.
     """
 
@@ -68,7 +68,7 @@ class NodeActor:
         return Begun(socket.gethostname(), ray.get_runtime_context().get_node_id())
 
     def hear(self) -> Heard:
-        """Return what is new."""
+        """Return the news of the node."""
         assert self._process is not None
         assert self._reader is not None
         code = self._process.poll()
@@ -79,7 +79,7 @@ class NodeActor:
         return Heard(lines, None if code is None else 128 - code if code < 0 else code)
 
     def leave(self) -> None:
-        """Ask the node to leave after its step; a second time: at once."""
+        """Ask the node to exit after its step; a second call: at once."""
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._process.stdin.write(f"{LEAVE}\n")

@@ -1,4 +1,4 @@
-"""The Ray cluster, as much of it as a run needs: who is in it, what a node asks for, who is about to go."""
+"""The Ray cluster, as far as a run needs it: its nodes, the resources of a node, the nodes about to go."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Demand:
     gpus: float
 
     def fits(self, resources: Mapping[str, float]) -> bool:
-        """Return whether a node of Ray with *resources* has so much."""
+        """Return whether a node of Ray with *resources* meets the demand."""
         return resources.get("CPU", 0.0) >= self.cpus and resources.get("GPU", 0.0) >= self.gpus
 
     def __str__(self) -> str:
-        """Return it in words."""
+        """Return the demand in words."""
         return f"{self.gpus:g} GPUs" if self.gpus else f"{self.cpus:g} CPUs"
 
 
@@ -39,7 +39,7 @@ def connect() -> Any:
     """Return ray, connected to the cluster that RAY_ADDRESS names, or to this machine's.
 
     Raises:
-        RayError: ray is not installed, or no one answers there.
+        RayError: ray is not installed, or no cluster answers.
     """
     try:
         import ray

@@ -22,7 +22,7 @@ class Host:
 
     Attributes:
         target: Destination for ssh: `name`, `user@name`, or an alias of ssh's configuration.
-        place: Where it stands: `hosts.txt:3`.
+        place: Place in the file: `hosts.txt:3`.
         folder: The project's folder there; None: the same as here.
         python: The Python there that has elasticflow; None: the same path as here.
     """
@@ -42,7 +42,7 @@ def read_hosts(path: Path) -> tuple[Host, ...]:
     """Return the hosts of a file, in its order; blank lines and what follows # are left out.
 
     Raises:
-        HostsError: it cannot be read, a line is no host, a host stands twice, or there is none.
+        HostsError: the file cannot be read, a line is no host, a host stands twice, or there is no host.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

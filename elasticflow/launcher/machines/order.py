@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 
 LEAVE = "leave"
-"""A line that asks the node to leave: once, as SIGTERM does; twice: at once."""
+"""A line that asks the node to exit: once, as SIGTERM does; twice: at once."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Order:
         words: elasticflow's command line.
         environment: Variables that the command has besides those of the host.
         run: The run: one node of it lives on a host at a time.
-        grace_s: Seconds that a node has to leave.
+        grace_s: Seconds that a node has to exit.
         host: The host, as the file of hosts names it; empty: it is not in such a file.
         launch: Id of the command that starts the nodes, another one at each start.
     """
@@ -32,11 +32,11 @@ class Order:
     launch: str = ""
 
     def to_line(self) -> str:
-        """Return it as one line."""
+        """Return the order as one line."""
         return json.dumps(asdict(self)) + "\n"
 
     @classmethod
     def from_line(cls, line: str) -> Order:
-        """Return what `to_line` wrote."""
+        """Return the order that `to_line` wrote."""
         values = json.loads(line)
         return cls(**{**values, "words": tuple(values["words"])})

@@ -30,13 +30,13 @@ class _Node:
     """One node of the run.
 
     Attributes:
-        number: From 0; a node that takes another's place has its number.
+        number: Number from 0; a node that replaces another has the same number.
         actor: Handle of Ray's actor.
         begun: Ray's promise that the actor has begun.
         host: Where it runs; empty while Ray has no room for it.
         ray_node: Ray's id of that node.
         exit_code: How it ended; None while it runs.
-        is_leaving: It was asked to.
+        is_leaving: The node was asked to exit.
         refusal: Why it could not be begun.
     """
 
@@ -59,8 +59,8 @@ class RayNodes(threading.Thread):
     that befalls all of them, and none has ever run, the run is given up.
 
     Args:
-        ray: Connected.
-        number: How many.
+        ray: The module, connected.
+        number: Number of nodes.
         demand: Resources of each node.
         order: The order to each node; the same for all.
         show: Called with the name of a node and each line that it prints.
@@ -68,7 +68,7 @@ class RayNodes(threading.Thread):
         give_up: Called once where no node can be begun.
 
     Attributes:
-        refusal: Why no node could be begun; None: some was, or may yet be.
+        refusal: Why no node could be begun; None: a node was begun, or may yet be.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class RayNodes(threading.Thread):
         self.refusal: str | None = None
 
     def run(self) -> None:
-        """Begin the nodes, and see to them until `close`."""
+        """Begin the nodes, and keep them running until `close`."""
         again = dict.fromkeys(range(self._number), 0.0)
         while not self._is_over.is_set():
             try:

@@ -25,7 +25,7 @@ from elasticflow.system.process_record import ProcessRecord
 from elasticflow.system.processes import boot_id
 
 _LOOK_S = 0.1
-# Beyond the node's own time to leave: for its last snapshot.
+# Seconds beyond the node's own time to exit, for its last snapshot.
 _ENDING_S = 30.0
 
 
@@ -84,7 +84,7 @@ def _take_lock(order: Order) -> FileLock | None:
         try:
             return FileLock.take(path, 0, 0o600)
         except LockHeldError as held:
-            # Whoever took the lock a moment ago has not told its node yet.
+            # The process that took the lock a moment ago has not recorded its node yet.
             if "launch" in held.note:
                 if order.launch and held.note["launch"] == order.launch and held.note["node"] != order.host:
                     _refuse(order, held)
@@ -113,7 +113,7 @@ def _ask_to_leave(held: LockHeldError) -> None:
 
 
 def _obey(node: subprocess.Popen[bytes], grace_s: float) -> None:
-    """Do what standard input says until it ends; then no one is there any more, and the node is to leave."""
+    """Carry out the orders on standard input until it ends: the connection is gone then, and the node is to exit."""
     for line in sys.stdin:
         if line.strip() == LEAVE:
             _ask(node)

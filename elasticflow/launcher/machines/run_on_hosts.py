@@ -28,12 +28,12 @@ def run_on_hosts(
     *,
     first_decides: bool,
 ) -> int:
-    """Run a node on each host until the run is over, or a signal asks to leave; return the exit code. Main thread only.
+    """Run a node on each host until the run is over, or a signal asks to exit; return the exit code. Main thread only.
 
     A host that cannot be reached, or whose node was killed or asked to leave there, gets another node after a pause.
 
     Args:
-        orders: Each host with what it is told, the first one first.
+        orders: Each host with its order, the first host first.
         show: Called with each line that a host prints; from several threads.
         say: Called with what a person should know.
         first_decides: The first host serves the store and leads: its end is the run's.

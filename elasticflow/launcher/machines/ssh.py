@@ -1,4 +1,4 @@
-"""A host, as the machine has it that started the run: an ssh process, made again while the run continues."""
+"""A host, as the machine that started the run sees it: an ssh process, started again while the run continues."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_resolves(host: Host) -> None:
     """Check that the host's name leads somewhere, unless ssh reaches it through another one.
 
     Raises:
-        HostsError: it does not, or there is no ssh.
+        HostsError: the name leads nowhere, or there is no ssh.
     """
     try:
         settings = subprocess.run(
@@ -72,8 +72,7 @@ class HostProcess(threading.Thread):
     """Keeps a node of the run on one host: its ssh, and another one after a pause when the host was away.
 
     Attributes:
-        host: Which.
-        exit_code: How the node ended for good; None while it may continue.
+        exit_code: The node's final exit code; None while it may continue.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class HostProcess(threading.Thread):
         self._is_over.set()
 
     def leave(self) -> None:
-        """Ask the node to leave, and do not start it again; the second time: at once."""
+        """Ask the node to exit, and do not start it again; a second call: at once."""
         self.finish()
         with self._lock:
             if self._process is not None and self._process.stdin is not None:

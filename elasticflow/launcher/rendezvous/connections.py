@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 PER_NODE = 7
 """Connections that a node holds: three of its command, four of its agent. Each worker has one while it begins."""
 _OWN = 100
-# Of a node whose job has one for each GPU or core.
+# Bound for a node whose job has one for each GPU or core.
 _WORKERS = 8
 _MOST = 1 << 16
 # Seconds between two reports of refused connections.
@@ -32,7 +32,7 @@ def allow_many() -> None:
 
 
 def needed(nodes: int, workers_per_node: int) -> int:
-    """Return how many files the process may have open at a time that serves the keys of so many *nodes*."""
+    """Return the number of open files that the server of the keys of so many *nodes* may need."""
     return _OWN + (PER_NODE + workers_per_node) * nodes
 
 
@@ -62,8 +62,8 @@ class Refused:
     """Connections refused since this was told last.
 
     Attributes:
-        connections: How many.
-        address: Where the last one came from.
+        connections: Number of refused connections.
+        address: Source of the last one.
         reason: Why it was refused.
     """
 

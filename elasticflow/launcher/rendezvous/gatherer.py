@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.25
 _POLL_S = 0.01
-# Seconds that nodes have to answer; those that are slower continue sending, and nobody waits.
+# Seconds that nodes have to answer; those that are slower continue sending, and are not waited for.
 PATIENCE_S = 8.0
 
 
@@ -111,7 +111,7 @@ class RemoteFiles:
         hear: Callable[[Message], None],
         is_cut_short: Callable[[], bool],
     ) -> None:
-        """Have nodes send logs of *generation*, and what hooks logged, before they leave; *hear* takes in all messages."""
+        """Have nodes send logs of *generation*, and what hooks logged, before they exit; *hear* takes in all messages."""
         self.ask(channel, Request(generation, logged=True), time.monotonic())
         while self.are_awaited(channel, time.monotonic()) and not is_cut_short():
             for message in channel.take():
@@ -134,7 +134,7 @@ class RemoteFiles:
         if requests.is_image(piece.path):
             atomic_files.replace(path, (data,), sync=False)
         elif there is None or piece.is_anew:
-            # Written in one act: nobody sees a file that is neither the old one nor the new one.
+            # Written in one act: a reader sees the old file or the new one.
             atomic_files.replace(path, (self._gap(piece, 0), data), sync=False)
         elif piece.offset + len(data) > there:
             with path.open("ab") as file:

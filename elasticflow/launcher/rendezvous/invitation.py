@@ -1,4 +1,4 @@
-"""What a launch tells another machine that is to take part in it."""
+"""The invitation of a launch to another machine that is to take part."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Invitation:
-    """What a machine that joins has to know; no secrets: each machine has its own.
+    """The facts that a joining machine has to know; no secrets: each machine has its own.
 
     Attributes:
-        run_id: The run's id.
         job: The resolved job, as job.json has it.
         entry_point: Text of train.py, which may have been edited by hand.
-        versions: What `versions` returns on the machine that leads.
-        launch_id: Of the launch: it stands beside the snapshots, and in the launch's folder.
+        versions: Result of `versions` on the machine that leads.
+        launch_id: Id of the launch, which stands beside the snapshots and in the launch's folder.
         sources: SHA-256 of each file of the job's own code, by path from the project's root.
     """
 

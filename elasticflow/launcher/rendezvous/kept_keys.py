@@ -62,7 +62,7 @@ class KeptKeys:
         """Return all keys and their values.
 
         Raises:
-            StorageError: they cannot be read.
+            StorageError: the keys cannot be read.
         """
         try:
             return dict(self._database.execute("select path, value from keys"))
@@ -90,7 +90,7 @@ class KeptKeys:
         self._do("commit")
 
     def sum_of(self, request: bytes) -> int | None:
-        """Return what was answered to *request*; None if it has not been done."""
+        """Return the answer to *request*; None if the request was not carried out."""
         row = self._do("select total from sums where request = ?", request).fetchone()
         return None if row is None else int(row[0])
 
@@ -99,7 +99,7 @@ class KeptKeys:
         self._database.close()
 
     def _about(self, name: str, value: str) -> str:
-        """Return what the folder says of *name*; *value*, from now on, if it says nothing."""
+        """Return the folder's fact *name*; if there is none, record *value* as that fact."""
         self._database.execute("insert or ignore into about values (?, ?)", (name, value))
         row = self._database.execute("select value from about where name = ?", (name,)).fetchone()
         return str(row[0])

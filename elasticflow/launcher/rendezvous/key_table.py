@@ -1,4 +1,4 @@
-"""What the store of a launch holds, and who is told when it changes: found without a look at all else that is there."""
+"""The keys of a launch's store, and the clients to tell of a change: found without a look at all other keys."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class KeyTable:
 
 
 class Subscriptions(Generic[T]):
-    """Which clients wait for a value of a path, and which watch all paths that begin with a prefix.
+    """The clients that wait for a value of a path, and those that watch all paths that begin with a prefix.
 
     A client waits for one path at a time, and watches one prefix.
     """

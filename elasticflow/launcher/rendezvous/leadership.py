@@ -1,6 +1,6 @@
-"""Which process leads a job's next launch, and the control store of that launch.
+"""Decides which process leads a job's next launch, and opens the control store of that launch.
 
-The store is the supervisor's own, or one that outlives supervisors: etcd, or what `elasticflow rendezvous serve` serves.
+The store is the supervisor's own, or one that outlives supervisors: etcd, or the store of `elasticflow rendezvous serve`.
 Several jobs may use the same store, each with one launch at a time, so their keys are apart:
 
     elasticflow/<job>/claim/<n>   how many processes wanted to lead the n-th launch of the job; the first does
@@ -48,7 +48,7 @@ class LaunchStore:
     Attributes:
         address: Where this machine's agents find the launch's keys.
         endpoint: The address at which other machines join; None if none may.
-        server: Serves the store in this process; None if somebody else serves it.
+        server: Serves the store in this process; None if another process serves it.
     """
 
     address: StoreAddress
@@ -89,13 +89,13 @@ def open_store(plan: LaunchPlan, token: str = "") -> LaunchStore:
 
     Args:
         plan: The launch's.
-        token: What all machines of the run know; empty: there is none, and a launch that no other machine may join
+        token: Secret that all machines of the run know; empty: there is none, and a launch that no other machine may join
             makes one of its own.
 
     Raises:
         TokenRefusedError: the store has another token.
         PortTakenError: the endpoint's port is in use.
-        RendezvousError: nobody serves the store that the job names, or the endpoint's host does not resolve.
+        RendezvousError: the store that the job names does not answer, or the endpoint's host does not resolve.
         LedElsewhereError: another process leads a run of the job there, or another machine serves a launch there.
     """
     if not plan.is_store_outside and plan.nodes_max == 1:
@@ -138,7 +138,7 @@ def _check_elsewhere(address: StoreAddress) -> None:
 
     Raises:
         RendezvousError: its host does not resolve.
-        LedElsewhereError: somebody serves there already: another machine leads.
+        LedElsewhereError: a store is served there already: another machine leads.
     """
     try:
         socket.create_connection((address.host, address.port), timeout=_ELSEWHERE_S).close()
@@ -155,7 +155,7 @@ def _check_elsewhere(address: StoreAddress) -> None:
 
 
 def _start_beat(address: StoreAddress) -> Beat:
-    """Have this supervisor give signs of life in a store that somebody else serves; without it this process ends."""
+    """Have this supervisor give signs of life in a store that another process serves; without the store this process ends."""
 
     def end_process() -> None:
         sys.stderr.write(f"the store at {address.endpoint} does not answer: this launch ends\n")
@@ -181,10 +181,10 @@ def store_address_of(plan: LaunchPlan, host: str, port: int, token: str = "") ->
 
 
 def connect(address: StoreAddress) -> ControlStore:
-    """Return a client of the store at *address*, which somebody else serves.
+    """Return a client of the store at *address*, which another process serves.
 
     Raises:
-        RendezvousError: nobody serves one there, or this version of elasticflow cannot use it.
+        RendezvousError: no store answers there, or this version of elasticflow cannot use it.
     """
     try:
         socket.create_connection((address.host, address.port), timeout=_ANSWER_S).close()
@@ -212,7 +212,7 @@ def _lead(store: ControlStore, address: StoreAddress) -> int:
     """Return the number of the launch that this process leads from now on.
 
     Raises:
-        LedElsewhereError: another process leads one.
+        LedElsewhereError: another process leads a launch of the job.
     """
     number = newest_launch(store)
     led = LedElsewhereError(
@@ -225,7 +225,7 @@ def _lead(store: ControlStore, address: StoreAddress) -> int:
         number += 1
         if store.add(f"claim/{number}", 1) == 1:
             store.set(_NEWEST, str(number))
-            # Nobody reads the keys of older launches any more, and the store outlives all runs.
+            # The keys of older launches are not read any more, and the store outlives all runs.
             join_store(address.under(str(number - 2)), looks_at="").forget()
             return number
         deadline = time.monotonic() + _CLAIM_S

@@ -19,7 +19,7 @@ _SILENT_S = 3.0
 
 
 class Silence:
-    """How long a process or a store has given no sign of life, seen by an observer that looks again and again.
+    """The time for which a process or a store has given no sign of life, seen by an observer that looks again and again.
 
     A pause of the observer, on a laptop that slept for instance, is no silence: counting begins anew after it.
 
@@ -137,7 +137,7 @@ class SupervisorWatch:
 
     @property
     def has_changed(self) -> bool:
-        """Whether it has given a sign of life since this was made."""
+        """True if a sign of life was seen since this object was made."""
         return self._silence.has_changed
 
     def look(self) -> bool:

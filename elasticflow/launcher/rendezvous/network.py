@@ -51,9 +51,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def variables(host: str, port: int, interface: str | None = None) -> dict[str, str]:
-    """Return variables that have workers talk over *interface*, or the one towards *host*:*port*, where somebody listens.
+    """Return variables that have workers talk over *interface*, or the interface towards *host*:*port*, where a server listens.
 
-    None where the environment has one and the job names no interface.
+    Empty if the job names no interface and the environment sets such a variable, or if the server is on this machine.
 
     Raises:
         InterfaceError: this machine has no such interface.
@@ -68,7 +68,7 @@ def variables(host: str, port: int, interface: str | None = None) -> dict[str, s
 
 
 def towards(host: str, port: int) -> str | None:
-    """Return the name of the interface that leads to *host*:*port*, where somebody listens.
+    """Return the name of the interface that leads to *host*:*port*, where a server listens.
 
     None if that is the loopback, which all nodes share then.
     """
@@ -83,7 +83,7 @@ def check(interface: str | None) -> None:
     """Check that this machine has the interface that a job names.
 
     Raises:
-        InterfaceError: it has not.
+        InterfaceError: this machine does not have the interface.
     """
     if interface is not None:
         find(interface)

@@ -68,7 +68,7 @@ def put_request(folder: RunFolder, request: Request) -> Path:
 
 
 def requests_in(folder: RunFolder) -> dict[Path, Request]:
-    """Return the requests that commands have left, by their files; what is none is removed."""
+    """Return the requests that commands have left, by their files; a file that holds no request is removed."""
     found = {}
     try:
         paths = sorted((folder.path / WANTED).glob("*.json"))

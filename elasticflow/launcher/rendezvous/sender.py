@@ -30,8 +30,8 @@ class FileSender:
     Args:
         store: The launch's control store, in which the supervisor asks.
         post: Sends a message to the supervisor.
-        node: This one.
-        folder: Its run folder.
+        node: Id of this node.
+        folder: The node's run folder.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class FileSender:
             self._post(message)
 
     def send_last(self, generation: int) -> None:
-        """Send unasked what is new of *generation*, and of what hooks logged: this node leaves, and cannot be asked any more.
+        """Send unasked the new lines of *generation*'s logs and of hooks' points: this node exits, and cannot be asked any more.
 
         Raises:
             StoreLostError: the store is gone.
@@ -109,7 +109,7 @@ class FileSender:
             with path.open("rb") as file:
                 size = file.seek(0, 2)
                 sent = self._sent.get(name)
-                # Of a stream that became too long, the middle is taken out of its file.
+                # The middle of a stream that became too long is taken out of its file.
                 is_anew = sent is not None and size < sent
                 at = 0 if sent is None or is_anew else sent
                 if sent is None and size == 0:

@@ -35,7 +35,7 @@ def serve_until_asked(
     Args:
         host: Address to listen on; empty: all.
         port: 0 takes a free one.
-        token: What clients have to know; empty: nothing.
+        token: Secret that clients have to know; empty: any client may connect.
         say: Called with what a person should know.
         state: Folder in which the keys are kept: a server that is started with it again continues, and runs with it.
 

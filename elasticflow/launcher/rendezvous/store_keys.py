@@ -2,23 +2,23 @@
 
 They lie in one control store under the launch's own prefix (`protocol/control_store.py`):
 
-    invitation              what another machine has to know to take part (`invitation.py`)
-    noticed                 number of machines that have read the exit code
+    invitation              for machines that want to take part (`invitation.py`)
+    noticed                 how many machines have read the exit code
     launch/exit_code        of the launch, once it is over
     head                    a number that the supervisor changes while it lives (`leadership.py`)
-    joined                  number of machines that have joined so far
-    told/feeds              number of outboxes so far: one for each agent that was started, and each machine that joined
+    joined                  how many machines have joined so far
+    told/feeds              number of outboxes so far: every started agent and every joined machine has one
     told/feed/<o>/<i>       the i-th message to the supervisor in outbox o (`protocol/messages.py`)
-    told/beat/<o>           a number that the agent with outbox o changes several times a second while it lives
-    gone<o>/now             the agent with outbox o is to leave: its node was let go, or counts as lost. The server sends it to
+    told/beat/<o>           a number that the agent with outbox o, while alive, changes several times a second
+    gone<o>/now             the agent with outbox o is to exit: its node was let go, or counts as lost. The server sends it to
                             that agent alone, also where half of all nodes are lost at a time
     orders/rounds           number of orders so far
     orders/round/<i>        the i-th order to all agents (`protocol/messages.py`)
     parts/<i>/<b>           what the nodes of block b are to do by that order: no agent reads what all others are to do
-    orders/drain/<g>        workers of generation g are asked to leave after a step
+    orders/drain/<g>        workers of generation g are asked to exit after a step
     orders/stop/<g>         workers of generation g are to be killed now: another worker of it has failed
     orders/files            nodes with run folders of their own are to send files (`launcher/rendezvous/requests.py`)
-    orders/stacks/<g>       agents are to tell where the workers of generation g stand
+    orders/stacks/<g>       agents are to send the stacks of generation g's workers
 
 Workers find the store of their own process group through it, under `run/<generation>/` (runtime/process/process_group.py).
 """
@@ -87,7 +87,7 @@ def release_folder(outbox: int) -> str:
 
 
 def release_key(outbox: int) -> str:
-    """Return the key that has the agent with *outbox* leave."""
+    """Return the key that has the agent with *outbox* exit."""
     return f"{release_folder(outbox)}/now"
 
 
@@ -97,12 +97,12 @@ def order_key(number: int) -> str:
 
 
 def parts_key(order: int, block: int) -> str:
-    """Return the key of what the nodes of *block* are to do by the *order*-th order."""
+    """Return the key of the parts of *block*'s nodes in the *order*-th order."""
     return f"parts/{order}/{block}"
 
 
 def blocks_of(nodes: int) -> int:
-    """Return in how many blocks the parts of so many *nodes* lie."""
+    """Return the number of blocks in which the parts of so many *nodes* lie."""
     return -(-nodes // _BLOCK)
 
 
@@ -128,5 +128,5 @@ def requested_profile(store: ControlStore, generation: int) -> str | None:
 
 
 def is_released(store: ControlStore, outbox: int) -> bool:
-    """Return whether the agent with *outbox* is to leave."""
+    """Return whether the agent with *outbox* is to exit."""
     return bool(store.check([release_key(outbox)]))

@@ -80,13 +80,13 @@ class StoreServer:
 
     Args:
         listener: A listening socket.
-        token: What clients have to know; empty: nothing.
-        kept: Where the keys are kept; None: in this process' memory alone. Closed with the server.
+        token: Secret that clients have to know; empty: any client may connect.
+        kept: The keys on disk; None: they are in this process' memory alone. Closed with the server.
 
     Attributes:
         refusals: Connections that were refused.
         failure: Why the keys could not be kept any more, which ends the server.
-        arriving: Buffer of all clients: what has arrived is taken out at once.
+        arriving: Buffer of all clients: arrived bytes are taken out at once.
     """
 
     def __init__(self, listener: socket.socket, token: str = "", kept: KeptKeys | None = None) -> None:
@@ -126,7 +126,7 @@ class StoreServer:
 
     @property
     def is_serving(self) -> bool:
-        """Whether clients are answered."""
+        """True if clients are answered."""
         return self._thread.is_alive()
 
     def close(self) -> None:
@@ -224,7 +224,7 @@ class StoreServer:
             with self._runner:
                 self._runner.run(self._serve())
         except StorageError as error:
-            # Nobody may be told that something was done which the next server would not know.
+            # A client must not be told of a change that the next server would not know.
             self.failure = str(error)
         finally:  # also when memory is short: clients that wait must see that no answer will come
             with self._changed:
@@ -277,7 +277,7 @@ class StoreServer:
         self._greeting[client] = self._loop.call_later(_GREETING_S, self._refuse, client, late)
 
     def hear(self, client: _Client, data: bytes) -> None:
-        """Do what *client* asks for with *data*, and before; a client that does not read its answers has to wait."""
+        """Carry out the requests that *data* completes; a client that does not read its answers has to wait."""
         try:
             for kind, parts in client.frames.take(self._after_greeting(client, data)):
                 self._answer(client, Request(kind), parts)
@@ -291,7 +291,7 @@ class StoreServer:
         self._tell_changes()
 
     def drop(self, client: _Client) -> None:
-        """Cut the connection of *client*, unless it is gone, and forget what it waited for."""
+        """Cut the connection of *client*, unless it is gone, and forget its waits."""
         self._clients.discard(client)
         if (timer := self._greeting.pop(client, None)) is not None:
             timer.cancel()
@@ -303,7 +303,7 @@ class StoreServer:
         self.drop(client)
 
     def _after_greeting(self, client: _Client, data: bytes) -> bytes:
-        """Return what of *data* follows the client's handshake, and answer that."""
+        """Answer the client's handshake in *data*; return the bytes that follow it."""
         if client.handshake.is_done:
             return data
         answer, rest = client.handshake.take(data)

@@ -40,7 +40,7 @@ class Assignment:
         generation: Its number.
         failed_at: Unix time of the failure that it answers, if any, on this machine's clock.
         group_rank: Number of the node among those of the generation, from 0.
-        group_world_size: How many nodes those are.
+        group_world_size: Number of these nodes.
         first_rank: Rank of the node's first worker.
         nproc: Workers of the node.
         world_size: Workers of all nodes.
@@ -56,7 +56,7 @@ class Assignment:
 
 
 def assignment_of(order: GenerationFormed, part: NodePart) -> Assignment:
-    """Return what a node with *part* does in the generation of *order*."""
+    """Return the assignment of a node with *part* in the generation of *order*."""
     failed_at = order.failed_at
     return Assignment(
         generation=order.generation,

@@ -1,4 +1,4 @@
-"""The token that all machines of a run share: where it comes from, and when a launch makes one of its own.
+"""The token that all machines of a run share: read from the environment or a file, or made by the launch.
 
 Never from a command line, which every user of a machine may read.
 """
@@ -33,7 +33,7 @@ def given_token(file: str | None, root: Path, environment: Mapping[str, str] = o
         environment: Variables.
 
     Raises:
-        TokenError: the file cannot be read, or what is given is no token.
+        TokenError: the file cannot be read, or the given text is no token.
     """
     if TOKEN in environment:
         return _checked(environment[TOKEN], f"the variable {TOKEN}")
@@ -60,12 +60,12 @@ def _checked(text: str, place: str) -> str:
 
 
 def new_token() -> str:
-    """Return a token that nobody else has."""
+    """Return a new random token."""
     return os.urandom(32).hex()
 
 
 def open_port_warning(plan: LaunchPlan, token: str) -> str | None:
-    """Return what to say where this launch serves its keys to anybody who reaches its port; None if it does not."""
+    """Return a warning if this launch serves its keys to every user who reaches its port, else None."""
     if plan.endpoint is None or plan.nodes_max == 1 or plan.is_store_outside or token:
         return None
     host, port = split(plan.endpoint)

@@ -1,4 +1,4 @@
-"""The classes under which ends are told and counted: failures, one row each, and outcomes that no one is to blame for."""
+"""The classes under which ends are told and counted: failures, one row each, and outcomes that are no fault of the run."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class FailureRow:
     """Consequences of a failure of one class.
 
     Attributes:
-        free_times: So often without progress in between it costs nothing; the next one is charged.
+        free_times: Failures in a row, without progress in between, that cost nothing; the next one is charged.
         final_before_first_step: Another try is hopeless where no step was finished.
         final_repeat: Another try is hopeless after this; None: the budget alone decides.
-        repeat_reason: Why it is, in words for the verdict.
-        blames_snapshot: Whether the snapshot that the generation resumed from can be the cause.
-        excuses_drift: Whoever continues with the run is expected to have changed the job's own code.
+        repeat_reason: Why another try is hopeless, in words for the verdict.
+        blames_snapshot: The snapshot that the generation resumed from can be the cause.
+        excuses_drift: The job's own code is expected to differ when the run continues.
         counted_as: The class under which the budget counts it, where that is another.
     """
 

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
     from elasticflow.launcher.restarts.failure_classes import FailureClass
 
-# How a collective fails when another rank died. gloo and NCCL raise plain RuntimeErrors, so only the text tells.
+# Texts of collectives that fail when another rank died. gloo and NCCL raise plain RuntimeErrors, so only the text tells.
 _PEER = re.compile(
     r"connection (?:was )?(?:closed by (?:remote )?peer|reset by peer|refused)|broken pipe|socket closed"
     r"|gloo|nccl|DistNetworkError|DistStoreError|remote process exited|timed out waiting \d+ ?ms for (?:recv|send)",
     re.IGNORECASE,
 )
-# As argparse, click and typer end a program that was called wrongly.
+# The exit code of argparse, click and typer for a program that was called wrongly.
 _USAGE = re.compile(r"^usage: ", re.IGNORECASE | re.MULTILINE)
 _USAGE_ERROR = re.compile(r"^(?:\S+: )?error: .+$", re.IGNORECASE | re.MULTILINE)
 _USAGE_CODE = 2
@@ -102,19 +102,19 @@ class Failure:
 
     @property
     def fingerprint(self) -> str:
-        """The same for the same error again: numbers and addresses in its text do not count."""
+        """Equal for the same error again: numbers and addresses in its text do not count."""
         where = f" in {self._place}" if self._has_faulted and self._place else ""
         return f"{self.failure_class}: {_NUMBER.sub('#', self.error + where)}"
 
     @property
     def is_traced_fault(self) -> bool:
-        """True if it died of what it did itself, at a place or with words that are known; a broken link is no such."""
+        """True if the worker died of its own doing, at a known place or with known words; a broken link does not count."""
         is_known = self._place is not None or self.error != signal_or_code(self.exit_code or 0)
         return self._has_faulted and is_known and _BROKEN_LINK.search(self.error) is None
 
     @property
     def can_come_from_snapshot(self) -> bool:
-        """True if what was restored can be the cause."""
+        """True if the restored state can be the cause."""
         blames = FAILURES[self.failure_class].blames_snapshot
         return blames == "always" or (blames == "if it faulted" and self._has_faulted)
 
@@ -178,7 +178,7 @@ def first_failure(reports: Sequence[Report], *, is_finished: bool = False) -> Fa
 
     Args:
         reports: Reports on all workers of a generation that have ended.
-        is_finished: Training had reached its end: workers leave then.
+        is_finished: Training had reached its end: workers exit then.
     """
     failed = [r for r in reports if r.exit_code != 0 and not r.ended_by_us]
     if not failed:
@@ -240,7 +240,7 @@ def _noticed(report: Report) -> bool:
 
 
 def _usage_error(report: Report) -> str | None:
-    """Return what a program says that was called with wrong arguments, which will be as wrong the next time; else None."""
+    """Return the usage error of a program that was called with wrong arguments, which no restart cures; else None."""
     if report.exit_code != _USAGE_CODE or report.raised is not None or not _USAGE.search(report.stderr):
         return None
     errors = _USAGE_ERROR.findall(report.stderr)
@@ -287,13 +287,13 @@ def _is_mismatch(text: str) -> bool:
 
 
 def _terminated(stderr: str) -> str | None:
-    """Return what the C++ exception said that ended the process, or its type; None if none did."""
+    """Return the text of the C++ exception that ended the process, or its type; None if none did."""
     terminated = _TERMINATE.search(stderr)
     return None if terminated is None else _ENFORCE.sub("", terminated[2] or terminated[1])
 
 
 def _last_lines(stderr: str) -> tuple[str, ...]:
-    """Return the last lines before the stacks, which are told apart."""
+    """Return the last lines before the stacks, which are reported separately."""
     text = stderr[: fatal.start()] if (fatal := _FATAL.search(stderr)) else stderr
     text = text.partition("Traceback (most recent call last):")[0] if _last_exception(text) else text
     lines = [_PREFIX.sub("", line).rstrip() for line in text.splitlines()]

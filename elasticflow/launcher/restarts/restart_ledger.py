@@ -1,6 +1,6 @@
 """The ledger of a run: one line for each failure, beside events.jsonl and in what is claimed for generations.
 
-Each generation's claim under the snapshot URI holds the lines of the failures before it: whoever continues with the run
+Each generation's claim under the snapshot URI holds the lines of the failures before it: a launch that continues the run
 on another machine finds them there.
 """
 
@@ -83,7 +83,7 @@ class RestartLedger:
         return [entry.to_json() for entry in newest][::-1]
 
     def take_in(self, claims: Iterable[Mapping[str, Any]]) -> None:
-        """Add the lines that *claims*, oldest first, hold and the file does not: another machine continued with the run."""
+        """Add the lines that *claims*, oldest first, hold and the file does not: another machine continued the run."""
         for claim in claims:
             failures = claim.get(CLAIMED_FAILURES)
             for entry in map(_entry, failures if isinstance(failures, list) else ()):

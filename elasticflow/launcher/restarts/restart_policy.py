@@ -36,18 +36,18 @@ class FailedAttempt:
 
     Attributes:
         failure_class: A class of `failure_classes.CLASSES`.
-        error: In one line.
+        error: The error in one line.
         fingerprint: Equal for the same error (`Failure.fingerprint`).
         step: Last step that the generation finished; None when it failed before its first one.
         epoch: Epoch of *step*.
         generation: Its number; 0 if none could be formed.
         restored_from: The snapshot that it resumed from, once that was chosen.
         can_come_from_snapshot: The restored snapshot can be the cause.
-        is_traced_fault: The worker died of what it did itself, at a place that the fingerprint tells.
+        is_traced_fault: The worker died of its own doing, at a place that the fingerprint tells.
         is_final: The worker said that another try would end in the same way.
         unready_ends: How the node's agents ended, one after the other, since one was ready; an end that was not its
             own doing is an empty text.
-        may_have_trained: That no step is known does not mean that there was none.
+        may_have_trained: A step may have been finished although none is known.
     """
 
     failure_class: str
@@ -72,7 +72,7 @@ class Decision:
         restart: The job continues with another generation.
         delay_s: Seconds to wait before it; 0 unless failures repeat without progress.
         left: Restarts left in the budget.
-        reason: In words, for the verdict: why it stops, or what it cost.
+        reason: Words for the verdict: why the job stops, or the failure's cost.
         charged: The failure counts against the budget.
         spent: It stops because the budget is spent (exit code 3), not because it cannot succeed (exit code 1).
         refilled: Earlier failures have left the window since the last one, and the budget was full again.

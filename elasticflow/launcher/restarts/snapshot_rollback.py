@@ -20,7 +20,7 @@ class Suspect:
     """A snapshot that two starts failed from.
 
     Attributes:
-        fingerprint: The same for the same failure.
+        fingerprint: Equal for the same failure.
         reason: Why it is suspected, in words.
     """
 
@@ -82,7 +82,7 @@ class SnapshotRollback:
         return failed.step is None and _may_be_to_blame(self, failed) and not _failed_alike(self, failed)
 
     def judge(self, failed: FailedAttempt, snapshots: Sequence[str] = ()) -> Judgement:
-        """Return what *failed* says about snapshots.
+        """Return the conclusions from *failed* about snapshots.
 
         Args:
             failed: A generation that failed, or could not be formed.
@@ -116,11 +116,11 @@ class SnapshotRollback:
         return Judgement(known, "retry", suspect=Suspect(name, step_of(name), failed.fingerprint, reason))
 
     def with_set_aside(self, suspect: Suspect) -> SnapshotRollback:
-        """Return what is known once *suspect* was set aside."""
+        """Return the state once *suspect* was set aside."""
         return replace(self, set_aside=(*self.set_aside, suspect))
 
     def given_up(self) -> Judgement:
-        """Return what the launch's failure says: nothing is proved against any snapshot that is set aside."""
+        """Return the judgement of a launch that fails: nothing is proved against any snapshot that is set aside."""
         reason = "the launch failed without it as well"
         cleared = tuple(Cleared(suspect.name, reason) for suspect in self.set_aside)
         return Judgement(_without(self, self.set_aside), cleared=cleared)

@@ -153,7 +153,7 @@ class AgentChannel:
         self._store.set(INVITATION, to_json(invitation))
 
     def stop(self, exit_code: int = 0) -> None:
-        """Have every agent leave, and machines that joined with *exit_code*."""
+        """Have every agent exit, and joined machines exit with *exit_code*."""
         self._store.set(EXIT_CODE, str(exit_code))
         self._publish(EndLaunch())
 
@@ -165,7 +165,7 @@ class AgentChannel:
                 return
 
     def request(self, what: GenerationRequest, generation: int) -> None:
-        """Ask *what* of the workers of *generation*."""
+        """Send request *what* to the agents about the workers of *generation*."""
         self._store.set(request_key(what, generation), "1")
 
     def request_profile(self, request: PublishedProfile, generation: int) -> None:
@@ -182,7 +182,7 @@ class AgentChannel:
         self._store.set(FILES_WANTED, REQUESTS.encode(wanted))
 
     def release(self, node: str) -> None:
-        """Have the agent of *node* leave; it is not listened for any more."""
+        """Have the agent of *node* exit, and ignore the node from then on."""
         outbox = self._outboxes.pop(node, None)
         self._silences.pop(node, None)
         if outbox is not None:

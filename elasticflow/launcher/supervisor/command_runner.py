@@ -1,4 +1,4 @@
-"""Does what the lifecycle decided: in the launch's store, in the run's files, with the agents of this machine."""
+"""Carries out the lifecycle's commands: in the launch's store, in the run's files, with the agents of this machine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class CommandRunner:
-    """Does commands, one by one.
+    """Carries out commands, one by one.
 
     Args:
         journal: Events and state of the run.
@@ -66,7 +66,7 @@ class CommandRunner:
         self._channel, self._agents, self._claim = channel, agents, claim
 
     def run(self, command: Command) -> Answer | None:
-        """Do *command*; return what the lifecycle is to be told about it, if anything.
+        """Do *command*; return the event that answers it, if any.
 
         Raises:
             StoreLostError: the launch's store is gone.

@@ -47,7 +47,7 @@ class TimePassed:
 
 @dataclass(frozen=True)
 class LeaveAsked:
-    """A signal, which *reason* names, asks the launch to leave after a step, with a snapshot."""
+    """A signal, which *reason* names, asks the launch to exit after a step, with a snapshot."""
 
     reason: str
 
@@ -151,7 +151,7 @@ class ClaimGeneration:
 
 @dataclass(frozen=True)
 class AskWorkers:
-    """Ask the workers of *generation* to leave after a step, be killed, or tell where they stand."""
+    """Ask the workers of *generation* to exit after a step, kill them, or ask for their stacks."""
 
     request: GenerationRequest
     generation: int
@@ -159,7 +159,7 @@ class AskWorkers:
 
 @dataclass(frozen=True)
 class ReleaseNode:
-    """Have the agent of *node* leave."""
+    """Have the agent of *node* exit."""
 
     node: str
 

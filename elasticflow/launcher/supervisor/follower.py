@@ -76,7 +76,7 @@ class Follower:
         """Have the process finish what it has to do, for a bounded time, and end it.
 
         Args:
-            is_cut_short: Asked again and again whether someone does not want to wait any longer.
+            is_cut_short: Called again and again; returns True once the user does not want to wait any longer.
         """
         if not self._command:
             return

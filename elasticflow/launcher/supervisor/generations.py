@@ -1,4 +1,4 @@
-"""The generation that runs, as far as the supervisor knows it, and which one is formed next, when and of whom."""
+"""The running generation, as far as the supervisor knows it, and the plan of the next: its time and its nodes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ TOO_LATE = "the grace ended before the workers left"
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a generation failed, or could not be formed.
+    """The cause of a generation's failure, or of a generation that could not be formed.
 
     Attributes:
         failure_class: A class of `failure_classes.CLASSES`.
         error: In one line.
-        node: Where; empty if no node is to blame.
+        node: Id of the node; empty if no node is to blame.
         failure: The worker that failed first; None if no worker did.
         at: Unix time of the first end of a worker; None if none is known.
     """
@@ -59,7 +59,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Drain:
-    """Why the workers of a generation were asked to leave.
+    """The reason why the workers of a generation were asked to exit.
 
     Attributes:
         ends: The launch ends then; else the next generation follows.
@@ -87,7 +87,7 @@ class Generation:
         is_finished: Rank 0 has said that training reached its end.
         stopped: Why the job's own code ended training before its length, if it did.
         is_stopping: Its workers are being killed, since one has failed or a node is lost.
-        drain: Why they were asked to leave, if they were.
+        drain: Why its workers were asked to exit, if they were.
         raised: The `worker.raised` line of each rank that wrote one.
         stalled_nodes: Nodes whose workers have all stood still for too long.
         stacks: Where the workers of each node stand that has said so, once it was asked.
@@ -180,7 +180,7 @@ class Generation:
         return [AskWorkers("stop", self.number)] if also_alone or len(self.nodes) > 1 else []
 
     def ask_to_leave(self, drain: Drain) -> list[Command]:
-        """Have the workers leave after a step; those that were asked before are not asked again."""
+        """Have the workers exit after a step; a second request changes nothing."""
         was_asked, self.drain = self.drain is not None, drain
         return [] if was_asked else [AskWorkers("drain", self.number)]
 

@@ -1,4 +1,4 @@
-"""Workers that stand still on all nodes: whether that is a hang, and which rank the others wait for.
+"""Decides if workers that stand still on all nodes are a hang, and names the rank that the others wait for.
 
 Each agent tells when all workers of its node have stood still for too long. Once those of all nodes have, every agent
 is asked for stacks; when they are there, the rank that the others wait for is named, and the group is killed.

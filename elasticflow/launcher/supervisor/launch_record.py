@@ -1,4 +1,4 @@
-"""One start of a run: what a supervisor is given."""
+"""One start of a run, as its supervisor receives it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Launch:
         node_rank: Rank of this machine's first node, where the rendezvous is static.
         drift: Differences from the run's previous launch.
         sources: Digests of the job's own code, by path from the project's root.
-        lost: How the launch before ended, if its supervisor could not say so.
+        lost: The end of the launch before, if its supervisor could not record it.
         follower: Command of the process that follows the run's files (`follower.py`); empty: there is none.
         accept_drift: A script's loop may differ from the run's launch before in ways that change the trajectory.
     """
@@ -72,7 +72,7 @@ class Launch:
     accept_drift: bool = False
 
     def invitation(self) -> Invitation:
-        """Return what another machine has to know to take part."""
+        """Return the invitation to other machines that take part."""
         entry_point = self.folder.launch(self.number) / "train.py"
         return Invitation(
             run_id=self.folder.run_id,

@@ -22,7 +22,7 @@ _LOOK_S = 0.5
 
 
 class LeaveRequests:
-    """Requests to leave that came as signals, from `listen` on.
+    """Requests to exit that came as signals, from `listen` on.
 
     Attributes:
         numbers: The signal of each request.
@@ -34,7 +34,7 @@ class LeaveRequests:
         self.first_at: float | None = None
 
     def listen(self) -> dict[signal.Signals, signal._HANDLER]:
-        """Take the signals from now on; return who had them before. Main thread only."""
+        """Take the signals from now on; return the previous handlers. Main thread only."""
         return {number: signal.signal(number, self._note) for number in leave_signals()}
 
     def _note(self, number: int, frame: object) -> None:
@@ -45,7 +45,7 @@ class LeaveRequests:
 
 
 class CancelMark:
-    """The file as the supervisor sees it: each thing that it asks for is told once.
+    """The file as the supervisor sees it: each request in it is returned once.
 
     Args:
         path: Path of the file, which need not exist.
@@ -57,7 +57,7 @@ class CancelMark:
         self._told: str | None = None
 
     def look(self, now: float) -> Literal["leave", "now"] | None:
-        """Return what is asked for and was not told before; None: nothing, or it is too soon to look again.
+        """Return a request that was not returned before; None if there is none, or if it is too soon to look again.
 
         Args:
             now: The monotonic clock's seconds.

@@ -1,7 +1,7 @@
 """The state machine of a launch: events in, commands out.
 
-`Lifecycle.on` takes an event and the time, and returns what is to be done. It knows no process, no store, no file and
-no clock, so that it can be tested as a table; `command_runner.py` does what it says.
+`Lifecycle.on` takes an event and the time, and returns commands. It knows no process, no store, no file and
+no clock, so that it can be tested as a table; `command_runner.py` carries out the commands.
 """
 
 from __future__ import annotations
@@ -97,12 +97,12 @@ class Lifecycle:
         nodes: The nodes that are known to come.
         run: The run before this launch.
         untrained_s: Seconds that a drain has before the run's first step, at most those of any drain.
-        script: Name of the script of its own that workers run: it need tell no steps, and it has finished once all have
-            left. None: they run a train.py.
+        script: Name of the user's script that workers run: it need not report steps, and has finished once all workers have
+            exited. None: they run a train.py.
 
     Attributes:
         generation: The generation that runs, or None between two.
-        verdict: How the launch ended, or None while it continues.
+        verdict: The launch's outcome, or None while it continues.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Lifecycle:
 
     @property
     def is_leaving(self) -> bool:
-        """True if the workers were asked to leave for good: the launch ends with that."""
+        """True if the workers were asked to exit for good: the launch ends then."""
         drain = None if self.generation is None else self.generation.drain
         return drain is not None and drain.ends
 
@@ -149,9 +149,9 @@ class Lifecycle:
         return node in self._nodes
 
     def on(self, event: LifecycleEvent, now: Instant) -> list[Command]:  # noqa: C901, PLR0912  # one line for each event
-        """Take in what happened at *now*; return what is to be done, in this order.
+        """Take in an event of the time *now*; return the commands that follow, in order.
 
-        The answer to a command is to be given before anything else that happens.
+        The answer to a command must be passed in before any other event.
         """
         self._now, self._commands = now, []
         match event:
@@ -213,7 +213,7 @@ class Lifecycle:
                 self._commands += generation.stop(also_alone=True)
 
     def _look_for_nodes(self, generation: Generation) -> None:
-        """Have the workers leave if nodes have come with which the next generation is larger."""
+        """Have the workers exit if new nodes make the next generation larger."""
         if generation.step is not None:
             self._nodes.forget_failures()
         if self._nodes.has_room_for_more(generation.nodes, self._now.monotonic):
@@ -225,7 +225,7 @@ class Lifecycle:
             self._interrupt(reason)
 
     def _drain(self, outcome: str, reason: str, *, ends: bool) -> None:
-        """Have the workers leave after a step, if there are any."""
+        """Have the workers exit after a step, if there are any."""
         self._record(events.DRAIN_REQUESTED, reason=reason, grace_s=self._drain_limit_s())
         if self.generation is not None:
             drain = Drain(ends, outcome, reason, self._now.monotonic)
@@ -243,14 +243,14 @@ class Lifecycle:
 
     def _node_ready(self, ready: NodeReady) -> None:
         if self.generation is not None and ready.node in self.generation.running:
-            # The agent that was to run its workers died before anybody noticed; this one knows nothing of them.
+            # The agent that was to run its workers died unnoticed; this agent knows nothing of them.
             self._lose_workers(
                 ready.node, "agent_lost", f"the agent of {ready.node} was started again", also_alone=True
             )
         self._commands += self._nodes.join(ready, self._now.monotonic)
 
     def _node_leaving(self, node: str) -> None:
-        """Have the workers of a node that is about to be taken away, and with them all others, leave after a step."""
+        """Have the workers of a node that is about to be taken away, and with them all others, exit after a step."""
         if node not in self._nodes:
             return
         self._nodes.leave(node)
@@ -296,7 +296,7 @@ class Lifecycle:
         self._nodes.expect(node)
 
     def _let_go(self) -> None:
-        """Let the nodes go that asked to, once they run nothing."""
+        """Release the nodes that asked to leave, once they run nothing."""
         self._commands += self._nodes.let_go(() if self.generation is None else self.generation.nodes)
 
     # --- generations ------------------------------------------------------------------------------------
@@ -339,7 +339,7 @@ class Lifecycle:
         self._has_script_run = True
 
     def _conclude(self, generation: Generation) -> None:
-        """Once no worker is left anywhere: what ended the generation, and what comes next."""
+        """Decide, once no worker is left anywhere, what ended the generation and what comes next."""
         if not generation.is_over:
             return
         self.generation = None
@@ -365,7 +365,7 @@ class Lifecycle:
         self._failed(cause, generation)
 
     def _workers_left(self, generation: Generation) -> None:
-        """All workers left with code 0: the end of training, or a drain."""
+        """All workers exited with code 0: the end of training, or a drain."""
         drain, stopped = generation.drain, generation.stopped
         if generation.is_finished or (self._script is not None and drain is None):
             end = (
@@ -379,7 +379,7 @@ class Lifecycle:
         how = "all workers left" if self._script is not None else "all workers left after the same step"
         self._record_end(outcome, how)
         if drain is None:  # someone asked the workers, not us: the job continues
-            # Leaving without a single step, again and again, would continue for ever if it were free.
+            # Workers that exit again and again without a single step would do so for ever if it were free.
             failure_class = "crash" if generation.step is None else "drained"
             self._failed(Cause(failure_class, "the workers left before training reached its end"), generation)
             return
@@ -396,7 +396,7 @@ class Lifecycle:
     def _failed(
         self, cause: Cause, generation: Generation | None = None, unready_ends: tuple[str, ...] = ()
     ) -> None:
-        """Charge a failure, once the snapshots are known where that takes them; arguments as `attempt_of` has them."""
+        """Charge a failure, after listing the snapshots if the decision needs them; arguments as in `attempt_of`."""
         attempt = attempt_of(cause, generation, unready_ends, is_script=self._script is not None)
         self._undecided = _Undecided(cause, attempt, cause.at or self._now.unix)
         if self._recovery.needs_snapshots(attempt):
@@ -425,7 +425,7 @@ class Lifecycle:
     def _taken_over(self) -> None:
         self._settle(outcomes.taken_over(self._step, self._formation.last_number))
 
-    # --- what is to be done -----------------------------------------------------------------------------
+    # --- commands -----------------------------------------------------------------------------
 
     def _settle(self, verdict: Verdict) -> None:
         """End the launch with *verdict*, if it is the first."""

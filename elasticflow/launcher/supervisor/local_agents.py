@@ -29,7 +29,7 @@ class LocalAgents:
 
     Args:
         launch: The launch that the agents belong to.
-        journal: Where processes are recorded that workers of a killed agent, or of a killed launch, left behind.
+        journal: Records processes that workers of a killed agent, or of a killed launch, left behind.
     """
 
     def __init__(self, launch: Launch, journal: Journal) -> None:
@@ -49,7 +49,7 @@ class LocalAgents:
         return [self._add() for _ in range(first.nodes)]
 
     def turn(self, lifecycle: Lifecycle, tell: Callable[[LifecycleEvent], None]) -> None:
-        """See to agents that ended, and to nodes whose time it is to come or go.
+        """Handle agents that have ended, and nodes that are due to come or go.
 
         Args:
             lifecycle: Provides verdict and nodes.
@@ -123,7 +123,7 @@ class LocalAgents:
         self._agents[node].start()
 
     def forget(self, node: str) -> None:
-        """Have nothing to do with *node* any more, whose agent has ended."""
+        """Forget *node*, whose agent has ended."""
         del self._agents[node]
         self._leaving.discard(node)
 

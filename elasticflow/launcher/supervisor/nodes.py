@@ -66,7 +66,7 @@ class Nodes:
         return node in self._by_name
 
     def __len__(self) -> int:
-        """Return how many nodes could take part."""
+        """Return the number of nodes that could take part."""
         return len(self._usable())
 
     @property
@@ -76,7 +76,7 @@ class Nodes:
 
     @property
     def are_enough(self) -> bool:
-        """True if as many could take part as have to."""
+        """True if enough nodes could take part."""
         return len(self) >= self._least
 
     def expect(self, node: str) -> None:
@@ -117,7 +117,7 @@ class Nodes:
         return commands
 
     def note_agent_end(self, name: str, end: AgentEnd) -> None:
-        """Take in how the agent of node *name* ended; what counts is how agents end that are not ready yet."""
+        """Take in the end of node *name*'s agent; only ends of agents that are not ready yet count."""
         if name not in self._by_name:
             described = unready_end(end.cause, is_its_own_doing=end.is_its_own_doing)
             self._unready_ends[name] = (*self.unready_ends(name), described)
@@ -148,12 +148,12 @@ class Nodes:
         return [RecordEvent(events.NODE_EXCLUDED, {"node": name, "reason": error})]
 
     def forget_failures(self) -> None:
-        """Take in that a step was finished: whose fault anything was does not matter any more."""
+        """Take in that a step was finished: earlier failures do not count against nodes any more."""
         for node in self._by_name.values():
             node.failures = 0
 
     def chosen(self, now: float, *, is_first: bool = False) -> tuple[Node, ...]:
-        """Return who forms the next generation, in rank order; no one while others are worth waiting for.
+        """Return the nodes of the next generation, in rank order; none while other nodes are worth waiting for.
 
         The full set ends the wait, or a short time without an arrival. A first generation (*is_first*) also waits
         for those that are known to be coming.

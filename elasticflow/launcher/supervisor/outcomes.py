@@ -34,7 +34,7 @@ def interrupted(step: int, reason: str, code: int = errors.INTERRUPTED) -> Verdi
 
 
 def failed(step: int, cause: Cause, code: int = errors.ANSWER_IS_NO, why: str | None = None) -> Verdict:
-    """It failed of *cause*; *why* says why it is not tried again."""
+    """The launch failed because of *cause*; *why* says why it is not tried again."""
     worker = cause.failure
     fields = {
         "class": cause.failure_class,
@@ -48,6 +48,6 @@ def failed(step: int, cause: Cause, code: int = errors.ANSWER_IS_NO, why: str | 
 
 
 def taken_over(step: int, generation: int) -> Verdict:
-    """The run is another launch's now: continuing would take it away from that one again."""
+    """Another launch has the run now: continuing would take the run away from that launch."""
     error = f"another launch of this run resumes from its snapshots: generation {generation + 1}"
     return failed(step, Cause("taken_over", error))

@@ -23,7 +23,7 @@ class Publish(Protocol):
     """Tells the agents of a request."""
 
     def __call__(self, request: PublishedProfile, generation: int) -> None:
-        """Tell it to those of *generation*."""
+        """Publish *request* to the agents of *generation*."""
 
 
 class Profiles:
@@ -66,7 +66,7 @@ class Profiles:
                 self._awaited.discard(line["rank"])
 
     def give_up(self, reason: str) -> None:
-        """Tell that the ranks which have not answered will not do so, if there are any."""
+        """Report the ranks that have not answered, if any: they will not answer any more."""
         for rank in sorted(self._awaited):
             self._journal.event(events.PROFILE_FAILED, profile=self._number, reason=reason, rank=rank)
         self._awaited = set()

@@ -32,11 +32,11 @@ def attempt_of(
     *,
     is_script: bool = False,
 ) -> FailedAttempt:
-    """Return what the restart policy and the snapshots' rollback have to know about a failure.
+    """Return the facts about a failure that the restart policy and the snapshot rollback need.
 
     Args:
-        generation: In which generation; None if none could be formed.
-        unready_ends: How the node's agents ended before they were ready.
+        generation: The failed generation; None if none could be formed.
+        unready_ends: Ends of the node's agents before they were ready.
         is_script: Workers run a script of their own, which may train without telling its steps.
     """
     failure = cause.failure
@@ -81,7 +81,7 @@ class Recovery:
     def decide(
         self, attempt: FailedAttempt, snapshots: Sequence[str], now: float
     ) -> tuple[Decision, list[Command]]:
-        """Return whether the job continues after *attempt*, and what is to be done.
+        """Return whether the job continues after *attempt*, and the commands that follow.
 
         Args:
             attempt: The failed generation.

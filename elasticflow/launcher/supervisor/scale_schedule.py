@@ -22,7 +22,7 @@ class ScaleChange:
 
     Attributes:
         by_force: Nodes that go are killed, as by a power cut; else they are asked to leave and given time.
-        cue: It also has to be there; None: time alone decides.
+        cue: File that also has to exist; None: time alone decides.
     """
 
     at_s: float
@@ -39,10 +39,10 @@ class ScaleChange:
 
 
 def parse_scale(text: str) -> tuple[ScaleChange, ...]:
-    """Return what `1@0s 3@20s 2!@40s` says, in order of time; `!` kills the nodes that go.
+    """Return the changes in a text like `1@0s 3@20s 2!@40s`, in order of time; `!` kills the nodes that go.
 
     Raises:
-        ScaleError: it says something else, or nothing about the start.
+        ScaleError: *text* has another form, or says nothing about the start.
     """
     changes = []
     for word in text.split():
@@ -60,10 +60,10 @@ def parse_scale(text: str) -> tuple[ScaleChange, ...]:
 
 
 def check_scale(changes: tuple[ScaleChange, ...], nodes: NodesTable) -> None:
-    """Check that the job may have as many nodes as *changes* say.
+    """Check that the job may have as many nodes as *changes* need.
 
     Raises:
-        ScaleError: it may have fewer.
+        ScaleError: the job may only have fewer.
     """
     most = max(change.nodes for change in changes)
     if most > nodes.max:

@@ -1,6 +1,6 @@
 """The supervisor of a launch: one thread, one loop over messages, signals, agents' lives and the clock.
 
-It tells the lifecycle what happens, which decides what follows (`lifecycle.py`), and runs the commands (`command_runner.py`).
+It passes events to the lifecycle, which answers with commands (`lifecycle.py`), and runs these (`command_runner.py`).
 The files of the run are written by this process alone.
 """
 
@@ -79,9 +79,9 @@ if TYPE_CHECKING:
     from elasticflow.protocol.messages import Message
 
 _POLL_S = 0.01
-# Machines that joined have so long to read the exit code.
+# Seconds that joined machines have to read the exit code.
 _NOTICE_S = 2.0
-# Agents that have nothing to wait for have so long to leave.
+# Seconds that agents with nothing to wait for have to exit.
 _LEAVE_S = 5.0
 # Messages that are events as they stand.
 _EVENTS = {
@@ -130,9 +130,9 @@ class Supervisor:
         """Return the exit code once the launch has ended; nothing of its process tree lives afterwards.
 
         Raises:
-            RunFolderError: what happens cannot be written down any more, so the launch was ended.
+            RunFolderError: events cannot be recorded any more, so the launch was ended.
             RunTakenError: the run's lock is not the one that this launch holds, so the launch was ended.
-            RendezvousError: who serves the launch's keys did not answer when it began.
+            RendezvousError: the server of the launch's keys did not answer at the start.
         """
         try:
             code = self._lead()
@@ -179,7 +179,7 @@ class Supervisor:
             return self._close(channel, tell, self._lifecycle.verdict)
 
     def _tell(self, runner: CommandRunner, event: LifecycleEvent) -> None:
-        """Have the lifecycle decide about *event*, do what it says, and tell it what came of that."""
+        """Pass *event* to the lifecycle, carry out its commands, and pass on their answers."""
         pending: deque[LifecycleEvent] = deque([event])
         while pending:
             now = Instant(time.monotonic(), time.time())
@@ -263,7 +263,7 @@ class Supervisor:
         self._journal.turn()
 
     def _hear(self, message: Message, tell: Callable[[LifecycleEvent], None]) -> None:
-        """Write down what *message* says, and pass on what the lifecycle has to know."""
+        """Record *message*, and pass on the events that the lifecycle needs."""
         match message:
             case LogLines():
                 self._journal.update(held=message.held)
@@ -298,7 +298,7 @@ class Supervisor:
                 tell(message)
 
     def _hear_last(self, message: Message, tell: Callable[[LifecycleEvent], None]) -> None:
-        """Take in what still matters once the launch has its verdict."""
+        """Take in the messages that still matter once the launch has its verdict."""
         last = LogLines | Printed | WriterReports | ProcessLeftBehind | FilePiece | FilesSent
         if isinstance(message, last):
             self._hear(message, tell)
@@ -318,12 +318,12 @@ class Supervisor:
             tell(LeaveAsked(f"train.time_limit of {self._launch.job.train.time_limit}"))
 
     def _is_past_time_limit(self) -> bool:
-        """Return whether the launch has lasted as long as the job says, and was not asked to leave yet."""
+        """Return whether the launch has reached the job's time limit, and was not asked to exit yet."""
         is_over = time.monotonic() - self._began >= self._time_limit_s
         return is_over and not self._lifecycle.is_leaving and self._lifecycle.verdict is None
 
     def _see_off(self, tell: Callable[[LifecycleEvent], None], verdict: Verdict) -> Verdict:
-        """Wait for the agents to leave, whose writers may still be writing a snapshot; return the verdict.
+        """Wait for the agents to exit, whose writers may still be writing a snapshot; return the verdict.
 
         A signal cuts the wait short, and may change the verdict.
         """
@@ -341,7 +341,7 @@ class Supervisor:
         return verdict
 
     def _close(self, channel: AgentChannel, tell: Callable[[LifecycleEvent], None], verdict: Verdict) -> int:
-        """End the agents, take in what they still have to say, and write the verdict."""
+        """End the agents, take in their last messages, and write the verdict."""
         self._launch.store.outlive_store()
         if self._lifecycle.is_idle:
             asked = len(self._asked.numbers)
@@ -395,7 +395,7 @@ class Supervisor:
 
 
 def _on_own_clock(message: WorkersEnded) -> WorkersEnded:
-    """Return the message with the times of this machine's clock: who failed first is asked over all nodes."""
+    """Return the message with times of this machine's clock: the first failure is sought over all nodes."""
     now = time.time()
     workers = tuple(
         replace(worker, at=on_own_clock(worker.at, message.sent_at, now)) for worker in message.workers

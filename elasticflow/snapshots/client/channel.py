@@ -132,7 +132,7 @@ def connect(address: str, timeout_s: float) -> Channel[ToWriter, ToWorker]:
     """Return a worker's channel to the writer at *address*.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: no writer listens there.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(timeout_s)

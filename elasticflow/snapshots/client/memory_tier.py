@@ -1,4 +1,4 @@
-"""The worker's side of the memory tier: fill a slot, label it, resume from what a predecessor held."""
+"""The worker's side of the memory tier: fill a slot, label it, resume from a predecessor's state."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _JSON = json.JSONEncoder(allow_nan=False)
 
 @dataclass(frozen=True)
 class RecalledState:
-    """What all ranks of an earlier generation held at one step, in the memory of this node.
+    """The state that all ranks of an earlier generation held at one step, in the memory of this node.
 
     Attributes:
-        name: What a snapshot of it would be called.
+        name: Name that a snapshot of the state would have.
         record: Rank 0's.
         committed: Newest snapshot that the writer committed out of the memory tier; None: none.
-        shards: Of each rank: where each tensor lies, and the memory.
+        shards: For each rank, the place of each tensor, and the memory.
     """
 
     name: str
@@ -110,7 +110,7 @@ class MemoryTierClient:
 
         Args:
             slot: From `next_slot`; unlocked if it was labelled.
-            name: What a snapshot of it would be called; used on rank 0.
+            name: Name that a snapshot of the shard's state would have; used on rank 0.
             step: Finished steps.
             record: Rank 0's; None on other ranks.
         """
@@ -128,18 +128,18 @@ class MemoryTierClient:
         return True
 
     def invalidate(self, equal_at: int) -> None:
-        """Have nobody resume from what the ranks of this generation hold, nor from its snapshots after *equal_at*.
+        """Forbid resuming from the state that the ranks of this generation hold, and from its snapshots after *equal_at*.
 
         Such a snapshot that the writer took of the memory tier is not committed, or set aside. One rank that calls this
         is enough, and it may end right after.
 
         Raises:
-            SnapshotError: the writer died, and what was held is lost with it.
+            SnapshotError: the writer died, and the held state is lost with it.
         """
         self._link.send(Invalidate(equal_at))
 
     def recall(self) -> RecalledState | None:
-        """Return what the newest earlier generation held, or None if this node has no whole set. Call before `reserve`.
+        """Return the state that the newest earlier generation held, or None if this node has no whole set. Call before `reserve`.
 
         Raises:
             SnapshotError: the writer died.
@@ -171,6 +171,6 @@ def _differences(old: Any, new: Any, path: list[str | int]) -> Iterator[tuple[li
         yield path, new
         return
     for key, before, now in pairs:
-        # 1 and 1.0 count as equal: nobody tells them apart.
+        # 1 and 1.0 count as equal: no reader tells them apart.
         if before is not now and before != now:
             yield from _differences(before, now, [*path, key])

@@ -26,7 +26,7 @@ class Hello:
 
     @property
     def is_single_node(self) -> bool:
-        """Whether all ranks are on this node."""
+        """True if all ranks are on this node."""
         return self.local_world_size == self.world_size
 
 
@@ -35,8 +35,8 @@ class Reserve:
     """Make shared memory ready for this rank's shards; `Slots` or `NoSlots` answers it.
 
     Attributes:
-        nbytes: Of each slot, at least.
-        is_held: What lies there outlives this worker: slots of the memory tier. Else staging buffers.
+        nbytes: Least bytes of each slot.
+        is_held: The slots are the memory tier's, whose content outlives this worker; else staging buffers.
     """
 
     nbytes: int
@@ -45,13 +45,13 @@ class Reserve:
 
 @dataclass(frozen=True)
 class Stage:
-    """Write what lies in a staging buffer as this rank's shard of a snapshot.
+    """Write the content of a staging buffer as this rank's shard of a snapshot.
 
     Attributes:
         name: The snapshot's.
         step: Finished steps.
         slot: Number of the buffer; None: the shard has no bytes.
-        shard: What lies there.
+        shard: Description of the shard in the buffer.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Describe:
-    """How the shards that follow lie in their slots; labels refer to it by *number*, which the worker counts up."""
+    """The layout of the following shards in their slots; labels refer to it by *number*, which the worker counts up."""
 
     number: int
     shard: StagedShard
@@ -70,7 +70,7 @@ class Describe:
 
 @dataclass(frozen=True)
 class RequestPersist:
-    """Write a snapshot of what the memory tier holds at *step* or later; `PersistBegun` follows."""
+    """Write a snapshot of the memory tier's state at *step* or later; `PersistBegun` follows."""
 
     step: int
     trigger: str
@@ -78,12 +78,12 @@ class RequestPersist:
 
 @dataclass(frozen=True)
 class Recall:
-    """Send what the newest earlier generation held; `Held` answers it."""
+    """Send the state that the newest earlier generation held; `Held` answers it."""
 
 
 @dataclass(frozen=True)
 class Invalidate:
-    """Have nobody resume from what this generation holds, or from a snapshot taken of it after step *equal_at*."""
+    """Forbid resuming from the state that this generation holds, and from its snapshots after step *equal_at*."""
 
     equal_at: int
 
@@ -120,7 +120,7 @@ class Slots:
     """Shared memory that the worker may fill; the descriptors come with the message.
 
     Attributes:
-        numbers: Of the slots. In the memory tier the slot that was filled last comes last.
+        numbers: Numbers of the slots; in the memory tier the slot that was filled last comes last.
         sizes: Bytes of each.
         single: Why it is one staging buffer instead of two, if so.
     """
@@ -139,11 +139,11 @@ class Released:
 
 @dataclass(frozen=True)
 class NoSlots:
-    """There is no memory for what was asked.
+    """There is no memory for the requested slots.
 
     Attributes:
         is_over_limit: `snapshots.staging_limit` does not allow it; else the machine has none.
-        reason: For people.
+        reason: Text for people.
     """
 
     is_over_limit: bool
@@ -179,11 +179,11 @@ class CommittedPosition:
 
 @dataclass(frozen=True)
 class HeldSet:
-    """What all ranks of a generation held at one step.
+    """The state that all ranks of a generation held at one step.
 
     Attributes:
-        name: What a snapshot of it would be called.
-        generation: Of the ranks.
+        name: Name that a snapshot of the state would have.
+        generation: Number of the ranks' generation.
         step: Finished steps.
         record: Rank 0's.
         committed: Newest snapshot that was committed out of the memory tier; None: none.
@@ -200,7 +200,7 @@ class HeldSet:
 
 @dataclass(frozen=True)
 class Held:
-    """What was held; None: no whole set. The descriptors of the shards' slots come with the message."""
+    """The held state; None: no whole set. The descriptors of the shards' slots come with the message."""
 
     held: HeldSet | None
 
@@ -236,7 +236,7 @@ class LoadFailed:
         name: The snapshot's.
         kind: damaged: it is not what was written; forbidden: the writer may not read it; unreadable: it cannot be
             read, which says nothing about it.
-        reason: For people.
+        reason: Text for people.
     """
 
     name: str
@@ -246,7 +246,7 @@ class LoadFailed:
 
 @dataclass(frozen=True)
 class Report:
-    """What became of a snapshot, or that the store is in trouble."""
+    """The outcome of a snapshot, or a report that the store is in trouble."""
 
     report: WriterReport
 

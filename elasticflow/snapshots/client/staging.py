@@ -126,7 +126,7 @@ class StagingClient:
 
     @property
     def descriptors(self) -> deque[int]:
-        """Descriptors that came with messages, oldest first; whoever takes a descriptor closes it."""
+        """Descriptors that came with messages, oldest first; the caller that takes a descriptor closes it."""
         return self._channel.descriptors
 
     def fileno(self) -> int:
@@ -134,7 +134,7 @@ class StagingClient:
         return self._channel.fileno()
 
     def close(self) -> None:
-        """Leave; the writer still writes what was staged, and keeps what was held."""
+        """Close the connection; the writer still writes the staged shards, and keeps the held ones."""
         self._drop_slots()
         self._channel.close()
 
@@ -180,8 +180,8 @@ class StagingClient:
         """Wait for a message and handle it; return it.
 
         Args:
-            deadline: Of `time.monotonic`; None waits for ever.
-            complaint: What did not happen, if no message comes.
+            deadline: Time of `time.monotonic`; None waits for ever.
+            complaint: Text of the error if no message comes.
 
         Raises:
             SnapshotError: the writer died, or no message came in time.
@@ -224,7 +224,7 @@ class StagingClient:
         """Return a free staging buffer of *nbytes*; waits while all are being written.
 
         It also waits while `MOST_OPEN` staged snapshots are not committed: small snapshots are written faster than they
-        are committed, and a run that leaves waits for all of them.
+        are committed, and a run that ends waits for all of them.
 
         Raises:
             SnapshotError: the writer died, has no memory, or freed no buffer within *timeout_s*.
@@ -257,7 +257,7 @@ class StagingClient:
         Args:
             name: The snapshot's folder name, the same on every rank, never used before.
             step: Finished steps.
-            tensors: Where each tensor of this rank's shard lies; may be empty.
+            tensors: Place of each tensor of this rank's shard; may be empty.
             nbytes: Bytes of the buffer in use.
             record: Rank 0's; None on other ranks.
 
@@ -275,7 +275,7 @@ class StagingClient:
         fault_injection.reach("snapshot.after_stage")
 
     def request_persist(self, step: int, trigger: str) -> None:
-        """Ask for a snapshot on the store of what the memory tier holds at *step*, or later if the writer is busy.
+        """Ask for a snapshot on the store of the memory tier's state at *step*, or later if the writer is busy.
 
         It stands for earlier requests that are not begun. Every rank asks.
 
@@ -287,7 +287,7 @@ class StagingClient:
             self.send(RequestPersist(step, trigger))
 
     def await_begun(self) -> None:
-        """Wait until the writer has begun to write what `request_persist` asked for last.
+        """Wait until the writer has begun to write the snapshot that `request_persist` asked for last.
 
         Raises:
             SnapshotError: the writer died.
@@ -301,7 +301,7 @@ class StagingClient:
         return bool(self._open) or self._requested is not None
 
     def reports(self) -> list[WriterReport | PersistBegun]:
-        """Return what the writer reported since the last call; does not wait."""
+        """Return the writer's reports since the last call; does not wait."""
         self.receive_waiting()
         reports, self._reports = self._reports, []
         return reports

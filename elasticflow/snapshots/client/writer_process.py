@@ -42,7 +42,7 @@ class WriterProcess:
 
     Attributes:
         process: The child.
-        address: What workers give to `StagingClient.connect`.
+        address: Address that workers pass to `StagingClient.connect`.
     """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -80,7 +80,7 @@ class WriterProcess:
         return self._stdout
 
     def descriptors(self) -> tuple[int, ...]:
-        """Return the ends of its pipes that this process has: it ends once nobody has its standard input."""
+        """Return this process' ends of the writer's pipes: the writer ends once no process has its standard input open."""
         assert self.process.stdin is not None
         return self.process.stdin.fileno(), self._stdout
 
@@ -146,7 +146,7 @@ def start_writer(start: WriterStart, python: str = sys.executable) -> WriterProc
     *thread* that started it ends.
 
     Args:
-        start: What the writer needs to know; `parent` is set here.
+        start: Configuration of the writer; `parent` is set here.
         python: The interpreter.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a node's writer reports: what became of a snapshot, and that the store is in trouble."""
+"""Reports of a node's writer: the outcome of a snapshot, and trouble with the store."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 
 FENCED = "fenced"
-"""Why a snapshot failed: a later generation exists, started by somebody else."""
+"""Reason of a failed snapshot: a later generation exists, started by another launch."""
 _TROUBLES_EVERY_S = 10.0
 
 
 @dataclass(frozen=True)
 class SnapshotReport:
-    """What became of a snapshot.
+    """The outcome of a snapshot.
 
     Attributes:
         event: `snapshot.committed`, `snapshot.failed` or `snapshot.removed`.
         name: The snapshot's.
         step: Finished steps.
-        generation: That took it.
-        bytes: Of its files, if this node committed it; so are the next two.
+        generation: Generation that took the snapshot.
+        bytes: Size of the snapshot's files, if this node committed it; the next two are given then, too.
         seconds: From the first staged shard to the commit.
         trigger: Why it was taken.
         reason: Why it failed.
@@ -73,7 +73,6 @@ class ThrottledTroubles:
 
     Args:
         report: Called with the first, and then with at most one every ten seconds.
-        clock: What time it is.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ class Verifier:
     Args:
         entry: The manifest's entry.
         first: Number of the first block to be checked.
-        count: How many blocks; None: all from *first* on. The SHA-256 is checked only if these are all blocks.
+        count: Number of blocks to check; None: all from *first* on. The SHA-256 is checked only if these are all blocks.
     """
 
     def __init__(self, entry: FileEntry, first: int = 0, count: int | None = None) -> None:

@@ -2,7 +2,7 @@
 
 A fingerprint is 16 hexadecimal digits. Where samples hold objects (a dataclass, PyG's `Data`), 16 more follow a dot: the
 first ones are of the samples with objects known by their class alone, as older versions took them, the last ones of what the
-objects hold. A dataset may say a text of its own instead.
+objects hold. A dataset may give a text of its own instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def of_both(by_class: str, by_content: str) -> str:
 
 
 def by_class(fingerprint: str) -> str:
-    """Return what an older version would have recorded for the same data."""
+    """Return the fingerprint that an older version would have recorded for the same data."""
     found = _OF_BOTH.fullmatch(fingerprint)
     return fingerprint if found is None else found[1]
 

@@ -76,7 +76,7 @@ class ManifestFacts:
     """Rank 0's facts for the manifest of a snapshot that it hands over.
 
     Attributes:
-        trigger: Why it was taken: steps, time, epoch, best, drain, end ...
+        trigger: Reason for the snapshot: steps, time, epoch, best, drain, end ...
         parent: Name of the snapshot this generation was restored from, if any.
         metric: Value that `keep.best` ranks by, if an evaluation preceded.
         ranked_by: Identity of *metric*, as `measure_of` writes it; None in older snapshots.
@@ -108,7 +108,7 @@ class Manifest(ManifestFacts):
         name: Folder name: step, generation and id.
         created: Unix time of the commit.
         files: Its own files, by name.
-        tensors: Where each tensor lies, by key.
+        tensors: Place of each tensor, by key.
         seconds: From the first staged shard to the commit.
         borrowed: Files of earlier snapshots that hold tensors unchanged since: "<snapshot>/<file>". Never a file that
             snapshot borrowed itself.
@@ -143,7 +143,7 @@ class Manifest(ManifestFacts):
         return frozenset(location.partition("/")[0] for location in self.borrowed)
 
     def location(self, file: str) -> str:
-        """Return where *file* is, relative to the folder of all snapshots: "<snapshot>/<file>"."""
+        """Return the path of *file*, relative to the folder of all snapshots: "<snapshot>/<file>"."""
         return file if file in self.borrowed else f"{self.name}/{file}"
 
     def locations(self) -> dict[str, FileEntry]:
@@ -160,7 +160,7 @@ class Manifest(ManifestFacts):
 
 
 def measure_of(name: str, source: str | None) -> str:
-    """Return what a metric is: "max accuracy by metrics:accuracy (source 0f3a...)", without the source if None."""
+    """Return the identity of a metric: "max accuracy by metrics:accuracy (source 0f3a...)", without the source if None."""
     return name if source is None else f"{name}{_SOURCE}{source})"
 
 

@@ -1,4 +1,4 @@
-"""When a snapshot is due, and which snapshots stay: two pure policies, without I/O."""
+"""Decides when a snapshot is due, and which snapshots stay: two pure policies, without I/O."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Due:
         return self.is_due_by_time(seconds)
 
     def trigger(self, previous: HasPosition, now: HasPosition) -> str:
-        """Return what makes it due at *now*: "epoch", "steps" or "samples"; "time" if no counted interval does."""
+        """Return the reason why it is due at *now*: "epoch", "steps" or "samples"; "time" if no counted interval does."""
         reached = {i.unit for i in self._intervals if i.unit != "s" and _passed(previous, now, i)}
         return next((word for unit, word in _TRIGGERS if unit in reached), "time")
 

@@ -80,7 +80,7 @@ class SnapshotRecord:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> SnapshotRecord:
-        """Return the record that `to_json` gave."""
+        """Return the record that `to_json` wrote."""
         facts = content["manifest"]
         metric = None if facts["metric"] is None else float(facts["metric"])
         return cls(content["state"], ManifestFacts(**{**facts, "metric": metric}))
@@ -91,7 +91,7 @@ class StagedShard:
     """One rank's shard of a snapshot, as it lies in shared memory.
 
     Attributes:
-        tensors: Where each tensor lies; may be empty.
+        tensors: Place of each tensor; may be empty.
         nbytes: Bytes in use.
         record: Rank 0's; None on other ranks.
     """
@@ -130,7 +130,7 @@ class WrittenFile:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> WrittenFile:
-        """Return the file that `to_json` gave."""
+        """Return the file that `to_json` wrote."""
         tensors = {key: TensorPlace.from_json(place) for key, place in content["tensors"].items()}
         return cls(content["name"], FileEntry.from_json(content["entry"]), tensors)
 
@@ -171,7 +171,7 @@ def pack(name: str, *, tensors: Sequence[TensorEntry], staged: memoryview, about
 
     Args:
         name: File name.
-        tensors: Where each tensor lies in *staged*.
+        tensors: Place of each tensor in *staged*.
         staged: The staging buffer.
         about: The header's metadata.
     """

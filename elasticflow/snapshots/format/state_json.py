@@ -200,7 +200,7 @@ def decode(value: Any, tensor: Callable[[Ref], Any] = lambda ref: ref) -> Any:
 
 
 def replace_refs(value: Any, by: Callable[[Ref], Any]) -> Any:
-    """Return *value* with every Ref replaced by what *by* returns for it."""
+    """Return *value* with every Ref replaced by the result of *by*."""
     match value:
         case Ref():
             return by(value)

@@ -1,4 +1,4 @@
-"""How snapshots of a run are written: what a writer process is started with."""
+"""The configuration of a writer process: it says how the snapshots of a run are written."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class WriterStart:
     """Configuration that a writer process reads from its standard input, as one line of JSON.
 
     Attributes:
-        uri: Where the snapshots lie, found from `settings.uri`.
-        run_id: For the manifest.
+        uri: Place of the snapshots, found from `settings.uri`.
+        run_id: The run's id in the manifest.
         prefix: The run's folder under the URI.
-        limits: How long the writer waits.
+        limits: The writer's time limits.
         parent: Process id of the process that started the writer.
     """
 

@@ -58,7 +58,7 @@ class LoadedSnapshot:
         return content
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `from_json` needs in another process besides the files' descriptors."""
+        """Return the record that `from_json` needs in another process besides the files' descriptors."""
         return {
             "manifest": self.manifest.to_bytes().decode(),
             "state_json": self.state_json,
@@ -85,8 +85,7 @@ class SnapshotReader:
     """Reads and verifies one snapshot, once.
 
     Args:
-        catalog: Where the snapshot is.
-        name: The snapshot's.
+        catalog: Snapshots of the run.
         progress: Called with the bytes read so far, from one thread at a time.
     """
 
@@ -188,7 +187,7 @@ def load(catalog: Catalog, name: str) -> LoadedSnapshot:
 
 
 def _layout(files: Mapping[str, FileEntry]) -> tuple[dict[str, int], int]:
-    """Return where each file is to lie in memory, and the bytes of all files."""
+    """Return the offset of each file in memory, and the bytes of all files."""
     offsets, end = {}, 0
     for path, entry in files.items():
         offsets[path] = end

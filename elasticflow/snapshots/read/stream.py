@@ -84,7 +84,7 @@ class VerifiedStream:
         self._is_over = False
 
     def read(self) -> dict[str, str]:
-        """Return what is damaged, by path; empty: every byte is what was written, and went to the sink.
+        """Return the damage, by path; empty: every byte is what was written, and went to the sink.
 
         Raises:
             UnreadableSnapshotError: this process may not read a file on a disk of this machine.
@@ -130,7 +130,7 @@ class VerifiedStream:
 
     @contextlib.contextmanager
     def _noting(self, run: _Run) -> Iterator[None]:
-        """Note damage in the file of *run*; raise SnapshotError for what says nothing about the file."""
+        """Note damage in the file of *run*; raise SnapshotError for errors that say nothing about the file."""
         name = run.path.rpartition("/")[2]
         try:
             yield
@@ -214,7 +214,7 @@ def _longer(entry: FileEntry) -> DamagedSnapshotError:
 
 
 def _fill(file: BinaryIO, target: memoryview) -> memoryview:
-    """Fill *target* as far as the file goes; return what was read."""
+    """Fill *target* as far as the file goes; return the part that was read."""
     done = 0
     while done < len(target) and (size := file.readinto(target[done:])):  # type: ignore[attr-defined]
         done += size

@@ -1,4 +1,4 @@
-"""Files of a verified snapshot, held open, and whether they are still what was verified."""
+"""Files of a verified snapshot, held open, and the check that they are unchanged."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class VerifiedFiles:
         return cls(descriptors, extents, content["stat_marks"])
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `from_json` needs in another process besides the descriptors."""
+        """Return the record that `from_json` needs in another process besides the descriptors."""
         return {"extents": self._extents, "stat_marks": self._stat_marks}
 
     def read(self, location: str) -> bytes:
@@ -112,7 +112,7 @@ class VerifiedFiles:
         """Raise unless the files that were opened are still there, unchanged, under their names.
 
         Raises:
-            SnapshotError: a file is not; the text names it.
+            SnapshotError: a file is gone or changed; the text names it.
         """
         for location, (number, _, _) in self._extents.items():
             try:
@@ -123,12 +123,12 @@ class VerifiedFiles:
                 raise _changed(location)
 
     def close(self) -> None:
-        """Close the descriptors; what was read stays."""
+        """Close the descriptors; bytes already read stay."""
         self._close()
 
 
 def _stat_mark(stat: os.stat_result) -> StatMark:
-    """Return what differs once a file was written, cut, replaced or removed."""
+    """Return values that differ once a file was written, cut, replaced or removed."""
     return [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
 
 

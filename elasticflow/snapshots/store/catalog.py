@@ -83,7 +83,7 @@ class Catalog:
         """Return the manifest of snapshot *name*.
 
         Raises:
-            FileNotFoundError: it is not committed.
+            FileNotFoundError: the snapshot is not committed.
             DamagedSnapshotError: its manifest is not what was written.
             OSError: its manifest cannot be read; that may be damage or an outage.
         """
@@ -130,7 +130,7 @@ class Catalog:
         return reasons
 
     def pin(self, name: str, note: str = "") -> None:
-        """Keep snapshot *name* until it is unpinned, whatever the policy says; *note* tells people why.
+        """Keep snapshot *name* until it is unpinned, regardless of the policy; *note* tells people why.
 
         Raises:
             SnapshotError: there is no such committed snapshot; no pin is left behind then.
@@ -178,7 +178,7 @@ class Catalog:
         return number
 
     def claim_after(self, number: int, info: Mapping[str, Any]) -> bool:
-        """Make the generation after *number* exist; False if another launch has: the run is that one's now.
+        """Claim the generation after *number*; False if another launch has claimed it: that launch has the run now.
 
         The answer of the store may have been lost and the question asked again: a claim that says the same as *info*,
         apart from the reason and from what failed since, is our own.
@@ -216,7 +216,7 @@ class Catalog:
         return self.storage.exists(self._generation(generation + 1))
 
     def write_job_record(self, record: Mapping[str, Any]) -> None:
-        """Write JOB.json, what the newest launch is made from, in one act."""
+        """Write JOB.json, the sources of the newest launch, in one act."""
         self.storage.replace_text(f"{self.prefix}{_JOB}", json.dumps(record, indent=1).encode())
 
     def read_job_record(self) -> dict[str, Any] | None:
@@ -246,12 +246,12 @@ class Catalog:
         return f"{self.prefix}{run_folder.generation_file(number)}"
 
     def _names(self) -> list[str]:
-        """Names of all snapshot folders, newest first; `.tmp-` folders and strangers are none."""
+        """Names of all snapshot folders, newest first, without `.tmp-` folders and other names."""
         names = self.storage.list(self.folder())
         return sorted(filter(run_folder.SNAPSHOT_NAME.fullmatch, names), key=_age, reverse=True)
 
     def _scan(self) -> Iterator[tuple[str, Manifest | str]]:
-        """Yield name and manifest, or name and what is wrong with it, of all committed and not set aside; newest first.
+        """Yield name and manifest, or name and damage, of all snapshots committed and not set aside; newest first.
 
         Raises:
             OSError: the folder, or every manifest in it, cannot be read.

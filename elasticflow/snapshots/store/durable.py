@@ -28,7 +28,7 @@ def put(finished: Path, path: Path, *, replaces: bool) -> None:
 
     Raises:
         FileExistsError: something is there, and it is not to be replaced.
-        OSError: the rename failed; what was there is there still.
+        OSError: the rename failed; the old file or folder is still there.
     """
     if replaces and os.path.lexists(path):
         _exchange(finished, path)

@@ -88,7 +88,7 @@ class Publisher:
     def discard(self, name: str, files: Collection[str] | None = None) -> None:
         """Remove *files* (None: all) written for snapshot *name*, unless it is committed.
 
-        What cannot be removed now is left for `sweep`.
+        `sweep` removes later what cannot be removed now.
         """
         storage = self._storage.with_patience(_TIDYING)
         with contextlib.suppress(OSError, StorageError):
@@ -100,7 +100,7 @@ class Publisher:
                 storage.remove(f"{self.place(name)}/{file}")
 
     def sweep(self, generation: int, busy: Collection[str]) -> None:
-        """Remove what writers of generations before *generation* left: uncommitted, or half removed.
+        """Remove the folders that writers of generations before *generation* left, uncommitted or half removed.
 
         The names in *busy* are left alone.
         """

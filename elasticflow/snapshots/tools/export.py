@@ -1,4 +1,4 @@
-"""Weights and state of a snapshot in the formats of others, every byte verified on its way.
+"""Exports a snapshot's weights and state in other libraries' formats; every byte is verified on its way.
 
 A target is whole or absent: it is written under a hidden name beside, and renamed. Nothing is overwritten unless that
 was asked for; then old and new change places in one act.
@@ -29,7 +29,7 @@ _MARKS = {"dcp": (".metadata",), "transformers": ("config.json", "adapter_config
 def write(
     export: Export, form: Format, path: Path, *, replaces: bool = False, save_model: SaveModel | None = None
 ) -> int:
-    """Write what is exported to *path* and return its tensors' number.
+    """Write the export to *path* and return the number of its tensors.
 
     `safetensors` needs no torch; the others do. `transformers` needs *save_model*, which builds the model.
 

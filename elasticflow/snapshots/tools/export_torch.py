@@ -89,7 +89,7 @@ def _require_torch(form: str) -> None:
 
 
 def _with_tensors(export: Export, value: Any) -> Any:
-    """Return *value* with the tensors in it, read and verified; what was one tensor is one again."""
+    """Return *value* with the tensors in it, read and verified; a tensor that occurs several times stays one tensor."""
     pieces = {ref: slice_of(export, ref) for _, ref in refs(value)}
     memory = {ref: bytearray(piece.nbytes) for ref, piece in pieces.items()}
     copy(export, [(piece, _into(memory[ref])) for ref, piece in pieces.items()])

@@ -1,4 +1,4 @@
-"""Retention by hand: what goes, what that frees, and the removal itself."""
+"""Retention by hand: the snapshots that go, the bytes that frees, and the removal itself."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ class Leftover:
     """A folder that a writer left unfinished, or that was removed or swept by half.
 
     Attributes:
-        folder: Its name.
-        size: Bytes of what lies in it.
+        size: Bytes of its content.
     """
 
     folder: str
@@ -41,7 +40,7 @@ class Pruning:
 
     Attributes:
         going: Snapshots that no rule keeps, the newest first: one that borrows goes before what it borrows from.
-        staying: Why each of the others stays.
+        staying: Reasons of each of the others to stay.
         damaged: Snapshots newer than the newest whole one, with what is wrong; they are left alone.
         leftovers: Folders of no snapshot.
     """
@@ -63,14 +62,14 @@ class Pruning:
 
 
 def plan(catalog: Catalog, rules: Keep, *, dead: int, watch: Watch) -> Pruning:
-    """Return what the rules let go. Nothing is removed.
+    """Return the snapshots that the rules let go. Nothing is removed.
 
     The newest snapshot is read and verified, and on damage the one before it, until one is whole: the rules
     count from there, so that what stays can be restored.
 
     Args:
         catalog: The run's snapshots.
-        rules: Which stay.
+        rules: The job file's rules for keeping snapshots.
         dead: No writer of this generation or an older one lives any more.
         watch: Called before a snapshot is verified; returns what is told the bytes read so far.
 
@@ -96,7 +95,7 @@ def plan(catalog: Catalog, rules: Keep, *, dead: int, watch: Watch) -> Pruning:
 
 
 def carry_out(catalog: Catalog, pruning: Pruning) -> Iterator[str]:
-    """Remove what goes, each snapshot's manifest first; yield each name once it is gone.
+    """Remove the snapshots and folders that go, each snapshot's manifest first; yield each name once it is gone.
 
     One that was pinned since the plan was made stays.
 

@@ -1,4 +1,4 @@
-"""Parts of a snapshot's files, read once, verified, and handed to whoever wants them."""
+"""Parts of a snapshot's files, read once, verified, and handed to their receivers."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class TensorSlice:
 
     Attributes:
         path: File in the storage.
-        offset: Where they begin in it.
-        nbytes: How many.
+        offset: First byte in the file.
+        nbytes: Number of bytes.
         dtype: Name of the dtype in safetensors.
         shape: Shape of the tensor.
     """
@@ -47,7 +47,7 @@ class TensorSlice:
 
 
 def slice_of(export: Export, ref: Ref) -> TensorSlice:
-    """Return where the tensor is."""
+    """Return the place of the tensor."""
     place = export.manifest.tensors[ref.key]
     path = f"{export.catalog.folder()}/{export.manifest.location(place.file)}"
     whole = TensorSlice(path, place.offset, place.nbytes, place.dtype, place.shape)
@@ -62,12 +62,12 @@ def copy(export: Export, wanted: Iterable[tuple[TensorSlice, Take]]) -> None:
 
     Args:
         export: The choice of what to export.
-        wanted: Pieces, each with what takes an offset in it and bytes; called from several threads.
+        wanted: Pieces, each with a receiver that takes an offset in the piece and bytes; called from several threads.
 
     Raises:
-        DamagedSnapshotError: a file is not what was written; what was handed over is then worth nothing.
+        DamagedSnapshotError: a file is not what was written; the bytes handed over so far are worthless then.
         SnapshotError: the store cannot be read.
-        OSError: what takes the bytes raised it.
+        OSError: a receiver raised it.
     """
     catalog, manifest = export.catalog, export.manifest
     files, handing = verify.needed_files(catalog, manifest), _Distributor(wanted)
@@ -102,7 +102,7 @@ class _Distributor:
         return list(self._pieces)
 
     def __call__(self, path: str, offset: int, data: memoryview) -> None:
-        """Hand over what of *data*, at *offset* of the file, is wanted."""
+        """Hand over the wanted parts of *data*, at *offset* of the file."""
         end = offset + len(data)
         for piece, take in self._pieces[path][bisect_right(self._ends[path], offset) :]:
             if piece.offset >= end:

@@ -31,7 +31,7 @@ class CommittedButSetAsideError(CommitRefusedError):
 
 
 class Committer:
-    """Commits what `PendingSnapshots` holds, in order; `run` is the thread's body."""
+    """Commits the snapshots of `PendingSnapshots`, in order; `run` is the thread's body."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class Committer:
         self._report(report, list(pending.listeners.values()), to_parent=to_parent)
 
     def _retain(self, pending: PendingSnapshot, committed: Manifest) -> None:
-        """Remove what retention does not keep; its failures never touch the snapshot just committed."""
+        """Remove the snapshots that retention does not keep; failures never touch the snapshot just committed."""
         try:
             snapshots = self._catalog.committed()
             in_use = {committed.name, *({committed.parent} if committed.parent else ())}

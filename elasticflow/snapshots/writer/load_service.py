@@ -77,18 +77,18 @@ class LoadService:
             loading.send_outcome(rank)
 
     def load_ahead(self, name: str) -> None:
-        """Read snapshot *name*, for which ranks will probably ask; whether that fails is told to who asks."""
+        """Read snapshot *name*, for which ranks will probably ask; a rank that asks is told of a failure."""
         with self._lock:
             self._drop_unasked()
             if all(loading.name != name for loading in self._loadings):
                 loading = self._begin(name, _AHEAD)
-                # A node that no group takes has nobody who asks.
+                # On a node that takes part in no group no rank asks.
                 timer = threading.Timer(_AHEAD_LIMIT_S, self._give_up, [loading])
                 timer.daemon = True
                 timer.start()
 
     def drop_ahead(self) -> None:
-        """Give up what was read ahead and nobody has asked for."""
+        """Give up the data that was read ahead and that no rank has asked for."""
         with self._lock:
             self._drop_unasked()
 
@@ -109,7 +109,7 @@ class LoadService:
             loading.outcome.files.close()
 
     def leave(self, rank: ConnectedRank) -> None:
-        """*rank* has read what it needs, or is gone."""
+        """Take in that *rank* has read all it needs, or is gone."""
         with self._lock:
             for loading in tuple(self._loadings):
                 if rank not in loading.ranks or isinstance(loading.outcome, LoadFailed):

@@ -117,7 +117,7 @@ class Writer:
             self._load_newest()
 
     def _load_newest(self) -> None:
-        # What cannot be read fails again where a rank asks for it.
+        # A file that cannot be read fails again where a rank asks for it.
         with suppress(OSError, StorageError, SnapshotError):
             if (newest := self._catalog.newest()) is not None:
                 self._load_service.load_ahead(newest.name)
@@ -232,7 +232,7 @@ class Writer:
             worker.send(slots, tuple(buffer.descriptor for buffer in buffers))
 
     def _staging_buffers(self, worker: ConnectedRank, nbytes: int) -> tuple[list[Buffer], str | None]:
-        """Return two buffers for *worker* in place of those it has, or one, and why it is one."""
+        """Return two new buffers for *worker* in place of the old, or a single buffer and the reason for that."""
         for buffer in worker.buffers.values():
             self._pool.disown(buffer)
         worker.buffers = {}
@@ -284,7 +284,7 @@ class Writer:
 
 
 def main() -> None:
-    """Read the configuration, serve, and leave when standard input ends."""
+    """Read the configuration, serve, and exit when standard input ends."""
     fault_injection.arm(os.environ)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -1,6 +1,6 @@
 """The memory tier: the newest state that all ranks of this node hold in shared memory, which the writer owns.
 
-Each rank has three slots: one that it fills, one that it filled before, and one that may be on its way to the store.
+Each rank has three slots: the rank fills the first, has filled the second before, and a third may be on its way to the store.
 Ranks step together: no rank is more than one step ahead, so all still hold the step that the slowest filled. When
 workers die, their slots stay with the writer; their successors resume from the content and then take the slots over.
 The tier covers one node: a set is whole only if all ranks of the group are on this node.
@@ -53,10 +53,8 @@ class RankSlots:
     """One rank's slots, and how its shards are laid out.
 
     Attributes:
-        rank: Whose slots.
         world_size: Ranks of the group, all on this node.
-        generation: Of the worker that has the slots, or had them last.
-        slots: The slots.
+        generation: Generation of the worker that has the slots, or had them last.
         layouts: By generation and number of the `Describe`.
         is_detached: The worker is gone.
     """
@@ -84,7 +82,7 @@ class FilledSlot:
 
 @dataclass(frozen=True)
 class SlotSet:
-    """What all ranks hold at one step; the slots are by rank."""
+    """The slots that all ranks hold at one step, by rank."""
 
     generation: int
     step: int
@@ -133,12 +131,12 @@ class MemoryTierSlots:
         self._request: PersistRequest | None = None
         # Age of the set that was last taken for writing.
         self._written = (0, 0)
-        # What this generation or an older one holds is not to be used.
+        # The state that this generation or an older one holds is not to be used.
         self._invalid = 0
 
     @property
     def is_used(self) -> bool:
-        """Whether a rank has, or had, slots."""
+        """True if a rank has, or had, slots."""
         return bool(self._rank_slots)
 
     def attach(
@@ -147,9 +145,7 @@ class MemoryTierSlots:
         """Return slots of *nbytes* for a rank: those of its predecessor if they fit, with their content.
 
         Args:
-            rank: Whose slots.
             world_size: Ranks of the group, all on this node.
-            generation: Of the worker.
             nbytes: Bytes of each slot, its label included.
             before: The worker's slots so far, which became too small.
 
@@ -198,7 +194,7 @@ class MemoryTierSlots:
         """Return the newest set that is whole, or None.
 
         Args:
-            before: A generation; None is returned while a worker of an older one lives, who could still write.
+            before: A generation; None is returned while a worker of an older generation lives, which could still write.
         """
         with self._lock:
             if before is not None and any(
@@ -220,14 +216,14 @@ class MemoryTierSlots:
     def request(self, request: PersistRequest | None) -> None:
         """Remember that a snapshot is wanted on the store, instead of older requests; None: none is wanted.
 
-        Every rank makes the same request; it is ignored if that of another rank has been fulfilled already.
+        Every rank makes the same request; it is ignored if an equal request has been fulfilled already.
         """
         with self._lock:
             if request is None or request.age > self._written:
                 self._request = request
 
     def invalidate(self, generation: int) -> None:
-        """Have nothing that *generation* or an older one holds be used any more, for the store or by successors."""
+        """Forbid any further use of the state that *generation* or an older one holds, by the store or by successors."""
         with self._lock:
             self._invalid = max(self._invalid, generation)
             self._request = None
@@ -292,7 +288,7 @@ class MemoryTierService:
     """Serves the memory tier; may be used from all the writer's threads.
 
     Args:
-        pool: Where slots come from.
+        pool: Source of the slots.
         pending_snapshots: Snapshots on their way to the store.
         write: Starts to write a shard: rank, snapshot, how the shard lies in the buffer, the buffer.
         set_aside: Sets a committed snapshot aside: name, reason.
@@ -317,11 +313,11 @@ class MemoryTierService:
 
     @property
     def is_used(self) -> bool:
-        """Whether workers hold their state in memory, or one that is gone did."""
+        """True if workers hold their state in memory, or a worker that is gone did."""
         return self._tier.is_used
 
     def handle(self, worker: ConnectedRank, message: MemoryTierMessage) -> None:
-        """Do what *worker* asks for."""
+        """Carry out the request of *worker*."""
         match message:
             case Describe():
                 if (rank_slots := self._rank_slots.get(worker)) is not None:
@@ -416,7 +412,7 @@ class MemoryTierService:
             self._write(rank, pending, layout, filled.slot)
 
     def _invalidate(self, generation: int, equal_at: int) -> None:
-        """Refuse what was taken of *generation* after step *equal_at*: its replicas differ.
+        """Refuse the snapshots taken of *generation* after step *equal_at*: its replicas differ.
 
         Every rank asks for this before it ends. New workers are answered only after it is done.
         """

@@ -1,4 +1,4 @@
-"""Snapshots on their way to the store, and which generation may still commit.
+"""Snapshots on their way to the store, and the rule for generations that may still commit.
 
 The rule that keeps the history of a run one line: a snapshot of an older generation may be committed only while no
 worker of a newer generation can have chosen where to start from. Workers choose after the writer has answered their
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class State(Enum):
-    """How far a snapshot has come on this node."""
+    """The progress of a snapshot on this node."""
 
     STAGING = "its shards are being handed over or written"
     WRITTEN = "its shards are on the store"
@@ -45,9 +45,8 @@ class PendingSnapshot:
         staged: Ranks whose shard was handed over.
         done: Ranks whose shard is on the store, or failed.
         files: Files on the store, by rank.
-        record: What rank 0 handed over with its shard.
+        record: Record that rank 0 handed over with its shard.
         listeners: Ranks that receive the outcome.
-        state: How far the snapshot has come.
         reason: Why it was abandoned.
         is_complete: No more shards can come.
     """
@@ -76,11 +75,11 @@ class PendingSnapshot:
 
     @property
     def is_settled(self) -> bool:
-        """Whether no shard is being written, and no more can come."""
+        """True if no shard is being written, and no more can come."""
         return self.done == self.staged and (self.is_complete or len(self.staged) == self.local_world_size)
 
     def abandon(self, reason: str) -> None:
-        """Have the snapshot not be committed; the first reason stands."""
+        """Give the snapshot up; the first reason stands."""
         if self.state is not State.ABANDONED:
             self.state, self.reason = State.ABANDONED, reason
 
@@ -118,7 +117,7 @@ class PendingSnapshots:
 
     @property
     def is_free(self) -> bool:
-        """Whether every snapshot has an outcome."""
+        """True if every snapshot has an outcome."""
         with self._changed:
             return not self._open
 
@@ -185,7 +184,7 @@ class PendingSnapshots:
             self._changed.notify_all()
 
     def refuse(self, pending: PendingSnapshot, reason: str) -> bool:
-        """Have *pending* not be committed; False if it is committed: the caller has to set it aside."""
+        """Forbid the commit of *pending*; False if it is committed already: the caller has to set it aside."""
         with self._changed:
             if pending.state is State.COMMITTED:
                 return False

@@ -38,8 +38,6 @@ class ShardWriter:
         Frozen tensors go to a file of their own, which is written only if no earlier snapshot has the same bytes.
 
         Args:
-            pending: The snapshot.
-            rank: Whose shard.
             shard: How the shard lies in *memory*.
             memory: The staging buffer.
 
@@ -52,7 +50,7 @@ class ShardWriter:
         about = {"run_id": self._run_id, "snapshot": pending.name, "step": str(pending.step)}
         own = [tensor for tensor in shard.tensors if not tensor.frozen]
         files = []
-        # A rank of few always has a file; of many some store nothing, and nobody has to read that.
+        # A rank of few always has a file; of many some store nothing, and no reader needs their files.
         if own or pending.world_size <= _ALWAYS:
             packed = shard_file.pack(shard_file.shard_name(*ranks), tensors=own, staged=staged, about=about)
             files.append(shard_file.write_shard(self._storage, folder, packed, self._integrity))
