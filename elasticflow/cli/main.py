@@ -177,7 +177,7 @@ def _as_key(error: click.NoSuchOption, arguments: Sequence[str] | None) -> str |
     parameters = () if error.ctx is None else error.ctx.command.params
     if all(parameter.name != "overrides" for parameter in parameters):
         return None
-    from elasticflow.jobfile.wording.misplaced_keys import flag_for
+    from elasticflow.jobfile.wording.unknown_keys import flag_for
 
     words = list(sys.argv[1:] if arguments is None else arguments)
     value = ""

@@ -25,7 +25,7 @@ class Hit(NamedTuple):
     """A line of a page with the word that was looked for.
 
     Attributes:
-        topic: Of the page.
+        topic: Topic of the page, the word that `elasticflow guide` takes.
         section: The heading that the line stands under.
         line: Without the spaces around it.
     """
@@ -63,7 +63,7 @@ def search(word: str) -> Iterator[Hit]:
 def for_terminal(text: str) -> str:
     """Return a page's Markdown as it is of use where no link can be followed.
 
-    A link to another page becomes the command that shows it, a picture the text that stands for it. Links to files
+    A link to another page becomes the command that shows the page; a picture becomes its text. Links to files
     of the repository keep their words; links to other sites stay.
     """
     parts = re.split(r"(^ *```.*?^ *```$)", text, flags=re.MULTILINE | re.DOTALL)

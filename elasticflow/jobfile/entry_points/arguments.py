@@ -177,8 +177,8 @@ class ArgumentCheck:
     def _instead(self, misfit: Misfit, path: KeyPath) -> str:
         """Return the remedy for an argument that is not taken: another argument, or a key of the table around it."""
         from elasticflow.jobfile.wording.foreign_names import meaning_of
-        from elasticflow.jobfile.wording.misplaced_keys import has_header
         from elasticflow.jobfile.wording.type_descriptions import keys_at
+        from elasticflow.jobfile.wording.unknown_keys import has_header
 
         if misfit.name in self._by_place_only:
             return _BY_PLACE

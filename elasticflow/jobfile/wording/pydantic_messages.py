@@ -11,12 +11,6 @@ from elasticflow.jobfile.diagnostics.toml_literals import dotted, show, to_toml
 from elasticflow.jobfile.tables.evaluation import SET_NAME, without_set
 from elasticflow.jobfile.tables.types import ONE_OF
 from elasticflow.jobfile.text.layers import MovedLayer, value_at
-from elasticflow.jobfile.wording.misplaced_keys import (
-    KeySuggestion,
-    has_header,
-    set_flag,
-    suggest_key,
-)
 from elasticflow.jobfile.wording.same_values import same_value
 from elasticflow.jobfile.wording.type_descriptions import (
     annotation_at,
@@ -24,6 +18,12 @@ from elasticflow.jobfile.wording.type_descriptions import (
     is_off_without,
     keys_at,
     kind_of_key,
+)
+from elasticflow.jobfile.wording.unknown_keys import (
+    KeySuggestion,
+    has_header,
+    set_flag,
+    suggest_key,
 )
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ class AgentConfig:
         run_folder: Absolute path of the run folder.
         node: Id of this node inside the launch.
         rendezvous: Where the launch's keys are (`StoreAddress.url`).
-        hang_timeout_s: Seconds without a heartbeat that count as a hang.
+        hang_timeout_s: Longest time without progress; `HangTimeouts` learns shorter limits.
         grace_s: Seconds the writer has for what it holds when the launch ends.
         node_rank: This node's place among all, where the rendezvous is static.
         warm: Value of `restarts.warm`: says what a restart finds ready.

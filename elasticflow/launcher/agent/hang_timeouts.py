@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 # Even quick steps may stall for so long without a hang.
 FLOOR_S = 60.0
 FACTOR = 10
@@ -19,17 +14,16 @@ class HangTimeouts:
     """The limit of each phase.
 
     It is *ceiling_s* (`restarts.hang_timeout`) until a phase was seen `ENOUGH` times; then `FACTOR` times the longest
-    stall of a rank in that phase, but at least `FLOOR_S` and at most the ceiling, unless the run has stalled for longer
-    and continued. No lower limit is learned for `UNPREDICTABLE` phases.
+    stall of a rank in that phase, but at least `FLOOR_S` and at most the ceiling. A run that stalled for longer than the
+    ceiling and continued has twice its longest stall. No lower limit is learned for `UNPREDICTABLE` phases.
 
     Args:
-        ceiling_s: Seconds.
-        learned: Result of `learned` in an earlier launch.
+        ceiling_s: Upper limit in seconds.
     """
 
-    def __init__(self, ceiling_s: float, learned: Mapping[str, tuple[int, float]] | None = None) -> None:
+    def __init__(self, ceiling_s: float) -> None:
         self._ceiling_s = ceiling_s
-        self._seen = {phase: (number, longest) for phase, (number, longest) in (learned or {}).items()}
+        self._seen: dict[str, tuple[int, float]] = {}  # by phase: how often it stalled, and the longest stall
 
     def note(self, phase: str, seconds: float) -> None:
         """Take in that a rank made no progress for *seconds* in *phase*, and continued."""
@@ -48,7 +42,3 @@ class HangTimeouts:
         if number < ENOUGH or phase in UNPREDICTABLE:
             return self._ceiling_s
         return min(self._ceiling_s, max(FLOOR_S, FACTOR * longest))
-
-    def learned(self) -> dict[str, tuple[int, float]]:
-        """Return, by phase, how often it was seen and its longest stall in seconds, for a later launch of the run."""
-        return {phase: (number, round(longest, 3)) for phase, (number, longest) in self._seen.items()}

@@ -14,7 +14,7 @@ from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT, H
 from elasticflow.system.shared_memory import memory_file
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
+    from collections.abc import Container
 
 # On one node; the bound of nodes.nproc_per_node.
 MOST_WORKERS = 1024
@@ -65,8 +65,7 @@ class WorkerHeartbeats:
     A beat is progress (a new step or phase), not a tick: a deadlocked rank has none.
 
     Args:
-        ceiling_s: See `HangTimeouts`.
-        learned: See `HangTimeouts`.
+        ceiling_s: Upper limit of a phase without progress, in seconds.
         memory: From `heartbeat_memory`; None: new memory.
         beats_late: Workers may never beat: until one does, what it prints is its progress.
         silence_s: Seconds without that which count as a hang; None: it may be silent for ever.
@@ -75,7 +74,6 @@ class WorkerHeartbeats:
     def __init__(
         self,
         ceiling_s: float,
-        learned: Mapping[str, tuple[int, float]] | None = None,
         memory: int | None = None,
         *,
         beats_late: bool = False,
@@ -83,7 +81,7 @@ class WorkerHeartbeats:
     ) -> None:
         self._beats_late, self._first = beats_late, "script" if beats_late else "start"
         self._silence_s = math.inf if silence_s is None else silence_s
-        self.hang_timeouts = HangTimeouts(ceiling_s, learned)
+        self.hang_timeouts = HangTimeouts(ceiling_s)
         self.fd = heartbeat_memory() if memory is None else memory
         self._memory = mmap.mmap(self.fd, _SIZE)
         self._slots: list[_Slot] = []

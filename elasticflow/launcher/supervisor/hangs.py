@@ -1,6 +1,6 @@
-"""Decides if workers that stand still on all nodes are a hang, and names the rank that the others wait for.
+"""Handles a standstill that the agents of all nodes report: collects stacks, names the rank that the others wait for.
 
-Each agent tells when all workers of its node have stood still for too long. Once those of all nodes have, every agent
+Each agent reports when all workers of its node have stood still for too long (`agent/hang_timeouts.py` has the limit). Once those of all nodes have, every agent
 is asked for stacks; when they are there, the rank that the others wait for is named, and the group is killed.
 """
 

@@ -80,7 +80,7 @@ def test_nobody_is_asked_where_nobody_is(ran: Callable[..., Ran]) -> None:
     """And nothing goes."""
     code, _, err = ran("rm", "old")
     assert code == 2
-    assert "say --yes, or --dry-run to look only" in err
+    assert "give --yes, or --dry-run to look only" in err
     code, _, err = ran("rm", "none")
     assert (code, left()) == (2, ALL)
 

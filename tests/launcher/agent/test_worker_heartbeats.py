@@ -138,7 +138,7 @@ def test_next_generation_starts_anew_with_what_was_learned(watched: WorkerHeartb
     watched.reset(1)
 
     assert not clock.look(watched, CEILING_S)
-    assert (1, 3.0) == watched.hang_timeouts.learned()["step"]
+    assert watched.hang_timeouts._seen["step"] == (1, 3.0)
 
 
 def test_memory_holds_the_most_workers_a_node_may_have(watched: WorkerHeartbeats) -> None:
@@ -200,15 +200,6 @@ def test_alarm_is_not_raised_twice_for_the_same_thing() -> None:
     assert 600 == limits.of("step")
     limits.allow_as_long("step", 601)
     assert 600 == limits.of("step")
-
-
-def test_what_was_learned_can_be_handed_on() -> None:
-    """A later launch begins with it."""
-    limits = HangTimeouts(600)
-    for _ in range(ENOUGH):
-        limits.note("step", 9.0)
-
-    assert 90 == HangTimeouts(600, limits.learned()).of("step")
 
 
 def test_worker_that_the_others_wait_for(clock: Clock, watched: WorkerHeartbeats) -> None:
