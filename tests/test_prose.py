@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -47,14 +48,19 @@ class Docstring:
                 yield section, entry[1], entry[2]
 
 
-def docstrings(root: Path = ROOT) -> Iterator[Docstring]:
-    """Yield the docstrings of all modules below *root*."""
-    for path in sorted(root.rglob("*.py")):
+@cache
+def docstrings() -> tuple[Docstring, ...]:
+    """Return the docstrings of the package."""
+    found = []
+    for path in sorted(ROOT.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 text = ast.get_docstring(node)
                 if text:
-                    yield Docstring(f"{path.relative_to(ROOT.parent)}:{getattr(node, 'lineno', 1)}", text)
+                    found.append(
+                        Docstring(f"{path.relative_to(ROOT.parent)}:{getattr(node, 'lineno', 1)}", text)
+                    )
+    return tuple(found)
 
 
 def words(text: str) -> set[str]:

@@ -61,8 +61,8 @@ def public_tables(job: Job) -> dict[str, Any]:
     else:
         secrets = job.env.secrets()
         tables["env"] = {name: value for name, value in job.env.values().items() if name not in secrets}
-    for path, _ in set_tables(tables):
-        table = tables["evaluation"][path[1]] if len(path) > 1 else tables["evaluation"]
+    for place, _ in set_tables(tables):
+        table = tables["evaluation"][place[1]] if len(place) > 1 else tables["evaluation"]
         for key in ("samples", "collate"):
             if table[key] is None:
                 del table[key]
