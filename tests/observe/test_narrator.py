@@ -5,7 +5,7 @@ from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elasticflow import events
@@ -392,6 +392,8 @@ RECORDS = {
 
 
 @settings(max_examples=30, deadline=None)
+@example([{"event": "loop.changed", "changes": True}, {"event": "state.put_back", "names": 1}])
+@example([{"event": "options.changed", "options": [{"option": "lr", "part": []}]}])
 @given(st.lists(st.sampled_from(sorted(RECORDS)).flatmap(RECORDS.__getitem__), max_size=6))
 def test_no_record_whatsoever_breaks_the_story(records: list[dict[str, Any]]) -> None:
     """The console must never take a run down, so any JSON in any field gives a line or none."""

@@ -208,9 +208,14 @@ def _drain_requested(record: Record) -> Line:
     return Line("drain", text, more, symbol="stop")
 
 
+def _objects_in(record: Record, name: str) -> list[dict[str, Any]]:
+    """Return the objects in a list of a record; none if the field is anything else."""
+    field = record.get(name)
+    return [each for each in field if isinstance(each, dict)] if isinstance(field, list) else []
+
+
 def _drift_found(record: Record) -> Line:
-    field = record.get("differences")
-    differences = [each for each in field if isinstance(each, dict)] if isinstance(field, list) else []
+    differences = _objects_in(record, "differences")
     weighty = [each for each in differences if each.get("weight") != "harmless"]
     if not weighty:
         return Line(
@@ -224,17 +229,18 @@ def _drift_found(record: Record) -> Line:
 
 
 def _options_changed(record: Record) -> Line:
-    field = record.get("options")
-    changes = [each for each in field if isinstance(each, dict)] if isinstance(field, list) else []
+    changes = _objects_in(record, "options")
     # The rate implies these options.
-    rated = {(each.get("part"), each.get("group")) for each in changes if each.get("option") == "lr"}
+    rated = {
+        (str(each.get("part")), str(each.get("group"))) for each in changes if each.get("option") == "lr"
+    }
     shown = []
     for each in changes:
         part, group, option = each.get("part"), each.get("group"), str(each.get("option"))
         if (
             option.startswith("_")
             or option == "base_lrs"
-            or (option == "initial_lr" and (part, group) in rated)
+            or (option == "initial_lr" and (str(part), str(group)) in rated)
         ):
             continue
         place = str(part) if group is None else f"{part} group {group}"
@@ -278,14 +284,15 @@ def _stage_started(record: Record) -> Line:
 
 
 def _state_put_back(record: Record) -> Line:
-    names = [str(name) for name in record.get("names") or ()]
+    field = record.get("names")
+    names = [str(name) for name in field] if isinstance(field, list) else []
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     text = f"the script changed {names[0] if names else 'its state'}{more} after run.keep"
     return Line("state", text, (f"put back as {record.get('snapshot')} has it",))
 
 
 def _loop_changed(record: Record) -> Line:
-    changes = [change for change in record.get("changes") or () if isinstance(change, dict)]
+    changes = _objects_in(record, "changes")
     lines = tuple(
         f"{each.get('key')} is {each.get('now')}, was {each.get('was')}: {each.get('reason')}"
         for each in changes
