@@ -143,11 +143,11 @@ class Worker:
 
     @property
     def leaves_untrained(self) -> bool:
-        """True if this rank was asked to exit and no training has to be saved."""
+        """True if this rank was asked to exit and has trained nothing that must be saved."""
         return self.vote.leave_wanted and self.vote.may_leave_untrained
 
     def leave_untrained(self) -> None:
-        """End every rank if any rank was asked to exit and no training has to be saved. Collective: every rank.
+        """End every rank if `leaves_untrained` is true on any rank. Collective: every rank.
 
         Raises:
             Leaving: a rank was asked to exit; `worker.program` then ends the process.

@@ -82,15 +82,15 @@ def describe(error: BaseException) -> str:
 
 
 def _of_a_table(error: BaseException) -> str | None:
-    """Return what to write where a factory of the job took a table of the job file for an object with attributes."""
+    """Return the remedy if a factory of the job used a table of the job file as an object with attributes; else None."""
     if not isinstance(error, AttributeError) or type(error.obj) is not dict:
         return None
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     for caller, called in pairwise(frames):
-        # Where train.py calls a factory, what it gives is what the job file says.
+        # train.py passes the job file's values to the factories that it calls.
         is_step = (
             called.f_code.co_name == "training_step"
-        )  # it gets batches, which are no matter of the job file
+        )  # it gets batches, which do not come from the job file
         if (
             not is_step
             and caller.f_globals.get("__name__") in _ENTRY_POINT

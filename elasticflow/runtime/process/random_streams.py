@@ -326,7 +326,7 @@ def begin_import(seed: int, module: str) -> None:
 
 
 def has_drawn(seed: int, factory: str) -> bool:
-    """True if random, numpy or torch on the CPU have left the state in which *factory*, which is not a model's, began."""
+    """True if random, numpy or torch on the CPU were drawn from since `begin`; *factory* is any factory except the model's."""
     key = _factory_key(seed, factory)
     begun = np.random.RandomState(key >> 31).get_state()  # as `_seed_numpy` seeds it
     now = np.random.get_state()  # noqa: NPY002
@@ -345,5 +345,5 @@ def _factory_key(seed: int, factory: str) -> int:
 def seed_everything(seed: int) -> None:
     """Seed random, numpy and torch on all devices with the same number."""
     random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # the global generator is what models draw from
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # models draw from the global generator
     torch.manual_seed(seed)

@@ -61,7 +61,7 @@ class Vote:
         self._asked[request] = is_wanted
 
     def requests(self) -> tuple[float, ...]:
-        """Return this rank's current requests, and what it changed in this step, 1 or 0 each."""
+        """Return this rank's current requests and its changes in this step, 1 or 0 each."""
         return (
             self.leave_wanted,
             self.stop_wanted is not None,

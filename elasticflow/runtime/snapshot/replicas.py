@@ -1,7 +1,7 @@
 """Checks that all ranks still have the same parameters and optimizer, bit for bit.
 
 Nothing in a step shows that a replica has diverged (a bit flipped in memory or on its way, a GPU that computes wrong,
-code that writes by rank): gradients are averaged over all ranks, and each rank applies them to whatever it holds. Ranks
+code that writes by rank): gradients are averaged over all ranks, and each rank applies them to its own parameters. Ranks
 in equal environments do the same arithmetic on the same numbers, so a sum over the bits of each tensor has to be equal.
 """
 

@@ -143,7 +143,7 @@ class Snapshots:
         self._tell_of_stateful_data()
 
     def use_data(self, dataset: OpenedDataset) -> None:
-        """Continue with *dataset*, by the schedule as it is now: for a loop that opens its data after `restore`. Every rank.
+        """Continue with *dataset*, by the current schedule: for a loop that opens its data after `restore`. Every rank.
 
         Raises:
             DatasetError: the restored snapshot was taken on other data.

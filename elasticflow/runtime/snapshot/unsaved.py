@@ -70,7 +70,7 @@ class _Look:
 
 
 class Watch(Protocol):
-    """A further check for state outside snapshots, made at the same times."""
+    """A further check for state outside snapshots, which `Unsaved` calls at the times of its own checks."""
 
     def look(self, *, is_thorough: bool) -> None:
         """Look after the first steps and before snapshots, at large tensors only if *is_thorough*.
