@@ -1,4 +1,4 @@
-"""A worker's life: join the group, train, leave."""
+"""A worker's life: join the group, train, exit."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 _OTHERS_LEAVE_S = 30.0
 
-_current: Worker | None = None  # what `program` reports under, if `join` was reached
-_is_child = False  # of a process that joined
+_current: Worker | None = None  # identity under which `program` reports; None before `join`
+_is_child = False  # this process is a child of a process that joined
 
 
 def join(
@@ -64,12 +64,12 @@ def join(
     Args:
         job: The job's name.
         job_digest: Identifies the resolved job.
-        folder: Where the entry point lies; the run folder if the environment names none.
-        snapshots: When snapshots are taken and where they go.
+        folder: Folder of the entry point; also the run folder, unless the environment names another.
+        snapshots: Times and place of snapshots.
         seed: Seed of the data order and of every random stream.
         threads: CPU threads; None: the node's cores shared out among its workers.
-        log_level: Lines below it are left out of the rank logs; what the supervisor follows never is.
-        shows_log: Where no supervisor follows, rank 0 writes its log on standard output, too.
+        log_level: The rank logs leave out lines below it, except the lines that the supervisor follows.
+        shows_log: Without a supervisor, rank 0 writes its log to standard output, too.
     """
     global _current  # noqa: PLW0603  # one worker per process
     _prepare_process()
@@ -109,14 +109,14 @@ def _prepare_process() -> None:
     forked_children.call_in_children(_leave_to_parent)
     # Read when CUDA begins; without a fixed workspace cuBLAS may add in another order each time.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # A request to drain that comes before its handler must not kill: `_listen` lets it through.
+    # A request to drain that comes before its handler is installed must not kill: `_listen` unblocks the signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2, all_threads=True)  # the agent asks for stacks when a rank hangs
 
 
 def _leave_to_parent() -> None:
-    """Have this process, a child of the worker, report nothing under its name."""
+    """Have this process, a child of the worker, report nothing in the worker's name."""
     global _current, _is_child  # as above
     if _current is not None:
         _current.heartbeat.stop()
@@ -158,7 +158,7 @@ def _listen(worker: Worker) -> None:
         worker.vote.leave_wanted = True
 
     signal.signal(signal.SIGTERM, drain)
-    # Under our agent, Ctrl-C is the supervisor's business: it asks for a drain.
+    # Under our agent, the supervisor handles Ctrl-C: it asks for a drain.
     signal.signal(signal.SIGINT, signal.SIG_IGN if worker.identity.started_by == "launcher" else drain)
     for number in (signal.SIGTERM, signal.SIGINT):
         forked_children.own_handler(number, drain)
@@ -170,14 +170,14 @@ def leave(
 ) -> NoReturn:
     """End this process once its last snapshot is committed; never returns. Every rank.
 
-    It ends here, while model and process group are alive: their destructors can wait for each other for ever
+    The process exits here, while model and process group are alive: their destructors can wait for each other for ever
     (torch 2.13, gloo: `~ProcessGroupGloo` joins a thread that waits for the interpreter's lock).
 
     Args:
         worker: This worker.
-        position: After the last step.
+        position: Position after the last step.
         schedule: The schedule that gives positions their meaning.
-        evaluation: Where the job has one: training is not finished while it is owed.
+        evaluation: The job's evaluation, if any: training is not finished while one is owed.
 
     Raises:
         SnapshotError: the last snapshot could not be written.
@@ -208,19 +208,19 @@ def _code_of_leaving(worker: Worker) -> int:
 
 
 def _wait_for_others(worker: Worker) -> None:
-    # Rank 0 serves the store and goes last; under torchrun local rank 0 does, too: it owns the writer.
+    # Rank 0 serves the store and exits last, as does local rank 0 under torchrun, which owns the writer.
     if worker.store is None:
         return
     goes_last = worker.rank == 0 or (worker.local_rank == 0 and worker.identity.started_by == "torchrun")
     deadline = time.monotonic() + _OTHERS_LEAVE_S
-    with suppress(dist.DistError, RuntimeError):  # the store went with rank 0: all others had left
+    with suppress(dist.DistError, RuntimeError):  # the store ended with rank 0: all other ranks had exited
         worker.store.add("left", 1)
         while goes_last and time.monotonic() < deadline and worker.store.add("left", 0) < worker.world_size:
             time.sleep(0.01)
 
 
 def program(main: Callable[[], None]) -> NoReturn:
-    """Run *main*, all that this process is for, and end it; an exception leaves one `worker.raised` line and its traceback."""
+    """Run *main*, then end this process; an exception is logged as one `worker.raised` line and printed with its traceback."""
     try:
         main()
     except stopping.Leaving:
@@ -231,7 +231,7 @@ def program(main: Callable[[], None]) -> NoReturn:
     _exit(errors.FINISHED)
 
 
-run = program  # as the train.py of older launches calls it
+run = program  # the train.py of older launches calls this name
 
 
 def leave_untrained(worker: Worker) -> NoReturn:
@@ -240,7 +240,7 @@ def leave_untrained(worker: Worker) -> NoReturn:
 
 
 def end_by(error: BaseException) -> NoReturn:
-    """End this process because of *error*, of which it leaves one `worker.raised` line and the traceback."""
+    """End this process because of *error*, which is logged as one `worker.raised` line and printed with its traceback."""
     _report(error)
     _exit(error.exit_code if isinstance(error, errors.ElasticflowError) else errors.ANSWER_IS_NO)
 
@@ -268,7 +268,7 @@ def _log_before_join() -> Any:
     folder = os.environ.get(worker_environment.RUN_FOLDER)
     generation = os.environ.get(worker_environment.GENERATION)
     if not folder or not generation or _is_child:
-        return None  # the traceback on standard error is all there is to say
+        return None  # the traceback on standard error is enough
     from pathlib import Path
 
     identity = Identity.read(os.environ, Path(folder))

@@ -1,1 +1,1 @@
-"""This process: who it is, its group, its clock, log and random numbers; knows no data and no model."""
+"""The worker process: its identity, process group, clock, log and random numbers; knows no data and no model."""

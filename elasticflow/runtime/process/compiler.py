@@ -1,4 +1,4 @@
-"""torch.compile in this process: made ready beforehand, its cache, how long it takes."""
+"""torch.compile in this process: its warm-up, its cache and its duration."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ if TYPE_CHECKING:
 
 
 def warm_up() -> None:
-    """Make the compiler ready, for this process and those that are forked from it; no rank need be known.
+    """Make the compiler ready for this process and its forks, before any rank is known.
 
-    What fails is shown and left to the workers, where its traceback belongs to a rank.
+    An error is printed and not raised: a worker that needs the compiler meets it again, and its traceback has a rank.
     """
     try:
         torch_private.warm_up_compiler()
-    except Exception:  # noqa: BLE001  whatever a compiler's import raises; a job on another device may not need it
+    except Exception:  # noqa: BLE001  importing a compiler may raise anything; a job on another device may not need it
         traceback.print_exc()
 
 
 def use_cache() -> None:
-    """Have torch use the node's compiler cache, where the agent keeps one, in the way that is fastest."""
+    """Have torch use the node's compiler cache in the fastest way, if the agent keeps a cache."""
     folder = os.environ.get(worker_environment.COMPILER_CACHE)
     if not folder:
         return
-    # Sealed: what generations before have compiled is there.
+    # This file exists once earlier generations have compiled and the cache is sealed.
     is_warm = Path(f"{folder}.json").exists()
     torch_private.precompile_headers_if(lambda: not is_warm or torch_private.compiled_graphs()[1] > 0)
 
 
 class Compilation:
-    """Compilations of this process, and their time.
+    """Counts and times the compilations of this process.
 
     Args:
-        heartbeat: This rank's heartbeat; its phase is compile meanwhile.
+        heartbeat: This rank's heartbeat; its phase is compile during a compilation.
     """
 
     def __init__(self, heartbeat: Heartbeat) -> None:
@@ -50,13 +50,13 @@ class Compilation:
         self._began = 0.0
 
     def watch(self) -> None:
-        """Begin to watch torch's compiler: it takes minutes, and compiles again for new shapes."""
+        """Begin to watch torch's compiler, which may take minutes and compiles again for new shapes."""
         torch_private.on_compile(self._begin, self._end)
         use_cache()
 
     @property
     def has_happened(self) -> bool:
-        """True if anything was compiled, or taken from the cache."""
+        """True if a graph was compiled or taken from the cache."""
         return self._seconds > 0
 
     def _begin(self, _: object) -> None:

@@ -39,7 +39,7 @@ class Restored(NamedTuple):
 
     Attributes:
         name: Name of the snapshot.
-        is_from_memory: It was held in memory, and need not be on the store.
+        is_from_memory: The snapshot was held in memory, and need not be on the store.
         seconds: Time to find, read, verify and apply the snapshot.
     """
 
@@ -56,35 +56,35 @@ class AnyScheduler(Protocol):
 
 
 class StepRecorder(Protocol):
-    """Records what every step makes of the state (`runtime/snapshot/trajectory.py`)."""
+    """Records the state after every step (`runtime/snapshot/trajectory.py`)."""
 
     def begin(self, state: Any, position: Position, *, is_exact: bool) -> None:
-        """Record *state* at *position* and after each step from here on; rank 0. *is_exact*: as every world size makes it."""
+        """Record *state* at *position* and after each later step; rank 0. *is_exact*: every world size computes the same bits."""
 
 
 class Worker:
     """This process as a member of its worker group.
 
     Attributes:
-        identity: How it was started and its place: rank, world size, node, folders.
-        device: Where the model lives.
-        store: Key-value store of all ranks, apart from the process group; None for a plain process.
+        identity: The way the process was started and its place: rank, world size, node, folders.
+        device: Device that the model is on.
+        store: Key-value store of all ranks, independent of the process group; None for a plain process.
         seed: Seed of the data order and of every random stream.
         generation: Number of the worker group, the same on every rank.
-        random_version: Version of the rules by which random states follow from the seed, as at the run's beginning.
+        random_version: Version of the rules by which random states follow from the seed; a run keeps the version it began with.
         generators: Random generators, seeded by key.
-        is_exact: The same bits are promised at every number of workers, so that data must be the same whenever it is read.
-        vote: Decisions that all ranks take together at each step.
+        is_exact: The job promises the same bits at every number of workers, so a sample must be the same whenever it is read.
+        vote: Requests that all ranks exchange at each step.
         progress: Reports finished steps.
         compilation: Time that torch.compile has taken.
-        listen: Has signals ask this process to leave.
-        moments: Callbacks of others, by the moment at which they are called.
-        dataset: The training data, as the job's factory returned it, once it is open; None of data shards.
+        listen: Installs the signal handlers that ask this process to exit; may be called again.
+        moments: Callbacks by the moment at which they are called.
+        dataset: The training data as the job's factory returned it; None before it is open, and for data shards.
         started_at: Position at which this generation began to train.
-        scalar_names: Names of the scalars that the job's steps return, in the order of their places; the same on every rank.
-        trajectory_recorder: Records what every step made of the state, if requested.
-        stoppable: `with` it, StopTraining raised by the job's own code becomes this rank's wish.
-        stopped: Why all ranks take no further step, once they agreed to: training has ended, or they leave.
+        scalar_names: Names of the scalars that the job's steps return, in an order that is the same on every rank.
+        trajectory_recorder: Records the state after every step, if requested.
+        stoppable: Context manager that turns a StopTraining raised by the job's own code into this rank's request to stop.
+        stopped: The reason for which all ranks agreed to take no further step: training has ended, or they exit; None before.
     """
 
     def __init__(
@@ -130,27 +130,27 @@ class Worker:
 
     @property
     def should_leave(self) -> bool:
-        """True after the step at which all ranks agreed to leave, or to take no further one."""
+        """True once all ranks have agreed to exit or to take no further step."""
         return self.vote.leave or self.stopped is not None
 
     def stop(self, reason: str) -> None:
-        """Have all ranks end training before the next step, and count as finished; for edited entry points."""
+        """Have all ranks end training before the next step, as finished; for entry points that a user has edited."""
         stopping.request_stop(self.vote, StopTraining(reason))
 
     def agree_to_stop(self) -> None:
-        """Set `stopped` if any rank wants no further step. Collective: every rank."""
+        """Set `stopped` if any rank requested to take no further step. Collective: every rank."""
         self.stopped = stopping.decide(self.gather_text(stopping.ballot(self.vote)))
 
     @property
     def leaves_untrained(self) -> bool:
-        """True if this rank was asked to exit while nothing trained had to be saved."""
+        """True if this rank was asked to exit and has trained nothing that must be saved."""
         return self.vote.leave_wanted and self.vote.may_leave_untrained
 
     def leave_untrained(self) -> None:
-        """Leave, on every rank, if any rank was asked to. Collective: every rank.
+        """End every rank if `leaves_untrained` is true on any rank. Collective: every rank.
 
         Raises:
-            Leaving: a rank was asked to leave. `worker.program` ends the process: nothing was trained that had to be saved.
+            Leaving: a rank was asked to exit; `worker.program` then ends the process.
         """
         if not self.all_true(not self.leaves_untrained):
             raise stopping.Leaving
@@ -160,47 +160,47 @@ class Worker:
         getattr(self.log, event.level)(event, **fields)
 
     def event_once(self, event: Event, **fields: Any) -> None:
-        """Log *event* if this process has not logged it in this way before, about what the field `name` names."""
+        """Log *event* unless this process has logged it before with the same value of the field `name`."""
         about = event, fields.get("name")
         if about not in self._logged_once:
             self._logged_once.add(about)
             self.event(event, **fields)
 
     def phase(self, name: str) -> None:
-        """Say what this rank is doing, for whoever watches its heartbeat; see `Heartbeat`."""
+        """Report this rank's phase in its heartbeat; see `Heartbeat`."""
         self.heartbeat.phase(name)
 
-    # As the train.py of older launches calls it, which may have been edited.
+    # The train.py of older launches, which a user may have edited, calls this.
     def seed_for(self, factory: str) -> None:
-        """Put every random generator into the state in which *factory* begins: it follows from the seed and that name."""
+        """Put every random generator into the state in which *factory* begins; the seed and the name determine the state."""
         random_streams.begin(self.seed, factory)
 
     def step_scheduler(self, scheduler: AnyScheduler, optimizers: AnyOptimizers) -> None:
-        """Advance the learning-rate schedule; the step's log line has the rates that *optimizers* used.
+        """Advance the learning-rate schedule; the step's log line shows the rates that *optimizers* used before.
 
-        StopTraining, raised by the job's own schedule, ends training on all ranks.
+        StopTraining raised by the job's own schedule ends training on all ranks.
         """
         self.progress.note_rates(optimizers)
         with self.stoppable:
             scheduler.step()
 
     def log_step(self, position: Position, loss: float | LateNumber, optimizers: AnyOptimizers) -> None:
-        """Report a finished step with the global batch's mean loss; every rank, after each step."""
+        """Report a finished step and the global batch's mean loss. Every rank, after each step."""
         self.progress.step(position, loss, optimizers)
         self._profiler.after_step(position.step)
 
     def log_grad_norm(self, norm: Tensor) -> None:
-        """Have the step's line say *norm*, which `clip_grad_norm_` returned; nothing waits for the device."""
+        """Put *norm*, as `clip_grad_norm_` returned it, into the step's line; does not wait for the device."""
         if self.progress.is_next_logged:
             self.progress.note_grad_norm(read_late(norm))
 
     def log_grad_norm_of(self, model: nn.Module) -> None:
-        """Have the step's line say the norm of the gradients in *model*, computed where a line is written."""
+        """Put the norm of the gradients in *model* into the step's line; it is computed only if the step has a line."""
         if self.progress.is_next_logged:
             self.progress.note_grad_norm(read_late(norm_of(model.parameters())))
 
     def reseed(self) -> None:
-        """Put every random generator into one state on all ranks; each factory begins in one of its own."""
+        """Put every random generator into one state on all ranks; each factory begins in a state of its own."""
         random_streams.seed_everything(self.seed)
 
     def gather_text(self, text: str) -> list[str]:
@@ -229,19 +229,18 @@ class Worker:
         """Begin training at *position*. Collective: every rank.
 
         Args:
-            position: Where training continues.
             schedule: The schedule that gives positions their meaning.
-            model: It is in training mode afterwards, unless *keeps_modes*.
-            log_every: A line is logged after so many steps.
-            restored: The snapshot that *position* was read from; None: the beginning.
-            measures: Figures of speed in the log; None: the default ones.
-            keeps_modes: The model's modules stay in the modes that its script gave them.
+            model: The model is put into training mode, unless *keeps_modes*.
+            log_every: Number of steps between two log lines.
+            restored: The snapshot that *position* was read from; None: training begins.
+            measures: Settings of the throughput and MFU figures in the log; None: the defaults.
+            keeps_modes: The modules keep the modes that the script gave them.
         """
-        self.listen()  # again: the model's or the dataset's code may have taken the signals for itself
+        self.listen()  # again: the model's or the dataset's code may have replaced the signal handlers
         self.leave_untrained()
-        left = schedule.remaining(position)  # None: nobody knows the data's length
+        left = schedule.remaining(position)  # None: the data's length is unknown
         if position.step != 0:
-            self.moments.beginning.clear()  # of what was opened for them nothing is kept
+            self.moments.beginning.clear()  # also drops the objects opened for these callbacks
         if not keeps_modes:
             model.train()
         self.started_at = position
@@ -274,7 +273,7 @@ class Worker:
                 device=str(self.device),
                 parameters=sum(p.numel() for p in model.parameters()),
             )
-        self.phase("compile")  # until the first step is done: much happens in it for the first time
+        self.phase("compile")  # until the first step is done, which includes many one-time costs
 
     def _open_log(self, level: str, *, shows_log: bool) -> Progress:
         stream = logs.open_log(self.run_folder.rank_log(self.generation, self.rank))
@@ -283,7 +282,7 @@ class Worker:
             outputs.append(stream.fileno())
             if shows_log and self.identity.started_by != "launcher":
                 streams.append(sys.stdout)
-                with suppress(OSError, ValueError):  # a stdout without a descriptor gets no step lines
+                with suppress(OSError, ValueError):  # a stdout without a file descriptor gets no step lines
                     outputs.append(sys.stdout.fileno())
         bound: dict[str, Any] = {
             "job": self.job,
@@ -295,7 +294,7 @@ class Worker:
         }
         progress = Progress(self.heartbeat, outputs, bound, self._first_step)
         self.moments.leave.append(progress.flush)
-        # Has what logging uses: write and flush.
+        # Logging uses only `write` and `flush`.
         target = cast("TextIO", _InOrder(progress, streams))
         logs.configure(target, level, events.EVENTS, **bound, step=lambda: progress.number)
         return progress
@@ -314,7 +313,7 @@ class Worker:
 
 
 class _InOrder:
-    """The rank's log, and what a person looks at, as one text stream; step lines that wait go first."""
+    """The rank's log and, where it is shown, standard output as one text stream; writes the waiting step lines first."""
 
     def __init__(self, progress: Progress, streams: list[TextIO]) -> None:
         self._progress, self._streams = progress, streams

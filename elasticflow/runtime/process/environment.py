@@ -1,7 +1,7 @@
 """A worker's environment: its machine, and the modules it has imported.
 
-The bits of a run depend on the machine, the libraries and the threads, so snapshots record them; which modules are
-loaded, and the digests of the project's own, is recorded with the launch.
+The bits of a run depend on the machine, the libraries and the threads, so snapshots record all three. The launch records
+the loaded modules and the digests of the project's own modules.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.context import Worker
 
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-"""Parts of the path of whatever is installed."""
+"""Parts of the paths of installed packages."""
 
 _MOST_FILES = 2000
 _LIBRARIES = {"mkl": r"Math Kernel Library Version (\S+)", "onednn": r"MKL-DNN v(\S+)"}
-# On sums.
+# Facts that change no bits.
 _WITHOUT_EFFECT = {"python"}
 _REMEDIES = {"threads": "set train.threads, the same for every node"}
 _REMEDY = 'run on machines of one kind with the same libraries, or use consistency = "batch"'
 
 
 def describe(device: torch.device) -> dict[str, str]:
-    """Return what bits depend on in this process, by name: libraries, instruction set, threads and *device*.
+    """Return the facts that a run's bits depend on, by name: libraries, instruction set, threads and *device*.
 
     Args:
-        device: Where the model lives; it has been chosen before.
+        device: Device that the model is on; torch has selected it already.
     """
     configuration = torch.__config__.show()
     facts = {
@@ -65,7 +65,7 @@ def describe(device: torch.device) -> dict[str, str]:
 
 
 def changes(was: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """Return what differs and may change bits, by name: "1, was 2". What either does not know is left out."""
+    """Return the differences that may change bits, by name: "1, was 2". Facts that either side lacks are left out."""
     return {
         name: f"{now[name]}, was {was[name]}"
         for name in now
@@ -77,7 +77,7 @@ def require_same(worker: Worker) -> None:
     """Make sure that all ranks' environments give the same bits. Collective: every rank.
 
     Raises:
-        StateError: a virtual shard would have other bits on another rank; names the first difference.
+        StateError: a virtual shard would have other bits on another rank; the message names the first difference.
     """
     different = first_difference(worker)
     if different is not None:
@@ -101,12 +101,12 @@ def first_difference(worker: Worker) -> str | None:
 
 
 def log_changes(worker: Worker, was: Mapping[str, str], *, is_exact: bool) -> None:
-    """Log a warning on rank 0 if a run that continues here may have other bits than where its snapshot was taken.
+    """Log a warning on rank 0 if this environment may give other bits than the environment of the snapshot.
 
     Args:
         worker: This worker.
         was: The environment in which the snapshot was taken, as `describe` gave it.
-        is_exact: Bits are promised; else nothing is logged.
+        is_exact: The job promises the same bits; if false, nothing is logged.
     """
     if is_exact and worker.rank == 0 and (changed := changes(was, describe(worker.device))):
         worker.event(events.KIND_CHANGED, changed=changed)
@@ -122,9 +122,9 @@ def _cpu_model() -> str:
 
 
 def log_loaded_modules(worker: Worker) -> None:
-    """Log the top-level modules that are loaded, and the digests of those that lie in the project; takes milliseconds.
+    """Log the loaded top-level modules and the digests of the project's own modules; takes milliseconds.
 
-    Rank 0 under our agent does, after its first step: what is imported late is there then.
+    Our agent's workers call it after their first step, when late imports are done.
     """
     root = worker.run_folder.path.parents[2]  # runs/<job>/<run id>
     names = {name.partition(".")[0] for name in tuple(sys.modules)}
@@ -137,7 +137,7 @@ def log_loaded_modules(worker: Worker) -> None:
 
 
 def digests_of_script() -> dict[str, str]:
-    """Return SHA-256 of the script that this process runs, and of every loaded module's source in its folder, by path from there."""
+    """Return the SHA-256 of this process's script and of every loaded module's source in the script's folder, by relative path."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     if script is None or not Path(script).is_file():
         return {}
@@ -146,15 +146,15 @@ def digests_of_script() -> dict[str, str]:
 
 
 def _digests_of_sources(root: Path) -> dict[str, str]:
-    """Return SHA-256 of every loaded module's source under *root*, by its path from there."""
+    """Return the SHA-256 of every loaded module's source under *root*, by relative path."""
     start = f"{root}{os.sep}"
     digests: dict[str, str] = {}
     for name, module in tuple(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or not file.startswith(start) or not file.endswith(".py"):
             continue
-        # Packages installed inside the project have versions; so has elasticflow, wherever it lies. train.py is the
-        # launch folder's own; what torch's compiler has written in the run folder is loaded as a part of torch.
+        # Packages installed inside the project have versions; so has elasticflow, wherever it lies. train.py belongs to
+        # the launch folder; modules that torch's compiler wrote in the run folder are loaded as parts of torch.
         if name.partition(".")[0] in {"elasticflow", "__main__", "torch"} or any(
             part in file for part in INSTALLED
         ):

@@ -1,4 +1,4 @@
-"""The exception that ends a worker, as the launcher's classes and as text."""
+"""Failure class and text of the exception that ends a worker."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from elasticflow.errors import COLLECTIVE_MISMATCH, ElasticflowError, StopTraini
 from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.runtime.process import torch_private
 
-# Characters. An exception may show all the data it met.
+# Characters. The message of an exception may contain a whole batch.
 _LONGEST = 20_000
 
-# As it runs, and as `--deep` tries it out.
+# Name of train.py's module: when it runs, and when `--deep` imports it.
 _ENTRY_POINT = ("__main__", "train")
 
-# torch names its own constructor's arguments where the user has keys of a job file.
+# torch's messages name arguments of its constructor, where a user of ours sets keys in a job file.
 _IN_OUR_WORDS = {
     torch_private.NO_GRADIENT: (
         "a parameter of the model got no gradient in the step before",
@@ -59,7 +59,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _is_of_snapshots(error: OSError) -> bool:
-    """True if *error* comes from where snapshots lie, not from the job's own files: such a store may answer next time."""
+    """True if *error* comes from the snapshots' storage, which may work next time, and not from the job's own files."""
     names = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(name.startswith(("elasticflow.storage.storage", "elasticflow.storage")) for name in names)
 
@@ -82,15 +82,15 @@ def describe(error: BaseException) -> str:
 
 
 def _of_a_table(error: BaseException) -> str | None:
-    """Return what to write where a factory of the job took a table of the job file for an object with attributes."""
+    """Return the remedy if a factory of the job used a table of the job file as an object with attributes; else None."""
     if not isinstance(error, AttributeError) or type(error.obj) is not dict:
         return None
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     for caller, called in pairwise(frames):
-        # Where train.py calls a factory, what it gives is what the job file says.
+        # train.py passes the job file's values to the factories that it calls.
         is_step = (
             called.f_code.co_name == "training_step"
-        )  # it gets batches, which are no matter of the job file
+        )  # it gets batches, which do not come from the job file
         if (
             not is_step
             and caller.f_globals.get("__name__") in _ENTRY_POINT
@@ -107,7 +107,7 @@ def _of_a_table(error: BaseException) -> str | None:
 
 
 def _calls_factories(function: str) -> bool:
-    """True if *function* of train.py, or of what `--deep` makes of the job, calls factories of the job."""
+    """True if *function*, of train.py or of the code that `--deep` makes from the job, calls factories of the job."""
     return function in {"main", "<lambda>"} or function.startswith("build_")
 
 
@@ -117,14 +117,14 @@ def text(error: BaseException) -> str:
 
 
 def shown(error: BaseException) -> str:
-    """Return what standard error gets: the traceback, unless *error* says what to do and lies in no code of the job."""
+    """Return the text for standard error: the traceback, unless *error* names a remedy and does not come from the job's code."""
     if isinstance(error, ElasticflowError) and not isinstance(error, WorkerError):
         return f"error: {error}\n"
     return text(error)
 
 
 def shortened(text: str) -> str:
-    """Return *text* without its middle if it is long beyond reading."""
+    """Return *text*, with its middle left out if it is too long to read."""
     if len(text) <= _LONGEST:
         return text
     half = _LONGEST // 2
@@ -132,7 +132,7 @@ def shortened(text: str) -> str:
 
 
 def _own_words(error: BaseException) -> str:
-    """Return what *error* says; nothing if its own `__str__` fails, which must not hide that it was raised."""
+    """Return the text of *error*; empty if its own `__str__` fails, which must not hide the error."""
     try:
         return str(error)
     except Exception:  # noqa: BLE001  whatever the job's own code raises

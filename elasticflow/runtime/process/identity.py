@@ -1,4 +1,4 @@
-"""Identity of this process, from its environment variables, however it was started."""
+"""Identity of this process, read from its environment variables, for each way to start it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ class Identity:
     """One worker's place in the run.
 
     Attributes:
-        started_by: `launcher`: an agent of ours; `torchrun`; or `python`: `python train.py`, one process.
+        started_by: `launcher` (an elasticflow agent), `torchrun`, or `python` (`python train.py`, one process).
         generation: Number of the worker group; None if it is not known before it is claimed.
         writer: Address of the node's snapshot writer, if one runs.
         failed_at: Unix time of the failure after which this generation was formed.
-        heartbeat_fd: Shared memory of the node's heartbeats.
-        rendezvous: Where the keys of our agent's launch are.
-        address: Under which other machines reach this one; None: the one that it has towards the launch's keys.
-        numa: How to bind this process to the cores near its GPU (torch's affinity mode); None: it is not bound, or is
-            already, by torchrun.
+        heartbeat_fd: File descriptor of the shared memory with the node's heartbeats.
+        rendezvous: Address of the store with the launch's keys.
+        address: Address at which other machines reach this machine; None: the local address of the connection to the
+            launch's keys.
+        numa: torch's affinity mode, by which to bind this process to the cores near its GPU; None: do not bind it, or
+            torchrun has bound it already.
     """
 
     started_by: StartedBy
@@ -53,7 +54,7 @@ class Identity:
 
     @classmethod
     def read(cls, environ: Mapping[str, str], folder: Path) -> Identity:
-        """Return the identity that *environ* states; *folder* is where the entry point lies."""
+        """Return the identity stated by *environ*; *folder* contains the entry point."""
         started_by: StartedBy = "python"
         if worker_environment.GENERATION in environ:
             started_by = "launcher"

@@ -1,4 +1,4 @@
-"""The learning rates of a step, one number or one by the name of each parameter group."""
+"""The learning rates of a step: one number, or one number by the name of each parameter group."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     """One optimizer, or several by name or number."""
 
 Rates = tuple[float, ...]
-"""One per parameter group, in the optimizers' order."""
+"""One rate per parameter group, in the optimizers' order."""
 
 
 class LearningRates:
-    """Reads and writes down the rates of one optimizer's parameter groups, or of several optimizers'."""
+    """Reads the rates of all parameter groups of one optimizer or several, and formats them as JSON."""
 
     def __init__(self) -> None:
         self._keys: list[str] = []
 
     def read(self, optimizers: AnyOptimizers) -> Rates:
-        """Return the rates in the parameter groups now; NaN for a group without one."""
+        """Return the current rates of the parameter groups; NaN for a group without a rate."""
         groups: list[dict[str, Any]] | None = getattr(optimizers, "param_groups", None)
-        # One optimizer; to look at its type instead would take most of the time.
+        # One optimizer; an isinstance check would take most of the time.
         if groups is not None:
             if len(groups) == 1:
                 self._keys = []
@@ -49,14 +49,14 @@ class LearningRates:
         return rates
 
     def json(self, rates: Rates) -> str:
-        """Return the *rates* that were read last as JSON: a number if there is one group, else an object by name."""
+        """Return *rates*, which must be those read last, as JSON: a number for a single group, else an object by name."""
         if len(rates) != len(self._keys):
             return _number(rates[0]) if rates else "null"
         return "{" + ", ".join(map("{}: {}".format, self._keys, map(_number, rates))) + "}"
 
 
 def _of_several(by_name: Mapping[str, list[dict[str, Any]]]) -> list[str]:
-    """Return each group's name: `discriminator` for an optimizer's only group, `generator/decay` for one of several."""
+    """Return each group's name: `discriminator` if the optimizer has a single group, `generator/decay` if it has several."""
     names = []
     for optimizer, groups in by_name.items():
         group_names = _unique(list(map(_name, groups)))

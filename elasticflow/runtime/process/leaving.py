@@ -1,4 +1,4 @@
-"""Leaving before anything is trained, and the record of a run that has ended."""
+"""Exit before anything is trained, and the record of a run that has ended."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def beat_or_leave(worker: Worker) -> None:
-    """Report that this rank lives: a snapshot is being read for it.
+    """Report that this rank lives, while a snapshot is read for it.
 
     Raises:
-        Leaving: this rank was asked to leave.
+        Leaving: this rank was asked to exit.
     """
     worker.heartbeat.beat()
     if worker.leaves_untrained:
@@ -23,7 +23,7 @@ def beat_or_leave(worker: Worker) -> None:
 
 
 def record_stop(worker: Worker, catalog: Catalog) -> None:
-    """Record beside the snapshots that training has ended, if it has, for launches on other machines; rank 0 does."""
+    """Record the end of training, if it has ended, beside the snapshots for launches on other machines. Rank 0 writes."""
     if worker.rank == 0 and worker.stopped is not None and worker.stopped.is_end:
         catalog.write_stop({"step": worker.progress.number, **worker.stopped._asdict()})
 
@@ -31,7 +31,7 @@ def record_stop(worker: Worker, catalog: Catalog) -> None:
 def recall_stop(worker: Worker, catalog: Catalog, step: int) -> None:
     """Have a run that stopped after *step* stop again before the next step; rank 0 requests it."""
     stop = catalog.read_stop() if worker.rank == 0 else None
-    # At another step its last snapshot is damaged, and the run resumes from an earlier one. What the job file says
-    # may have changed: the evaluation asks again.
+    # If the step differs, the last snapshot is damaged and the run resumes from an earlier one. A stop by the job file
+    # (`by_rank` None) is not repeated, since the file may have changed: the evaluation decides again.
     if stop is not None and stop["step"] == step and stop["by_rank"] is not None:
         worker.vote.stop_wanted = stop["reason"]

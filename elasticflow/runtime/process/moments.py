@@ -1,4 +1,4 @@
-"""The moments of a worker's life at which others want to be called."""
+"""Callbacks at the moments of a worker's life."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Moments:
     """Callbacks by moment; each list is called in its order.
 
     Attributes:
-        beginning: A run begins, which no snapshot is restored for (`begin`).
+        beginning: A run begins without a snapshot to restore (`begin`).
         first_step: The first step of this generation is done.
         evaluation: An evaluation is finished, with its position and metrics; every rank.
         snapshot: A snapshot is about to be taken, with its position and name; every rank.
-        leave: The worker leaves, while its process group is alive.
+        leave: The worker is about to exit, and its process group is still alive.
         finish: Training has ended at a position; after `leave`.
     """
 
@@ -32,7 +32,7 @@ class Moments:
     finish: list[Callable[[Position], None]] = field(default_factory=list)
 
     def begin(self) -> None:
-        """Run the actions of `beginning`, once: before loader processes read the data, or else after the first step.
+        """Run the actions of `beginning`, once: before loader processes read the data, else after the first step.
 
         A forked loader process shares the positions of open files with its parent, so the two must not read at once.
         """

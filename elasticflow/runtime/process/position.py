@@ -13,14 +13,14 @@ class Position(NamedTuple):
 
     Attributes:
         step: Finished optimizer steps.
-        offset: Place in the endless stream of samples; `tail = "drop"` skips some.
+        offset: Index in the endless stream of samples, of which `tail = "drop"` skips some.
         epoch: Finished passes over the dataset.
         samples: Samples trained on.
-        is_epoch_end: The last step reached or crossed an epoch's end.
+        is_epoch_end: The last step reached or crossed the end of an epoch.
         cursors: Samples that each data shard has given in this epoch; see `runtime/data/shard_schedule.py`. Empty for a
             map-style dataset.
-        stage: Where the current stage of a loop of the script's own began: its number from 0, then step, offset, epoch and
-            samples at its beginning. Empty in the first stage; see `runtime/loop/loop_schedule.py`.
+        stage: Beginning of the current stage of a loop in the script itself: the stage's number from 0, then its first step,
+            offset, epoch and samples. Empty in the first stage; see `runtime/loop/loop_schedule.py`.
     """
 
     step: int
@@ -33,7 +33,7 @@ class Position(NamedTuple):
 
     @property
     def in_epoch(self) -> int:
-        """The pass that the last step was made in, from 1; of a step that crossed an epoch's end, the one it ended."""
+        """Number of the last step's epoch, from 1; a step that crossed an epoch's end counts to the epoch that it ended."""
         return self.epoch + (not self.is_epoch_end)
 
 
@@ -42,7 +42,7 @@ class Schedule(Protocol):
 
     @property
     def start(self) -> Position:
-        """Before the first step."""
+        """Position before the first step."""
 
     @property
     def samples(self) -> int | None:
@@ -54,15 +54,15 @@ class Schedule(Protocol):
 
     @property
     def order_record(self) -> int | Mapping[str, Any]:
-        """Identity of its order of samples: in another order, a position means other samples."""
+        """Identity of the order of samples: in another order, a position means other samples."""
 
     def is_end(self, position: Position) -> bool:
         """True if no step is left after *position*."""
 
     def remaining(self, position: Position) -> int | None:
-        """Return how many steps are left after *position*; None if unknown."""
+        """Return the number of steps left after *position*; None if unknown."""
 
 
 def even_split(count: int, parts: int, index: int) -> tuple[int, int]:
-    """Return the half-open range of part *index* when *count* items are cut into *parts* even, contiguous ones."""
+    """Return the half-open range of part *index* if *count* items are cut into *parts* even, contiguous parts."""
     return index * count // parts, (index + 1) * count // parts

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 _TIMEOUT = {"launcher": timedelta(hours=24), "torchrun": timedelta(hours=2)}
 _STORE_TIMEOUT = timedelta(minutes=5)
 _POLL_S = 0.01
-# Workers that wait for rank 0 to accept them: all of a generation come at a time.
+# Workers that wait for rank 0 to accept them: a whole generation connects at once.
 _BACKLOG = 4096
-# Where rank 0 serves the store of its generation's workers.
+# Key of the address at which rank 0 serves the store of its generation.
 _STORE = "store"
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 
@@ -44,7 +44,7 @@ _INTERFACE = "GLOO_SOCKET_IFNAME"
 def choose_device(identity: Identity) -> torch.device:
     """Return this rank's GPU if the machine has one for every local rank, else the CPU.
 
-    This process runs on cores near its GPU afterwards, if `[torchrun] numa_binding` asks for it.
+    Also binds this process to the cores near its GPU, if `[torchrun] numa_binding` asks for that.
     """
     if identity.numa is not None:
         torch_private.bind_to_cores(identity.numa, identity.local_rank)
@@ -62,10 +62,10 @@ def set_threads(threads: int | None, local_world_size: int) -> None:
 
 
 def connect(identity: Identity) -> Store | None:
-    """Return the key-value store all ranks share; None for a plain process. Every rank.
+    """Return the key-value store that all ranks share; None for a plain process. Every rank.
 
-    Under our agent rank 0 serves it, anew in each generation: what a dead one left is never read, and neither the
-    supervisor nor the agents need torch. The launch's keys say where it is.
+    Under our agent, rank 0 serves a new store in each generation, so that keys of a dead generation are never read, and
+    neither the supervisor nor the agents need torch. The launch's keys hold the store's address.
     """
     if identity.started_by == "python":
         return None
@@ -86,22 +86,23 @@ def connect(identity: Identity) -> Store | None:
         )
         keys.set(_STORE, json.dumps([_own_address(identity, keys), port]))
         return store
-    # As long as the process group would wait: rank 0 may take its time, and a hang is noticed by its heartbeats.
+    # The process group's own limit: rank 0 may be slow, and its heartbeats show a hang.
     host, port = json.loads(keys.get(_STORE, _TIMEOUT["launcher"].total_seconds()))
-    # Without an address of its own it is on the machine that serves the launch's keys.
+    # Without an address of its own, rank 0 is on the machine that serves the launch's keys.
     host = host or identity.rendezvous.host
     return TCPStore(host, port, is_master=False, timeout=_STORE_TIMEOUT, wait_for_workers=False)
 
 
 def own_part(store: Store, rank: int, world_size: int) -> Store:
-    """Return a part of *store* that only this group's ranks use, which are alive. Collective: every rank.
+    """Return a part of *store* that only the living ranks of this group use. Collective: every rank.
 
-    torchrun (2.13) serves one store through all its restarts, so it has what killed groups wrote: their generation, and the
-    addresses at which they were reached. `TORCHELASTIC_RESTART_COUNT` does not tell groups apart, as agents count for
-    themselves. So rank 0 names a part, and tells it to each rank under a word that no process has used before.
+    torchrun (2.13) serves one store through all its restarts, so the store still holds the keys of killed groups: their
+    generation and their addresses. `TORCHELASTIC_RESTART_COUNT` does not tell groups apart, since each agent counts for
+    itself. So each rank writes a word that no process has used before, and rank 0 answers under that word with the part's
+    name.
 
     Raises:
-        TimeoutError: not all ranks have come.
+        TimeoutError: a rank did not come in time.
     """
     word = uuid4().hex
     if rank != 0:
@@ -114,7 +115,7 @@ def own_part(store: Store, rank: int, world_size: int) -> Store:
     while missing:
         for other in sorted(missing):
             asks = store.get(f"came/{other}").decode() if store.check([f"came/{other}"]) else ""
-            # One that was killed may have asked, and its successor asks later.
+            # A killed process may have written this word; its successor writes another word later.
             if asks not in answered:
                 store.set(f"part/{asks}", word)
                 answered.add(asks)
@@ -127,15 +128,16 @@ def own_part(store: Store, rank: int, world_size: int) -> Store:
 
 
 def announce(store: Store, environ: MutableMapping[str, str]) -> None:
-    """Have *environ* name the store that rank 0 serves: code of the job's own may look for it by `env://`."""
+    """Set the address of rank 0's store in *environ*, where the job's own code may look for it by `env://`."""
     if isinstance(store, TCPStore):
         environ.update({"MASTER_ADDR": store.host, "MASTER_PORT": str(store.port)})
 
 
 def _listen(identity: Identity) -> socket.socket:
-    """Return a listening socket on a free port: for this machine alone where all workers are on it.
+    """Return a listening socket on a free port.
 
-    On the interface that the job names, if it names one.
+    It listens on the loopback if all workers are on this machine, else at the address that the job names, else on all
+    interfaces.
     """
     if identity.world_size == identity.local_world_size:
         return socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
@@ -148,10 +150,11 @@ def _listen(identity: Identity) -> socket.socket:
 
 
 def _own_address(identity: Identity, keys: RemoteControlStore) -> str | None:
-    """Return the address under which other workers reach this machine: the job's, or that towards the launch's keys.
+    """Return the address at which other workers reach this machine.
 
-    None where that is the loopback and the host's name stands for no other address of this machine: others reach it
-    where they find the keys.
+    It is the address that the job names, else the local address of the connection to the launch's keys. If that is the
+    loopback, it is the address that the host's name resolves to; None if that is not another address of this machine:
+    other workers then use the host of the launch's keys.
     """
     if identity.world_size == identity.local_world_size:
         return "127.0.0.1"
@@ -159,7 +162,7 @@ def _own_address(identity: Identity, keys: RemoteControlStore) -> str | None:
         return identity.address
     if not ipaddress.ip_address(address := keys.own_address).is_loopback:
         return address
-    # A host's name may stand for an address that only others know it by, or for one that it had once.
+    # A host's name may resolve to an address that this machine no longer has, or that only other machines use.
     with suppress(OSError):
         named = socket.gethostbyname(socket.gethostname())
         if is_here(named) and not ipaddress.ip_address(named).is_loopback:
@@ -170,8 +173,8 @@ def _own_address(identity: Identity, keys: RemoteControlStore) -> str | None:
 def form(identity: Identity, store: Store | None, device: torch.device) -> None:
     """Form the process group: gloo for CPU tensors, nccl for CUDA's. Collective: every rank.
 
-    A plain process is a group of one, so that code of the job's own that asks for a group has it; a group that the
-    script has formed before stays.
+    A plain process forms a group of one rank, for the job's own code that needs a group; a group that the script has
+    formed before stays.
     """
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if store is None:
@@ -181,7 +184,7 @@ def form(identity: Identity, store: Store | None, device: torch.device) -> None:
         return
     dist.init_process_group(
         backend,
-        # A name of its own per generation: keys of a dead group would be taken for this one's.
+        # Each generation has its own prefix: keys of a dead group would be taken for keys of this group.
         store=PrefixStore(f"pg/{identity.generation}", store),
         rank=identity.rank,
         world_size=identity.world_size,
@@ -191,7 +194,7 @@ def form(identity: Identity, store: Store | None, device: torch.device) -> None:
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Have gloo listen where no other machine reaches it, in a group that no other process will join."""
+    """Have gloo listen on the loopback only, for a group that no other process will join."""
     if _INTERFACE in os.environ:
         yield
         return
@@ -226,17 +229,17 @@ def all_true(mine: bool, world_size: int) -> bool:
     return bool(vote.item())
 
 
-# Less than any digest, and than any negative one.
+# Less than any digest or negated digest.
 _ABSTAINS = -(2**60)
 
 
 class DigestComparison:
-    """Compares a digest of a text between all ranks: begun when it is made, answered when it is asked.
+    """Compares a digest of a text between all ranks: the constructor starts the comparison, `are_equal` waits for it.
 
-    No rank waits for another before it asks. Collective: every rank makes one at the same place, and asks each once.
+    Collective: every rank constructs it at the same place, and calls `are_equal` once.
 
     Args:
-        text: This rank's; None: it takes part, and what it holds does not count.
+        text: This rank's text; None: this rank takes part without a text that counts.
     """
 
     def __init__(self, text: str | None) -> None:
@@ -248,7 +251,7 @@ class DigestComparison:
         self._work = dist.all_reduce(self._ends, dist.ReduceOp.MAX, async_op=True)
 
     def are_equal(self) -> bool:
-        """Wait for all ranks; true if the texts of those that count were the same."""
+        """Wait for all ranks; true if all texts that count are the same."""
         if self._work is not None:
             self._work.wait()
         most, least = self._ends.tolist()

@@ -1,4 +1,4 @@
-"""Random streams keyed by where they are used, so that no generator state exists to save."""
+"""Random streams keyed by the place of their use, so that no generator state has to be saved."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 _SAMPLE, _MODEL, _BATCH, _REST, _FACTORY, _HOOK = 1, 2, 3, 4, 5, 6
-VERSION = 2  # of these rules, in snapshots; 1: a factory began where the one before had left the generators
+VERSION = 2  # of these rules, in snapshots; 1: a factory began with the generator states that the factory before had left
 _pack = Struct("<5Q").pack
 
 _TRIAL = 0x1D4A62F9B7C835E0
@@ -28,12 +28,12 @@ _seed_torch = torch.default_generator.manual_seed  # 1 us; torch.manual_seed tak
 
 
 def _seed_numpy(key: int) -> None:
-    # By other bits than torch's: both are Mersenne twisters, and would draw the same numbers.
+    # Other bits than torch gets: both are Mersenne twisters, and would draw the same numbers.
     np.random.seed(key >> 31)  # noqa: NPY002  # datasets draw from the global generator
 
 
 def seed_all(key: int) -> None:
-    """Seed what a dataset may draw from: random, numpy's global generator, torch's on the CPU."""
+    """Seed the generators that a dataset may draw from: python's, numpy's global generator, torch's on the CPU."""
     _seed_python(key)
     _seed_numpy(key)
     _seed_torch(key)
@@ -45,7 +45,7 @@ def sample_key(seed: int, epoch: int, sample: int, use: int = 0) -> int:
 
 
 def batch_key(seed: int, place: int, count: int, use: int = 0) -> int:
-    """Return the seed under which a batch is made of *count* samples from *place* of the stream on."""
+    """Return the seed under which a batch is made of *count* samples, the first at *place* in the stream."""
     return _key(_BATCH, seed, place, count, use)
 
 
@@ -66,7 +66,7 @@ def _key(*parts: int) -> int:
 
 
 class Word(Protocol):
-    """Something that changes with each draw."""
+    """Memory of a generator that changes with each draw."""
 
     @property
     def value(self) -> Any:
@@ -74,17 +74,17 @@ class Word(Protocol):
 
 
 class HeldGenerator(Protocol):
-    """A generator that is no global one: a library's."""
+    """A generator that is not global: a library's."""
 
     @property
     def generator(self) -> Any:
         """The generator itself."""
 
     def seed(self, key: int) -> None:
-        """Put it into the state of a key."""
+        """Put the generator into the state of *key*."""
 
     def state(self) -> Any:
-        """Return a value that differs once something was drawn."""
+        """Return a value that changes with each draw."""
 
 
 class _State:
@@ -102,9 +102,9 @@ class _Generator:
     """One of the generators that are seeded by key.
 
     Attributes:
-        seed: Puts it into the state of a key.
-        word: Memory of it that changes with each draw.
-        rests: The word in the resting state.
+        seed: Puts the generator into the state of a key.
+        word: Memory of the generator that changes with each draw.
+        rests: Value of the word in the resting state.
     """
 
     __slots__ = ("rests", "seed", "word")
@@ -117,21 +117,22 @@ class _Generator:
 class Generators:
     """The global generators of one process, seeded by key.
 
-    For a forward, torch's always is. Seeding python's and numpy's takes 45 us in the middle of a step, and most jobs
-    draw from neither. So they rest in one known state until a forward or the optimizer draws from them, which two
-    reads of memory show, and are seeded by key from the next step on. In the step of the first draws each forward
-    draws from the resting state, at every world size alike, as long as `are_used` outlives a restart.
+    torch's generator is seeded before every forward. Seeding python's and numpy's generators takes 45 us in the middle
+    of a step, and most jobs draw from neither. So both rest in one known state until a forward or the optimizer draws
+    from them, which two reads of memory show; from the next step on both are seeded by key. In the step of the first
+    draws each forward draws from the resting state. This is the same at every world size, as long as `are_used`
+    outlives a restart.
 
-    What a dataset draws is seen in the same way, against the same state; see `Draws`.
+    A dataset's draws are seen in the same way, against the same state; see `Draws`.
 
     Args:
         seed: Seed of the resting state.
-        device: Where the model draws.
+        device: Device on which the model draws.
 
     Attributes:
-        are_used: The model or the optimizer draws from python's or numpy's, or unknown.
-        of_data: The generators a dataset may draw from: python's, numpy's, torch's, and those that were added.
-        can_look: Draws can be seen here.
+        are_used: The model or the optimizer draws from python's or numpy's generator, or this is unknown.
+        of_data: The generators that a dataset may draw from: python's, numpy's, torch's, and the generators added by `add`.
+        can_look: Draws can be seen in this Python, numpy and torch.
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
@@ -152,7 +153,7 @@ class Generators:
         self._known: dict[int, object] = {}
 
     def add(self, held: Iterable[HeldGenerator]) -> None:
-        """Count generators that a dataset holds among those it may draw from; those known already are left out."""
+        """Add generators that a dataset holds to `of_data`; known generators are left out."""
         for each in held:
             if id(each.generator) not in self._known:
                 self._known[id(each.generator)] = each.generator
@@ -164,19 +165,19 @@ class Generators:
         self.of_data = [self._python, self._numpy, self._torch, *self._added]
 
     def rest(self) -> None:
-        """Put all into the state that a step begins with; what was drawn until now is forgotten."""
+        """Put all generators into the state that a step begins with; earlier draws are forgotten."""
         for generator in self.of_data:
             _put_to_rest(generator, self._resting)
         self._is_seen = False
 
     def look(self) -> bool:
-        """Return `are_used`, which becomes true if a forward or the optimizer drew from python's or numpy's since `rest`."""
+        """Return `are_used`, which becomes true if a forward or the optimizer drew from python's or numpy's generator since `rest`."""
         if not self.are_used and (self._is_seen or self._have_two_moved()):
             self.are_used = True
         return self.are_used
 
     def seed_model(self, key: int) -> None:
-        """Seed what a forward draws from."""
+        """Seed the generators that a forward draws from."""
         _seed_torch(key)
         if self._seed_device is not None:
             self._seed_device(key)
@@ -188,7 +189,7 @@ class Generators:
             self._rest_two()
 
     def before_data(self) -> None:
-        """Put all into the resting state, and remember if the model drew from python's or numpy's."""
+        """Put all generators into the resting state, and remember if the model drew from python's or numpy's."""
         _seed_torch(self._resting)
         if self._have_two_moved():
             self._is_seen = True
@@ -196,14 +197,14 @@ class Generators:
         self._rest_added()
 
     def after_data(self) -> None:
-        """Put all into the resting state; what a dataset drew says nothing about the model."""
+        """Put all generators into the resting state; a dataset's draws say nothing about the model."""
         _seed_torch(self._resting)
         if self._have_two_moved():
             self._rest_two()
         self._rest_added()
 
     def have_moved(self) -> bool:
-        """True if any was drawn from since it was put into the resting state."""
+        """True if any generator was drawn from since it was put into the resting state."""
         return any(map(_has_moved, self.of_data))
 
     def _have_two_moved(self) -> bool:
@@ -229,10 +230,10 @@ def _has_moved(generator: _Generator) -> bool:
 
 
 class Draws:
-    """Finds the generators that some code of the job draws from, as it draws.
+    """Finds the generators that a piece of the job's code draws from.
 
-    Those are seeded before each use of the code; the others rest. Used after a use of the code, `are_more` says
-    whether to do it again, seeded.
+    Known generators are seeded before each use of the code; the others rest. Call `are_more` after each use: if it
+    returns true, seed again and repeat the use.
     """
 
     def __init__(self, generators: Generators) -> None:
@@ -244,12 +245,12 @@ class Draws:
         return bool(self._seeds)
 
     def seed(self, key: int) -> None:
-        """Put those drawn from into the state of *key*."""
+        """Put the generators that the code draws from into the state of *key*."""
         for seed in self._seeds:
             seed(key)
 
     def are_more(self) -> bool:
-        """True if generators were drawn from that were resting; from now on they are seeded."""
+        """True if the code drew from resting generators, which are seeded from now on."""
         moved = [generator for generator in self._resting if _has_moved(generator)]
         if moved:
             self._resting = [generator for generator in self._resting if generator not in moved]
@@ -258,13 +259,13 @@ class Draws:
 
 
 def _words_that_move() -> tuple[c_uint64, c_uint64, c_uint64] | None:
-    """Return memory of python's, numpy's and torch's generator that changes with each draw; None if it lies elsewhere.
+    """Return the memory of python's, numpy's and torch's generator that changes with each draw; None if its place is unknown.
 
-    All are Mersenne twisters: 624 words, made anew when an index has passed them. Source: CPython 3.11 to 3.14,
+    All three are Mersenne twisters: 624 words, made anew when an index has passed them. Source: CPython 3.11 to 3.14,
     Modules/_randommodule.c (index, then words, after the object's header); numpy 2, mt19937.h (words, then index);
-    torch 2.13, MT19937RNGEngine.h (seed, left, seeded, index, then words). None is promised, so it is tried on
-    generators of our own first. A normal deviate kept for the next draw lies elsewhere: seeding drops it, and without
-    it the first draw moves the index.
+    torch 2.13, MT19937RNGEngine.h (seed, left, seeded, index, then words). These layouts are not promised, so this function first
+    tries them on generators of its own. A normal deviate kept for the next draw lies elsewhere: seeding drops it, and
+    without it the first draw moves the index.
     """
     if sys.implementation.name != "cpython":
         return None
@@ -272,7 +273,7 @@ def _words_that_move() -> tuple[c_uint64, c_uint64, c_uint64] | None:
     address, default = torch_private.address_of(engine), torch_private.address_of(torch.default_generator)
     if address is None or default is None:
         return None
-    at = string_at(address, 256).find(pack("<Q", _TRIAL)) + 16  # its seed, and what follows
+    at = string_at(address, 256).find(pack("<Q", _TRIAL)) + 16  # its seed and the fields behind it
     memory = _word_of_python(trial), _word_of_numpy(twister), c_uint64.from_address(address + at)
     for _ in range(2):
         *_, index = words = trial.getstate()[1]
@@ -305,10 +306,10 @@ def _word_of_numpy(generator: np.random.MT19937) -> c_uint64:
 def begin(seed: int, factory: str) -> None:
     """Put random, numpy and torch on all devices into the state in which a factory of the job begins.
 
-    It follows from *seed* and *factory* alone. Whatever opens data is one factory, "data": the training data and
-    the evaluation's see the same permutation, also where two functions of the job each split one set. A model
-    begins as after `torch.manual_seed(seed)`; the others in states of their own, so that a teacher which the data
-    is made with is not the model's twin.
+    The state follows from *seed* and *factory* alone. All code that opens data counts as one factory, "data": training
+    and evaluation data see the same permutation, even if two functions of the job each split one set. The model begins
+    as after `torch.manual_seed(seed)`. Other factories begin in other states, so that a teacher model that makes the
+    data does not get the weights of the model.
     """
     if factory == "model":
         seed_everything(seed)
@@ -325,7 +326,7 @@ def begin_import(seed: int, module: str) -> None:
 
 
 def has_drawn(seed: int, factory: str) -> bool:
-    """True if random, numpy or torch on the CPU are not in the state in which *factory* began; not of a model."""
+    """True if random, numpy or torch on the CPU were drawn from since `begin`; *factory* is any factory except the model's."""
     key = _factory_key(seed, factory)
     begun = np.random.RandomState(key >> 31).get_state()  # as `_seed_numpy` seeds it
     now = np.random.get_state()  # noqa: NPY002
@@ -344,5 +345,5 @@ def _factory_key(seed: int, factory: str) -> int:
 def seed_everything(seed: int) -> None:
     """Seed random, numpy and torch on all devices with the same number."""
     random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # the global generator is what models draw from
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # models draw from the global generator
     torch.manual_seed(seed)

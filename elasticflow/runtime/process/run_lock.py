@@ -1,4 +1,4 @@
-"""One group per run folder where no supervisor holds its lock: plain `python` and torchrun."""
+"""Lock that admits one group per run folder under plain `python` and torchrun, where no supervisor holds it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
     from elasticflow.runtime.process.identity import Identity
 
-# A process that was killed gives the lock back within this, however much memory it had.
+# A killed process gives the lock back within this time, however much memory it had.
 _DYING_S = 10.0
-# The file system has no locks: the fence decides (`snapshots/writer/committer.py`).
+# Errors of file systems without locks: there the fence decides (`snapshots/writer/committer.py`).
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
@@ -24,7 +24,7 @@ def hold(identity: Identity) -> None:
     """Lock the run folder until this process ends, if it is rank 0 and no supervisor holds that lock.
 
     Raises:
-        RunLockedError: another start of the run lives; its process and machine are named.
+        RunLockedError: another start of the run is alive; the message names its process and machine.
         StorageError: the run folder cannot be written.
     """
     if identity.rank != 0 or identity.started_by == "launcher":

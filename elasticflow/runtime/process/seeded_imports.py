@@ -1,8 +1,8 @@
-"""The random state in which the job's own modules are imported: it follows from the seed and the module's name.
+"""Imports the job's own modules in a random state that follows from the seed and the module's name.
 
 A module may draw at import: a table of random features, an object that `snapshots.include` names. The fork server imports
-it once for all workers of a node; a worker that is spawned, or runs under plain torchrun, imports it later and in another
-order. All of them see the same numbers, whatever ran before.
+the module once for all workers of a node; a worker that is spawned, or runs under plain torchrun, imports it later and in
+another order. All workers see the same numbers, whatever ran before.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 def install(seed: int) -> None:
-    """Have every module of the job that this process and its forks import from now on begin in a state of its own.
+    """Seed each of the job's modules that this process or its forks import from now on.
 
-    Random, numpy and torch on the CPU are as before once it is imported. Called again, it changes the seed.
+    After an import, random, numpy and torch on the CPU are in the state they had before. A second call changes the seed.
     """
     for finder in sys.meta_path:
         if isinstance(finder, _SeededImports):
@@ -37,7 +37,7 @@ def install(seed: int) -> None:
 
 
 class _SeededImports:
-    """A finder that leaves finding to the other finders, and wraps how a module of the job is executed."""
+    """A finder that asks the other finders, and wraps the execution of the job's modules."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -57,8 +57,8 @@ class _SeededImports:
 
     def _wrap(self, spec: ModuleSpec) -> None:
         loader, file = spec.loader, spec.origin or ""
-        # A loader of another kind may be shared by modules. An installed package draws, if at all, from the state that the
-        # module which imports it is in.
+        # Modules may share a loader of another kind. An installed package that draws does so in the state of the module
+        # that imports it.
         if type(loader) is not SourceFileLoader or any(part in file for part in INSTALLED):
             return
         execute = loader.exec_module

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class Heartbeat:
-    """This rank's slot in the shared memory that the agent watches; without one, nothing happens.
+    """This rank's slot in the shared memory that the agent watches; does nothing without a slot.
 
-    A beat is progress. Phases are start, build, restore, compile (the first step, and whatever torch compiles later),
-    step, data (waiting for loader processes), evaluate, snapshot, profile (writing a trace) and leave: the agent learns how long a rank stands
-    still in each.
+    A beat means progress. Phases are start, build, restore, compile (the first step and later compilations), step, data
+    (waiting for loader processes), evaluate, snapshot, profile (writing a trace) and leave (the exit): for each phase the
+    agent learns how long a rank stands still.
     """
 
     def __init__(self, descriptor: int | None, local_rank: int) -> None:
@@ -37,17 +37,17 @@ class Heartbeat:
         self._phase = b"start"
 
     def stop(self) -> None:
-        """Say nothing from now on."""
+        """Stop reporting."""
         self._memory = None
 
     def phase(self, name: str) -> str:
-        """Say what this rank is doing; return the phase before."""
+        """Report a new phase of this rank; return the phase before."""
         before, self._phase = self._phase.decode(), name.encode()
         self.beat()
         return before
 
     def beat(self, step: int | None = None) -> None:
-        """Say that this rank lives, and how many steps it has finished."""
+        """Report that this rank lives, and the number of finished steps."""
         if step is not None:
             self._step = step
         if self._memory is not None:
@@ -55,7 +55,7 @@ class Heartbeat:
             HEARTBEAT.pack_into(self._memory, self._offset, self._beats, self._step, self._phase)
 
     def hold(self, step: int) -> None:
-        """Say that the state after *step* is held in the node's memory."""
+        """Report that the node's memory holds the state after *step*."""
         if self._memory is not None:
             HELD.pack_into(self._memory, self._offset + HEARTBEAT.size, step)
 
@@ -67,21 +67,21 @@ class Heartbeat:
         return number
 
 
-# How long and for how many a line waits: formatting several at once is three times as fast as in the midst of a step.
+# Longest wait of a line: formatting several lines at once is three times as fast as in the middle of a step.
 _LATE_S = 0.1
-# Fewer than a pipe takes in one piece, so that lines of several ranks on one stdout never tear.
+# A pipe takes more lines than this in one piece, so that lines of several ranks on one stdout never tear.
 _MOST_WAITING = 8
 
 
 GradientNorm = SupportsFloat | dict[str, float] | None
-"""One, which a GPU may still be computing, or one by each optimizer's name; None: nobody computed it."""
+"""A norm that a GPU may still be computing, or norms by the optimizers' names; None: no norm was computed."""
 
 
 class LateNumber:
-    """A number that is there after its step, once all ranks have told of theirs.
+    """A number that arrives after its step, once all ranks have sent their parts.
 
     Attributes:
-        value: None until then.
+        value: The number; None before it arrives.
     """
 
     def __init__(self) -> None:
@@ -109,19 +109,18 @@ class _Facts(NamedTuple):
 class Progress:
     """Reports finished steps.
 
-    Lines of quick steps are written together, a tenth of a second late at most while steps continue; `flush` before
-    anything that must come after them.
+    Lines of quick steps are written together, at most a tenth of a second late while steps continue. Call `flush` before
+    writing anything that must follow them.
 
     Args:
-        heartbeat: This rank's.
-        outputs: File descriptors that step lines go to; none on ranks other than 0.
+        outputs: File descriptors of the step lines; empty on ranks other than 0.
         bound: Fields of every line (`job`, `run_id`, ...).
-        on_first_step: Called once, with the first step finished here.
+        on_first_step: Called once, with the number of the first step that this process finishes.
 
     Attributes:
-        after_step: Called with each finished step and its loss, once all else is done.
+        after_step: Called last after each finished step, with its position and loss.
         scalars: Scalars that the job's step returned in the last step, as means over the global batch; on every rank.
-        loss: The last step's; None before the first.
+        loss: Loss of the last step; None before the first.
     """
 
     def __init__(
@@ -148,11 +147,12 @@ class Progress:
         self._count, self._counted = 0.0, 0.0  # items of the step, and of all steps since the last line
         self._grad_norm: GradientNorm = None
         self._count_field = f"items{RATE}"
-        self._trained = self._samples = 0  # samples by now, and when the time of the next line began
+        # Samples trained on by now, and at the start of the next line's time.
+        self._trained = self._samples = 0
         self._of_peak: float | None = None
         self._written = self._since
         self._learning_rates = LearningRates()
-        # The current step's, if they were noted.
+        # Rates of the current step, if noted.
         self._rates: Rates | None = None
 
     def start(
@@ -167,11 +167,10 @@ class Progress:
         """Begin counting at *step* finished steps.
 
         Args:
-            step: Finished ones.
-            log_every: A line is written after so many.
-            samples: Trained on so far.
+            log_every: Number of steps between two lines.
+            samples: Samples trained on so far.
             count_name: Name of the items that a step counts.
-            of_peak: Share of the devices' peak per sample per second; None: unknown.
+            of_peak: Share of the devices' peak that one sample per second needs; None: unknown.
         """
         self.number, self._log_every = step, log_every
         self._count_field, self._of_peak, self._trained = f"{count_name}{RATE}", of_peak, samples
@@ -179,7 +178,7 @@ class Progress:
         self.go_on()
 
     def go_on(self) -> None:
-        """Leave the time since the last step out of the next line's seconds."""
+        """Exclude the time since the last step from the next line's seconds."""
         self._since, self._steps = time.perf_counter(), 0
         self._counted, self._samples = 0.0, self._trained
 
@@ -189,22 +188,22 @@ class Progress:
         return bool(self._outputs) and (self.number + 1) % self._log_every == 0
 
     def note_step(self, count: float, scalars: Mapping[str, float]) -> None:
-        """Remember what the step that is being made came to: its loss's items, 0 if they are its samples, and its scalars."""
+        """Remember the current step's scalars and the number of its loss's items; 0: the items are its samples."""
         self._count, self.scalars = count, scalars
 
     def note_grad_norm(self, norm: GradientNorm) -> None:
-        """Remember the norm of the gradient of the step that is being made."""
+        """Remember the gradient norm of the current step."""
         self._grad_norm = norm
 
     def note_rates(self, optimizers: AnyOptimizers) -> None:
-        """Remember the learning rates that the optimizers have just used, before a schedule sets those of the next step."""
+        """Remember the learning rates that the optimizers have just used, before a schedule sets the next step's rates."""
         if self._outputs and (self.number + 1) % self._log_every == 0:
             self._rates = self._learning_rates.read(optimizers)
 
     def step(self, position: Position, loss: float | LateNumber, optimizers: AnyOptimizers) -> None:
-        """Report a finished step with the global batch's mean loss. Every rank; rank 0 logs it, once the loss is there.
+        """Report a finished step with the global batch's mean loss. Every rank; rank 0 logs it once the loss has arrived.
 
-        The learning rates are those that were noted, else those in *optimizers* now.
+        The line shows the noted learning rates, else the current rates of *optimizers*.
         """
         number, self.loss = position.step, loss
         self.number = number
@@ -232,7 +231,7 @@ class Progress:
             of_peak = self._of_peak * (position.samples - self._samples) / passed
         self._samples = position.samples
         is_due = now - self._written >= _LATE_S or len(self._waiting) >= _MOST_WAITING - 1
-        # A norm that the GPU is still at: by the next step it is here, and nothing has waited for it.
+        # The GPU still computes this norm: it arrives by the next step, without a wait.
         is_late = not (norm is None or isinstance(norm, float | dict))
         if is_late and is_due:
             self.flush()
@@ -255,7 +254,7 @@ class Progress:
             self._written = now
 
     def flush(self) -> None:
-        """Write the lines that have waited, up to one whose loss is not there yet."""
+        """Write the waiting lines, up to the first line whose loss has not arrived."""
         late = (n for n, facts in enumerate(self._waiting) if getattr(facts.loss, "value", 0.0) is None)
         first = next(late, len(self._waiting))
         waiting, self._waiting = self._waiting[:first], self._waiting[first:]
@@ -269,7 +268,7 @@ class Progress:
         position, late, rates, unix, seconds, *_ = facts
         loss = float(late)
         second = int(unix)
-        if second != self._second:  # formatting the date anew would be half of the line's cost
+        if second != self._second:  # formatting the date for each line would be half of its cost
             self._second, self._date = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
         return (
             f'{{"timestamp": "{self._date}.{int((unix - second) * 1e6):06d}Z", {self._bound}, "step": {position.step}, '

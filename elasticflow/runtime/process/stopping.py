@@ -1,11 +1,11 @@
-"""Requests to take no further step, and what all ranks make of them.
+"""Requests to take no further step, and the decision of all ranks.
 
-StopTraining, raised by the job's own code on one rank, ends training on all of them. That rank continues taking part, with
-zeros, until all ranks have agreed: in the vote of the step in which it was raised or of the next one, or at the end of
-the evaluation. The step whose vote says so is not applied. A rank that was asked to leave while it waits for data, or
-evaluates, requests the same, and training resumes from there in the next generation.
+StopTraining, raised by the job's own code on one rank, ends training on all of them. That rank continues to take part, with
+zeros, until all ranks have agreed: in the vote of the same step or of the next step, or at the end of the evaluation. The
+step whose vote decides to stop is not applied. A rank that is asked to exit while it waits for data, or evaluates,
+requests the same, and training resumes from there in the next generation.
 
-Nothing here needs a `Worker`; what does is in `leaving`.
+Nothing here needs a `Worker`; functions that need it are in `leaving`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Stopped(NamedTuple):
     """All ranks take no further step.
 
     Attributes:
-        reason: Why training has ended; None: it has not, a rank was asked to leave.
-        by_rank: The first rank that requested it; None: all ranks, since the job file says so (`train.stop_when`).
+        reason: Reason for the end of training; None: training has not ended, but a rank was asked to exit.
+        by_rank: The first rank that requested the stop; None: all ranks did, by the job file's rule (`train.stop_when`).
     """
 
     reason: str | None
@@ -44,11 +44,11 @@ class Stopped(NamedTuple):
 
 
 class Leaving(Exception):  # noqa: N818  # nothing failed
-    """Raised where a rank waits, once it was asked to leave."""
+    """Raised where a rank waits, once the rank was asked to exit."""
 
 
 class Stoppable:
-    """`with` this, StopTraining cuts the block short and becomes this rank's request."""
+    """Context manager that catches StopTraining and makes it this rank's request."""
 
     def __init__(self, vote: Vote) -> None:
         self._vote = vote
@@ -69,11 +69,11 @@ class Stoppable:
 
 
 def request_stop(vote: Vote, stop: StopTraining) -> None:
-    """Have this rank request the end of training; the first reason that it was given counts."""
+    """Have this rank request the end of training; the reason of the first request counts."""
     if vote.stop_wanted is None:
-        # Raised in a loader process, it comes with the traceback there as its text.
+        # An exception from a loader process has that process's traceback as its text.
         reason = str(stop).rpartition("StopTraining: ")[2].strip()[:_LONGEST_REASON] or "no reason given"
-        vote.stop_wanted = reason.encode("utf-8", "backslashreplace").decode()  # it travels between ranks
+        vote.stop_wanted = reason.encode("utf-8", "backslashreplace").decode()  # ranks exchange it
 
 
 def ballot(vote: Vote) -> str:
@@ -84,7 +84,7 @@ def ballot(vote: Vote) -> str:
 
 
 def decide(ballots: list[str]) -> Stopped | None:
-    """Return why no further step is taken, if any rank requested that; *ballots* are all ranks', by rank."""
+    """Return the decision to take no further step, if any rank requested it; *ballots* are the texts of all ranks, by rank."""
     leaving = None
     for rank, text in enumerate(ballots):
         if text not in ("", f"{_OWN}{LEAVE}"):

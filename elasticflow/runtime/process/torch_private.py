@@ -1,9 +1,9 @@
 # ruff: noqa: SLF001  # this is the one module that may
-"""Everything that elasticflow uses of torch and torch does not promise to keep.
+"""Everything that elasticflow uses of torch without torch's promise to keep it.
 
-Seen in torch 2.13, 2.14 and 2.15, the same in each unless an entry says otherwise; `tests/runtime/process/test_torch_private.py`
-tries each entry, so that a version that behaves differently fails there and not in a user's run. Where a version lacks
-a name, `TorchChangedError` says which, at import or where it is first needed, unless an entry names another way out.
+Seen in torch 2.13, 2.14 and 2.15, the same in each unless an entry says otherwise. Tests try each entry
+(`tests/runtime/process/test_torch_private.py`), so that a version that behaves differently fails there and not in a user's
+run. If a version lacks a name, `TorchChangedError` names it, at import or at its first use, unless an entry says otherwise.
 
 Two more places depend on a version of torch and cannot stand here, since the launcher does not import the runtime:
 `launcher/fork_server/torchrun_arguments.py` (torchrun's own parser; nothing underscored) and `preload.py` beside it
@@ -89,7 +89,7 @@ def _require_attributes(thing: Any, names: Sequence[str], use: str) -> None:
             raise _changed(f"{type(thing).__name__}.{name}", use)
 
 
-# Many tensors in one call, ten times as fast as one by one where they are small. Targets are moved in place.
+# Many tensors in one call: ten times as fast as single calls if the tensors are small. Targets are changed in place.
 foreach_copy_: Callable[[Sequence[Tensor], Sequence[Tensor]], None] = _required(
     "torch:_foreach_copy_", "to copy many tensors at once"
 )
@@ -107,22 +107,22 @@ def broadcast_coalesced(group: dist.ProcessGroup, tensors: list[Tensor], bucket_
     _broadcast_coalesced(group, tensors, bucket_bytes, 0)
 
 
-# How often a tensor was written in place.
+# Number of times that a tensor was written in place.
 version_of: Callable[[Tensor], int] = operator.attrgetter("_version")
 _require_attributes(torch.empty(0), ["_version"], "to see that a buffer was written")
 
 
-# Dicts of a module that `state_dict` walks through; the same as long as the module lives.
+# Dicts of a module that `state_dict` walks through; the same objects as long as the module lives.
 _MODULE_TABLES = "_parameters", "_buffers", "_modules", "_state_dict_hooks", "_state_dict_pre_hooks"
 _require_attributes(nn.Module(), [*_MODULE_TABLES, "_save_to_state_dict"], "to see that a state is as it was")
 tables_of: Callable[[nn.Module], tuple[dict[Any, Any], ...]] = operator.attrgetter(*_MODULE_TABLES)
-# Its own buffers by name, one that is None among them: a buffer can be replaced by assignment.
+# A module's own buffers by name, also None: a buffer can be replaced by assignment.
 buffers_of: Callable[[nn.Module], dict[str, Tensor | None]] = operator.attrgetter("_buffers")
 _require_attributes(nn.Module(), ["_non_persistent_buffers_set"], "to see what a state leaves out")
-# The names of those that its `state_dict` leaves out.
+# The names of the buffers that the module's `state_dict` leaves out.
 unsaved_buffers_of: Callable[[nn.Module], set[str]] = operator.attrgetter("_non_persistent_buffers_set")
 
-# The last part of the key under which `get_extra_state` stands in a module's state.
+# The last part of the key of `get_extra_state` in a module's state.
 EXTRA_STATE: str = _required(
     "torch.nn.modules.module:_EXTRA_STATE_KEY_SUFFIX", "to tell a module's own state"
 )
@@ -152,7 +152,7 @@ state_hooks_of: Callable[[Optimizer], tuple[dict[int, Any], dict[int, Any]]] = o
 
 
 def storage_id(tensor: Tensor) -> int:
-    """Return what tensors have in common that share memory, on the meta device, too."""
+    """Return an id that tensors share if they share memory, also on the meta device."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -160,7 +160,7 @@ _require_attributes(torch.UntypedStorage(0), ["_cdata"], "to tell memory apart")
 
 
 def address_of(generator: torch.Generator) -> int | None:
-    """Return where the generator lies in memory; None where torch does not tell: generators are then seeded each time."""
+    """Return the generator's address in memory; None if torch does not tell it: generators are then seeded each time."""
     address = getattr(generator, "_cdata", None)
     return None if address is None else int(address)
 
@@ -187,7 +187,7 @@ def bind_to_cores(mode: str, gpu: int) -> None:
     """Bind this process to cores near GPU number *gpu*, by torchrun's rule for `--numa-binding` *mode*.
 
     Raises:
-        Exception: it cannot be done, for want of a GPU, say.
+        Exception: the process cannot be bound, for example for want of a GPU.
     """
     from torch.numa import binding
 
@@ -213,22 +213,22 @@ def compile_deterministically() -> None:
     use = 'to compile with train.consistency = "exact"'
     _require_attributes(_dynamo.config, ["automatic_dynamic_shapes"], use)
     _require_attributes(_inductor.config, ["deterministic"], use)
-    # Kernels for any size, made once another size was seen, add in another order: bits would depend on the past.
+    # torch compiles kernels for any size once it sees a second size, and they add in another order: bits would depend on the past.
     _dynamo.config.automatic_dynamic_shapes = False
-    _inductor.config.deterministic = True  # none is chosen by its speed
+    _inductor.config.deterministic = True  # no kernel is chosen by its speed
 
 
 def warm_up_compiler() -> None:
-    """Import torch's compiler, and have it find out what is the same for every model: seconds that no restart pays then.
+    """Import torch's compiler, and have it do the work that is the same for every model, which saves each restart seconds.
 
-    Nothing is computed, and no thread is left: the process may fork workers. A name that is gone makes restarts slower,
-    and is no error.
+    Nothing is computed, and no thread remains: the process may fork workers afterwards. A name that a version of torch
+    lacks makes restarts slower, and is no error.
     """
     import torch._inductor.compile_fx  # its first use would
     from torch._inductor import codecache, cpu_vec_isa
     from torch._inductor.codegen import common
 
-    # Imports what writes kernels, for every device: 0.1 s.
+    # Imports the kernel generators of every device: 0.1 s.
     getattr(common, "init_backend_registration", lambda: None)()
     # Digest of torch's own code, a part of every key of the cache: 0.2 s.
     getattr(codecache, "torch_key", lambda: None)()
@@ -239,7 +239,7 @@ def warm_up_compiler() -> None:
 
 
 def _trace_for_the_first_time() -> None:
-    """Trace a model of common layers: torch reads their sources then, and imports what only tracing needs: 0.5 s."""
+    """Trace a model of common layers: torch reads their sources and imports the modules that only tracing needs: 0.5 s."""
     from torch._dynamo.utils import counters
 
     def compute_nothing(*_: object) -> Callable[..., tuple[Tensor]]:
@@ -259,7 +259,7 @@ def _trace_for_the_first_time() -> None:
 
 
 def compiled_graphs() -> tuple[int, int]:
-    """Return how many graphs this process has taken from the compiler's cache, and how many it has compiled.
+    """Return the number of graphs that this process has taken from the compiler's cache, and the number that it has compiled.
 
     Graphs that cannot be cached count as compiled.
     """
@@ -275,7 +275,7 @@ def precompile_headers_if(is_wanted: Callable[[], bool]) -> None:
 
     In torch 2.13 each process that loads a CPU kernel preprocesses a header, to find out whether the precompiled form
     exists; on a new machine it precompiles the header (150 MB, some seconds), even if all kernels are there.
-    Kernels have the same names and bits with and without. In a version without that function nothing is changed.
+    Kernels have the same names and bits either way. A version of torch without that function stays as it is.
     """
     from torch._inductor import codecache
 
@@ -290,30 +290,30 @@ def precompile_headers_if(is_wanted: Callable[[], bool]) -> None:
     codecache._precompile_header = precompile_if_wanted  # type: ignore[assignment]
 
 
-# Where `torch.compile(model)` keeps the model, and how its class is called.
+# Attribute in which `torch.compile(model)` keeps the model, and the name of its class.
 COMPILED_MODEL = "_orig_mod"
 _COMPILED_CLASS = "OptimizedModule"
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """True if it was made by `torch.compile(module)`, or `module.compile()` was called."""
+    """True if `torch.compile` made the module, or `module.compile()` was called."""
     return (
         getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == _COMPILED_CLASS
     )
 
 
-# Modules whose objects are torch's own business: nothing in them is a job's state. One that is gone is in no object.
+# Modules whose objects are torch's own business and hold no state of a job. A name that torch drops does no harm.
 MACHINERY = ("torch._C", "torch._dynamo", "torch._inductor")
 
 
-# Messages of torch errors without a class of their own. A changed message is no error here: the failure then counts as
-# an error of the job's code, in torch's own words.
+# Messages of torch errors without a class of their own. If torch changes a message, the failure counts as an error of the
+# job's code, in torch's own words.
 LOADER_TIMED_OUT = "DataLoader timed out"
-# In the survivors of a dead rank: gloo's RuntimeErrors, told by where in gloo they come from.
+# Survivors of a dead rank get RuntimeErrors of gloo, recognised by the place in gloo that raises them.
 PEER_LOST = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "gloo/gloo")
 # The allocator for main memory.
 NO_MEMORY = "DefaultCPUAllocator: "
-# DistributedDataParallel: a parameter left out of the step before; one whose gradient came twice in one backward.
+# DistributedDataParallel: the step before left out a parameter; a gradient came twice in one backward.
 NO_GRADIENT = "Expected to have finished reduction in the prior iteration"
 GRADIENT_TWICE = "Expected to mark a variable ready only once"
 # The refusal of an operation without a deterministic form; its name.

@@ -9,33 +9,34 @@ if TYPE_CHECKING:
 
 
 Asked = Literal["snapshot", "evaluation", "memory", "buffers", "random"]
-"""A request that somebody else decides on, whenever it is asked for."""
+"""A request that a callback decides at each step; see `Vote.when`."""
 LEAVE = ""
-"""As `Vote.stop_wanted`: this rank was asked to leave while it waited for data, and no rank ends training."""
+"""Value of `Vote.stop_wanted`: this rank was asked to exit while it waited for data; it does not end training."""
 
 
 class Vote:
-    """One rank's requests and what all ranks resolved; the step object carries them once per step.
+    """One rank's requests and the decisions of all ranks; the step object exchanges them once per step.
 
     Attributes:
-        leave_wanted: Set by the signal handler, and by nothing else.
-        stop_wanted: Why this rank wants no further step: the reason of the job's own code to end training, or `LEAVE`;
-            see `stopping`.
-        stop_is_by_rule: The reason is that of the job file: `train.stop_when`.
+        leave_wanted: This rank was asked to exit; set by the signal handler alone.
+        stop_wanted: Reason for which this rank wants no further step: the job's own reason to end training, or `LEAVE`; see
+            `stopping`.
+        stop_is_by_rule: The reason comes from the job file's `train.stop_when`.
         count_wanted: One of this rank's data shards may end in the next step; see `runtime/data/shard_loader.py`.
         end_wanted: This rank's script wants training to end: `Run.stop`.
         names_wanted: This rank's step returned a scalar that has no place yet; see `runtime/measuring/scalars.py`.
         may_skip: This rank can take part in a step without its data.
-        may_cut_short: A request to leave cuts an evaluation short; else it waits for the evaluation's end.
-        may_leave_untrained: Before the first step all there is lies on the store; with a memory tier it may not.
-        leave: All ranks leave after this step.
-        stop: All ranks leave, or end training, before this step: it is not applied.
-        snapshot: All ranks take a snapshot after this step, because of the time.
-        evaluation: All ranks evaluate after this step, because of the time.
-        memory: All ranks hold their state in memory after this step, because of the time.
-        count: All ranks compare what their data shards still have before the next step.
+        may_cut_short: A request to exit cuts an evaluation short; if false, it waits for the evaluation's end.
+        may_leave_untrained: This rank may exit before the first step, since the store has its whole state; with a memory tier
+            it may not.
+        leave: All ranks exit after this step.
+        stop: All ranks exit, or end training, before this step, which is not applied.
+        snapshot: All ranks take a snapshot after this step, due by the clock.
+        evaluation: All ranks evaluate after this step, due by the clock.
+        memory: All ranks hold their state in memory after this step, due by the clock.
+        count: All ranks compare the remaining samples of their data shards before the next step.
         buffers: All ranks take over rank 0's buffers before the next step.
-        random: All ranks seed python's and numpy's generator from the next step on.
+        random: All ranks seed python's and numpy's generators from the next step on.
         names: All ranks agree on the places of scalars after this step.
         end: Some rank's script wants training to end; `Run` decides after which step.
     """
@@ -52,15 +53,15 @@ class Vote:
         self.buffers = self.random = self.names = self.end = False
 
     def when(self, request: Asked, is_wanted: Callable[[], bool]) -> None:
-        """Have *is_wanted* say once per step whether this rank makes the *request*: another one is forgotten.
+        """Have *is_wanted* decide once per step if this rank makes the *request*; replaces an earlier callback.
 
-        `snapshot`, `evaluation` and `memory` are due by rank 0's clock; `buffers`: this step changed buffers that the next one
-        reads (`training/model_buffers.py`); `random`: the model or the optimizer draws from python's or numpy's generator.
+        `snapshot`, `evaluation` and `memory` are due by rank 0's clock; `buffers`: this step changed buffers that the next
+        step reads (`training/model_buffers.py`); `random`: the model or the optimizer draws from python's or numpy's generator.
         """
         self._asked[request] = is_wanted
 
     def requests(self) -> tuple[float, ...]:
-        """Return what this rank wants now, and what it changed in this step, 1 or 0 each."""
+        """Return this rank's current requests and its changes in this step, 1 or 0 each."""
         return (
             self.leave_wanted,
             self.stop_wanted is not None,
@@ -75,7 +76,7 @@ class Vote:
         )
 
     def resolve(self, sums: Sequence[float]) -> None:
-        """Take over what some rank requested: *sums* are those of all ranks' `requests`."""
+        """Take over the requests of all ranks; *sums* has the sum over all ranks for each entry of `requests`."""
         (
             self.leave,
             self.stop,
@@ -91,4 +92,4 @@ class Vote:
 
 
 NUM_REQUESTS = len(Vote().requests())
-"""How many numbers `Vote.requests` gives."""
+"""Number of entries of `Vote.requests`."""

@@ -1,1 +1,1 @@
-"""When a snapshot is taken, what this rank gives to it, and resuming from one."""
+"""Snapshots in the worker: when they are due, this rank's part of each, and resuming from one."""

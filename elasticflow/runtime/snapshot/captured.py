@@ -22,7 +22,7 @@ _SHORT = 100
 
 
 class CaptureCheck:
-    """Compares what the ranks would store: all JSON, names and forms of all tensors, contents of the job's own.
+    """Compares the state that the ranks would store: all JSON, names and forms of all tensors, contents of the job's own tensors.
 
     A comparison starts at one step and is finished at a later one, so that no rank waits for another.
 
@@ -43,20 +43,20 @@ class CaptureCheck:
     def start(self, captured: Captured) -> None:
         """Send the other ranks a digest of *captured*; does not wait. Every rank.
 
-        A rank whose schedule was cut short by StopTraining sends none that counts: it will train no more.
+        A rank whose schedule was cut short by StopTraining sends a digest that does not count: it will train no more.
         """
         if self._worker.world_size > 1:
             counts = self._worker.vote.stop_wanted is None
             self._pending = DigestComparison(self._text(captured) if counts else None)
 
     def finish(self, capture: Callable[[], Captured]) -> None:
-        """Make sure that the digests sent last were the same, if any were. Every rank.
+        """Make sure that all ranks sent the same digest last, if any. Every rank.
 
         Args:
-            capture: Reads the state now, to find out what differs.
+            capture: Reads the current state, to find the difference.
 
         Raises:
-            RanksDifferError: they differ; names the first difference, on every rank.
+            RanksDifferError: the digests differ; the message names the first difference, on every rank.
         """
         pending, self._pending = self._pending, None
         if pending is not None and not pending.are_equal():
@@ -77,7 +77,7 @@ class CaptureCheck:
         return self._once(path, value, lambda: value)
 
     def _once(self, path: str, value: Any, content: Callable[[], Any]) -> str:
-        """Return a digest of *content*, which is not read if *value* is the same object as before: most of a state is."""
+        """Return a digest of *content*, known from before if *value* is the same object, as in most of a state."""
         known = self._known.get(path)
         if known is None or known[0] is not value:
             known = self._known[path] = value, _hash(json.dumps(content()))
@@ -99,7 +99,7 @@ class CaptureCheck:
 
 
 def _forms(captured: Captured) -> dict[str, str]:
-    """Return what tensors are besides their values."""
+    """Return the form of each tensor by key: its type, shape, ties and memory format."""
     forms = {
         key: f"a tensor of {tensor.dtype}, {tuple(tensor.shape)}" for key, tensor in captured.tensors.items()
     }

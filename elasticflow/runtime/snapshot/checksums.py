@@ -1,4 +1,4 @@
-"""Sums over the bits of tensors, and whether all ranks that loaded a snapshot have the same."""
+"""Sums over the bits of tensors, and a check that all ranks have loaded the same tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 Started = list[tuple[list[str], Tensor]]
-"""Sums that a device may still be making: keys, and the sum of each."""
+"""Sums that a device may still be computing: keys, and the sum for each key."""
 
 _PARTS = 64
 
@@ -26,7 +26,8 @@ def require_same(worker: Worker, tensors: Mapping[str, Tensor]) -> None:
     """Make sure that *tensors* are the same on all ranks. Collective: every rank.
 
     Raises:
-        RanksDifferError: the sums over a tensor differ, which is a fault of whatever loaded it; named, on every rank.
+        RanksDifferError: the sums over a tensor differ, which is a fault of the code that loaded it; the message names the
+            tensor, on every rank.
     """
     if worker.world_size == 1:
         return
@@ -46,13 +47,13 @@ def require_same(worker: Worker, tensors: Mapping[str, Tensor]) -> None:
 def sums_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Return the sum modulo 2**64 over the bytes of each tensor, taken as words in the order of its elements.
 
-    Of a tensor of more than 32 KiB each of 64 parts counts with a weight of its own.
+    A tensor of 32 KiB or more is cut into 64 parts, and each part has a weight of its own.
     """
     return result(start(tensors))
 
 
 def start(tensors: Mapping[str, Tensor]) -> Started:
-    """Start `sums_of`: a device other than the CPU is not waited for."""
+    """Start `sums_of`; does not wait for devices other than the CPU."""
     by_device: dict[torch.device, list[str]] = {}
     for key, tensor in tensors.items():
         by_device.setdefault(tensor.device, []).append(key)
@@ -63,13 +64,13 @@ def start(tensors: Mapping[str, Tensor]) -> Started:
 
 
 def result(started: Started) -> dict[str, int]:
-    """Return the sums that `start` started, by key; one transfer from each device."""
+    """Return the sums begun by `start`, by key; makes one transfer from each device."""
     return {key: number for keys, sums in started for key, number in zip(keys, sums.tolist(), strict=True)}
 
 
 def _sum(tensor: Tensor) -> Tensor:
-    # Not `torch.hash_tensor`: in an XOR an even number of equal elements is nothing, be they ones or zeros; and the sum
-    # is quicker, too (torch 2.13, one core: 18 and 12 GB/s).
+    # Not `torch.hash_tensor`: in an XOR an even number of equal elements cancels out, be they ones or zeros; and the sum
+    # is faster, too (torch 2.13, one core: 18 and 12 GB/s).
     data = tensor.contiguous().view(-1).view(torch.uint8)
     if data.storage_offset() % 8:
         data = data.clone()
@@ -79,7 +80,7 @@ def _sum(tensor: Tensor) -> Tensor:
 
 
 def _mixed(words: Tensor) -> Tensor:
-    # In which part of a large tensor something lies counts, so that two parts that changed places are noticed.
+    # Each part of a large tensor has its own weight, so that two parts that changed places are noticed.
     length = len(words) // _PARTS
     if length < _PARTS:
         return words.sum()

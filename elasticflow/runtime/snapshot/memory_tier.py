@@ -1,4 +1,4 @@
-"""The memory tier of a rank: its shard held at every due step, for the store and for a later generation."""
+"""The memory tier of a rank: holds the rank's shard at every due step, for the store and for a later generation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TRIGGER = "memory"
 
 
 def content_of(recalled: RecalledState, run_id: str) -> SnapshotContent:
-    """Return what an earlier generation held as a snapshot to apply; its tensors lie where they were held."""
+    """Return the state that an earlier generation held, as a snapshot to apply; its tensors are not copied."""
     manifest = Manifest(
         run_id=run_id,
         name=recalled.name,
@@ -55,16 +55,16 @@ def content_of(recalled: RecalledState, run_id: str) -> SnapshotContent:
 
 
 class MemoryTier:
-    """Holds this rank's shard in the writer's memory. Every rank of a group that is on one node has one.
+    """Holds this rank's shard in the writer's memory. Every rank has a tier, if the whole group is on one node.
 
     Args:
         me: This worker.
-        client: To the writer.
+        client: Connection to the writer.
         state: State of a snapshot.
-        planner: Says what of the state this rank holds.
+        planner: Selects the tensors that this rank holds.
         metadata: Makes names and records.
         copier: Copies from the device.
-        every: When the state is to be held: "1 step".
+        every: Interval at which the state is held, such as "1 step".
     """
 
     def __init__(
@@ -89,25 +89,25 @@ class MemoryTier:
             me.vote.when("memory", self._is_due_by_time)
 
     def begin(self, position: Position) -> None:
-        """Training begins at *position*."""
+        """Count intervals from *position*, at which training begins."""
         self._last, self._last_time = position, time.monotonic()
 
     def is_due(self, position: Position) -> bool:
-        """True if the state is to be held after this step; the same on every rank."""
+        """True if the state must be held after this step; the same on every rank."""
         assert self._last is not None, "begin() comes first"
         return self._me.vote.memory or self._due.is_due(self._last, position)
 
     def reserve(self, shard: RankShard) -> None:
-        """Have the writer make slots for *shard* ready while training continues."""
+        """Have the writer prepare slots for *shard* while training continues."""
         self._client.reserve(shard.nbytes)
 
     def hold(self, position: Position) -> None:
-        """Copy this rank's shard into the writer's memory and return; no message is sent, and no rank waited for.
+        """Copy this rank's shard into the writer's memory; waits for no other rank.
 
         Raises:
             SnapshotError: the writer died, or has no memory.
             StagingLimitError: the limit is too small for the tier.
-            StateError: the state holds something that a snapshot cannot; named.
+            StateError: the state holds something that a snapshot cannot hold; the message names it.
         """
         self._copier.finish()
         captured = self._state.capture()
@@ -132,23 +132,23 @@ class MemoryTier:
         self._me.heartbeat.hold(step)
 
     def holds(self, position: Position) -> bool:
-        """True if the state after *position* is what was held last, by this generation."""
+        """True if this generation held the state after *position*, and no later one."""
         return self._held_step == position.step
 
     def forget(self, equal_at: int) -> None:
-        """Have no generation resume from what is held, nor from a snapshot taken of it after step *equal_at*.
+        """Keep later generations from resuming from the held state, or from its snapshots after step *equal_at*.
 
         Waits for no other rank.
 
         Raises:
-            SnapshotError: the writer died, and what was held with it.
+            SnapshotError: the writer died, and the held state with it.
         """
         self._client.invalidate(equal_at)
 
     def recall(self, catalog: Catalog) -> RecalledState | None:
-        """Return what an earlier generation held, if all ranks received it and no committed snapshot is newer.
+        """Return the state that an earlier generation held, if all ranks received it and no committed snapshot is newer.
 
-        Collective: every rank. No snapshot is read for it.
+        Collective: every rank. Reads no snapshot.
         """
         me = self._me
         fault_injection.reach("restore.before_recall")
@@ -167,7 +167,7 @@ class MemoryTier:
 
 
 def _is_newest(recalled: RecalledState, catalog: Catalog) -> bool:
-    """Return whether no committed snapshot is newer, by names alone; True also if the store cannot be read."""
+    """True if no committed snapshot is newer, judged by names alone; also if the store cannot be read."""
     try:
         set_aside = catalog.quarantined()
         matches = [SNAPSHOT_NAME.fullmatch(name) for name in catalog.storage.list(catalog.folder())]

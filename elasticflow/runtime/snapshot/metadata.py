@@ -1,4 +1,4 @@
-"""Rank 0's part of a snapshot besides tensors: state.json and the facts of the manifest."""
+"""Rank 0's part of a snapshot beside tensors: state.json and the facts of the manifest."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class StateRecord:
     """Content of state.json.
 
     Attributes:
-        position: After the snapshot's step.
-        order: Names the order of samples in which the position counts.
+        position: Position after the snapshot's step.
+        order: Identity of the order of samples in which the position counts.
         samples: Samples of an epoch; None if unknown.
         global_batch_size: Samples per step.
         seed: Seed of the data order and of every random stream.
@@ -51,7 +51,7 @@ class StateRecord:
         job: The job's name.
         job_digest: Identifies the resolved job.
         tree: State as JSON with references to tensors; see `Captured.tree`.
-        options: Options with which the job made its optimizers and schedules; None in older snapshots.
+        options: Options of the optimizers and schedules as the job made them; None in older snapshots.
         loop: Arguments of a script's loop (`loop/drift.py`); None for job files and in older snapshots.
         scalars: Names of the job's own scalars, in the order of their places; see `runtime/measuring/scalars.py`.
     """
@@ -89,7 +89,7 @@ class StateRecord:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> StateRecord:
-        """Return what state.json says, also that of older snapshots.
+        """Return the record in the content of state.json, also of older snapshots.
 
         Raises:
             StateError: the snapshot's position or random states follow rules that this version does not know.
@@ -122,7 +122,7 @@ def position_of(content: Mapping[str, Any]) -> Position:
 
 
 def order_of(content: Mapping[str, Any]) -> OrderRecord:
-    """Return what names the order of samples in state.json."""
+    """Return the identity of the order of samples in state.json."""
     # Older snapshots do not have it.
     order: OrderRecord = content.get("order", VERSION)
     return order
@@ -132,7 +132,7 @@ def random_version_of(content: Mapping[str, Any]) -> int:
     """Return the version of the rules for random states in state.json; see `random_streams.VERSION`.
 
     Raises:
-        StateError: this version does not know them.
+        StateError: this version of elasticflow does not know the rules.
     """
     # Older snapshots do not have it.
     version = content.get("random", 1)
@@ -154,7 +154,7 @@ class SnapshotMetadata:
         fingerprints: Fingerprints of the datasets, by name.
 
     Attributes:
-        fingerprints: As above; a loop of the script's own opens its data late.
+        fingerprints: Fingerprints of the datasets, by name; a loop of the script's own sets them late.
         parent: The committed snapshot that this generation resumes from, if any.
         loop: Arguments of a script's loop; None for a job file.
         past_data: Fingerprints of the data of stages that have ended, by name.
@@ -170,13 +170,13 @@ class SnapshotMetadata:
         self.past_data: dict[str, str] = {}
 
     def name(self, step: int) -> str:
-        """Return what the snapshot of *step* is called, on every rank."""
+        """Return the name of the snapshot of *step*; the same on every rank."""
         me = self._me
         text = f"{me.run_id}/{step}/{me.generation}".encode()
         return snapshot_name(step, me.generation, blake2b(text, digest_size=4).hexdigest())
 
     def record(self, position: Position, captured: Captured, trigger: str) -> SnapshotRecord | None:
-        """Return what rank 0 hands over with its shard; None on other ranks."""
+        """Return the record that rank 0 sends with its shard; None on other ranks."""
         me, evaluation = self._me, self._evaluation
         if me.rank != 0:
             return None

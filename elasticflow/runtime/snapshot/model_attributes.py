@@ -1,7 +1,7 @@
-"""Attributes of modules beside parameters, persistent buffers and submodules: no `state_dict` has them.
+"""Attributes of modules beside parameters, persistent buffers and submodules, which no `state_dict` holds.
 
-A tensor or a generator that changes with the steps is state, and so is a number that its module counts on and reads. What
-a module only writes, for others to look at, and a tensor that this step's graph belongs to, may be state or not.
+A tensor or a generator that changes with the steps is state, and so is a number that its module both increments and reads.
+A value that a module only writes, and a tensor with a graph of the current step, may be state or not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from elasticflow.runtime.snapshot import reachable
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-# Torch's own tables and hooks, in every module.
+# Torch's own attributes, in every module.
 _OF_TORCH = {*vars(nn.Module()), "_compiled_call_impl"}
 # The parameters from which weight_norm, spectral_norm and pruning (torch.nn.utils) make `weight` at each forward.
 _MADE_OF = ("_orig", "_g")
@@ -34,7 +34,7 @@ class Attribute:
     Attributes:
         kind: Class of the module.
         name: Name of the attribute.
-        is_itself: The attribute is the value, and not what holds it.
+        is_itself: The attribute is the value itself, and not an object that holds the value.
         has_graph: The value is a tensor that gradients flow through.
     """
 
@@ -45,7 +45,7 @@ class Attribute:
 
 
 class Held(NamedTuple):
-    """A value that a module holds, and where."""
+    """A value that a module holds, and its place."""
 
     leaf: reachable.Leaf
     attribute: Attribute
@@ -56,7 +56,7 @@ def held_by(model: nn.Module, outside: Collection[int]) -> Iterator[Held]:
 
     Args:
         model: The bare model.
-        outside: `id` of objects that are neither followed nor yielded: its parameters and persistent buffers above all.
+        outside: `id` of objects that are neither followed nor yielded, such as its parameters and persistent buffers.
     """
     places: dict[str, tuple[type, str]] = {}
     roots: dict[str, Any] = {}
@@ -84,11 +84,11 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def is_doubtful(attribute: Attribute, kind: str) -> bool:
-    """Return whether a value that changes may be none that steps depend on.
+    """True if it is doubtful that steps depend on a value that changes.
 
     Args:
-        attribute: Where it is held.
-        kind: Kind of its mark: "tensor", "scalar", "generator", "whole" or "number".
+        attribute: Place of the value.
+        kind: Kind of the value's mark: "tensor", "scalar", "generator", "whole" or "number".
     """
     if kind == "generator":
         return False
@@ -103,7 +103,7 @@ def is_doubtful(attribute: Attribute, kind: str) -> bool:
 
 
 def _uses(kind: type, name: str) -> tuple[int, int, int]:
-    """Return how often the methods of a class read an attribute, write it, and write it from what it was."""
+    """Return how often the methods of a class read an attribute, write it, and compute it from its old value."""
     reads = writes = counts = 0
     for base in kind.__mro__:
         if base.__module__.startswith("torch."):
@@ -129,6 +129,6 @@ def _names(code: CodeType) -> defaultdict[str, Counter[str]]:
             for name, uses in _names(each.argval).items():
                 found[name].update(uses)
         elif isinstance(each.argval, str) and each.opname == "LOAD_CONST":
-            # By `getattr`.
+            # A `getattr` may read it.
             found[each.argval]["reads"] += 1
     return found

@@ -1,4 +1,4 @@
-"""This rank's shard of a snapshot: which tensors it stores, and their bytes in staging memory."""
+"""This rank's shard of a snapshot: the tensors that the rank stores, and their bytes in staging memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Staging buffers whose views are kept.
 _BUFFERS = 8
-# So many ranks each store a part, however small it is; of more than that as many as have so many bytes each.
+# Up to 64 ranks each store a part of any size; more ranks store parts only if each part has so many bytes.
 _FEW, _WORTH_A_FILE = 64, 16 << 20
 
 
@@ -31,7 +31,7 @@ class RankShard:
     Attributes:
         tensors: Live tensors by key.
         nbytes: Bytes of all of them.
-        entries: Where each tensor lies in a staging buffer: one after the other, without gaps.
+        entries: Place of each tensor in a staging buffer; the tensors follow one another without gaps.
     """
 
     def __init__(self, tensors: dict[str, Tensor], frozen: Collection[str] = ()) -> None:
@@ -55,7 +55,7 @@ class RankShard:
         return self.entries
 
     def views_in(self, target: memoryview) -> dict[str, Tensor]:
-        """Return *target* as tensors by key, those without elements left out; made once for each buffer."""
+        """Return *target* as tensors by key, without the empty tensors; made once for each buffer."""
         return self._view(target).views
 
     def _view(self, target: memoryview) -> _BufferView:
@@ -85,7 +85,7 @@ class _BufferView:
 
 
 class ShardPlanner:
-    """Plans which rank stores which tensors: every rank makes the same plan without asking the others."""
+    """Assigns tensors to ranks: every rank makes the same plan without asking the others."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self._rank, self._world_size = rank, world_size
@@ -98,7 +98,7 @@ class ShardPlanner:
         if tensors is not self._tensors:
             sizes = {key: nbytes_of(tensor) for key, tensor in tensors.items()}
             mine = balanced(sizes, self._world_size, captured.frozen, captured.local)[self._rank]
-            # The widest first: so every tensor is aligned to its own width, without gaps.
+            # The widest element type comes first: so every tensor is aligned to its own width, without gaps.
             keys = sorted(mine, key=lambda key: (-tensors[key].element_size(), key))
             self._tensors, self._shard = (
                 tensors,
@@ -110,15 +110,15 @@ class ShardPlanner:
 def balanced(
     sizes: Mapping[str, int], parts: int, frozen: Collection[str] = (), local: Collection[str] = ()
 ) -> list[list[str]]:
-    """Return which keys each of *parts* ranks stores: whole tensors, bytes balanced, the same on every rank.
+    """Return the keys that each of *parts* ranks stores: whole tensors, bytes balanced, the same plan on every rank.
 
-    Of many ranks only some store anything (`_storing_ranks`).
+    If there are many ranks, only some store anything (`_storing_ranks`).
 
     Args:
         sizes: Bytes of each tensor, by key.
-        parts: How many ranks there are.
-        frozen: Keys that are spread by themselves: most snapshots write only the others.
-        local: Keys that rank 0 stores, whose values count: so no rank waits for another to make them equal.
+        parts: Number of ranks.
+        frozen: Keys that are balanced separately, since most snapshots write only the other keys.
+        local: Keys whose values may differ between ranks: rank 0 stores its own values, and no rank waits for another.
     """
     ranks = _storing_ranks(sum(sizes.values()), parts)
     of_rank_0 = [key for key in sizes if key in local]
@@ -127,7 +127,7 @@ def balanced(
     trained = _spread({key: size for key, size in rest.items() if key not in frozen}, len(ranks), ahead)
     still = _spread({key: size for key, size in rest.items() if key in frozen}, len(ranks))
     trained[0] += of_rank_0
-    # Each time the first rank gets the largest tensor: from both ends in turn, no rank gets both.
+    # In each spread the first rank gets the largest tensor; one list is reversed so that no rank gets both.
     shares = [first + second for first, second in zip(trained, reversed(still), strict=True)]
     if len(ranks) == parts:
         return shares
@@ -138,7 +138,7 @@ def balanced(
 
 
 def _storing_ranks(nbytes: int, ranks: int) -> list[int]:
-    """Return which of so many *ranks* store a state of *nbytes* bytes: rank 0, and others as far apart as possible.
+    """Return the ranks that store a state of *nbytes* bytes: rank 0, and others as far apart as possible.
 
     Every node of a group reads every file of a snapshot. If each rank wrote one, a thousand nodes would ask the store for a
     million small files at each start.
@@ -168,7 +168,7 @@ def view_of(data: bytearray | memoryview, dtype: torch.dtype, shape: tuple[int, 
 
 
 def address_of(data: memoryview) -> int:
-    """Return where *data* begins in memory."""
+    """Return the address of the first byte of *data*."""
     return ctypes.addressof(ctypes.c_char.from_buffer(data))
 
 

@@ -1,8 +1,8 @@
-"""State that training may have left in an object: every tensor, number and random generator reachable from it.
+"""State that training may have left in an object: every tensor, number and random generator reachable from the object.
 
-Followed are attributes, slots, items of containers, what a function closes over and its defaults, the parts of a
-`functools.partial` and the object of a bound method. Modules, classes, threads and what is torch's or elasticflow's
-own machinery are not followed. Each object is visited once, under the shortest path that leads to it.
+The walk follows attributes, slots, items of containers, the closure and defaults of a function, the parts of a
+`functools.partial` and the object of a bound method. It does not follow modules, classes, threads, and the machinery of
+torch and elasticflow. Each object is visited once, under the shortest path that leads to it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
 MOST_OBJECTS = 200_000
-"""Where a walk stops: what is larger than that is data, not the state of an optimizer."""
+"""Number of objects at which a walk stops: a larger structure is data, not the state of an optimizer."""
 
 _LARGEST_KEY = 2**32
-"""Of a dict with whole numbers as keys: what is larger is the `id` of something, another one in each process."""
+"""Bound for whole numbers as keys of a dict: a larger key is the `id` of an object, and differs between processes."""
 
 _MACHINERY = (
     "elasticflow",
@@ -70,10 +70,10 @@ _VALUES = (Tensor, np.ndarray, *GENERATORS)
 
 
 class Leaf(NamedTuple):
-    """Something that holds a value.
+    """A value that a walk has reached.
 
     Attributes:
-        path: How it is reached: `optimizer.gen_adam.state['head.weight']['exp_avg']`.
+        path: Path from the root: `optimizer.gen_adam.state['head.weight']['exp_avg']`.
         value: A tensor, array, number (never a bool) or random generator.
     """
 
@@ -87,13 +87,13 @@ def leaves(
     outside: Collection[int] = (),
     deepest: int | None = None,
 ) -> Iterator[Leaf]:
-    """Yield what can be reached from *roots*, those first that are nearest.
+    """Yield the values reachable from *roots*, the nearest first.
 
     Args:
-        roots: Objects, by the name that their paths begin with. What two of them share is reached from the first.
+        roots: Objects, by the name that their paths begin with. A value that two roots share has the path from the first.
         names: Names of the model's parameters, by `id`: a path uses them where parameters are keys.
         outside: `id` of objects that are neither followed nor yielded.
-        deepest: Most objects between a root and what is yielded; None: any number.
+        deepest: Largest number of objects between a root and a yielded value; None: no limit.
     """
     seen = set(outside) | shared_generators()
     waiting = deque((path, thing, 0) for path, thing in roots.items())
@@ -117,26 +117,26 @@ def leaves(
 
 
 def shared_generators() -> set[int]:
-    """Return the `id` of the generators that are seeded anew for each step: nothing of theirs outlives one."""
+    """Return the `id` of the generators that are seeded anew for each step: their state does not outlive a step."""
     shared = [random._inst, torch.default_generator, np.random.mtrand._rand]  # noqa: SLF001
     return {id(generator) for generator in shared}
 
 
 def _next_of(count: itertools.count[Any]) -> Any:
-    """Return what comes next, which stays the next: `count(3)` reads so."""
+    """Return the next value of *count* without advancing it: `repr` gives `count(3)`."""
     return ast.literal_eval(repr(count)[len("count(") : -1].split(",")[0])
 
 
 def is_machinery(thing: Any) -> bool:
-    """Return whether *thing* is torch's or elasticflow's own, or of a library that holds no state of training."""
+    """True if *thing* belongs to torch's or elasticflow's machinery, or to a library that holds no state of training."""
     module = thing.__module__ if isinstance(thing, FunctionType) else type(thing).__module__
     return (module or "").startswith(_MACHINERY)
 
 
 def inside_of(path: str, thing: Any, names: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
-    """Yield what *thing* holds, each with its path; *names* as in `leaves`."""
+    """Yield the objects that *thing* holds, with their paths; *names* as in `leaves`."""
     if isinstance(thing, Mapping):
-        is_by_handle = path.endswith("_hooks")  # hooks are numbered over all of the process
+        is_by_handle = path.endswith("_hooks")  # torch numbers hooks across the whole process
         for number, (key, value) in enumerate(list(thing.items())):
             yield f"{path}[{f'#{number}' if is_by_handle else _label(key, number, names)}]", value
     elif isinstance(thing, list | tuple | deque):

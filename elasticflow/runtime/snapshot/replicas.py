@@ -1,7 +1,7 @@
 """Checks that all ranks still have the same parameters and optimizer, bit for bit.
 
 Nothing in a step shows that a replica has diverged (a bit flipped in memory or on its way, a GPU that computes wrong,
-code that writes by rank): gradients are averaged over all ranks, and each rank applies them to whatever it holds. Ranks
+code that writes by rank): gradients are averaged over all ranks, and each rank applies them to its own parameters. Ranks
 in equal environments do the same arithmetic on the same numbers, so a sum over the bits of each tensor has to be equal.
 """
 
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.format.policy import HasPosition
 
 Sums = dict[str, int]
-"""Of one rank: what the bits of each tensor add up to, by key."""
+"""Sums over the bits of one rank's tensors, by key."""
 
 
 @dataclass
 class _Pending:
-    """A comparison that continues behind the next step.
+    """A comparison that continues during the next step.
 
     Attributes:
-        step: After which the replicas are compared.
-        sums: This rank's.
+        step: Step after which the replicas are compared.
+        sums: This rank's sums.
         then: Called if the replicas are equal.
-        unhook: Has the optimizers no longer wait for the sums.
+        unhook: Removes the hooks by which the optimizers wait for the sums.
     """
 
     step: int
@@ -54,7 +54,7 @@ class _Pending:
 
 
 NEVER = "never"
-"""Switches every comparison off, as `train.compare_replicas` has it."""
+"""Value of `train.compare_replicas` that switches every comparison off."""
 
 
 class ReplicaCheck:
@@ -65,11 +65,11 @@ class ReplicaCheck:
     Args:
         worker: This worker.
         state: State of the job.
-        every: An interval such as "1000 steps"; None: none beside the first step and snapshots; `NEVER`: no comparison.
-        on_divergence: Called before a difference is raised, with the last step after which all replicas were equal: what
-            is held in memory since then was never compared.
+        every: An interval such as "1000 steps"; None: only the first step and snapshots; `NEVER`: no comparison.
+        on_divergence: Called before a difference is raised, with the last step after which all replicas were equal:
+            states held in memory since then were never compared.
         is_exact: The ranks' environments are known to give the same bits.
-        not_exchanged: Which gradients the ranks do not exchange, as far as that is known; asked only where replicas differ.
+        not_exchanged: Names the gradients that the ranks do not exchange, if known; called only if replicas differ.
     """
 
     def __init__(
@@ -94,9 +94,9 @@ class ReplicaCheck:
         self._thread: ThreadPoolExecutor | None = None
 
     def begin(self, position: Position) -> None:
-        """Training begins at *position*, with what all ranks loaded or built alike. Collective: every rank.
+        """Begin at *position*, where all ranks have loaded or built the same state. Collective: every rank.
 
-        Ranks in different environments may round otherwise: they are not compared, which rank 0 logs once.
+        Ranks in different environments may round differently: they are not compared, which rank 0 logs once.
         """
         self._last, self._equal_at = position, position.step
         if not self._compares or self._is_exact:  # exact mode has refused different environments
@@ -110,7 +110,7 @@ class ReplicaCheck:
                 )
 
     def is_due(self, position: Position) -> bool:
-        """True if the replicas are to be compared after this step; the same on every rank."""
+        """True if the replicas must be compared after this step; the same on every rank."""
         if not self._compares or self._last is None:
             return False
         return self._is_first or self._due.is_due(self._last, position)
@@ -121,9 +121,9 @@ class ReplicaCheck:
         Each step is compared once at most.
 
         Raises:
-            NotExchangedError: they differ, and it is known which gradients were not exchanged; on every rank.
-            ReplicasDifferError: they differ. Only the ranks that it names raise it; the others wait to end with them,
-                so that the launcher sees which ranks diverged by which ranks failed.
+            NotExchangedError: the replicas differ, and the gradients that were not exchanged are known; on every rank.
+            ReplicasDifferError: the replicas differ. Only the ranks that the error names raise it; the other ranks wait
+                to end with them, so that the launcher tells the diverged ranks by their failure.
         """
         if self._is_done(position):
             return
@@ -134,10 +134,10 @@ class ReplicaCheck:
         self._is_first, self._equal_at = False, position.step
 
     def start(self, position: Position, captured: Captured, then: Callable[[], None]) -> None:
-        """Have the replicas compared as they are after this step, and *then* called if they are equal. Every rank.
+        """Compare the replicas as they are after this step, and call *then* if they are equal. Every rank.
 
-        No rank waits: the sums are made behind the next step, up to the optimizer's part of it, and compared with the
-        other ranks' by `finish`.
+        No rank waits: the sums are computed during the next step, up to its optimizer step, and `finish` compares them
+        between the ranks.
         """
         if self._is_done(position):
             then()
@@ -152,18 +152,18 @@ class ReplicaCheck:
         return self._pending is not None
 
     def finish(self) -> None:
-        """Finish the comparison that `start` started, if any. Collective: every rank, at the same step.
+        """Finish the comparison begun by `start`, if any. Collective: every rank, at the same step.
 
         Raises:
-            ReplicasDifferError: as `require_same` does; what was to follow does not.
+            ReplicasDifferError: as in `require_same`; `then` is not called.
         """
         pending, self._pending = self._pending, None
         if pending is None:
             return
         pending.unhook()
         if not self._are_equal(checksums.result(pending.sums.result())):
-            # Code of the job's own may have written behind torch's back while sums were made. A replica that has
-            # diverged stays so.
+            # The job's own code may have written to tensors while sums were computed, unseen by torch. A diverged replica
+            # stays diverged.
             sums = self._sums_now()
             if not self._are_equal(sums):
                 self._refuse(pending.step, sums)
@@ -171,14 +171,14 @@ class ReplicaCheck:
         pending.then()
 
     def _is_done(self, position: Position) -> bool:
-        """True if nothing is to be compared after this step, or has been."""
+        """True if this step needs no comparison, or has been compared."""
         return not self._compares or (self._last is not None and self._last.step == position.step)
 
     def _start_sums(
         self, tensors: Mapping[str, Tensor]
     ) -> tuple[Future[checksums.Started], Callable[[], None]]:
         if any(tensor.device.type != "cpu" for tensor in tensors.values()):
-            # In the order of the device's stream, so before the optimizer's step.
+            # The device's stream computes the sums in order, so before the optimizer's step.
             started: Future[checksums.Started] = Future()
             started.set_result(checksums.start(tensors))
             return started, lambda: None
@@ -208,7 +208,7 @@ class ReplicaCheck:
 
     def _refuse(self, step: int, sums: Sums) -> None:
         if self._on_divergence is not None:
-            # Before the ranks hear from each other: a rank that ends first leaves nothing to resume from.
+            # Called before the ranks exchange sums, so that a rank that ends early leaves no diverged state to resume from.
             self._on_divergence(self._equal_at)
         ranks = [json.loads(text) for text in self._worker.gather_text(json.dumps(sums))]
         if why := next(filter(None, self._worker.gather_text(self._not_exchanged() or "")), None):
@@ -220,14 +220,14 @@ class ReplicaCheck:
 
 
 def flip(model: nn.Module) -> None:
-    """Flip a bit of one of the model's numbers, by a hundredth of its value or so; for faults on cue."""
+    """Flip a bit of one of the model's numbers, which changes it by about a hundredth; for injected faults."""
     parameter = next(p.detach() for p in model.parameters() if p.is_contiguous() and p.is_floating_point())
     number = parameter.view(-1)[parameter.numel() // 2 :][:1].view(torch.uint8)
     number[-2:-1].bitwise_xor_(1)
 
 
 def difference(step: int, ranks: Sequence[Sums]) -> ReplicasDifferError:
-    """Return the error that names what differs after *step*, and the ranks that diverged: a minority, or all."""
+    """Return the error that names the tensors that differ after *step*, and the diverged ranks: a minority, or all ranks."""
     copies = [tuple(sorted(sums.items())) for sums in ranks]
     right, count = Counter(copies).most_common(1)[0]
     has_majority = 2 * count > len(ranks)

@@ -1,4 +1,4 @@
-"""Finding the newest snapshot that every rank can read, and applying it."""
+"""Finds the newest snapshot that every rank can read, and applies it."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _REPLICATED = ("model/", "ema/", "optimizer/", "optimizer.")
 
 @dataclass(frozen=True)
 class SnapshotContent:
-    """A verified snapshot as it is applied.
+    """A verified snapshot, ready to be applied.
 
     Attributes:
         state: Content of state.json; see `metadata.StateRecord`.
-        tensors: By key: in memory, or read when they are looked up (`LazyTensors`).
+        tensors: Tensors by key, in memory or read at each lookup (`LazyTensors`).
     """
 
     manifest: Manifest
@@ -46,32 +46,32 @@ class SnapshotContent:
 
     @classmethod
     def of(cls, loaded: LoadedSnapshot) -> SnapshotContent:
-        """Return the content of *loaded*; none of its tensors is read yet."""
+        """Return the content of *loaded*; reads no tensor yet."""
         return cls(loaded.manifest, loaded.state, LazyTensors(loaded))
 
 
 class Loader(Protocol):
-    """Loads snapshots: through the node's writer (`snapshots/client/loading.py`)."""
+    """Loads snapshots through the node's writer (`snapshots/client/loading.py`)."""
 
     def load(self, name: str) -> LoadedSnapshot:
         """Return snapshot *name*, verified.
 
         Raises:
-            DamagedSnapshotError: the snapshot is not what was written.
+            DamagedSnapshotError: the snapshot's content differs from what was written.
             UnreadableSnapshotError: this process may not read the snapshot.
             SnapshotError: the store cannot be read, which says nothing about the snapshot.
         """
 
     def release(self) -> None:
-        """Give up what was loaded."""
+        """Release the loaded snapshot."""
 
 
 def newest_good(me: Worker, catalog: Catalog, loader: Loader) -> SnapshotContent | None:
-    """Return the newest snapshot that all ranks read and verified, or None if there is none. Collective: every rank.
+    """Return the newest snapshot that all ranks have read and verified; None if no snapshot exists. Collective: every rank.
 
     A snapshot that any rank finds damaged is set aside with the reason, and all ranks try the next older one. A snapshot
-    that a rank may not read is set aside, too, if an older one can be read. The tensors of the snapshot returned can be
-    read until `loader.release` is called.
+    that a rank may not read is set aside, too, if an older one can be read. The returned
+    snapshot's tensors can be read until `loader.release` is called.
 
     Raises:
         SnapshotError: the storage cannot be read on this rank or another, or a node has no memory for the snapshot.
@@ -96,7 +96,7 @@ def newest_good(me: Worker, catalog: Catalog, loader: Loader) -> SnapshotContent
         if _LEAVING in problems:
             me.leave_untrained()
         if not problems:
-            # Since this snapshot can be read, those that could not be are damaged.
+            # Since this snapshot can be read, the unreadable snapshots are damaged.
             _set_all_aside(me, catalog, unread)
             return content
         # Its tensors hold the files open.
@@ -114,15 +114,15 @@ def newest_good(me: Worker, catalog: Catalog, loader: Loader) -> SnapshotContent
 
 
 def option_changes(me: Worker, state: State, record: StateRecord, world_size: int) -> list[OptionChange]:
-    """Return which options of optimizers and schedules the job gives otherwise than when the snapshot was taken.
+    """Return the options of optimizers and schedules that the job has changed since the snapshot was taken.
 
-    None of an older snapshot, which does not say how the job had given them. With the same job at another number of
-    workers, a difference is one that the job's code makes by that number: the run continues as it was.
+    The list is empty for an older snapshot, which does not record the job's options. It is also empty for the same job at
+    another number of workers: there the job's code derives a difference from that number, and the run keeps its options.
 
     Args:
         me: This worker.
         state: The live objects.
-        record: Record in the snapshot.
+        record: State record of the snapshot.
         world_size: World size of the group that took it.
     """
     is_resized = record.job_digest == me.job_digest and world_size != me.world_size
@@ -136,14 +136,14 @@ def apply(
     loader: Loader,
     changes: Sequence[OptionChange] = (),
 ) -> None:
-    """Give the live objects the snapshot's state, and see that all ranks have the same. Collective: every rank.
+    """Apply the snapshot's state to the live objects, and make sure that all ranks have the same. Collective: every rank.
 
-    The whole snapshot is read before anything live is touched, and released once it is applied. Options in *changes*
-    count as the job gives them now.
+    The whole snapshot is read before any live object is changed, and released once it is applied. Options in *changes*
+    keep the job's current values.
 
     Raises:
-        SnapshotError: a file changed since it was verified, or cannot be read any more; nothing was touched.
-        StateError: the snapshot is of another model or optimizer, or the ranks differ now.
+        SnapshotError: a file changed since it was verified, or cannot be read any more; no live object was changed.
+        StateError: the snapshot belongs to another model or optimizer, or the ranks differ now.
     """
     state.apply(content.state["state"], content.tensors, content.manifest.memory_formats, changes)
     loader.release()
@@ -152,7 +152,7 @@ def apply(
 
 
 def candidates(me: Worker, catalog: Catalog) -> list[str]:
-    """Return the committed snapshots, newest first, as rank 0 sees them: a listing can differ between nodes.
+    """Return the names of the committed snapshots, newest first, from rank 0's listing: listings can differ between nodes.
 
     Collective: every rank.
 
@@ -184,7 +184,7 @@ def _gather_unless_outage(me: Worker, text: str) -> list[str]:
 
 
 def complete_evaluation(tree: dict[str, Any], manifest: Manifest) -> None:
-    """Have the evaluation's state in *tree* say what data it was measured on; older snapshots said it in the manifest."""
+    """Add the fingerprint of the evaluation's data to its state in *tree*; older snapshots have it in the manifest alone."""
     state = tree.get("evaluation")
     if isinstance(state, dict):
         state.setdefault("data", manifest.fingerprints.get("evaluation"))
@@ -195,7 +195,7 @@ def _text(error: Exception) -> str:
 
 
 def _set_all_aside(me: Worker, catalog: Catalog, damages: Mapping[str, str]) -> None:
-    """Set these snapshots aside; every rank continues once that is done."""
+    """Set the snapshots in *damages* aside; every rank waits until that is done."""
     if damages:
         if me.rank == 0:
             for name, reason in damages.items():

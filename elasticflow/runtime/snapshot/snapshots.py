@@ -1,4 +1,4 @@
-"""Snapshots of a training job: when, what of them this rank stages, and resuming from one."""
+"""Snapshots of a training job: when they are taken, how this rank stages its part, and resuming from one."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.format.manifest import Manifest
     from elasticflow.snapshots.format.policy import HasPosition
 
-# The name in train.py.
+# The name that train.py uses.
 Policy = SnapshotSettings
 
 __all__ = ["Keep", "Policy", "Snapshots", "load_weights"]
 
-# A store may be slow; a dead writer is noticed at once.
+# A store may be slow; a dead writer shows at once.
 _FLUSH_LIMIT_S = 3600.0
 # Names of restored parts, in an event.
 _MOST_NAMES = 20
@@ -65,25 +65,26 @@ class MakesSteps(Protocol):
 
     @property
     def was_skipped(self) -> bool:
-        """True if the last step was left out."""
+        """True if the last step was skipped."""
 
 
 class Snapshots:
-    """Takes snapshots of *state* and resumes from one. Every rank makes one, and calls it at the same steps.
+    """Takes snapshots of *state* and resumes from one. Every rank creates an instance, and calls it at the same steps.
 
     Args:
         worker: This worker.
         state: State of a snapshot.
         step: Makes the steps.
         schedule: The schedule that gives positions their meaning.
-        dataset: The training data, as `open_dataset` or `open_shards` returned it; None: `use_data` tells it later.
-        policy: When, where, which stay.
-        compare_every: When the ranks' replicas are compared, besides after the first step and before each snapshot; see `ReplicaCheck`.
-        not_exchanged: Which gradients the ranks do not exchange; see `ReplicaCheck`.
+        dataset: The training data, as `open_dataset` or `open_shards` returned it; None: `use_data` sets it later.
+        policy: Settings: times, place, and the snapshots to keep.
+        compare_every: Interval at which the ranks' replicas are compared, beside the first step and each snapshot; see
+            `ReplicaCheck`.
+        not_exchanged: Names the gradients that the ranks do not exchange; see `ReplicaCheck`.
 
     Attributes:
         restored: The snapshot that `restore` resumed from; None: the beginning.
-        loop: Arguments of the script's loop, from the restored snapshot; None: it has none.
+        loop: Arguments of the script's loop, from the restored snapshot; None: the snapshot has none.
         unsaved: Looks for state that no snapshot would hold.
     """
 
@@ -104,7 +105,7 @@ class Snapshots:
         self._unchecked: tuple[StateRecord, Manifest] | None = None
         self._catalog = Catalog.of_run(policy, worker.run_folder, worker.run_id)
         self._client = writer_connection.connect(worker, policy, self._catalog.prefix, state)
-        # While a slow store is waited for.
+        # Called while this rank waits for a slow store.
         self._client.waiting = worker.heartbeat.beat
         self._reports = WriterReports(worker, self._client, self._catalog)
         self._metadata = SnapshotMetadata(worker, state, schedule, self._fingerprints())
@@ -142,11 +143,11 @@ class Snapshots:
         self._tell_of_stateful_data()
 
     def use_data(self, dataset: OpenedDataset) -> None:
-        """Continue with *dataset*, by the schedule as it is now: for a loop that opens its data after `restore`. Every rank.
+        """Continue with *dataset*, by the current schedule: for a loop that opens its data after `restore`. Every rank.
 
         Raises:
-            DatasetError: the snapshot that was restored was taken on other data.
-            StateError: its position counts in another order of samples.
+            DatasetError: the restored snapshot was taken on other data.
+            StateError: the snapshot's position counts in another order of samples.
         """
         self._dataset, self._awaits_data = dataset, False
         self._metadata.fingerprints = self._fingerprints()
@@ -156,7 +157,7 @@ class Snapshots:
         self._tell_of_stateful_data()
 
     def describe_loop(self, settings: Mapping[str, Any]) -> None:
-        """Have snapshots say that the script's loop is made with *settings*, too. Every rank."""
+        """Add *settings* to the arguments of the script's loop that snapshots record. Every rank."""
         self._metadata.loop = {**(self._metadata.loop or {}), **settings}
 
     def begin_stage(self, number: int) -> None:
@@ -177,8 +178,8 @@ class Snapshots:
     def restore(self) -> Position:
         """Continue from the newest state that every rank can read, else from the beginning. Collective: every rank.
 
-        That is what the generation before held in memory, or else a snapshot; a damaged snapshot is set aside, and the
-        next older one is taken.
+        The state is the one that an earlier generation held in memory, else a snapshot; a damaged snapshot is set aside,
+        and the next older snapshot is tried.
 
         Raises:
             DatasetError: the snapshot was taken on other data.
@@ -211,10 +212,10 @@ class Snapshots:
         return position
 
     def put_back(self, *, is_last: bool = True) -> None:
-        """Give what is kept the state that was restored, where it was changed since. Collective: every rank.
+        """Restore the state again if it was changed since `remember_restored`. Collective: every rank.
 
-        Called where training continues: what a script does between `Run.keep` and its loop belongs to the run's beginning, and
-        the snapshot has what it led to. Once *is_last* was given, later calls do nothing.
+        Called where training continues: a script's actions between `Run.keep` and its loop belong to the run's beginning,
+        and the snapshot already contains their result. After a call with *is_last*, later calls do nothing.
 
         Raises:
             SnapshotError: the snapshot cannot be read again.
@@ -246,7 +247,7 @@ class Snapshots:
             worker.event(events.STATE_PUT_BACK, names=names[:_MOST_NAMES], snapshot=self.restored.name)
 
     def _freeze_again(self) -> list[str]:
-        """Have the parameters trained that were trained when the snapshot was taken; return the names of those it changed."""
+        """Freeze and unfreeze parameters as they were in the snapshot; return a name for each change."""
         if self._frozen is None:
             return []
         differing = {*self._frozen} ^ {*frozen(self._state.model)}
@@ -256,12 +257,12 @@ class Snapshots:
         return [f"requires_grad of {name}" for name in sorted(differing)]
 
     def record_end(self, reason: str) -> None:
-        """Record beside the snapshots that the script's own loop is over after this step; rank 0 does."""
+        """Record beside the snapshots that the script's own loop ends after this step. Rank 0 writes."""
         if self._worker.rank == 0:
             self._catalog.write_stop({"step": self._worker.progress.number, "reason": reason, "by_rank": 0})
 
     def remember_restored(self) -> None:
-        """Remember what was restored, for `put_back`. Every rank."""
+        """Remember the restored state, for `put_back`. Every rank."""
         self._as_restored = None if self.restored is None else self._marks()
 
     def _marks(self) -> tuple[dict[str, Any], dict[str, int]]:
@@ -269,10 +270,10 @@ class Snapshots:
         return json.loads(json.dumps(captured.tree)), checksums.sums_of(captured.tensors)
 
     def take_if_due(self, position: Position) -> None:
-        """Take the snapshot that `after_step` left to the caller, if one is due. Every rank.
+        """Take a snapshot if one is due, after `after_step` was called without *takes*. Every rank.
 
         Raises:
-            ReplicasDifferError: as `after_step`.
+            ReplicasDifferError: as in `after_step`.
         """
         self._is_due = self._worker.vote.snapshot or self._due.is_due(self._last, position)
         if self._is_due or (self._memory_tier is not None and self._memory_tier.is_due(position)):
@@ -280,33 +281,33 @@ class Snapshots:
                 self._take(position)
 
     def after_step(self, position: Position, *, takes: bool = True) -> None:
-        """Take a snapshot if one is due after this step, and see to those on their way. Every rank, after each step.
+        """Take a snapshot if one is due after this step, and finish earlier ones. Every rank, after each step.
 
-        With `keep.best` one is also due where the evaluation after this step measured a better value than all before.
+        With `keep.best` a snapshot is also due if the evaluation after this step measured a better value than ever before.
         This rank's shard is copied into the writer's memory; no rank waits for another. A rank waits only while two
-        earlier snapshots are still being written; with the memory tier never. What is to last is handed to the writer
-        only once all replicas are known to be equal, by the end of the next step, so a snapshot is always good to
-        resume from. Without *takes* none is taken now: `take_if_due` comes later.
+        earlier snapshots are still being written; with the memory tier never. The writer receives a snapshot for the
+        store only once all replicas are known to be equal, by the end of the next step, so that every snapshot is good
+        to resume from. Without *takes* no snapshot is taken now: the caller calls `take_if_due` later.
 
         Raises:
             ReplicasDifferError: the replicas were compared, and a rank diverged.
-            StateError: the first few times: no snapshot would hold something that training moves.
+            StateError: training changes state that no snapshot would hold; checked the first few times.
         """
         if self._is_wanted_after(position) and takes:
             with mark("snapshot"):
                 self._take(position)
 
     def is_due(self, position: Position) -> bool:
-        """True if replicas are compared or a snapshot is taken at *position*, the clock apart."""
+        """True if a comparison or a snapshot is due at *position*, apart from the clock."""
         is_held = self._memory_tier is not None and self._memory_tier.is_due(position)
         return self._due.is_due(self._last, position) or is_held or self._replica_check.is_due(position)
 
     def idle_steps(self, position: Position, most: int, size: int) -> int:
-        """Return after how many of the *most* next steps `after_step` would do nothing but hear of finished snapshots.
+        """Return the number of next steps, up to *most*, after which `after_step` only logs finished snapshots.
 
         Args:
-            position: After the last step; `after_step` was called.
-            most: Steps that are asked for; none of them ends an epoch.
+            position: Position after the last step, for which `after_step` was called.
+            most: Largest number to return; no step within it ends an epoch.
             size: Samples of a step.
         """
         is_busy = self._replica_check.is_pending or self._capture_check.is_pending or self._copier.is_copying
@@ -324,18 +325,18 @@ class Snapshots:
         return 0
 
     def finish(self, position: Position) -> None:
-        """Take the last snapshot of this launch, unless *position* has one. Every rank, after the last step.
+        """Take the last snapshot of this launch, unless *position* has a snapshot. Every rank, after the last step.
 
-        `worker.leave` waits until it is committed.
+        `worker.leave` waits until the snapshot is committed.
 
         Raises:
             ReplicasDifferError: the replicas differ: a rank diverged.
-            StateError: it would not hold something that training moves.
+            StateError: training changes state that the snapshot would not hold.
         """
         self._take(position, final=True)
 
     def _is_wanted_after(self, position: Position) -> bool:
-        """Finish what earlier steps began; return whether a snapshot is due, the same on every rank."""
+        """Finish the comparisons and copies that earlier steps began; return True if a snapshot is due, alike on every rank."""
         fault_injection.reach("training.step")
         self._reports.log_new()
         self._copier.poll()
@@ -357,7 +358,7 @@ class Snapshots:
         return self._is_due or (self._memory_tier is not None and self._memory_tier.is_due(position))
 
     def _is_new_best(self, position: Position) -> bool:
-        # The same on every rank: all of them have the same metrics. After the last step `finish` takes one anyway.
+        # The same on every rank, since all ranks have the same metrics. After the last step `finish` takes a snapshot anyway.
         evaluation = self._state.evaluation
         if not self._keeps_best or evaluation is None or not evaluation.found_best_at(position):
             return False
@@ -365,7 +366,7 @@ class Snapshots:
 
     def _take(self, position: Position, *, final: bool = False) -> None:
         worker = self._worker
-        # The same step is never taken twice.
+        # A step has one snapshot at most.
         if position.step == self._last.step:
             return
         if final or self._is_due:
@@ -373,7 +374,7 @@ class Snapshots:
                 action(position, self._metadata.name(position.step))
         began = time.monotonic()
         self.unsaved.before_snapshot(is_durable=final or self._is_due)
-        # A held snapshot may be written at any moment.
+        # The writer may write a held snapshot at any moment.
         if final or (self._memory_tier is not None and self._is_due):
             self._replica_check.require_same(position)
         # A generation that resumes from this step does not log these lines again.
@@ -400,15 +401,15 @@ class Snapshots:
             self._reports.log_staged(name=self._staged, step=position.step, trigger=trigger)
 
     def _await_writer(self) -> None:
-        """Wait until the writer has begun to write the best state, which a newer one in the memory tier would replace."""
+        """Wait until the writer has begun to write the best state, which a newer state in the memory tier would replace."""
         if self._awaits_writer:
             self._copier.finish()
             self._client.await_begun()
             self._awaits_writer = False
 
     def _prepare(self) -> None:
-        # After the first step the optimizer has its state: what cannot be stored is refused now, and the writer
-        # makes its memory ready (first touch takes longer than the copy) while training continues.
+        # After the first step the optimizer has its state: state that cannot be stored is refused now, and the writer
+        # prepares its memory while training continues (first touch takes longer than the copy).
         captured = self._state.capture()
         self._capture_check.start(captured)
         self._capture_check.finish(self._state.capture)
@@ -424,7 +425,7 @@ class Snapshots:
         self._copier.finish()
         captured = self._state.capture()
         shard = self._planner.shard_of(captured)
-        # More ranks than tensors: a rank without bytes never gets a buffer.
+        # If there are more ranks than tensors, a rank without bytes gets no buffer.
         target = self._client.buffer(shard.nbytes) if shard.nbytes else memoryview(b"")
         self._copier.start(shard, target, captured.stepped)
         send = partial(
@@ -453,7 +454,7 @@ class Snapshots:
             self._require_same_data(record, manifest)
         restore.complete_evaluation(record.tree, manifest)
         environment.log_changes(worker, manifest.versions, is_exact=self._step.is_exact)
-        # Logged before the snapshot is used: a failure from here on may be its fault.
+        # Logged before the snapshot is used, which may cause a failure from here on.
         if worker.rank == 0:
             worker.event(events.SNAPSHOT_CHOSEN, name=manifest.name)
         self._changes = changes = restore.option_changes(worker, self._state, record, manifest.world_size)
@@ -480,7 +481,7 @@ class Snapshots:
             self._worker.event(events.DATASET_UNSEEN, name=TRAINING_DATA, snapshot=manifest.name)
 
     def _tell_of_stateful_data(self) -> None:
-        # A stateful dataset is left out, and said to be: positions take its place, and its state may be more than that.
+        # Snapshots leave out a stateful dataset, and an event tells: positions replace its state, which may hold more.
         if self._worker.rank == 0 and self._state.misses(content := self._dataset.content):
             kind = f"{type(content).__module__}.{type(content).__qualname__}"
             self._worker.event(events.STATE_LEFT_OUT, name="dataset", type=kind)

@@ -1,9 +1,9 @@
-"""From the device to staging memory: on CUDA while training continues, without making this process wait.
+"""Copies from the device to staging memory; on CUDA the copy runs while training continues, and this process does not wait.
 
-On a CUDA device the copy runs on its own stream, after what the training stream has been given so far. On the device,
-the training stream waits for the copy as late as it can: at once for what a forward may write (buffers, objects of the
-job's own), at the optimizer's step for what only that step writes. Each step looks whether the copy is through; then the
-writer receives its message.
+On a CUDA device the copy runs on its own stream, after the work already queued on the training stream. On the device, the
+training stream waits for the copy as late as possible: at once for tensors that a forward may write (buffers, objects of
+the job's own), at the optimizer's step for tensors that only that step writes. Each step checks if the copy is complete;
+then the writer receives its message.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PORTABLE = 1
 
 
 def copier_for(device: torch.device, optimizers: Collection[Optimizer]) -> Copier:
-    """Return the copier for *device*; *optimizers* are those whose steps write to it."""
+    """Return the copier for *device*; the steps of *optimizers* write the copied tensors."""
     return CudaCopier(device, optimizers) if device.type == "cuda" else Copier()
 
 
@@ -38,41 +38,39 @@ class Copier:
     """Copies from the CPU's own memory: a copy is done when `start` returns.
 
     Attributes:
-        is_copying: The function that waits for the copy was not called yet.
+        is_copying: A copy has begun, and the actions that wait for it have not been called.
     """
 
     is_copying = False
 
     def start(self, shard: RankShard, target: memoryview, stepped: Collection[str]) -> None:
-        """Begin to copy *shard* to the start of *target*, which is unused otherwise until the copy is through.
+        """Begin to copy *shard* to the start of *target*, which nothing else may use until the copy is complete.
 
         Args:
-            shard: Tensors.
             target: Staging memory; not larger than the shard.
             stepped: Keys of tensors that nothing but the optimizer's step writes.
         """
         shard.copy_into(target)
 
     def then(self, action: Callable[[], None]) -> None:
-        """Call *action* once the copy is through, after the actions before it; now, if the copy is through."""
+        """Call *action* once the copy is complete, after earlier actions; now, if the copy is complete."""
         action()
 
     def poll(self) -> None:
-        """Call what waits for the copy, if it is through; never waits."""
+        """Call the waiting actions if the copy is complete; never waits."""
 
     def finish(self) -> None:
-        """Wait until the copy is through, and call what waits for it."""
+        """Wait until the copy is complete, and call the waiting actions."""
 
 
 class CudaCopier(Copier):
     """Copies from a CUDA device.
 
-    A forward that writes to a parameter which an optimizer owns would change it during the copy; nothing of torch's
-    does that.
+    A forward that writes to a parameter of an optimizer would change it during the copy; no module of torch does that.
 
     Args:
-        device: Where training runs.
-        optimizers: Their steps wait for the copy on the device.
+        device: Device on which training runs.
+        optimizers: Optimizers whose steps wait for the copy on the device.
     """
 
     def __init__(self, device: torch.device, optimizers: Collection[Optimizer]) -> None:
@@ -90,7 +88,7 @@ class CudaCopier(Copier):
             optimizer.register_step_pre_hook(self._before_step)
 
     def start(self, shard: RankShard, target: memoryview, stepped: Collection[str]) -> None:
-        """Begin to copy; see `Copier`. Only the device waits."""
+        """Begin to copy; see `Copier`. Only the device waits for the copy."""
         self.finish()
         if not shard.nbytes:
             return
@@ -106,7 +104,7 @@ class CudaCopier(Copier):
             for event, is_late in ((self._is_read, False), (self._is_through, True)):
                 for key in on_device:
                     if (key in stepped) == is_late:
-                        # Resolved on the device: else the host would do it, too early.
+                        # The device resolves conjugates and negations: the host would do it too early.
                         source = shard.tensors[key].resolve_conj().resolve_neg()
                         views[key].copy_(source, non_blocking=True)
                 event.record(self._stream)
@@ -115,17 +113,17 @@ class CudaCopier(Copier):
         fault_injection.reach("snapshot.after_copy")
 
     def then(self, action: Callable[[], None]) -> None:
-        """Call *action* once the copy is through; see `Copier`."""
+        """Call *action* once the copy is complete; see `Copier`."""
         self._actions.append(action)
         self.poll()
 
     def poll(self) -> None:
-        """Call what waits for the copy, if it is through; never waits."""
+        """Call the waiting actions if the copy is complete; never waits."""
         if not self.is_copying or self._is_through.query():  # type: ignore[no-untyped-call]
             self._act()
 
     def finish(self) -> None:
-        """Wait until the copy is through, and call what waits for it."""
+        """Wait until the copy is complete, and call the waiting actions."""
         if self.is_copying:
             self._is_through.synchronize()
         self._act()
@@ -147,7 +145,7 @@ class CudaCopier(Copier):
 
 
 class _PinnedMemory:
-    """Staging memory made known to the driver, so that the device writes to it by itself."""
+    """Staging memory that the driver has pinned, so that the device writes to it directly."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -156,8 +154,8 @@ class _PinnedMemory:
         self._bounce: Tensor | None = None
 
     def of(self, shard: RankShard, target: memoryview) -> memoryview:
-        """Return *target*, pinned; or other pinned memory, where the driver refuses to pin it."""
-        # Another layout has other buffers: the old ones are unpinned.
+        """Return *target*, pinned; other pinned memory if the driver refuses to pin *target*."""
+        # A new layout has new buffers: unpin the old buffers.
         if shard is not self._shard:
             for address in self._known:
                 torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
@@ -173,7 +171,7 @@ class _PinnedMemory:
         if address not in self._known:
             cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             if int(cudart.cudaHostRegister(address, target.nbytes, _PORTABLE)) != 0:
-                # The driver's last error: the next kernel would report it as its own.
+                # Clear the driver's last error, which the next kernel would report as its own.
                 with suppress(RuntimeError):
                     torch.zeros(1, device=self._device)
                 return False

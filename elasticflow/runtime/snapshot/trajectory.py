@@ -1,7 +1,7 @@
-"""Rank 0 records what every step made of the state, if it is asked to.
+"""Rank 0's record of the state after every step, if requested.
 
-Digests are CRC-32 of a tensor's bytes in the order of its elements, wherever and however it lies in memory: fast, and
-a difference it misses (one in four billions) shows in the next step, which builds on it.
+Digests are CRC-32 of a tensor's bytes in the order of its elements, whatever its device and layout. They are fast to
+compute, and a missed difference (one in four billion) shows in the next step, which builds on the tensor.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TrajectoryRecorder:
     """Writes a line for the initial state of a generation, and a line after each step.
 
     Args:
-        folder: Where; see `elasticflow/protocol/trajectory_record.py`. It exists.
+        folder: Existing folder of the records; see `elasticflow/protocol/trajectory_record.py`.
         worker: Rank 0.
     """
 
@@ -42,17 +42,17 @@ class TrajectoryRecorder:
         self._folder, self._worker = folder, worker
         self._state: State | None = None
         self._file = -1
-        # Steps after which the run is to be held.
+        # Steps after which the run must wait.
         self._holds: set[int] = set()
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], worker: Worker) -> TrajectoryRecorder | None:
-        """Return the recorder that *environ* asks for; None on other ranks, or if no one asks."""
+        """Return the recorder that *environ* requests; None on ranks other than 0, or without a request."""
         folder = environ.get(worker_environment.TRAJECTORY)
         return cls(Path(folder), worker) if folder and worker.rank == 0 else None
 
     def begin(self, state: State, position: Position, *, is_exact: bool) -> None:
-        """Record *state* as it is at *position*, before the first step, and whether steps have the same bits at every world size."""
+        """Record *state* at *position*, before the first step, and *is_exact*: every world size computes the same bits."""
         self._state = state
         if is_exact:
             trajectory_record.exact_file(self._folder).touch()
@@ -68,7 +68,7 @@ class TrajectoryRecorder:
         self._worker.progress.after_step = self.step
 
     def step(self, position: Position, loss: float) -> None:
-        """Record the finished step, and wait there if the run is to be held."""
+        """Record the finished step, and wait if the run must be held after it."""
         self._write(position, loss)
         if position.step in self._holds:
             self._wait(position.step)
@@ -97,10 +97,10 @@ class TrajectoryRecorder:
 
 
 def digests(state: State) -> Iterator[tuple[str, str]]:
-    """Yield every tensor and number of model, optimizer and averaged model, by name, with its digest.
+    """Yield the name and the digest of every tensor and number of model, optimizers and averaged model.
 
-    A model's names are those of its `state_dict`: what a snapshot does not hold (buffers that are not persistent) is
-    left out, since it may lawfully be made anew.
+    A model's names come from its `state_dict`. Buffers that are not persistent are left out: snapshots do not hold them,
+    and a restart may compute other values.
     """
     yield from _walk("model", state.model.state_dict())
     for name, optimizer in state.optimizers.items():
@@ -116,7 +116,7 @@ def digest(tensor: Tensor) -> str:
 
 
 def _by_name(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
-    """Return what the optimizer keeps, under the names of the parameters, and the numbers of its groups."""
+    """Return the optimizer's state by the names of the parameters, and the options of its groups."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     by_name: dict[str, Any] = {}
     for number, group in enumerate(optimizer.param_groups):
@@ -140,4 +140,4 @@ def _walk(path: str, value: Any) -> Iterator[tuple[str, str]]:
         case int() | float():
             yield path, repr(value)
         case _:
-            pass  # None, names and the like: nothing that training computes
+            pass  # None, names and similar values, which training does not compute

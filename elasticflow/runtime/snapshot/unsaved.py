@@ -1,9 +1,9 @@
-"""Finds, while a job runs, state that training changes and a snapshot would leave out: a restart would lose it.
+"""Finds state that training changes and a snapshot would leave out, while a job runs: a restart would lose that state.
 
-The walk is over optimizer, schedule, scaler, averaged model and included objects, and over what the model's modules hold
-beside their parameters and buffers; a `Watch` looks at what a script holds. Values that it reaches and that no
-captured state holds are looked at again after later steps: a constant, or a cache that is filled once, stays as it is;
-state changes. Values are compared by a sum over their bits, so nothing is copied. What a snapshot holds is recognised by
+The walk covers optimizer, schedule, scaler, averaged model and included objects, and the attributes of the model's modules
+beside their parameters and buffers; a `Watch` looks at the objects of a script. Values that the walk reaches and no captured
+state holds are looked at again after later steps: a constant, or a cache that is filled once, stays as it is, while state
+changes. Values are compared by a sum over their bits, so nothing is copied. A value that a snapshot holds is recognised by
 its address in memory.
 """
 
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
     from elasticflow.runtime.snapshot.model_attributes import Attribute
     from elasticflow.runtime.state.state import State
 
-# If a state of these is saved, it is saved as numbers.
+# Generators whose saved state consists of numbers.
 _LISTABLE = (random.Random, np.random.Generator)
 
 _SMALL = 2**16
-"""Bytes of a tensor up to which a checksum of all its bits is compared; of a larger one, the sum."""
+"""Largest tensor in bytes that is compared by a checksum of all its bits; larger tensors are compared by the sum."""
 
 _SNAPSHOTS = 3
 """Snapshots before which the state is looked at again: a schedule may change once an epoch, an averager every few steps."""
 
-# Values that torch makes anew at each step, or keeps for itself, outside its `state_dict`.
+# Values outside `state_dict` that torch computes anew at each step, or uses internally.
 _SCRATCH = ("scaler._per_optimizer_states", "._step_count", "._opt_called")
 
 Mark = tuple[str, Any]
-"""Kind and value of a leaf; equal as long as nothing changed it."""
+"""Kind and value of a leaf; equal as long as the leaf is unchanged."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class _Look:
     """Result of one walk.
 
     Attributes:
-        loose: Marks of what is no captured tensor, by path.
+        loose: Marks of the values that are not captured tensors, by path.
         numbers: Captured numbers, by path in the snapshot.
         own: Names of parts with a `state_dict` of their own, which may give a number any name.
-        of_model: Where the model's modules hold what is loose, by path.
+        of_model: Attributes of the model's modules that hold loose values, by path.
     """
 
     loose: dict[str, Mark]
@@ -70,13 +70,13 @@ class _Look:
 
 
 class Watch(Protocol):
-    """Looks at more than what snapshots hold, at the same times."""
+    """A further check for state outside snapshots, which `Unsaved` calls at the times of its own checks."""
 
     def look(self, *, is_thorough: bool) -> None:
         """Look after the first steps and before snapshots, at large tensors only if *is_thorough*.
 
         Raises:
-            StateError: training has changed what no snapshot holds; named.
+            StateError: training has changed state that no snapshot holds; the message names it.
         """
 
 
@@ -86,7 +86,7 @@ class Unsaved:
     Args:
         me: This worker.
         state: State of a snapshot.
-        ignored: Paths, as a refusal names them, of what the job says is no state.
+        ignored: Paths, as a refusal names them, that the job declares to be no state.
     """
 
     def __init__(self, me: Worker, state: State, ignored: Sequence[str] = ()) -> None:
@@ -98,11 +98,11 @@ class Unsaved:
         self._groups: dict[str, int] = {}
 
     def add(self, watch: Watch) -> None:
-        """Have *watch* look as well."""
+        """Add *watch* to the checks."""
         self._watches.append(watch)
 
     def begin(self) -> None:
-        """Have the optimizers' groups stay as they are from here on: `add_param_group` is refused at its call."""
+        """Fix the optimizers' groups from now on: `add_param_group` raises when it is called."""
         several_optimizers.fix_groups(self._state.optimizers)
         self._groups = {name: len(each.param_groups) for name, each in self._state.optimizers.items()}
 
@@ -115,17 +115,17 @@ class Unsaved:
         """Look after each of the first two steps; later this costs nothing.
 
         Raises:
-            StateError: a snapshot would leave out what training changes; named.
+            StateError: a snapshot would leave out state that training changes; the message names it.
         """
         if self._steps:
             self._steps -= 1
             self._require_complete()
 
     def before_snapshot(self, *, is_durable: bool = True) -> None:
-        """Look before each of the first few snapshots; at what is small before each one that is written (*is_durable*).
+        """Look before each of the first few snapshots; before later durable snapshots, look only at small objects.
 
         Raises:
-            StateError: the snapshot would leave out what training changes; named.
+            StateError: the snapshot would leave out state that training changes; the message names it.
         """
         for name, count in self._groups.items():
             now = len(self._state.optimizers[name].param_groups)
@@ -151,7 +151,7 @@ class Unsaved:
             raise refusal(lost)
         if self._me.rank == 0:
             for path in doubtful:
-                # A hundred layers that count alike are told once.
+                # A hundred layers with the same counter get one event.
                 alike = re.sub(r"\d+", "#", path)
                 if alike not in self._warned:
                     self._warned.add(alike)
@@ -160,31 +160,31 @@ class Unsaved:
 
 
 def roots_of(state: State) -> dict[str, Any]:
-    """Return the objects to walk: all parts but the model and what elasticflow made itself."""
+    """Return the objects to walk: all parts except the model and the evaluation, which elasticflow made itself."""
     return {name: value for name, value in state.objects.items() if name not in ("model", "evaluation")}
 
 
 def names_of(model: nn.Module) -> dict[int, str]:
-    """Return what paths call the model's parameters, by `id`."""
+    """Return the names of the model's parameters in paths, by `id`."""
     return {id(parameter): name for name, parameter in model.named_parameters()}
 
 
 def has_own_state(root: Any) -> bool:
-    """Return whether a part gives its state by code that is not torch's."""
+    """True if code other than torch's gives the state of a part."""
     if isinstance(root, nn.Module):
         return not all(map(has_plain_state, root.modules()))
     return not (getattr(type(root).state_dict, "__module__", None) or "").startswith("torch.")
 
 
 def outside_of(model: nn.Module) -> set[int]:
-    """Return the `id` of what is the model's own business: its modules, parameters, buffers and gradients."""
+    """Return the `id` of the model's modules, parameters, buffers and gradients."""
     tensors = [*model.parameters(), *model.buffers()]
     gradients = [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
     return {id(value) for value in (*model.modules(), *tensors, *gradients)}
 
 
 def look(state: State) -> _Look:
-    """Return what can be reached and is no captured tensor; nothing is changed."""
+    """Return the reachable values that are not captured tensors; changes nothing."""
     captured = state.capture()
     held = {_address(tensor) for tensor in (*captured.tensors.values(), *state.scalars())}
     held |= {_address(t) for t in state.model.parameters()}
@@ -226,7 +226,7 @@ def _unsaved_buffers(model: nn.Module) -> Iterator[Tensor]:
 
 
 def _taken_whole(roots: Iterable[Any]) -> set[int]:
-    """Return the `id` of what `Optimizer.state_dict` gives down to the last tensor: it need not be walked."""
+    """Return the `id` of objects that `Optimizer.state_dict` contains completely, which need no walk."""
     plain = [
         root
         for root in roots
@@ -236,7 +236,7 @@ def _taken_whole(roots: Iterable[Any]) -> set[int]:
 
 
 def marks_of(leaves: Sequence[reachable.Leaf]) -> dict[str, Mark]:
-    """Return kind and value of each leaf, by path; the bits of tensors are added up."""
+    """Return kind and value of each leaf, by path; a tensor's value is a sum over its bits."""
     tensors = {leaf.path: leaf.value.detach() for leaf in leaves if _is_real(leaf.value)}
     arrays = {leaf.path: leaf.value for leaf in leaves if isinstance(leaf.value, np.ndarray)}
     for path, array in arrays.items():
@@ -258,10 +258,10 @@ def marks_of(leaves: Sequence[reachable.Leaf]) -> dict[str, Mark]:
 
 
 def moved(before: _Look, after: _Look, ignored: Sequence[str] = ()) -> tuple[list[str], list[str]]:
-    """Return the paths of what changed between two looks and is in no snapshot: what is state, and what may be.
+    """Return the paths that changed between two looks and are in no snapshot: first state, then doubtful values.
 
-    A number with a fraction, such as the norm of the last gradient, may be state: steps may depend on it, or not. For
-    what the model holds, see `model_attributes`.
+    A number with a fraction is doubtful: steps may or may not depend on it, as on the norm of the last gradient. For
+    attributes of the model, see `model_attributes`.
     """
     paths = [
         path
@@ -282,17 +282,17 @@ def moved(before: _Look, after: _Look, ignored: Sequence[str] = ()) -> tuple[lis
 
 
 def is_ignored(path: str, ignored: Sequence[str]) -> bool:
-    """Return whether the job says that *path*, or what it is a part of, is no state."""
+    """True if the job declares *path*, or an object that contains it, to be no state."""
     return any(path == whole or path.startswith((f"{whole}.", f"{whole}[")) for whole in ignored)
 
 
 def is_scratch(path: str) -> bool:
-    """Return whether torch makes what lies at *path* anew, outside its `state_dict`."""
+    """True if *path* is one of torch's values outside `state_dict`, which are not state."""
     return any(scratch in path for scratch in _SCRATCH)
 
 
 def refusal(paths: Sequence[str]) -> StateError:
-    """Return the error that names state which no snapshot would hold, and what to do about it."""
+    """Return the error that names the state that no snapshot would hold, and the remedy."""
     first, part = paths[0], paths[0].split(".")[0].split("[")[0]
     more = f" (and {len(paths) - 1} more like it)" if len(paths) > 1 else ""
     whose = {"optimizer": "the optimizer's class", "scheduler": "the schedule's class"}.get(part, "its class")
@@ -314,14 +314,14 @@ def refusal(paths: Sequence[str]) -> StateError:
 
 
 def unless(path: str) -> str:
-    """Return how a job or a script says that no step depends on what lies at *path*."""
+    """Return the setting by which a job or a script declares that no step depends on *path*."""
     return (
         f'if no step depends on it: snapshots.ignore = ["{path}"] in the job file, or join(ignore=["{path}"])'
     )
 
 
 def _is_real(value: Any) -> bool:
-    """Return whether *value* is a tensor with bytes to read."""
+    """True if *value* is a tensor with bytes to read."""
     return (
         isinstance(value, Tensor)
         and not value.is_meta
@@ -339,7 +339,7 @@ def _bits_of(tensor: Tensor) -> int:
 
 
 def generator_state(generator: Any) -> str:
-    """Return what a generator of any kind has as long as nothing is drawn from it."""
+    """Return a text of a generator's state, which changes with each draw; for generators of any kind."""
     if isinstance(generator, torch.Generator):
         return str(_bits_of(generator.get_state()))
     if isinstance(generator, random.Random):
@@ -351,7 +351,7 @@ def generator_state(generator: Any) -> str:
 
 
 def _whole_numbers(generator: Any) -> set[int]:
-    """Return the numbers that a generator's state is made of."""
+    """Return the whole numbers in a generator's state."""
     state = generator.getstate() if isinstance(generator, random.Random) else generator.bit_generator.state
     numbers, waiting = set(), [state]
     while waiting:
@@ -366,7 +366,7 @@ def _whole_numbers(generator: Any) -> set[int]:
 def _copies(
     marks: Mapping[str, Mark], leaves: Sequence[reachable.Leaf], captured: Mapping[str, Tensor]
 ) -> set[str]:
-    """Return the paths of what a snapshot holds a copy of: a `state_dict` may clone, and give a generator's state."""
+    """Return the paths of values that a snapshot holds as copies: a `state_dict` may clone tensors and store generator states."""
     wanted = {leaf.value.numel() for leaf in leaves if _is_real(leaf.value) and leaf.value.numel() > 1}
     has_generators = any(kind == "generator" for kind, _ in marks.values())
     candidates = {
@@ -389,7 +389,7 @@ def _copies(
 
 
 def _numbers(path: str, value: Any, packed: Mapping[str, list[Any]]) -> Iterator[tuple[str, float]]:
-    """Yield the numbers in captured JSON by path, and those in the *packed* tensors that the JSON refers to."""
+    """Yield the numbers in captured JSON by path, also from the *packed* tensors that the JSON refers to."""
     if isinstance(value, bool):
         return
     if isinstance(value, int | float):
@@ -408,11 +408,11 @@ def _numbers(path: str, value: Any, packed: Mapping[str, list[Any]]) -> Iterator
 
 
 def _is_captured_number(path: str, before: _Look, after: _Look) -> bool:
-    """Return whether a snapshot holds the number: under the same name, or one that moves as it does."""
+    """True if a snapshot holds the number: under the same name, or as a number that has changed in the same way."""
     then, now = _as_number(before.loose[path][1]), _as_number(after.loose[path][1])
     name = _name_of(path)
     for key, value in after.numbers.items():
-        # A counter of the job's own is often equal to the one that Adam keeps for each parameter, and is not that one.
+        # A counter of the job's own is often equal to Adam's counter of each parameter, but independent of it.
         is_of_parameter = "/state/" in key
         if (
             value == now

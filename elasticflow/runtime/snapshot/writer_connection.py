@@ -1,4 +1,4 @@
-"""This rank's connection to the snapshot writer of its node, and what the writer reports."""
+"""This rank's connection to the snapshot writer of its node, and the writer's reports."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _started: list[Any] = []
 
 
 class WriterReports:
-    """Receives the writer's reports and logs them, and that a snapshot was staged; rank 0 logs.
+    """Receives the writer's reports; rank 0 logs them and each staged snapshot.
 
     Args:
         me: This worker.
-        client: To the node's writer.
-        catalog: The run's.
+        client: Connection to the node's writer.
+        catalog: The run's catalog.
 
     Attributes:
         nbytes: Bytes of the last snapshot staged or requested, all ranks together.
-        stall_s: Seconds that training stood still for it.
+        stall_s: Seconds that training stood still for that snapshot.
     """
 
     def __init__(self, me: Worker, client: StagingClient, catalog: Catalog) -> None:
@@ -50,7 +50,7 @@ class WriterReports:
         self.nbytes, self.stall_s = 0, 0.0
 
     def log_new(self) -> None:
-        """Log what the writer has reported since the last call, if anything; never waits."""
+        """Log the writer's reports since the last call, if any; never waits."""
         # Receiving takes 30 times as long as polling.
         if self._client.is_awaiting and self._poll.poll(0):
             self.log(self._client.reports())
@@ -59,7 +59,7 @@ class WriterReports:
         """Log *reports* of the writer.
 
         Raises:
-            RunTakenOverError: another start of the run has taken it over; under our agent the supervisor sees to that.
+            RunTakenOverError: another start of the run has taken it over; under our agent the supervisor handles that.
         """
         me = self._me
         for report in reports:
@@ -84,7 +84,7 @@ class WriterReports:
         )
 
     def log_staged(self, **facts: Any) -> None:
-        """Log that the writer has a snapshot's bytes; *facts* are its name, step and trigger."""
+        """Log that the writer has a snapshot's bytes; *facts* are the snapshot's name, step and trigger."""
         me, single = self._me, self._client.single
         if me.rank == 0:
             me.event(events.SNAPSHOT_STAGED, bytes=self.nbytes, stall_s=self.stall_s, **facts)
@@ -94,10 +94,10 @@ class WriterReports:
 
 
 def connect(me: Worker, settings: SnapshotSettings, prefix: str, state: State) -> StagingClient:
-    """Return this rank's connection; without an agent of ours, the first rank of a node starts the writer. Every rank.
+    """Return this rank's connection; without our agent, the first rank of a node starts the writer. Every rank.
 
     Raises:
-        SnapshotError: there is no writer, or it refuses this generation.
+        SnapshotError: no writer runs, or the writer refuses this generation.
     """
     address = me.identity.writer
     if address is None:
