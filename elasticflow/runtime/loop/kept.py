@@ -68,7 +68,7 @@ class Value:
         return self.value
 
     def load_state_dict(self, state: Any) -> None:
-        """Take over a value: lists, dicts and tensors are the same objects afterwards, with other contents."""
+        """Restore a value: lists, dicts and tensors stay the same objects, with restored contents."""
         self.value = _restored(self.value, state)
 
 
@@ -83,7 +83,7 @@ class Generator:
         self.generator = generator
 
     def state_dict(self) -> Any:
-        """Return where it is."""
+        """Return the generator's state."""
         match self.generator:
             case torch.Generator():
                 return self.generator.get_state()
@@ -147,7 +147,7 @@ class KeptValues(MutableMapping[str, Any]):
         )
 
     def __contains__(self, name: object) -> bool:
-        """Return whether `run.keep` was given such a value."""
+        """Return True if `run.keep` was given a value of this name."""
         return name in self._values
 
     def __iter__(self) -> Iterator[str]:
@@ -307,7 +307,7 @@ def _taken(objects: dict[str, Any], kind: type) -> dict[str, Any]:
 
 
 def is_scaler(value: Any) -> bool:
-    """Return whether *value* is a gradient scaler, of torch or derived from it."""
+    """Return True if *value* is torch's gradient scaler or derived from it."""
     return _is_called(value, "GradScaler")
 
 

@@ -1,7 +1,7 @@
-"""One pass through the script's loop: the batch it has, what it has moved, and whether the loop was left in it.
+"""One pass through the script's loop: its batch, the optimizers that moved in it, and whether it left the loop.
 
 A snapshot holds the state after whole steps. So a pass that moved the optimizer has to end with `Run.step`, a pass that
-only added to the gradients belongs to the step in which the optimizer moves, and a pass that moved nothing can be left out.
+only accumulated gradients belongs to the step in which the optimizer moves, and a pass that moved nothing can be left out.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class PointWriter:
         self._append({**facts, "kind": kind, "name": name, "time": round(time.time(), 3), "value": value})
 
     def add_image(self, name: str, png: bytes, facts: dict[str, Any]) -> None:
-        """Write an image, whole or not at all, and append its point. One of a step that is done again takes its place."""
+        """Write an image, whole or not at all, and append its point. If the step is repeated, the new image replaces the old."""
         folder = self._folder / points.IMAGES
         folder.mkdir(exist_ok=True)
         of_rank = f"-rank{self._rank}" if self._rank else ""

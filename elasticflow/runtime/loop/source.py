@@ -35,7 +35,7 @@ class Source:
     Args:
         worker: This worker.
         dataset: The script's, or opened already.
-        gradients: As `join` was given them; None: each rank gets its part of a batch as a whole.
+        gradients: Options given to `join`. None: each rank gets its part of a batch as a whole.
         options: `num_workers` and `collate` of the loader.
         micro_batch_size: Most samples that `Run.gradients` gives its function at once.
         size: Samples of a global batch.
