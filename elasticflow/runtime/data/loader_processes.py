@@ -1,4 +1,4 @@
-"""Loader processes: they read ahead of the training step, and say why when they cannot."""
+"""Loader processes: they read ahead of the training step, and report why if they cannot."""
 
 from __future__ import annotations
 

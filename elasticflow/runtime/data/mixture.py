@@ -78,7 +78,7 @@ class MixedDataset:
         return [found[origin] for origin in origins]
 
     def __getattr__(self, name: str) -> Any:
-        """Return what all sets have under this name.
+        """Return the attribute of this name, which all sets have.
 
         Raises:
             AttributeError: some set does not have it.
@@ -112,7 +112,7 @@ def _is_same(value: Any, other: Any) -> bool:
 def shares_of(
     sizes: Sequence[int], weights: Sequence[float] | None = None, temperature: float = 1.0
 ) -> list[int]:
-    """Return how often each set is drawn, as whole numbers.
+    """Return the relative frequencies at which the sets are drawn, as whole numbers.
 
     Args:
         sizes: Samples of each set.

@@ -48,7 +48,7 @@ class SampleReader:
 
     Args:
         dataset: The dataset. If it has `__getitems__`, many samples are read at once, unless it draws.
-        collate: Makes a batch of a list of samples; None for torch's.
+        collate: Function that makes a batch of a list of samples. None: torch's default_collate.
         seed: Seed of the streams.
         use: Use of the dataset: training or evaluation.
         generators: This process's; None: the process that reads first makes its own.

@@ -105,7 +105,7 @@ def mix(
 
 
 def _agreed(worker: Worker, make: Callable[[], Declared]) -> Declared:
-    """Return what *make* makes, which reads the job's own values, once all ranks have made the same."""
+    """Return the order that *make* makes from the job's own values, once all ranks have made the same order."""
     began = time.monotonic()
     random_streams.begin(worker.seed, _FACTORY)
     order = make()

@@ -121,7 +121,7 @@ class State:
 
     @property
     def objects(self) -> dict[str, Any]:
-        """The objects whose state it is, by the names that snapshots have for them."""
+        """The objects that this state consists of, by their names in snapshots."""
         return {name: part.stateful for name, part in self._parts.items()}
 
     def scalars(self) -> list[Tensor]:
@@ -207,8 +207,8 @@ class State:
         Args:
             content: JSON.
             tensors: By key.
-            memory_formats: How those lie that are not contiguous.
-            changes: Options that the job gives otherwise than then; these count as the job gives them now.
+            memory_formats: Memory layouts of tensors that are not contiguous.
+            changes: Options that the job has changed since the snapshot; their new values count.
 
         Raises:
             StateError: the snapshot is of another model, optimizer, schedule or set of parts; named. Nothing was
