@@ -38,8 +38,8 @@ class DataShards(NamedTuple):
     """A dataset that is read in data shards.
 
     Attributes:
-        build: Called with `shard` and `shards`; returns what yields that shard's samples in order.
-        number: How many shards there are.
+        build: Function of `shard` and `shards` that returns an iterable of the shard's samples in order.
+        number: Number of shards.
         first: Iterable of shard 0, unread.
     """
 
@@ -217,7 +217,7 @@ class ShardSupply:
         self._notes = 0
 
     def look(self, wanted: Sequence[int]) -> list[int]:
-        """Return how many samples each shard still has, counted up to *wanted*. Collective: every rank.
+        """Return the number of samples that each shard still has, counted up to *wanted*. Collective: every rank.
 
         Raises:
             Leaving: some rank was asked to exit while it waited for samples; raised on every rank.

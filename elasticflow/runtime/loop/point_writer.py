@@ -40,7 +40,7 @@ class PointWriter:
         self.sync()
 
     def add(self, kind: points.Kind, name: str, value: Any, facts: dict[str, Any]) -> None:
-        """Append one point, in one write: a killed worker leaves whole lines."""
+        """Append a point in a single write, so that a killed worker never writes half a line."""
         self._append({**facts, "kind": kind, "name": name, "time": round(time.time(), 3), "value": value})
 
     def add_image(self, name: str, png: bytes, facts: dict[str, Any]) -> None:

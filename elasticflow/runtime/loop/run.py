@@ -755,7 +755,9 @@ class Run:
         )  # fmt: skip
         if self._hooks is not None:
             self._hooks.start(self.position)
-        if state.evaluation is not None:  # one may be owed: it was cut short, when all were asked to leave
+        if (
+            state.evaluation is not None
+        ):  # an evaluation may be owed: it was cut short when all ranks were asked to exit
             state.evaluation.run_if_owed(self.position)
         self._is_training, self._began_after = True, self.position.step
 

@@ -1,4 +1,4 @@
-"""The data of `Run.batches`: opened, ordered, and read as the batches that a loop of the script's own gets."""
+"""The data of `Run.batches`: opened, ordered, and read as the batches of a loop that the script writes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Source:
         stage: As above.
 
     Raises:
-        DatasetError: the data cannot be read so, or differs between ranks.
+        DatasetError: the data cannot be read in this way, or differs between ranks.
     """
 
     schedule: IndexSchedule | ShardSchedule

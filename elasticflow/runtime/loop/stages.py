@@ -65,7 +65,7 @@ class Stages:
         """Begin a loop over epochs; return its stage.
 
         Raises:
-            StateError: the script is in one already.
+            StateError: the script is in a loop over epochs already.
         """
         if self.epochs is not None:
             raise StateError(
@@ -92,7 +92,7 @@ class Stages:
         """Make sure that the epoch came to its end.
 
         Raises:
-            StateError: it made no step, or its batches were left by break.
+            StateError: the epoch made no step, or its batches were left by break.
         """
         if not self.has_stepped(position):
             raise StateError(

@@ -215,7 +215,7 @@ def _schedule_texts(schedule: Any) -> dict[str, str]:
 
 
 def _text(value: Any, depth: int = 0) -> str:  # a table
-    """Return a text that is equal for equal values; for a function, its name and its bound arguments."""
+    """Return a text that is equal for equal values; a function's text has its name, closure values and defaults."""
     if depth > _DEEPEST:  # an object that holds itself
         return "..."
     inner = partial(_text, depth=depth + 1)

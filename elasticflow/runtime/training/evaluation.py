@@ -304,7 +304,7 @@ class Evaluation:
                 loss_weights.warn(worker, difference)
 
     def _of_batch(self, model: nn.Module, batch: Any, count: int, listener: Listener | None) -> OfBatch:
-        """Return what one batch gives, of one forward where metrics are called with its outputs."""
+        """Return the results of a batch, from a single forward if metrics are called with its outputs."""
         given: tuple[Any, Any] = model, batch  # to each metric that is not called with outputs
         forward = given
         if self._training_step is None:

@@ -128,7 +128,7 @@ def _require_repeatable(module: nn.Module, name: str) -> None:
 
 
 def _like(model: nn.Module) -> str:
-    """Return what to write instead: the lists of blocks that the model has."""
+    """Return the remedy, as text: the lists of blocks that the model has."""
     lists = [
         name
         for name, module in model.named_modules()

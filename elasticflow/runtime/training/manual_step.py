@@ -116,7 +116,7 @@ class ManualStep:
         self._watch.before_step()
         worker.generators.look()
         for parameter in self._trained:
-            parameter.grad = None  # what a step leaves behind is in no snapshot
+            parameter.grad = None  # gradients that a step leaves behind are in no snapshot
         self._number, self._moved, self._weight = batch.end.step, 0, 0.0
         self._scalars.begin()
         self._norms.clear()

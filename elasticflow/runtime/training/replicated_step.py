@@ -117,7 +117,7 @@ class ReplicatedStep(ABC):
         """Restore the model's buffers after a step that does not count has changed them."""
 
     def _pieces(self, batch: Batch, number: int) -> Iterator[tuple[Any, int]]:
-        """Yield *number* parts of this rank, each under its own seed; those that it does not have are (None, 0)."""
+        """Yield *number* parts of this rank, each under its own seed; a missing part is (None, 0)."""
         pieces = batch.micro_batches if self._is_synced else micro_batches(batch, self._worker.vote)
         keyed = zip(pieces, batch.model_keys, strict=True)
         for (data, count), key in islice(chain(keyed, repeat(_EMPTY)), number):
@@ -153,7 +153,7 @@ class ReplicatedStep(ABC):
             if self._scaler is None:
                 parameter.grad = None
             elif parameter.grad is not None:
-                parameter.grad.fill_(math.nan)  # which makes the scaler leave the step out
+                parameter.grad.fill_(math.nan)  # makes the scaler skip the step
 
 
 def micro_batches(batch: Batch, vote: Vote) -> Iterator[tuple[Any, int]]:
