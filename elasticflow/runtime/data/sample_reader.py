@@ -95,7 +95,7 @@ class SampleReader:
         """Return the batch of the samples *indices*, which stand at *place* of the stream and after it.
 
         Raises:
-            Exception: what dataset or collate raise, with a note that names sample and dataset.
+            Exception: an exception of dataset or collate, with a note that names sample and dataset.
         """
         generators = self._generators
         generators.before_data()

@@ -113,7 +113,7 @@ class Generator:
 
 
 class KeptValues(MutableMapping[str, Any]):
-    """The plain values that `run.keep` was given, by the names that they have there. Snapshots hold what is in it.
+    """Plain values given to `run.keep`, by their argument names. Snapshots hold the current values.
 
     Args:
         values: By name.
@@ -141,7 +141,7 @@ class KeptValues(MutableMapping[str, Any]):
         kept.value = value
 
     def __delitem__(self, name: str) -> NoReturn:
-        """Raise: what is kept stays so."""
+        """Refuse: a kept value cannot be removed."""
         raise StateError(
             f"run.kept[{name!r}] cannot be taken away: snapshots hold it", f"run.kept[{name!r}] = None"
         )

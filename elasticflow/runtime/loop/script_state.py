@@ -106,7 +106,7 @@ class ScriptState:
             is_thorough: At models and optimizers, too, bit by bit.
 
         Raises:
-            StateError: something changed that no snapshot holds; named.
+            StateError: state changed that no snapshot holds; the message names it.
         """
         variables = self._variables()
         found = self._found(variables)
@@ -125,7 +125,7 @@ class ScriptState:
         ]
 
     def _variables(self) -> dict[str, Any]:
-        """Return the script's variables: of its functions that are being called, and of its module."""
+        """Return the variables of the script's module and of its functions on the call stack."""
         variables: dict[str, Any] = {}
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
         is_first = True
@@ -226,7 +226,7 @@ def found_in(state: State, variables: Mapping[str, Any]) -> Iterator[Found]:
 
 
 def _holders_of(kept_ids: set[int], variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the script's objects that have one of the kept as an attribute."""
+    """Yield the script's objects that have a kept object as an attribute."""
     for path, value in list(variables.items()):
         if isinstance(value, type | ModuleType | FunctionType | MethodType) or reachable.is_machinery(value):
             continue

@@ -49,9 +49,9 @@ class Captured:
         aliases: Tied tensors: key to the key that is stored.
         memory_formats: How tensors that are not contiguous lie in memory.
         frozen: Keys of the model's parameters that take no gradient.
-        local: Keys of what a rank may have otherwise than others: buffers, packed scalars, objects of the job's own.
-            Rank 0's count.
-        stepped: Keys of what nothing but the optimizer's step writes: its parameters and its own tensors.
+        local: Keys of tensors that may differ between ranks: buffers, packed scalars, objects of the job's own. Snapshots hold
+            rank 0's tensors.
+        stepped: Keys of tensors that only the optimizer's step writes: its parameters and its own tensors.
     """
 
     tree: dict[str, Any]
@@ -184,7 +184,7 @@ class State:
         )
 
     def _replicated(self, keys: Iterable[str]) -> set[str]:
-        """Return which keys are of parameters, or of the optimizer: the same on every rank at any time."""
+        """Return the keys of parameters and of the optimizer, whose tensors are always the same on every rank."""
         modules = {name: value for name, value in self.objects.items() if isinstance(value, nn.Module)}
         of_parameters = {
             f"{name}/{key}"
