@@ -32,7 +32,7 @@ class OpenedDataset:
 
     Attributes:
         content: The object that the job's factory returned; for data read in order, its `DataShards`.
-        fingerprint: Identifies the data; None: no one took it.
+        fingerprint: Fingerprint of the data; None: it was not taken.
         has_drawn: The factory drew random numbers.
         values: Attributes of the content that the job's arguments name, by these names: the same on every rank.
     """
@@ -72,8 +72,8 @@ def confirm(
         worker: This worker.
         name: `train` or `evaluation`.
         fingerprint: Fingerprint of this rank's data.
-        sizes: How much it is, for the log.
-        source: Where it came from, for the log.
+        sizes: Sizes of the data, for the log.
+        source: Origin of the data, for the log.
         remedy: Advice for ranks that opened different data.
         values: Arguments of the job that name the data, for the log.
 
@@ -94,7 +94,7 @@ def confirm(
 
 
 def require_the_same_samples(worker: Worker, name: str, look: Look) -> str:
-    """Return the fingerprint of what this rank opened, having told what is not seen of its samples. Collective: every rank.
+    """Return this rank's fingerprint of the data, and log what it does not cover. Collective: every rank.
 
     Args:
         worker: This worker.
@@ -102,8 +102,8 @@ def require_the_same_samples(worker: Worker, name: str, look: Look) -> str:
         look: This rank's look.
 
     Raises:
-        DatasetError: in exact mode, a sample is not the same when it is read again. Of data that is evaluated once training
-            has begun it is told.
+        DatasetError: in exact mode, a sample is not the same when it is read again. For an evaluation's data, once training has
+            begun, this is logged instead.
     """
     texts = worker.gather_text("" if look.varying is None else look.varying.to_json())
     varying = [Varying.from_json(text) for text in texts if text]
@@ -201,7 +201,7 @@ def require_same(
     samples_then: int | None,
     began_otherwise: Mapping[str, bool] | None = None,
 ) -> None:
-    """Refuse to resume from a snapshot that was trained on other data. What the evaluation reads may change.
+    """Refuse to resume from a snapshot that was trained on other data. The evaluation's data may change.
 
     Args:
         marks: Fingerprint of each dataset, by name.
@@ -245,5 +245,5 @@ def require_same(
 
 
 def source_of(dataset: Any) -> str:
-    """Return where the data came from, for the log."""
+    """Return the origin of the data, for the log."""
     return str(getattr(dataset, "source", None) or f"{type(dataset).__module__}.{type(dataset).__qualname__}")

@@ -97,7 +97,7 @@ class Look(NamedTuple):
     sets: tuple[tuple[int, Look], ...] = ()
 
     def fingerprint(self, varying: Sequence[Varying] = ()) -> str:
-        """Return what identifies the data, where other ranks have seen *varying* samples."""
+        """Return the data's fingerprint, given the *varying* samples that other ranks have seen."""
         if not self.sets:
             own = [] if self.varying is None else [self.varying]
             return self.marks.where([*own, *varying])
@@ -117,16 +117,16 @@ class Look(NamedTuple):
 
 
 def fingerprint_of(dataset: Any) -> str:
-    """Return what identifies the data; see `look_at`.
+    """Return the fingerprint of the data; see `look_at`.
 
     Raises:
-        Exception: what the dataset raises, with a note that names the sample.
+        Exception: an exception of the dataset, with a note that names the sample.
     """
     return look_at(dataset).fingerprint()
 
 
 def look_at(dataset: Any) -> Look:
-    """Return what identifies the data, and what of it does not stay the same.
+    """Return the fingerprints of the data, and a sample that varies between two reads, if any.
 
     The fingerprint is the dataset's own `fingerprint`, else a digest of its length and of some content. That are, spread
     evenly, 16 samples; 256 of a list; of arrays, tensors and TensorDatasets at most 65,536 rows or 4 MiB. So a change of
@@ -159,7 +159,7 @@ def look_at(dataset: Any) -> Look:
 
 
 def combined(sizes: Sequence[int], looks: Sequence[Look]) -> Look:
-    """Return what is to be said of several sets, one after another."""
+    """Return the look at several sets, one after another."""
     unseen = dict.fromkeys(name for look in looks for name in look.unseen)
     before, varying = 0, None
     for size, look in zip(sizes, looks, strict=True):
@@ -255,7 +255,7 @@ def _of_readings(dataset: Any, indices: list[int], limit_s: float | None) -> Loo
 
 
 def _varying(probe: _Probe, dataset: Any, index: int) -> Varying:
-    """Return what is to be said of a sample that has differed; it is read twice more to find out where."""
+    """Return the description of a sample that has differed; it is read twice more to find the parts that differ."""
     parts = tuple(_differences(probe.sample(index), probe.sample(index)))[:_PARTS_SHOWN]
     own = [each.path for each in held_generators.held_by(dataset) if not each.is_of_library]
     return Varying(index, notes.name_of(dataset), parts, tuple(own[:_GENERATORS_SHOWN]))

@@ -32,7 +32,7 @@ class Held(NamedTuple):
     """A generator that a dataset holds.
 
     Attributes:
-        path: From the dataset: `dataset.transform.rng`.
+        path: Path from the dataset: `dataset.transform.rng`.
         generator: A generator of `random`, numpy or torch.
         is_of_library: An object of a known library holds it, and the run seeds it for each sample.
     """
@@ -56,7 +56,7 @@ class Held(NamedTuple):
             bits.state = type(bits)(number).state
 
     def state(self) -> Any:
-        """Return a value that differs once something was drawn."""
+        """Return a value that differs after a draw."""
         if isinstance(self.generator, random.Random):
             return self.generator.getstate()
         if isinstance(self.generator, torch.Generator):
@@ -156,7 +156,7 @@ def _names_of(code: CodeType) -> Iterator[str]:
 
 
 def _of_methods(kind: type) -> Iterator[tuple[str, Any]]:
-    """Yield what the methods of a class name, its base classes' among them."""
+    """Yield the names and values that the methods of a class and of its base classes refer to."""
     for base in kind.__mro__:
         for value in vars(base).values():
             if isinstance(value, FunctionType):

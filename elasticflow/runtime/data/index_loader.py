@@ -116,10 +116,10 @@ class IndexLoader:
     Args:
         worker: This worker.
         dataset: Result of `open_dataset`, or a dataset made from it.
-        schedule: The order.
+        schedule: Order of the samples.
         micro_batch_size: Most samples in one forward, None for all of a rank's part at once.
         num_workers: Loader processes; 0 reads in this process.
-        collate: Makes a batch of a list of samples; None for torch's.
+        collate: Function that makes a batch of a list of samples. None: torch's default_collate.
         virtual_shards: Virtual shards of each batch, read one by one; None: micro-batches.
         seed: Seed of the random streams; None: the worker's.
     """
@@ -153,7 +153,7 @@ class IndexLoader:
         )
 
     def batches(self, position: Position) -> Iterator[Batch]:
-        """Yield the steps after *position* up to the schedule's end; none if all ranks leave already."""
+        """Yield the steps after *position* up to the schedule's end; none if all ranks are about to exit."""
         if self._worker.should_leave:
             return
         fetch = self._in_processes(position) if self._num_workers else None
@@ -197,7 +197,7 @@ class LeaveWhileWaiting:
         """Called several times a second.
 
         Raises:
-            Leaving: this rank was asked to leave.
+            Leaving: this rank was asked to exit.
         """
         worker = self._worker
         if not self._phase:

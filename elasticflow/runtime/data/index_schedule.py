@@ -1,4 +1,4 @@
-"""The schedule of samples: which of them make up a step, at any world size.
+"""The schedule of samples: it says which samples make up a step, at any world size.
 
 The stream of samples is endless: place p of it is sample `permutation[n, seed, p // n](p % n)`, unless the job declares
 another order (`runtime/data/order/`). A position is a number of samples, so a run can continue at another world size or another
@@ -103,7 +103,7 @@ class IndexSchedule:
         return self.remaining(position) == 0
 
     def remaining(self, position: Position) -> int:
-        """Return how many steps are left after *position*."""
+        """Return the number of steps left after *position*."""
         if self._steps is not None:
             return max(0, self._steps - position.step)
         assert self._epochs is not None

@@ -1,4 +1,4 @@
-"""Loader processes: they read ahead of the training step, and say why when they cannot."""
+"""Loader processes: they read ahead of the training step, and report why if they cannot."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ class LoaderProcesses:
         reader: Reads the samples, in each process.
         dataset: Name of the dataset in error messages.
         reads: The reads in order; some batches ahead of those yielded are requested.
-        num_workers: How many processes.
-        pins_memory: Batches lie in page-locked memory.
+        num_workers: Number of processes.
+        pins_memory: Put batches into page-locked memory.
         wait: Called while a batch is long in coming, and once it has come.
 
     Raises:
-        Exception: while iterating, what dataset or collate raised; its cause is the traceback there.
-        LoaderProcessError: while iterating, one of the processes was killed.
-        DatasetError: so, one has ended by itself.
+        Exception: while iterating, an exception of dataset or collate; its cause is the traceback in the loader process.
+        LoaderProcessError: while iterating, a loader process was killed.
+        DatasetError: while iterating, a loader process has ended by itself.
     """
 
     def __init__(

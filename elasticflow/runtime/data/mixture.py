@@ -34,13 +34,13 @@ class MixedDataset:
         sets: At least one, in the order of the job file.
 
     Attributes:
-        sizes: Their lengths.
-        look: Fingerprints of their samples, and the parts that vary.
-        fingerprint: Identifies them all.
-        source: Where they came from, for the log.
+        sizes: Lengths of the sets.
+        look: Fingerprints of the sets' samples, and the parts that vary.
+        fingerprint: Fingerprint of all sets together.
+        source: Origin of the sets, for the log.
 
     Raises:
-        DatasetError: one of them cannot be read by index, or has no samples.
+        DatasetError: a set cannot be read by index, or has no samples.
     """
 
     def __init__(self, *sets: Any) -> None:
@@ -78,7 +78,7 @@ class MixedDataset:
         return [found[origin] for origin in origins]
 
     def __getattr__(self, name: str) -> Any:
-        """Return what all sets have under this name.
+        """Return the attribute of this name, which all sets have.
 
         Raises:
             AttributeError: some set does not have it.
@@ -97,7 +97,7 @@ class MixedDataset:
         return first
 
     def origin_in_mixture(self, index: int) -> tuple[int, int]:
-        """Return the set that a sample is of, and its number there."""
+        """Return the number of a sample's set, and the sample's number in that set."""
         number = bisect_right(self._ends, index)
         return number, index - (self._ends[number] - self.sizes[number])
 
@@ -112,7 +112,7 @@ def _is_same(value: Any, other: Any) -> bool:
 def shares_of(
     sizes: Sequence[int], weights: Sequence[float] | None = None, temperature: float = 1.0
 ) -> list[int]:
-    """Return how often each set is drawn, as whole numbers.
+    """Return the relative frequencies at which the sets are drawn, as whole numbers.
 
     Args:
         sizes: Samples of each set.
@@ -140,7 +140,7 @@ def shares_of(
 
 
 def in_words(sizes: Sequence[int], shares: Sequence[int]) -> str:
-    """Return how often the sets and their samples come in an epoch of the mixture."""
+    """Describe how often the sets and their samples come in an epoch of the mixture."""
     places, total = sum(sizes), sum(shares)
     parts = [
         f"{share / total:.1%} of dataset.mix[{number}] ({size:,} samples, each {places * share / total / size:.3g} times)"

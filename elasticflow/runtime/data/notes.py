@@ -14,7 +14,7 @@ _SHOWN = 8  # indices, or parts of a sample
 
 
 def name_of(dataset: Any) -> str:
-    """Return what messages call a dataset: its class, as one would import it."""
+    """Return the name of a dataset in messages: the import path of its class."""
     kind = type(dataset)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 

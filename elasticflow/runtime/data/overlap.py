@@ -67,7 +67,7 @@ class Overlap(NamedTuple):
         return self.found >= max(min(2, self.looked_up), expected) and self.found > 0
 
     def text(self) -> str:
-        """Return what was found, as part of a sentence."""
+        """Return the result as part of a sentence."""
         looked = "" if self.compared == self.samples else f", {self.compared:,} of {self.samples:,} looked at"
         pair = (
             ""
@@ -85,7 +85,7 @@ def compare(training: Any, evaluation: Any, limit_s: float) -> Overlap:
     state, so that equal samples stay equal where something is drawn; it ends in time, or a sample later.
 
     Raises:
-        Exception: what the datasets raise.
+        Exception: an exception of one of the datasets.
     """
 
     def look() -> Overlap:
@@ -155,7 +155,7 @@ def _can_be_read(dataset: Any) -> bool:
 
 
 def _base_of(dataset: Any) -> tuple[Any, NDArray[np.int64] | None]:
-    """Return what a subset is of, and its samples' numbers there; None for something that is no subset."""
+    """Return the set that a subset is taken from, and its samples' numbers there; None if the dataset is no subset."""
     numbers: NDArray[np.int64] | None = None
     while type(dataset) is Subset:
         own = np.asarray(dataset.indices, dtype=np.int64)

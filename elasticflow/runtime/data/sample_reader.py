@@ -48,7 +48,7 @@ class SampleReader:
 
     Args:
         dataset: The dataset. If it has `__getitems__`, many samples are read at once, unless it draws.
-        collate: Makes a batch of a list of samples; None for torch's.
+        collate: Function that makes a batch of a list of samples. None: torch's default_collate.
         seed: Seed of the streams.
         use: Use of the dataset: training or evaluation.
         generators: This process's; None: the process that reads first makes its own.
@@ -95,7 +95,7 @@ class SampleReader:
         """Return the batch of the samples *indices*, which stand at *place* of the stream and after it.
 
         Raises:
-            Exception: what dataset or collate raise, with a note that names sample and dataset.
+            Exception: an exception of dataset or collate, with a note that names sample and dataset.
         """
         generators = self._generators
         generators.before_data()

@@ -36,7 +36,7 @@ def draw_by_weight(
         worker: This worker.
         dataset: The training data, as `open_dataset` returned it.
         weights: A column or an attribute of the data, or a function that is called with it: a number for each sample.
-        draws: That make an epoch; None: as many as there are samples.
+        draws: Number of draws in an epoch. None: the number of samples.
 
     Raises:
         DatasetError: ranks have different weights.
@@ -105,7 +105,7 @@ def mix(
 
 
 def _agreed(worker: Worker, make: Callable[[], Declared]) -> Declared:
-    """Return what *make* makes, which reads the job's own values, once all ranks have made the same."""
+    """Return the order that *make* makes from the job's own values, once all ranks have made the same order."""
     began = time.monotonic()
     random_streams.begin(worker.seed, _FACTORY)
     order = make()

@@ -38,8 +38,8 @@ class DataShards(NamedTuple):
     """A dataset that is read in data shards.
 
     Attributes:
-        build: Called with `shard` and `shards`; returns what yields that shard's samples in order.
-        number: How many shards there are.
+        build: Function of `shard` and `shards` that returns an iterable of the shard's samples in order.
+        number: Number of shards.
         first: Iterable of shard 0, unread.
     """
 
@@ -91,7 +91,7 @@ class ShardLoader:
         schedule: Samples of each step.
         micro_batch_size: Most samples in one forward, None for all of a rank's part at once.
         num_workers: Loader processes, each of which reads whole shards; 0 reads in this process.
-        collate: Makes a batch of a list of samples; None for torch's.
+        collate: Function that makes a batch of a list of samples. None: torch's default_collate.
         virtual_shards: Virtual shards per batch, with exact consistency: each is a micro-batch from its own data shards.
 
     Raises:
@@ -119,7 +119,7 @@ class ShardLoader:
         self._is_exact = virtual_shards is not None
 
     def batches(self, position: Position) -> Iterator[Batch]:
-        """Yield the steps after *position* up to the end, or till all ranks leave. Collective: every rank.
+        """Yield the steps after *position* up to the end, or until all ranks exit. Collective: every rank.
 
         Raises:
             DatasetError: *position* is of another number of shards, or a shard has fewer samples than were trained on.
@@ -146,7 +146,7 @@ class ShardLoader:
             # Read before this step's vote, with which the ranks tell each other.
             try:
                 is_short = not schedule.is_end(position) and not supply.has(schedule.wanted(position, live))
-            except Leaving:  # with that vote all ranks leave
+            except Leaving:  # with that vote all ranks exit
                 is_short = True
             worker.generators.after_data()
             worker.vote.count_wanted = is_short
@@ -217,10 +217,10 @@ class ShardSupply:
         self._notes = 0
 
     def look(self, wanted: Sequence[int]) -> list[int]:
-        """Return how many samples each shard still has, counted up to *wanted*. Collective: every rank.
+        """Return the number of samples that each shard still has, counted up to *wanted*. Collective: every rank.
 
         Raises:
-            Leaving: some rank was asked to leave while it waited for samples. On every rank.
+            Leaving: some rank was asked to exit while it waited for samples; raised on every rank.
         """
         worker = self._worker
         try:

@@ -48,8 +48,8 @@ class ShardReader:
     before its first sample does not depend on the shard: files may be shuffled and every n-th taken.
 
     Args:
-        build: Called with `shard` and `shards` at the beginning of each epoch; returns the shard's samples.
-        shards: How many there are.
+        build: Function of `shard` and `shards`, called at the beginning of each epoch; returns the shard's samples.
+        shards: Number of shards.
         seed: Seed of the random streams.
         size: Samples of a chunk.
         epochs: Passes over the data, None: without end.

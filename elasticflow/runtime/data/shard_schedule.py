@@ -1,8 +1,8 @@
-"""The schedule of data shards of unknown lengths: which samples of which shard make up a step.
+"""The schedule of data shards of unknown lengths: it says which samples of each shard make up a step.
 
-One rule makes an epoch's order: the next sample is one of the shard that has given least, the lowest number first. So
-a position is how many samples each shard has given, its cursor, and what follows from a position depends neither on
-the world size nor on the batches that led there.
+One rule makes an epoch's order: the next sample comes from the shard that has given the fewest samples; among equals, from
+the shard with the lowest number. So a position is the number of samples that each shard has given, its cursor. The steps
+after a position depend neither on the world size nor on the batches that led to it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ShardStep(NamedTuple):
 
 
 class ShardSchedule:
-    """When a run over data shards ends, and what each step takes.
+    """The end of a run over data shards, and the samples of each step.
 
     Every step has the global batch's samples, but for the last one of the run; of each epoch with tail = "short". A
     shard that would keep a single sample gives it too, since BatchNorm refuses single ones: the step is larger then.
@@ -101,7 +101,7 @@ class ShardSchedule:
         return position.epoch >= self.epochs
 
     def remaining(self, position: Position) -> int | None:
-        """Return how many steps are left after *position*; None if only reading on will tell."""
+        """Return the number of steps left after *position*; None if it is unknown until more is read."""
         if self._steps is not None:
             return max(0, self._steps - position.step)
         return 0 if self.is_end(position) else None

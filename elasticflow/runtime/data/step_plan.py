@@ -1,7 +1,7 @@
-"""Computes, for many steps at a time, which samples a rank reads.
+"""Computes, for many steps at a time, the samples that a rank reads.
 
-A step of training leaves the caches cold, so that every line of Python between two steps costs several times
-what it costs in a loop of its own: whatever can be known ahead is worked out here.
+After a step of training the caches are cold, so that every line of Python between two steps costs several times
+its cost in a tight loop. So this module computes ahead.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def rank_pieces(
 
 
 def max_samples(count: int, full: int, world_size: int) -> int:
-    """Return how many samples of a batch of *count*, where a full one has *full*, the rank has that has most of them."""
+    """Return the number of samples of the rank with the most, in a batch of *count* samples; a full batch has *full*."""
     return -(-count // _num_ranks(count, full, world_size))
 
 

@@ -204,7 +204,7 @@ def _short() -> Any:
 
 
 def _kept_of(value: Any) -> Any:
-    """Return what pickling *value* would keep, as plain data and further objects; None if it cannot be pickled."""
+    """Return the contents of *value* that pickle would keep, as plain data and further objects; None if it cannot be pickled."""
     try:
         made = value.__reduce_ex__(_PICKLE_PROTOCOL)
         if isinstance(made, str):

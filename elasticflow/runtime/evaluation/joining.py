@@ -12,7 +12,7 @@ from elasticflow.runtime.data import notes
 
 
 def num_bytes(value: Any) -> int:
-    """Return how much memory the tensors and arrays in a value take."""
+    """Return the bytes that the tensors and arrays in a value take."""
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
     if isinstance(value, np.ndarray):
@@ -25,10 +25,10 @@ def num_bytes(value: Any) -> int:
 
 
 def joined(batches: list[Any]) -> Any:
-    """Return one value for those of several batches: tensors and lists one behind the other, inside dicts and tuples, too.
+    """Return the values of several batches as one value: tensors and lists are concatenated, inside dicts and tuples, too.
 
     Raises:
-        ValueError: they are none of these, or do not fit together; it says how.
+        ValueError: the values have other types, or do not fit together; the message says why.
     """
     first = batches[0]
     if isinstance(first, Tensor):

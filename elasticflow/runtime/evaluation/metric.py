@@ -42,7 +42,7 @@ class Metric:
 
     @property
     def is_class(self) -> bool:
-        """True if objects of the entry take in what the model returns."""
+        """True if the entry is a class whose objects take in the model's outputs."""
         return isinstance(self.entry, type)
 
     @property
@@ -65,10 +65,10 @@ class Metric:
         return functools.partial(self.entry, **self.args) if self.args else self.entry
 
     def chosen(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
-        """Return what it is called with of what a forward gave and of what a batch holds.
+        """Return the parts of the outputs and targets that the metric is called with.
 
         Raises:
-            MetricError: one of them does not have what is named.
+            MetricError: the outputs or the targets do not have the named part.
         """
         return _part(outputs, self.outputs, "outputs"), _part(targets, self.targets, "targets")
 
@@ -79,7 +79,7 @@ def metric_of(entry: Entry | Metric) -> Metric:
 
 
 def of_loss(name: str, metric: Metric, loss: float) -> float:
-    """Return a metric that follows from the mean loss over the whole set; infinite where that is too large for a float."""
+    """Return a metric that follows from the mean loss over the whole set; infinite if it is too large for a float."""
     try:
         return number(name, metric.called()(loss))
     except OverflowError:
@@ -149,7 +149,7 @@ class OverSet:
         self._held.append((outputs, targets))
 
     def value(self) -> float:
-        """Return what the metric is over all batches."""
+        """Return the metric's value over all batches."""
         if self._object is not None:
             return number(self._name, self._object.compute())
         try:

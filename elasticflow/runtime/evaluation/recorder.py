@@ -24,13 +24,13 @@ class Recorder:
         self.outputs: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the model returns."""
+        """Call the model; return its outputs."""
         self.outputs = self._model(*args, **kwargs)
         return self.outputs
 
 
 class Listener:
-    """`with` it, remembers what the model returns wherever the job's own step calls it: the last time within one step.
+    """Context manager that remembers the outputs of the last call of the model within one of the job's own steps.
 
     Args:
         model: The bare model.
@@ -54,10 +54,10 @@ class Listener:
         self._handle.remove()
 
     def outputs(self) -> Any:
-        """Return what the model returned last, and forget it.
+        """Return the model's last outputs, and forget them.
 
         Raises:
-            MetricError: the model was not called since.
+            MetricError: the model was not called since the last look.
         """
         if not self._has_called:
             raise MetricError(

@@ -82,14 +82,14 @@ def run_sets(
 ) -> dict[str, float] | None:
     """Return and log the metrics over all of these sets, under their names: `val.loss`. Collective: every rank.
 
-    Nothing is measured, and `worker.stopped` set, if the job's own code raised StopTraining on some rank, or some rank was
-    asked to leave. `worker.stopped` is set, too, if *stop_when* says that training ends.
+    If the job's own code raised StopTraining on some rank, or some rank was asked to exit, nothing is measured and
+    `worker.stopped` is set. `worker.stopped` is also set if *stop_when* says that training ends.
 
     Args:
         worker: This worker.
-        sets: By name; one whose name is empty has metrics without a prefix.
-        position: After the last step.
-        ranked: The one whose best value the line has.
+        sets: Evaluation sets by name; metrics of a set with an empty name have no prefix.
+        position: Position after the last step.
+        ranked: The set whose best value the log line shows.
         stop_when: Receives the metrics.
     """
     began, since = time.time(), time.monotonic()
@@ -167,9 +167,9 @@ class Evaluations:
 
     Args:
         worker: This worker.
-        schedule: Its end is always due, for each set.
-        sets: By name; at most one of them has a `best`.
-        stop_when: Ends training by their metrics.
+        schedule: Schedule of training; each set is due at its end.
+        sets: Evaluation sets by name; at most one of them has a `best`.
+        stop_when: Rule by which metrics end training.
 
     Attributes:
         is_owed: Some were cut short after the step resumed from, since all ranks left: they are to be made now.
@@ -228,7 +228,7 @@ class Evaluations:
                 self.run(position, due)
 
     def run_if_owed(self, position: Position) -> None:
-        """Make the evaluation after the step resumed from, if it was cut short because all ranks left. Collective."""
+        """Make the evaluation after the step resumed from, if it was cut short because all ranks exited. Collective."""
         if self._owed:
             self.run(position, [name for name in self._owed if name in self._sets] or list(self._sets))
         recall_stop(self._worker, self._stop_when)
@@ -260,7 +260,7 @@ class Evaluations:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what a snapshot kept, of sets of the same names; of a single set's, what ranks snapshots."""
+        """Load a snapshot's state into the sets of the same names; a single set's state goes to the set that ranks snapshots."""
         if self._stop_when is not None:
             self._stop_when.load_state_dict(state.get("stop_when", {}))
         if "sets" not in state:  # the job had one set without a name

@@ -1,4 +1,4 @@
-"""`train.stop_when`: what evaluations measured ends training."""
+"""`train.stop_when`: the metrics of evaluations end training."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StopWhen:
         self._last: float | None = None
 
     def take(self, metrics: Mapping[str, float], step: int) -> None:
-        """Take in what an evaluation after *step* measured."""
+        """Take in the metrics of an evaluation after *step*."""
         value = metrics.get(self._metric)
         if value is None:
             return
@@ -67,7 +67,7 @@ class StopWhen:
         return f"train.stop_when: {self._metric} was not better for {self._since} evaluations: {best}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a snapshot keeps."""
+        """Return the state for a snapshot."""
         return {
             "metric": self._metric,
             "better": "max" if self._sign > 0 else "min",
@@ -78,7 +78,7 @@ class StopWhen:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Count on from what a snapshot kept; from the beginning if that was of another metric."""
+        """Continue from a snapshot's state; from the beginning if that state is of another metric."""
         if (state.get("metric"), state.get("better")) != (self._metric, "max" if self._sign > 0 else "min"):
             return
         self._best, self._last = state["best"], state["last"]

@@ -75,7 +75,7 @@ class WholeSet:
     def run(self, measure: Callable[[int], OfBatch]) -> tuple[Tensor, list[float]] | None:
         """Return the sums over the set, added batch by batch, and the metrics' values: the same bits at every world size.
 
-        None, on every rank, if StopTraining was raised on some rank, or it was asked to leave. Collective: every rank.
+        None, on every rank, if StopTraining was raised on some rank, or some rank was asked to exit. Collective: every rank.
 
         Args:
             measure: Called with the number of a batch.
@@ -164,7 +164,7 @@ class WholeSet:
         self._worker.heartbeat.beat()
 
     def _leaves(self) -> bool:
-        """Return whether this rank is to go no further; if it was asked to leave, that becomes its request."""
+        """Return True if this rank must stop measuring; if it was asked to exit, record that as its request."""
         vote = self._worker.vote
         if vote.leave_wanted and vote.may_cut_short:
             vote.stop_wanted = vote.stop_wanted or LEAVE

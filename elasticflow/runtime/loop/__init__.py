@@ -1,1 +1,1 @@
-"""The runtime as a training script of one's own calls it: `elasticflow.join` and what it returns."""
+"""The runtime as a script with its own training loop calls it: `elasticflow.join` and the run that it returns."""

@@ -1,4 +1,4 @@
-"""The exchange by which ranks learn each other's losses, scalars and requests in a loop of the script's own.
+"""The exchange by which ranks learn each other's losses, scalars and requests in a training loop that the script writes.
 
 An all-reduce takes as long as a hundredth of a short step, so several steps share one: as many as fit into a tenth of a second.
 Nothing is read from the device before, either. Whoever depends on the answer, a snapshot above all, has the steps told first.
@@ -35,12 +35,12 @@ _SHARED_S, _MOST_STEPS = 0.1, 8
 
 
 def is_fixed(end: Position, *, is_end: bool) -> bool:
-    """Return True if all ranks meet after the step that ends at *end*, at every pace and number of ranks."""
+    """Return True if all ranks meet after the step that ends at *end*, at every speed and number of ranks."""
     return is_end or end.is_epoch_end or end.step % _MOST_STEPS == 0
 
 
 def require_loss(loss: Any, samples: Any) -> None:
-    """Make sure that a step can be told of *loss* and *samples*, as `Run.step` is given them.
+    """Check the *loss* and *samples* given to `Run.step`.
 
     Raises:
         StateError: *loss* is not one real number, or *samples* is no number of samples.
@@ -59,7 +59,7 @@ def require_loss(loss: Any, samples: Any) -> None:
 
 
 class _Step(NamedTuple):
-    """A step that the other ranks do not know of yet: the values of its line, which come later, and this rank's own."""
+    """A step that the other ranks do not know yet: the values of its log line, which come later, and this rank's values."""
 
     mean: LateNumber
     means: dict[str, float]
@@ -69,10 +69,10 @@ class _Step(NamedTuple):
 
 
 class Ballot:
-    """Tells the other ranks of this rank's steps. Every rank has one, and calls it at the same steps.
+    """Tells the other ranks of this rank's steps. Every rank has a ballot, and all ranks call it at the same steps.
 
     Attributes:
-        is_end_due: All ranks ask each other before the next step whether one of them wants training to end.
+        is_end_due: Before the next step the ranks agree on whether training ends.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -111,7 +111,7 @@ class Ballot:
         require_room(len({*self._names, *self._scalars}))
 
     def add(self, loss: Any, samples: int) -> tuple[LateNumber, Mapping[str, float]]:
-        """Take a step; return its mean loss and scalars over all ranks, which are there after the next `meet`.
+        """Add a step; return its mean loss and scalars over all ranks, which have their values after the next `meet`.
 
         Args:
             loss: Mean over this rank's *samples*, a number or a tensor; None: not given.
@@ -126,24 +126,24 @@ class Ballot:
         return step.mean, step.means
 
     def room_after(self, position: Position) -> int:
-        """Return how many steps from *position* on need no meeting; the same on every rank."""
+        """Return the number of steps after *position* that need no meeting; the same on every rank."""
         if self._is_recorded or self._is_owed:
             return 0
         return min(self._share - len(self._waiting), _MOST_STEPS - position.step % _MOST_STEPS) - 1
 
     def hold_back(self) -> None:
-        """Leave requests to the step in which an optimizer moves: a snapshot now would lose the gradients added up so far."""
+        """Defer requests to the step in which an optimizer moves: a snapshot now would lose the accumulated gradients."""
         vote = self._worker.vote
         self._is_owed |= vote.leave or vote.snapshot or vote.memory
         vote.leave = vote.snapshot = vote.memory = False
 
     def request_end(self, reason: str) -> None:
-        """Want training to end on all ranks."""
+        """Ask for training to end on all ranks."""
         self._why_end = reason or "no reason given"
         self._worker.vote.end_wanted = True
 
     def agree_on_end(self) -> None:
-        """Take no further step if some rank wants training to end. Collective: every rank."""
+        """End training before the next step if some rank asked for it. Collective: every rank."""
         self.is_end_due = False
         for rank, reason in enumerate(self._worker.gather_text(self._why_end or "")):
             if reason and self._worker.stopped is None:
@@ -157,7 +157,7 @@ class Ballot:
             self.meet(is_pending=is_pending)
 
     def meet(self, *, is_pending: bool = False) -> int:
-        """Tell of the steps that wait, if any; afterwards `worker.vote` says what all ranks want. Collective: every rank.
+        """Exchange the waiting steps, if any; afterwards `worker.vote` holds the requests of all ranks. Collective: every rank.
 
         Returns the samples of all ranks in these steps.
 
@@ -224,7 +224,7 @@ class Ballot:
         return int(row.extra[0])
 
     def _learn(self) -> None:
-        """Give names that some rank has met the same places on all of them. Collective: every rank."""
+        """Give each scalar's name that some rank has seen the same place on all ranks. Collective: every rank."""
         mine = sorted({name for step in self._waiting for name in step.scalars} - {*self._names})
         theirs = [json.loads(text) for text in self._worker.gather_text(json.dumps(mine))]
         self._names += sorted({name for names in theirs for name in names})

@@ -1,4 +1,4 @@
-"""A step's batch as the script gets it: this rank's part of the samples, and what part that is."""
+"""A step's batch as the script gets it: this rank's part of the samples, and its share of the whole."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Batch:
     """One rank's part of a global batch, on the run's device.
 
     Attributes:
-        samples: Number of this rank's samples. 0: the batch has fewer samples than there are ranks. `data` has one or two
-            of another rank then, so that the model can run, and `share` is 0.
+        samples: Number of this rank's samples. It is 0 if the batch has fewer samples than there are ranks: `data` then holds
+            one or two samples of another rank, so that the model can run, and `share` is 0.
         total: Number of all ranks' samples.
-        share: Factor for the mean loss of `data`, so that the mean over ranks that DistributedDataParallel
-            makes of the gradients is the mean over the global batch: 1 where all ranks have as many samples.
-        end: Position after the step: `end.step` counts from 1, `end.epoch` the finished passes over the dataset.
-        most: Samples of the rank that has most of them.
-        number: Number of the batch in its epoch, from 0, which `enumerate` would get wrong after a restart in the middle of
-            an epoch. None where data shards are read in order.
+        share: Factor for the mean loss of `data`. DistributedDataParallel averages gradients over the ranks; with this factor
+            the average is the mean over the global batch. It is 1 if all ranks have equally many samples.
+        end: Position after the step: `end.step` counts from 1, `end.epoch` counts the finished passes over the dataset.
+        most: Number of samples of the rank that has the most.
+        number: Number of the batch in its epoch, from 0; `enumerate` would count wrongly after a restart in the middle of
+            an epoch. None if data shards are read in order.
     """
 
     samples: int
@@ -45,10 +45,10 @@ class Batch:
 
     @property
     def data(self) -> Any:
-        """The samples as `collate` has joined them, or as torch's DataLoader does.
+        """The samples, joined by `collate`, or as torch's DataLoader joins them.
 
         Raises:
-            StateError: the run's gradients are made part by part: each is read in its turn, by `Run.gradients`.
+            StateError: the run computes its gradients part by part, so that only `Run.gradients` reads the samples.
         """
         if self.shards is not None:
             raise StateError(
@@ -64,22 +64,22 @@ class Batch:
 
     @property
     def inputs(self) -> Any:
-        """The first of a pair."""
+        """First item of `data`, if it is a pair."""
         return self._pair()[0]
 
     @property
     def targets(self) -> Any:
-        """The second of a pair."""
+        """Second item of `data`, if it is a pair."""
         return self._pair()[1]
 
     def parts(self, most: int) -> Iterator[Batch]:
         """Yield this batch in pieces of at most *most* samples, each with its own share: for gradient accumulation.
 
-        There are as many on every rank, so that each may run a collective, as DistributedDataParallel does. A rank that has
-        fewer samples than there are pieces gets one of them again, with the share 0.
+        Every rank gets the same number of pieces, so that a piece may run a collective, as DistributedDataParallel does. A rank
+        with fewer samples than pieces gets a sample again, with the share 0.
 
         Raises:
-            StateError: *most* is no whole number from 1.
+            StateError: *most* is not a whole number from 1.
         """
         if type(most) is not int or most < 1:
             raise StateError(f"batch.parts({most!r}): a part has a whole number of samples, from 1")
@@ -128,7 +128,7 @@ def _tensors(data: Any) -> Iterator[Tensor]:
 
 
 def _cut(data: Any, low: int, high: int) -> Any:
-    """Return the rows of all tensors in *data*; a list of strings, as torch collates them, is cut like a tensor."""
+    """Return rows *low* to *high* of all tensors in *data*; a list of strings, as torch collates strings, is cut like a tensor."""
     if isinstance(data, Tensor):
         return data[low:high] if data.dim() > 0 else data
     if isinstance(data, Mapping):

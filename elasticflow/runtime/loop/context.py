@@ -24,17 +24,17 @@ class HookContext:
     """The argument of a hook.
 
     Attributes:
-        hook: The key that names it: "on_step".
-        step: Finished optimizer steps.
-        epoch: The pass over the data that the last step was made in, from 1.
-        samples: Samples trained on.
-        rank: This worker's; 0 unless the hook asked for all.
-        world_size: Workers.
-        device: Where the model is.
-        model: The bare model, in evaluation mode, gradients switched off; its modes are put back.
+        hook: Key of the hook in the job file: "on_step".
+        step: Number of finished optimizer steps.
+        epoch: Number of the pass over the data in which the last step was made, from 1.
+        samples: Number of samples trained on.
+        rank: Rank of this worker; 0 unless the hook asked for all ranks.
+        world_size: Number of workers.
+        device: Device of the model.
+        model: The bare model, in evaluation mode, gradients switched off; its modes are restored afterwards.
         ema: The averaged model of `train.ema`; None without it.
-        dataset: The training data as `dataset.entry` returned it, to look something up (a vocabulary, names of classes);
-            what is read of it is read by the hook alone. None with `dataset.shards`.
+        dataset: The training data as `dataset.entry` returned it, to look something up (a vocabulary, names of classes).
+            Reads by a hook do not affect training. None with `dataset.shards`.
         metrics: `loss` and scalars of the last step and, as `eval`, the last evaluation.
             Empty before the first step of this generation.
         snapshot: In `on_snapshot` the name of the snapshot that is about to be taken; else None.
@@ -63,11 +63,11 @@ class HookContext:
         self._facts = {"step": position.step, "epoch": position.in_epoch, "hook": hook}
 
     def log_scalar(self, name: str, value: Any) -> None:
-        """Log a number: of Python, of numpy, or a tensor of one element.
+        """Log a number: a Python or NumPy number, or a tensor of one element.
 
         Raises:
             TypeError: the value has another type.
-            ValueError: *name* is no name.
+            ValueError: *name* cannot be used as a name.
         """
         _require_name(name)
         if isinstance(value, Tensor) and value.numel() != 1:

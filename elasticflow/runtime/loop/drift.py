@@ -65,7 +65,7 @@ def require_same_on_ranks(worker: Worker, settings: Mapping[str, Any]) -> None:
     """Make sure that all ranks have the same arguments. Collective: every rank.
 
     Raises:
-        StateError: a rank has another argument than rank 0; named, on every rank.
+        StateError: a rank has another argument than rank 0; raised on every rank, with the argument's name.
     """
     if worker.world_size == 1:
         return
@@ -88,7 +88,7 @@ def require_unchanged(worker: Worker, before: Mapping[str, Any], now: Mapping[st
         now: The settings of this start.
 
     Raises:
-        LoopDriftError: a difference would corrupt the run, or changes its trajectory and is not said to be wanted.
+        LoopDriftError: a difference would corrupt the run, or changes its trajectory without consent.
     """
     is_wanted = os.environ.get(worker_environment.ACCEPT_DRIFT, "") not in ("", "0")
     told = []

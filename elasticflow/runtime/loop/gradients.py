@@ -1,4 +1,4 @@
-"""The ways in which `Run.gradients` makes the gradients of the global batch."""
+"""Options of `Run.gradients`, and the steps that compute the gradients of the global batch."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Gradients:
-    """The way in which `Run.gradients` makes the gradients of the global batch.
+    """Options of `Run.gradients`, which computes the gradients of the global batch.
 
     Attributes:
-        precision: "fp32", "bf16" or "fp16" forwards; for fp16 `Run.keep` is given a GradScaler.
+        precision: Precision of the forward pass: "fp32", "bf16" or "fp16"; for "fp16" pass a GradScaler to `Run.keep`.
         on_nonfinite: "stop" at a loss that is not finite, or "skip" the step.
-        virtual_shards: Parts of each batch that are added up in a fixed order, so that the bits are the same at any number
-            of workers up to this one; None: DistributedDataParallel adds up what each rank has of it.
+        virtual_shards: Number of parts of each batch whose gradients are added up in a fixed order, so that the bits are the same
+            at any number of workers up to this number. None: DistributedDataParallel adds up the ranks' gradients.
         ddp: Options of DistributedDataParallel, and sync_batchnorm.
-        moves_optimizers: The function given to `Run.gradients` moves the optimizers itself, once each: before one moves, the
-            gradients of its parameters become the global batch's. It is called with all samples of a rank.
-        clip_grad_norm: Largest norm of the gradients of such an optimizer.
-        logs_grad_norm: A step's line says that norm for each such optimizer.
+        moves_optimizers: The function given to `Run.gradients` steps each optimizer itself, once. It is called with all samples
+            of a rank. Before an optimizer steps, the gradients of its parameters become those of the global batch.
+        clip_grad_norm: Largest norm of an optimizer's gradients, with *moves_optimizers*.
+        logs_grad_norm: A step's log line shows the gradient norm of each optimizer, with *moves_optimizers*.
     """
 
     precision: str = "fp32"
@@ -44,12 +44,12 @@ class Gradients:
 
 
 class LoopStep:
-    """Makes the steps of a loop, as far as `Run.gradients` does; a loop that exchanges gradients itself has one, too.
+    """Computes the gradients of a loop's steps for `Run.gradients`; a loop that exchanges gradients itself has a `LoopStep`, too.
 
     Args:
         worker: This worker.
-        how: The way in which gradients are made; None: the script exchanges them.
-        parts: The arguments of `State`.
+        how: Options of the gradients. None: the script exchanges gradients itself.
+        parts: Arguments of `State`.
 
     Attributes:
         is_exact: Steps have the same bits at every world size.
@@ -63,11 +63,11 @@ class LoopStep:
 
     @property
     def was_skipped(self) -> bool:
-        """True if the last step's loss was not finite, and the step is left out."""
+        """True if the last step was skipped because its loss was not finite."""
         return self._step is not None and self._step.was_skipped
 
     def forward_backward(self, fn: Callable[[Batch], Any], part: OwnPart) -> float:
-        """Leave the gradients of a global batch, of which *fn* is told part by part; return its mean loss. Collective."""
+        """Compute the gradients of a global batch by calls of *fn* for its parts; return the mean loss. Collective: every rank."""
         assert self._step is not None
         self._fn, self._end = fn, part.end
         try:

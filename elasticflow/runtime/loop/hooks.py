@@ -1,7 +1,7 @@
-"""Calls the job's hooks: apart from training, which continues as if nothing had been called.
+"""Calls the job's hooks isolated from training, which continues as if no hook had been called.
 
-A hook's random draws follow from the seed, its name, step and rank, and the generators are put back; so are the modes of
-the model's modules. Whatever it changes all the same is found out (`unchanged.py`).
+A hook's random draws follow from the seed, its name, step and rank; the generators and the modes of the model's modules are
+restored afterwards. A hook that still changes trained state is an error (`unchanged.py`).
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Hook(NamedTuple):
 
     Attributes:
         call: Called with a `HookContext`.
-        entry: As the job file names it.
-        every: For `on_step`: interval in steps.
-        all_ranks: Every rank calls it, not rank 0 alone.
+        entry: Entry point, as the job file gives it.
+        every: Interval of `on_step` in steps.
+        all_ranks: Every rank calls the hook, not rank 0 alone.
     """
 
     call: Callable[[HookContext], object]
@@ -65,7 +65,7 @@ class Hooks:
         model: Bare.
         hooks: By name, one of `NAMES`.
         precision: fp32, bf16 or fp16: hooks run under its autocast, as evaluations do.
-        is_exact: Every bit of the model is compared after each call, else after each hook's first one.
+        is_exact: Compare every bit of the model after each call, not only after the first call of each hook.
         average: The average of the model's weights.
     """
 
@@ -166,9 +166,9 @@ class Hooks:
 
 @contextmanager
 def apart(model: nn.Module, average: nn.Module | None, device: torch.device, key: int) -> Iterator[None]:
-    """`with` this, code draws from random streams of its own, and finds the model in evaluation mode, without gradients.
+    """Context in which code has its own random streams, and the model is in evaluation mode, without gradients.
 
-    Generators and modes are what they were afterwards, whatever the code does.
+    Generators and modes are restored afterwards, whatever the code does.
     """
     watched = [module for module in (model, average) if module is not None]
     state = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002

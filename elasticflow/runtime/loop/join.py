@@ -31,7 +31,7 @@ _OF_JOB = {"digest", "compare_replicas", "measures"}
 _has_joined = False
 
 
-# A train.py that was written before `join_job`, and edited since, is carried from launch to launch and calls `join`.
+# A train.py that was written before `join_job` existed, and edited since, is reused at each launch and calls `join`.
 def _or_job(join: Callable[_P, Run]) -> Callable[_P, Run]:
     """Have *join* take arguments of `join_job`, too, without showing them in its signature."""
 
@@ -60,31 +60,32 @@ def join(
     log_level: str = "info",
     gradients: Gradients | None = None,
 ) -> Run:
-    """Return this process as a member of a run, its process group formed and its random generators seeded. Collective.
+    """Join a run: form the process group, seed the random generators, and return the run. Collective.
 
-    Under `elasticflow run` the job file says all that these arguments say, *virtual_shards* excepted: its [script] table
-    names this script. Under plain torchrun and plain python the arguments do, and a second start with the same name and
-    folder continues where the first one ended.
+    Under `elasticflow run`, the job file whose [script] table names this script replaces all of these arguments except
+    *gradients* and *virtual_shards*. Under plain torchrun and plain python the arguments count, and a second start with the same
+    name and folder continues where the first one ended.
 
     Args:
-        seed: Seed of the order of the samples and of everything that is drawn at random.
-        name: Name of the job; default: the script's file name.
-        folder: Where a run that elasticflow did not start writes; default: runs/NAME/by-hand.
-        snapshots: Any fsspec URL or path; default: that folder.
-        every: When a snapshot is taken, any of these: "500 steps", "10 min", "1 epoch"; always at the end, and before
-            this process leaves.
-        keep: Number of the newest that stay.
-        ignore: State that no step depends on, by the path that a refusal gives it: "self.history".
-        virtual_shards: For `Run.gradients`: the same bits at any number of workers up to this one. None: `batches` gives
-            each rank its part as a whole, and the script exchanges gradients.
-        log_every: A line is logged after so many steps.
-        threads: CPU threads; None: the machine's cores shared out among its workers, one with virtual shards.
-        log_level: Lines below it are left out of the log.
-        gradients: The way in which `Run.gradients` makes them, with virtual shards or without; None: as *virtual_shards* says.
+        seed: Seed of the sample order and of all random draws.
+        name: Name of the job; by default the script's file name without .py.
+        folder: Run folder, unless `elasticflow run` started the script; by default runs/NAME/by-hand.
+        snapshots: Folder of the snapshots, as a path or any fsspec URL; by default inside the run folder.
+        every: Interval between snapshots: "500 steps", "10 min", "1 epoch", or a list of these. A snapshot is also taken at
+            the end and before this process exits.
+        keep: Number of newest snapshots to keep; older ones are deleted.
+        ignore: Paths of state that no step depends on, as an error message names them: "self.history".
+        virtual_shards: Number of parts into which `Run.gradients` cuts each batch, so that a run has the same bits at any number
+            of workers up to this number. None: `batches` gives each rank its part of a batch as a whole, and the script
+            exchanges the gradients.
+        log_every: Number of steps from one log line to the next.
+        threads: CPU threads of this process. None: an equal share of the machine's cores, or one thread with virtual shards.
+        log_level: Lowest level that is logged.
+        gradients: Options of `Run.gradients`. None: *virtual_shards* alone decides.
 
     Raises:
-        StateError: it was called before in this process.
-        StorageError: where snapshots go cannot be written.
+        StateError: `join` was called before in this process.
+        StorageError: the folder of the snapshots cannot be written.
     """
     if gradients is None and virtual_shards is not None:
         gradients = Gradients(virtual_shards=virtual_shards)
@@ -110,12 +111,17 @@ def join_job(
     measures: Measures | None = None,
     **options: Any,
 ) -> Run:
-    """Return this process as a member of a run; the train.py that the compiler writes calls this. Collective.
+    """Join a run, as `join` does, from a train.py that the compiler wrote. Collective.
 
-    Arguments and errors are those of `join`, but an error does not end the process, which `worker.program` runs. *digest*
-    identifies the resolved job file, *snapshots* says *every*, *keep* and *ignore*, too. *compare_replicas* ("1000 steps") says when
-    the ranks' replicas are compared bit for bit, besides before each snapshot; *measures*, which speeds the log has, None: steps
-    and samples. *options* are log_every, threads and log_level.
+    Errors are those of `join`, but they do not end the process: `worker.program` handles them. Other arguments are as for `join`.
+
+    Args:
+        digest: Digest of the resolved job file.
+        snapshots: Settings of the snapshots; they include *every*, *keep* and *ignore* of `join`.
+        compare_replicas: Interval at which the ranks' replicas are compared bit for bit, such as "1000 steps". They are also
+            compared before each snapshot.
+        measures: Speeds that the log shows. None: steps and samples.
+        options: log_every, threads and log_level.
     """
     return _joined(
         LoopSettings(name, digest, seed, snapshots, **options), folder, gradients, is_job=True,
@@ -131,12 +137,12 @@ def _joined(
     is_job: bool = False,
     **options: Any,
 ) -> Run:
-    """Join the process group; the job file of a script goes before its *own* settings."""
+    """Join the process group; the settings of a script's job file take precedence over its *own*."""
     _require_first_call()
     given = settings.told(os.environ)
     chosen = given or own
     if gradients is not None and gradients.virtual_shards is not None and chosen.threads is None:
-        chosen = replace(chosen, threads=1)  # sums inside of an operation depend on their number
+        chosen = replace(chosen, threads=1)  # sums inside an operation depend on the number of threads
     policy = chosen.snapshots
     place = Path(folder) if folder is not None else Path("runs") / chosen.job / "by-hand"
     worker = _member(chosen, place, policy, is_job=is_job)
@@ -156,7 +162,7 @@ def _require_first_call() -> None:
 
 
 def _member(chosen: LoopSettings, place: Path, policy: SnapshotSettings, *, is_job: bool) -> Worker:
-    """Return this process as a member of its group; an error ends a script's process."""
+    """Join the process group; return this worker. An error ends the process if it runs a script."""
     try:
         return life.join(
             chosen.job,
@@ -168,7 +174,7 @@ def _member(chosen: LoopSettings, place: Path, policy: SnapshotSettings, *, is_j
             log_level=chosen.log_level,
             shows_log=is_job,
         )
-    except stopping.Leaving:  # asked to before all ranks had met
+    except stopping.Leaving:  # asked to exit before all ranks had met
         if is_job:
             raise
         os._exit(INTERRUPTED)
@@ -179,10 +185,10 @@ def _member(chosen: LoopSettings, place: Path, policy: SnapshotSettings, *, is_j
 
 
 def _report_what_ends_the_script() -> None:
-    """Have an exception that ends the script be told as a worker's, and end the process at once.
+    """Report an exception that ends the script like a worker's error, and end the process at once.
 
-    Called behind `init_process_group`, whose hook (torch 2.13, `distributed_c10d._distributed_excepthook`) calls the one
-    before with a buffer in place of standard error, and writes it out only if that one returns.
+    Call this after `init_process_group`: its hook (torch 2.13, `distributed_c10d._distributed_excepthook`) calls the previous
+    hook with a buffer in place of standard error, and writes the buffer out only if the previous hook returns.
     """
     process, told = os.getpid(), sys.excepthook
 

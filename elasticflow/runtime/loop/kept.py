@@ -68,7 +68,7 @@ class Value:
         return self.value
 
     def load_state_dict(self, state: Any) -> None:
-        """Take over a value: lists, dicts and tensors are the same objects afterwards, with other contents."""
+        """Restore a value: lists, dicts and tensors stay the same objects, with restored contents."""
         self.value = _restored(self.value, state)
 
 
@@ -83,7 +83,7 @@ class Generator:
         self.generator = generator
 
     def state_dict(self) -> Any:
-        """Return where it is."""
+        """Return the generator's state."""
         match self.generator:
             case torch.Generator():
                 return self.generator.get_state()
@@ -113,7 +113,7 @@ class Generator:
 
 
 class KeptValues(MutableMapping[str, Any]):
-    """The plain values that `run.keep` was given, by the names that they have there. Snapshots hold what is in it.
+    """Plain values given to `run.keep`, by their argument names. Snapshots hold the current values.
 
     Args:
         values: By name.
@@ -141,13 +141,13 @@ class KeptValues(MutableMapping[str, Any]):
         kept.value = value
 
     def __delitem__(self, name: str) -> NoReturn:
-        """Raise: what is kept stays so."""
+        """Refuse: a kept value cannot be removed."""
         raise StateError(
             f"run.kept[{name!r}] cannot be taken away: snapshots hold it", f"run.kept[{name!r}] = None"
         )
 
     def __contains__(self, name: object) -> bool:
-        """Return whether `run.keep` was given such a value."""
+        """Return True if `run.keep` was given a value of this name."""
         return name in self._values
 
     def __iter__(self) -> Iterator[str]:
@@ -307,7 +307,7 @@ def _taken(objects: dict[str, Any], kind: type) -> dict[str, Any]:
 
 
 def is_scaler(value: Any) -> bool:
-    """Return whether *value* is a gradient scaler, of torch or derived from it."""
+    """Return True if *value* is torch's gradient scaler or derived from it."""
     return _is_called(value, "GradScaler")
 
 

@@ -1,4 +1,4 @@
-"""The schedule of a loop of the script's own: stages one after the other, each an `IndexSchedule` or nothing but counts.
+"""The schedule of a loop that the script writes: stages in sequence, each an `IndexSchedule` or nothing but counts.
 
 A script may train on one dataset and then on another. Each is a stage: its steps, samples and epochs count from where the
 one before ended, and positions count all stages together. `Position.stage` says where the current stage began, so that
@@ -37,7 +37,7 @@ class LoopSchedule:
 
     @property
     def start(self) -> Position:
-        """Before the first step."""
+        """Position before the first step."""
         return Position(0, 0, 0, 0, is_epoch_end=False) if self.steps is None else self.steps.start
 
     @property
@@ -64,7 +64,7 @@ class LoopSchedule:
         return self.epochs is not None and within(position).epoch >= self.epochs
 
     def remaining(self, position: Position) -> int | None:
-        """Return how many steps of the current stage are left after *position*; None if unknown."""
+        """Return the number of steps left in the current stage after *position*; None if unknown."""
         return None if self.steps is None else self.steps.remaining(within(position))
 
 

@@ -27,9 +27,9 @@ class _Other(NamedTuple):
 
     Attributes:
         kind: Name of its class.
-        moves_model: It has parameters of what is kept.
-        has_state: It has a state after its step.
-        is_alike: The shapes of its parameters are those of a kept optimizer.
+        moves_model: Some of its parameters are kept.
+        has_state: The optimizer has state after its step.
+        is_alike: The shapes of its parameters are the same as those of a kept optimizer.
     """
 
     kind: str
@@ -72,7 +72,7 @@ class Movers:
         """Look at what moved since the last call: at the end of each pass through the loop.
 
         Raises:
-            StateError: it was no kept optimizer, or a kept one moved nothing of the model; named.
+            StateError: an optimizer moved that is not kept, or a kept optimizer moved nothing of the model; the message names it.
         """
         self._depth = 0
         others, self._others = self._others, set()
@@ -107,7 +107,7 @@ class Movers:
             self._has_gradient = any(p.grad is not None for p in parameters_of([optimizer]))
 
     def _require_harmless(self, other: _Other) -> None:
-        # One without a state, made for some steps of its own, leaves nothing that a restart would lose.
+        # An optimizer without state, made for some steps only, holds nothing that a restart would lose.
         if other.moves_model and (other.has_state or not self._has_moved):
             raise StateError(
                 f"the model is moved by an optimizer that run.keep was not given, a {other.kind}: no snapshot holds its state",

@@ -1,7 +1,7 @@
-"""One pass through the script's loop: the batch it has, what it has moved, and whether the loop was left in it.
+"""One pass through the script's loop: its batch, the optimizers that moved in it, and whether it left the loop.
 
 A snapshot holds the state after whole steps. So a pass that moved the optimizer has to end with `Run.step`, a pass that
-only added to the gradients belongs to the step in which the optimizer moves, and a pass that moved nothing can be left out.
+only accumulated gradients belongs to the step in which the optimizer moves, and a pass that moved nothing can be left out.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Pass:
         """Look at the optimizers that moved in this pass, at its end.
 
         Raises:
-            StateError: one of them was not kept, or moved nothing of the model; named.
+            StateError: an optimizer was not kept, or moved nothing of the model; the message names it.
         """
         if self._movers is not None:
             self._movers.require_kept()
@@ -82,7 +82,7 @@ class Pass:
         """Begin to notice anew: the step that was just finished holds all that moved until now.
 
         Args:
-            is_pending: It was of a pass that only added to gradients, and no optimizer has moved since.
+            is_pending: The step belongs to a pass that only accumulated gradients, and no optimizer has moved since.
         """
         self._has_moved, self._has_settled, self._was_pending = False, True, is_pending
         self._scale_version = self._version_of_scale()
@@ -103,7 +103,7 @@ class Pass:
 
     @property
     def holds_gradients(self) -> bool:
-        """True if the pass that was finished last only added to gradients, and no optimizer has moved since."""
+        """True if the last finished pass only accumulated gradients, and no optimizer has moved since."""
         return self._was_pending and not self._has_moved
 
     @property
@@ -119,7 +119,7 @@ class Pass:
             step: Number of the last finished step.
 
         Raises:
-            StateError: it moved the optimizer or changed buffers, and `Run.step` was not called; or the optimizer moved behind
+            StateError: the pass moved the optimizer or changed buffers without a call of `Run.step`, or the optimizer moved after
                 the loop.
         """
         batch = self.batch

@@ -40,11 +40,11 @@ class PointWriter:
         self.sync()
 
     def add(self, kind: points.Kind, name: str, value: Any, facts: dict[str, Any]) -> None:
-        """Append one point, in one write: a killed worker leaves whole lines."""
+        """Append a point in a single write, so that a killed worker never writes half a line."""
         self._append({**facts, "kind": kind, "name": name, "time": round(time.time(), 3), "value": value})
 
     def add_image(self, name: str, png: bytes, facts: dict[str, Any]) -> None:
-        """Write an image, whole or not at all, and append its point. One of a step that is done again takes its place."""
+        """Write an image, whole or not at all, and append its point. If the step is repeated, the new image replaces the old."""
         folder = self._folder / points.IMAGES
         folder.mkdir(exist_ok=True)
         of_rank = f"-rank{self._rank}" if self._rank else ""

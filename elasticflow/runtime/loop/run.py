@@ -1,4 +1,4 @@
-"""The run that `elasticflow.join` returns: its training loop is the script's own, and survives what happens to it."""
+"""The run that `elasticflow.join` returns: the script writes the training loop, and the run survives failures and preemption."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _ends_here_if_asked(worker: Worker) -> Iterator[None]:
-    """End this process where it is asked to leave before it trained: nothing is lost by that."""
+    """End this process if it is asked to exit before it has trained: nothing is lost."""
     try:
         yield
     except Leaving:
@@ -73,17 +73,16 @@ def _ends_here_if_asked(worker: Worker) -> Iterator[None]:
 class Run:
     """A run that this process takes part in, as `elasticflow.join` returned it.
 
-    All ranks call the same methods in the same order. A method that says so is a collective: it returns once every
-    rank has called it.
+    All ranks call the same methods in the same order. A method marked "Collective" returns once every rank has called it.
 
     Attributes:
         rank: Number of this process, from 0.
         local_rank: Number of this process on its machine, from 0.
         world_size: Number of processes.
-        device: Where the model and the batches are: a GPU of this rank's own, or the CPU.
-        position: After the last finished step: `step`, `epoch` and `samples` count what is done, over all launches.
-        worker: This process as a member of its group, and
-        schedule: what positions mean: for the other objects of an entry point that the compiler writes.
+        device: Device of the model and the batches: a GPU of this rank's own, or the CPU.
+        position: Position after the last finished step: `step`, `epoch` and `samples` count the work of all launches.
+        worker: This process as a member of its group; for the objects of a train.py that the compiler writes.
+        schedule: Schedule that positions refer to; for the same objects.
     """
 
     def __init__(
@@ -119,15 +118,15 @@ class Run:
 
     @property
     def is_main(self) -> bool:
-        """True on rank 0: for work of one process alone, such as printing."""
+        """True on rank 0: for work that a single process does, such as printing."""
         return self.rank == 0
 
     @property
     def is_finished(self) -> bool:
-        """True if training has come to its end, and not only this launch: for work that is to be done once, after the loop.
+        """True if training has ended, and not only this launch: for work that is done once, after the loop.
 
-        It has where no step is left, `stop` was agreed on, or the loop was left by break. `finish`, the exit code and the next
-        start say the same.
+        Training has ended if no step is left, the ranks agreed on `stop`, or the loop was left by break. `finish`, the exit code
+        and the next start go by this property.
         """
         stopped = self.worker.stopped
         if stopped is not None or self.worker.should_leave:
@@ -136,21 +135,22 @@ class Run:
 
     @property
     def should_leave(self) -> bool:
-        """True if all ranks have agreed, in the last `step`, to make no further one: a loop of `batches` ends by itself."""
+        """True if all ranks agreed in the last `step` to make no further step; a loop over `batches` ends by itself then."""
         return self.worker.should_leave
 
     def keep(self, **objects: Any) -> None:
-        """Have snapshots hold *objects*, and give them the newest snapshot's state now. Collective: every rank, once.
+        """Include *objects* in snapshots, and load the newest snapshot into them now. Collective: every rank, once.
 
-        Models, optimizers, schedules, a GradScaler and an AveragedModel are known by their class. Random generators and
-        lists, dicts and tensors of the script stay its own objects; other plain values are read and written in `kept`,
-        and are the same on every rank. Anything else needs `state_dict` and `load_state_dict`, and rank 0's counts. A
-        model may be wrapped before or afterwards, by DistributedDataParallel and torch.compile. State that the script
-        holds beside all this is named in a warning, and refused once it changes. Afterwards `position` says where the
-        run continues; every byte was verified, on every rank.
+        Models, optimizers, learning-rate schedulers, a GradScaler and an AveragedModel are recognized by their class. Random
+        generators, lists, dicts and tensors are restored in place. Other plain values are read and written in `kept`, and are the
+        same on every rank. Any other object needs `state_dict` and `load_state_dict`; snapshots hold the state of rank 0's
+        object. A model may be wrapped by DistributedDataParallel and torch.compile before this call or afterwards. A warning names
+        state of the script that is not kept; once such state changes, it is an error. After the call `position` says where the
+        run continues, and every rank has verified every byte that it loaded.
 
         Raises:
-            StateError: no model or no optimizer is among them, a snapshot cannot hold an object, or it is of others.
+            StateError: no model or no optimizer was given, a snapshot cannot hold an object, or the newest snapshot holds
+                other objects.
             SnapshotError: the store cannot be read.
         """
         if self._state is not None:
@@ -190,16 +190,16 @@ class Run:
     def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
         """Return *model* with its gradients exchanged between ranks in each backward pass. Collective: every rank.
 
-        That is DistributedDataParallel where there are several ranks, every one with rank 0's weights, and *model* itself where
-        there is one. `keep` takes either. Call the returned model in the loop, with `batch.share` on the loss.
+        With several ranks the result is DistributedDataParallel, and every rank has rank 0's weights; with a single rank it is
+        *model* itself. `keep` takes the model or the result. In the loop, call the result and multiply the loss by `batch.share`.
 
         Args:
-            model: On `device`.
+            model: Model on `device`.
             options: Options of DistributedDataParallel, such as find_unused_parameters.
 
         Raises:
-            StateError: the run makes its gradients itself (`gradients`), or the model is wrapped already, so that they would be
-                exchanged twice; or the model is sharded, or on another device.
+            StateError: the run computes the gradients itself (`gradients`) or the model is wrapped already, so that gradients
+                would be exchanged twice; or the model is sharded, or on another device.
         """
         if self._gradients is not None:
             raise StateError(
@@ -217,13 +217,14 @@ class Run:
         return model if self.world_size == 1 else ddp.wrap(model, self.device, **options)
 
     def epochs(self, number: int) -> Iterator[int]:
-        """Yield the number of each epoch that is left, from 0: `for epoch in run.epochs(10)`. Every rank.
+        """Yield the number of each remaining epoch, from 0: `for epoch in run.epochs(10)`. Every rank.
 
-        Inside, `batches` without *epochs* and *steps* gives the batches of that epoch, and the code behind them belongs to
-        the epoch: the snapshot of the epoch's last step is taken after that code, so that a restart neither skips nor
+        Inside the loop, `batches` without *epochs* and *steps* gives the batches of the epoch. The code after the batches belongs
+        to the epoch: the snapshot of the epoch's last step is taken after that code, so that a restart neither skips nor
         repeats it. A run that resumes in the middle of an epoch runs the code before `batches` again; then kept state is
-        restored from the snapshot. If all ranks exit in the middle of an epoch, this process ends, as by `finish`. A script that reads its own data in an epoch resumes from the epoch's beginning, unless `keep` was given a
-        loader: an object that can be iterated over and has a state.
+        restored from the snapshot. If all ranks exit in the middle of an epoch, this process ends as by `finish`. A script that
+        reads its own data resumes from the beginning of the epoch, unless `keep` was given a loader: an object that can be
+        iterated over and has a state.
 
         Raises:
             StateError: `keep` was not called, an epoch made no step, or its batches were left by break.
@@ -235,7 +236,7 @@ class Run:
 
     @property
     def kept(self) -> KeptValues:
-        """The plain values that `keep` was given, by their names: `run.kept["best"] = 0.9`. Snapshots hold them.
+        """Plain values given to `keep`, by name: `run.kept["best"] = 0.9`. Snapshots hold them.
 
         Raises:
             StateError: `keep` was not called.
@@ -260,31 +261,31 @@ class Run:
         """Return this rank's part of each global batch, from `position` to the end. Collective: every rank.
 
         Every sample comes once per epoch, shuffled by the seed and the epoch, at any number of ranks and over all
-        restarts. What is drawn at random while a sample is read, and while the model runs, follows from the seed, too.
-        The loop ends early, after the same step on all ranks, where they were asked to leave: `is_finished` tells.
-        Called before `keep`, it has a snapshot of other data refused before anything is restored.
+        restarts. Random draws while a sample is read and while the model runs follow from the seed, too. The loop ends early,
+        after the same step on all ranks, if the ranks were asked to exit: check `is_finished` afterwards. If `batches` is called
+        before `keep`, a snapshot of other data is refused before anything is restored.
 
-        Inside `epochs` these are the batches of one epoch. A second call, behind the first loop and with other data, is a
-        second stage: a restart continues in the stage that it was in.
+        Inside `epochs` these are the batches of one epoch. A second call after the first loop, with other data, begins a
+        second stage; a restart continues in the stage that the run was in.
 
         Args:
-            dataset: With `__len__` and `__getitem__`; the same on every rank.
-            size: Samples of a global batch; a rank has its part of them. Need not divide by the number of ranks.
-            epochs: Passes over the dataset; or
-            steps: Steps over the dataset; neither inside `epochs`.
+            dataset: Object with `__len__` and `__getitem__`; the same on every rank.
+            size: Number of samples in a global batch, shared out among the ranks. It need not be divisible by the number of ranks.
+            epochs: Number of passes over the dataset. Give *epochs* or *steps*, and neither inside `Run.epochs`.
+            steps: Number of steps over the dataset.
             tail: Treatment of samples at an epoch's end that fill no batch: "spill" (the batch continues in the next
                 epoch), "short" (a smaller batch) or "drop".
             num_workers: Loader processes of each rank; 0 reads in this process.
-            collate: Makes a batch of a list of samples; None for torch's.
-            micro_batch_size: Most samples that `gradients` gives its function at once; None: all of the rank's.
-            order: Another order of the samples than by the seed (`runtime/data/samplers.py`).
-            shards: Data shards of what `open_shards` returned; each is read in order, by one rank at a time.
+            collate: Function that makes a batch of a list of samples. None: torch's default_collate.
+            micro_batch_size: Most samples that `gradients` passes to its function at once. None: all samples of the rank.
+            order: Order of the samples, if not shuffled by the seed (`runtime/data/samplers.py`).
+            shards: Number of data shards, for a dataset from `open_shards`; each shard is read in order, by one rank at a time.
 
         Raises:
-            DatasetError: the data cannot be read by index, differs between ranks, or is not the snapshot's.
-            StateError: `keep` was not called, the loop left out `step`, an argument cannot be used or differs between ranks,
-                or the loop over this data is over.
-            LoopDriftError: an argument differs from what the snapshot was taken with, so that resuming would be another run.
+            DatasetError: the data cannot be read by index, differs between ranks, or is not the data of the snapshot.
+            StateError: `keep` was not called, a pass of the loop did not call `step`, an argument cannot be used or differs
+                between ranks, or the loop over this data has ended.
+            LoopDriftError: an argument differs from the snapshot's, so that resuming would be another run.
         """
         given: dict[str, Any] = {
             "size": size,
@@ -320,21 +321,21 @@ class Run:
         return Batches(partial(self._loop, source), check)
 
     def gradients(self, fn: Callable[[Batch], Any], batch: Batch) -> float:
-        """Leave the global batch's gradients in the parameters; return its mean loss. Collective: every rank.
+        """Compute the global batch's gradients in the parameters' `grad`; return its mean loss. Collective: every rank.
 
-        With virtual shards the same bits at any number of ranks: the batch is cut into them, *fn* is called with one
-        after the other, and what they give is added up in a fixed order. Else DistributedDataParallel adds up what *fn*
-        gives for each micro-batch. Nothing else exchanges gradients: the model is called bare. Where *fn* raised
-        StopTraining, or a rank was asked to leave, this process ends as by `finish`, and the step changes nothing.
+        With virtual shards the result has the same bits at any number of ranks: *fn* is called with each shard of the batch
+        in turn, and the gradients are added up in a fixed order. Otherwise *fn* is called with each micro-batch, and
+        DistributedDataParallel adds up the gradients. Pass a bare model to *fn*: nothing else may exchange gradients. If *fn* raises
+        StopTraining, or a rank was asked to exit, this process ends as by `finish`, and the step changes nothing.
 
         Args:
-            fn: Takes a `Batch` and returns its mean loss, or a pair of the sum of its losses and what to divide the
-                global batch's by. Called for each part of this rank.
-            batch: As `batches` yielded it.
+            fn: Function of a `Batch`, called for each part of this rank. It returns the mean loss, or a pair: the sum of the
+                losses, and this part's contribution to the number by which the global sum is divided.
+            batch: Batch that `batches` yielded.
 
         Raises:
-            NonFiniteLossError: the loss is not finite, on every rank.
-            StateError: the run was not told how to make gradients, or an operation has no deterministic form here.
+            NonFiniteLossError: the loss is not finite; raised on every rank.
+            StateError: `join` was given neither *gradients* nor *virtual_shards*, or an operation has no deterministic form here.
         """
         if self._step is None or batch.shards is None:
             raise StateError(
@@ -348,14 +349,14 @@ class Run:
         return loss
 
     def log(self, **scalars: Any) -> None:
-        """Have the step's line in metrics.jsonl, the console and the sinks say *scalars*, before `step`.
+        """Add *scalars* to the step's line in metrics.jsonl, on the console and in the sinks; call this before `step`.
 
-        Each is a number or a tensor without dimensions, a mean over this rank's samples; the line says the mean over
+        Each scalar is a number or a tensor without dimensions, and a mean over this rank's samples; the line shows the mean over
         the global batch.
 
         Raises:
-            StateError: in a run whose gradients `gradients` makes: what it calls returns them, beside its loss.
-            StepResultError: a scalar cannot have its name, or they are too many.
+            StateError: the run uses `gradients`, whose function returns scalars beside its loss.
+            StepResultError: a scalar cannot have its name, or there are too many scalars.
         """
         if self._gradients is not None:
             raise StateError(
@@ -365,22 +366,22 @@ class Run:
         self._ballot.note(scalars)
 
     def step(self, *, loss: Any = None, samples: int | None = None) -> None:
-        """Finish a step: report it, take a snapshot if one is due, and learn whether all are to leave. Collective.
+        """Finish a step: report it, take a snapshot if one is due, and learn whether the ranks are asked to exit. Collective.
 
-        An `Evaluation` that was kept, and hooks, have their turn before the snapshot, if it is due.
-        Called by every rank at the end of each pass through the loop, when optimizer and schedule have moved. What
-        ranks tell each other travels every tenth of a second, so quick steps wait neither for a GPU nor for each other here.
-        A pass that only added to gradients, in which no optimizer moved, belongs to the step in which one does: no snapshot is
-        taken after it.
+        A kept `Evaluation` and hooks that are due run before the snapshot.
+        Every rank calls this at the end of each pass through the loop, after optimizer and scheduler have stepped. Ranks
+        exchange messages every tenth of a second only, so short steps wait neither for the GPU nor for other ranks here.
+        A pass that only accumulated gradients, without an optimizer step, belongs to the next step of the optimizer: no snapshot
+        is taken after such a pass.
 
         Args:
             loss: Mean over this rank's samples, a number or a tensor of one element; reported as the mean over all ranks.
-            samples: Samples of this rank, where the script reads its data itself, without `batches`: which samples come after a
-                restart is its own business then.
+            samples: Number of this rank's samples, if the script reads its data itself, without `batches`. Such a script also
+                decides which samples come after a restart.
 
         Raises:
-            StateError: a snapshot would leave out what training changes; named. Or *loss* is not one number, *samples* is no
-                number of samples, or a pass called it twice.
+            StateError: a snapshot would leave out state that training changes (the message names it), *loss* is not one number,
+                *samples* is not a number of samples, or `step` was called twice in a pass.
             NotExchangedError: the ranks' models differ after the first step: nothing exchanged their gradients.
             SnapshotError: the snapshot writer has failed.
         """
@@ -429,20 +430,20 @@ class Run:
     ) -> dict[str, float]:
         """Return the means of *loss* and *metrics* over *dataset*, each sample once at any number of ranks. Collective.
 
-        They are the run's metrics at `position`, as an evaluation of the job file has them. The model is in evaluation
-        mode meanwhile, and no gradients are made. Where all ranks were asked to leave, this process ends as by `finish`.
+        The log records them at `position`, like an evaluation of a job file. The model runs in evaluation mode and without
+        gradients. If all ranks were asked to exit, this process ends as by `finish`.
 
         Args:
-            dataset: With `__len__` and `__getitem__`, of pairs of input and target; the same on every rank.
-            loss: Takes outputs and targets, and returns their mean.
-            metrics: By name: takes outputs and targets and returns a mean over them, or a class whose objects have
-                `update(outputs, targets)` and `compute()`. Without *loss* a function takes the model and a batch.
-            name: Name of the set, before the names of its metrics in the log: `val` makes `val.accuracy`. The returned names are
-                without it: `loss`, `accuracy`.
-            model: The model to measure; None: the one that was kept.
-            size: Samples of a batch.
-            samples: Most that are measured, always the same ones; None: all.
-            collate: Makes a batch of a list of samples; None for torch's.
+            dataset: Object with `__len__` and `__getitem__` that returns pairs of input and target; the same on every rank.
+            loss: Function of outputs and targets that returns their mean loss.
+            metrics: Metrics by name. A metric is a function of outputs and targets that returns a mean over them, or a class
+                with `update(outputs, targets)` and `compute()`. Without *loss*, a function takes the model and a batch.
+            name: Prefix of the metrics' names in the log: `val` makes `val.accuracy`. The returned names have no prefix:
+                `loss`, `accuracy`.
+            model: Model to evaluate. None: the kept model.
+            size: Number of samples in a batch.
+            samples: Most samples to evaluate, always the same samples. None: all.
+            collate: Function that makes a batch of a list of samples. None: torch's default_collate.
 
         Raises:
             DatasetError: the data cannot be read by index, or differs between ranks.
@@ -465,27 +466,27 @@ class Run:
         return {key.removeprefix(f"{name}."): value for key, value in measured.items()}
 
     def call(self, hooks: Hooks) -> None:
-        """Have *hooks* called when training begins and after each step, before `batches` and `keep`."""
+        """Register *hooks*, which are called when training begins and after each step. Call this before `batches` and `keep`."""
         self._hooks = hooks
 
     def stop(self, reason: str) -> None:
-        """End training on all ranks, and count as finished; called by any rank, inside the loop.
+        """End training on all ranks; the run counts as finished. Any rank may call this, inside the loop.
 
-        The loop ends after the same step at every pace and number of ranks: after the next step that is a multiple of 8 or the
-        last of an epoch; with `gradients`, and where the script reads its own data, after this one. Where all ranks have
-        called `evaluate` since the last step, no further one is made.
+        The loop ends after the same step at every speed and number of ranks: after the next step that is a multiple of 8 or the
+        last of an epoch; with `gradients`, or if the script reads its own data, after the current step. If all ranks have
+        called `evaluate` since the last step, no further step is made.
         """
         self._ballot.request_end(reason)
 
     def finish(self) -> NoReturn:
-        """Take the last snapshot, wait until it is committed, and end this process. Collective: every rank, last of all.
+        """Take the last snapshot, wait until it is committed, and end this process. Collective: every rank, at the script's end.
 
-        The run counts as finished where `is_finished` is true, else as interrupted (exit code 75 under plain python): the same
-        command continues. What is registered with `atexit` is called before.
+        The run counts as finished if `is_finished` is true. Otherwise it is interrupted (exit code 75 under plain python), and
+        the same command continues it. Functions registered with `atexit` are called before the process ends.
 
         Raises:
-            StateError: the loop was left in a pass that had moved the optimizer, or is not over, or the ranks left it after
-                different steps.
+            StateError: the loop was left in a pass in which an optimizer had stepped, the loop is not over, or the ranks left it
+                after different steps.
             SnapshotError: the last snapshot could not be written.
         """
         self._kept("finish")
@@ -496,7 +497,7 @@ class Run:
         self._end()
 
     def end_if_forgotten(self) -> None:
-        """Do what `finish` does, where the script has ended without it and its loop was over; else say where the run stands."""
+        """Finish a run whose script has ended without `finish`, if its loop was over; otherwise report where the run stands."""
         if self._is_over or not self._is_training:
             return
         if self._pass.is_closed and (self.worker.should_leave or self.schedule.is_end(self.position)):
@@ -507,7 +508,7 @@ class Run:
         )
 
     def _enter(self, source: Source, settings: Mapping[str, Any]) -> bool:
-        """Go over to the stage of *source*; return whether the run is in it, and not behind it. Collective: every rank."""
+        """Move to the stage of *source*; return False if the run is past that stage already. Collective: every rank."""
         snapshots, _ = self._kept("batches")
         now = stage_of(self.position)
         if source.stage < now:
@@ -555,7 +556,7 @@ class Run:
             )
 
     def _enter_own_data(self, snapshots: Snapshots, state: State) -> None:
-        """Begin to train on data that the script reads itself, at the first step. Collective: every rank."""
+        """Begin the stage of data that the script reads itself, at its first step. Collective: every rank."""
         epochs = self._stages.epochs
         if epochs is not None and epochs.stage > stage_of(self.position):
             self._begin_stage(epochs.stage, snapshots)
@@ -584,10 +585,10 @@ class Run:
             )
 
     def _step_quietly(self, loss: Any, samples: int | None) -> bool:
-        """Finish a step after which nothing is due but its line in the log; return whether this step is one.
+        """Finish a step if nothing but its log line is due after it; return False if more is due.
 
-        Code between two steps runs on cold caches, where it costs several times what it costs in a loop of its own. So the
-        steps that need not meet do not look again at what the step before them found out.
+        Code between two steps runs on cold caches, and costs several times what a tight loop would suggest. So a step at which
+        the ranks need not meet does not repeat the checks of the step before.
         """
         this = self._pass
         batch = this.batch
@@ -605,9 +606,10 @@ class Run:
         return True
 
     def _quiet_steps_ahead(self, snapshots: Snapshots, state: State) -> int:
-        """Return how many of the next steps are quiet if an optimizer moves in each and none ends an epoch.
+        """Return the number of next steps that are quiet if an optimizer moves in each and none ends an epoch.
 
-        In all others `step` looks at everything. It comes to the same meetings: ranks may differ in which steps are quiet.
+        In all other steps `step` checks everything. The ranks meet at the same steps either way, so that a step may be quiet
+        on some ranks only.
         """
         is_busy = self._gradients is not None or self._hooks is not None or state.evaluation is not None
         if is_busy or self.worker.should_leave:
@@ -617,7 +619,7 @@ class Run:
         return snapshots.idle_steps(self.position, most, self.schedule.global_batch_size)
 
     def _tell_step(self, loss: Any, batch: Batch | None, samples: int, *, is_pending: bool) -> None:
-        """Report a step whose gradients say nothing to other ranks, and tell them if it is time to."""
+        """Report a step to the other ranks, if a meeting is due; the exchange of its gradients has not done so."""
         worker, snapshots, _ = self.worker, *self._kept("step")
         mean, scalars = self._ballot.add(loss, samples if batch is None else batch.samples)
         worker.progress.note_step(0, scalars)
@@ -633,7 +635,7 @@ class Run:
         self.worker.log_step(position, loss, self._optimizers)
 
     def _agree_on_end(self, batch: Batch | None) -> None:
-        """Learn whether some rank called `stop`, after a step at which all ranks do. Collective there."""
+        """Learn whether some rank called `stop`, at the steps after which all ranks meet. Collective at these steps."""
         knows_at_once = batch is None or self._gradients is not None
         if self.worker.vote.end and (
             knows_at_once or is_fixed(self.position, is_end=self.schedule.is_end(self.position))
@@ -648,7 +650,7 @@ class Run:
         waits = epochs is not None and (not kept.has_loader(state) if is_own else self.position.is_epoch_end)
         snapshots.after_step(self.position, takes=not waits)
         if waits and not is_own:
-            # The code behind the epoch's batches runs first, evaluations too.
+            # The code after the epoch's batches runs first, evaluations included.
             worker.vote.may_cut_short, self._stages.is_after_batches = False, True
             return
         if not worker.should_leave:
@@ -683,13 +685,13 @@ class Run:
             self.schedule.epochs = number
 
     def _seed_own_epoch(self, snapshots: Snapshots) -> None:
-        """Seed the generators where the script reads its own data: a restart begins the epoch again, with the same draws."""
+        """Seed the generators if the script reads its own data: a restart begins the epoch again, with the same draws."""
         of_batches = any(map(drift.is_of_batches, snapshots.loop or {}))
         if self.position.step > 0 and self.schedule.steps is None and not of_batches:
             self._seed_own_step(None)
 
     def _seed_own_step(self, batch: Batch | None) -> None:
-        """Seed the generators for the next pass, where the script reads its own data: *batch* is None."""
+        """Seed the generators for the next pass, if the script reads its own data: *batch* is None."""
         if batch is not None or self._gradients is not None:
             return
         # The same on all ranks, as by `join`: they may draw one order of their samples together.
@@ -698,7 +700,7 @@ class Run:
         self.worker.generators.seed_model(key)
 
     def _end_epoch(self, snapshots: Snapshots) -> None:
-        """Do what is due once what follows an epoch's batches is done. Collective: every rank."""
+        """Do the work that is due once the code after an epoch's batches has run. Collective: every rank."""
         worker, stages = self.worker, self._stages
         worker.vote.may_cut_short, stages.is_after_batches = True, False
         if self.schedule.steps is None and stages.has_stepped(self.position):
@@ -734,7 +736,7 @@ class Run:
             raise
 
     def _is_over_after(self, end: Position) -> bool:
-        """Return whether the loop over batches ends with the pass that ended at *end*; in the middle of an epoch, leave."""
+        """Return True if the loop over batches ends with the pass that ended at *end*; in the middle of an epoch, end the process."""
         if self._pass.batch is not None:
             raise StateError(f"run.step was not called in step {end.step}", MISSING)
         if self._ballot.is_end_due:
@@ -753,15 +755,17 @@ class Run:
         )  # fmt: skip
         if self._hooks is not None:
             self._hooks.start(self.position)
-        if state.evaluation is not None:  # one may be owed: it was cut short, when all were asked to leave
+        if (
+            state.evaluation is not None
+        ):  # an evaluation may be owed: it was cut short when all ranks were asked to exit
             state.evaluation.run_if_owed(self.position)
         self._is_training, self._began_after = True, self.position.step
 
     def _close_loop(self) -> None:
-        """Find out how the loop ended, the same on all ranks, before the run says whether it is finished. Collective.
+        """Agree with all ranks on how the loop ended, before the run says whether it is finished. Collective.
 
         Raises:
-            StateError: it is not over, was left in a pass that moved something, or after different steps.
+            StateError: the loop is not over, was left in a pass that moved something, or ended after different steps.
         """
         worker = self.worker
         self._pass.require_closed(self.position.step)
@@ -817,7 +821,7 @@ class Run:
             self._script.tell(text)
 
     def _not_exchanged(self) -> str | None:
-        """Return which gradients the ranks do not exchange; None: all, by this run or by a wrapper that the script made itself."""
+        """Return the gradients that ranks do not exchange, as a phrase; None: this run, or a wrapper of the script's, exchanges all."""
         if self._gradients is not None:
             return None
         _, state = self._kept("step")

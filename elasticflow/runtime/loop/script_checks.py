@@ -1,4 +1,4 @@
-"""Checks of a loop written by hand, and messages to that person on standard error.
+"""Checks of a loop written by hand, and messages to its author on standard error.
 
 The train.py that the compiler writes needs none of them: it does what a loop must, and a supervisor follows its log.
 """
@@ -39,7 +39,7 @@ class ScriptChecks:
 
     def __init__(self, worker: Worker, gradients: Gradients | None, ignored: tuple[str, ...]) -> None:
         self._worker, self._gradients, self._ignored = worker, gradients, ignored
-        # A rank that is asked to leave takes part in its steps until all have agreed.
+        # A rank that is asked to exit takes part in steps until all ranks have agreed.
         worker.vote.may_skip = False
         self._has_looked_for_enumerate = False
 
@@ -77,7 +77,7 @@ class ScriptChecks:
             drift.require_unchanged(self._worker, before, settings)
 
     def check_of_count(self) -> Callable[[int, Batch], None] | None:
-        """Return what is called with the number that `enumerate` gives the first batch; None in later loops."""
+        """Return the function to call with the number that `enumerate` gives the first batch; None in later loops."""
         looks = self._worker.rank == 0 and not self._has_looked_for_enumerate
         self._has_looked_for_enumerate = True
         return self._check_count if looks else None

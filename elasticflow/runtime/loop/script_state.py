@@ -1,4 +1,4 @@
-"""State that a script holds beside its kept state: reported by name when found, refused once it is seen to change.
+"""State that a script holds beside its kept state: reported by name when found, an error once it changes.
 
 The search covers the variables of the function that called `run.keep` and of the functions that call `run.step`, one or two
 levels deep: attributes of `self` and other objects, items of lists, tuples and dicts, closures of functions.
@@ -106,7 +106,7 @@ class ScriptState:
             is_thorough: At models and optimizers, too, bit by bit.
 
         Raises:
-            StateError: something changed that no snapshot holds; named.
+            StateError: state changed that no snapshot holds; the message names it.
         """
         variables = self._variables()
         found = self._found(variables)
@@ -125,7 +125,7 @@ class ScriptState:
         ]
 
     def _variables(self) -> dict[str, Any]:
-        """Return the script's variables: of its functions that are being called, and of its module."""
+        """Return the variables of the script's module and of its functions on the call stack."""
         variables: dict[str, Any] = {}
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
         is_first = True
@@ -226,7 +226,7 @@ def found_in(state: State, variables: Mapping[str, Any]) -> Iterator[Found]:
 
 
 def _holders_of(kept_ids: set[int], variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the script's objects that have one of the kept as an attribute."""
+    """Yield the script's objects that have a kept object as an attribute."""
     for path, value in list(variables.items()):
         if isinstance(value, type | ModuleType | FunctionType | MethodType) or reachable.is_machinery(value):
             continue
@@ -298,7 +298,7 @@ def _optimizer_of(value: Any) -> Any:
 
 
 def _has_state(value: Any, kept_tensors: set[int]) -> bool:
-    """Return whether an object gives and takes a state that is not empty, and not that of the kept models alone."""
+    """Return True if an object has a state to save and load that is not empty and is more than the state of kept models."""
     # By its class: an object may say that it has any attribute.
     if isinstance(value, type) or not all(callable(getattr(type(value), name, None)) for name in _METHODS):
         return False
@@ -319,7 +319,7 @@ def _own_state(module: nn.Module, kept_tensors: set[int]) -> dict[str, Tensor]:
 
 
 def _mark_of(value: Any, kept_tensors: set[int]) -> Any:
-    """Return what two looks at an object have in common if it did not change; None of a class that may count anything."""
+    """Return a mark that stays equal while an object does not change; None for a class that may count anything."""
     if isinstance(value, reachable.GENERATORS):
         return unsaved.generator_state(value)
     if isinstance(value, nn.Module):

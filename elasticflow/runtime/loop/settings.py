@@ -1,4 +1,4 @@
-"""The settings of a script's loop: of the job file, under our agent; else the arguments of `elasticflow.join`."""
+"""The settings of a script's loop: from the job file under our agent, otherwise from the arguments of `elasticflow.join`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def told(environ: Mapping[str, str]) -> LoopSettings | None:
-    """Return what the job file says; None: no agent of ours started this process for a script.
+    """Return the settings of the job file; None if no agent of ours started this process for a script.
 
     Raises:
         ValueError: another version of elasticflow wrote it.
@@ -32,7 +32,7 @@ def of_arguments(
     log_every: int,
     threads: int | None,
 ) -> LoopSettings:
-    """Return what the script says itself."""
+    """Return the settings that the script passes to `elasticflow.join`."""
     intervals = (every,) if isinstance(every, str) else tuple(every)
     policy = SnapshotSettings(snapshots, intervals, keep=Keep(last=keep), ignore=tuple(ignore))
     return LoopSettings(job, "", seed, policy, log_every, threads=threads)

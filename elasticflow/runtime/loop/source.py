@@ -1,4 +1,4 @@
-"""The data of `Run.batches`: opened, ordered, and read as the batches that a loop of the script's own gets."""
+"""The data of `Run.batches`: opened, ordered, and read as the batches of a loop that the script writes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Source:
     Args:
         worker: This worker.
         dataset: The script's, or opened already.
-        gradients: As `join` was given them; None: each rank gets its part of a batch as a whole.
+        gradients: Options given to `join`. None: each rank gets its part of a batch as a whole.
         options: `num_workers` and `collate` of the loader.
         micro_batch_size: Most samples that `Run.gradients` gives its function at once.
         size: Samples of a global batch.
@@ -50,7 +50,7 @@ class Source:
         stage: As above.
 
     Raises:
-        DatasetError: the data cannot be read so, or differs between ranks.
+        DatasetError: the data cannot be read in this way, or differs between ranks.
     """
 
     schedule: IndexSchedule | ShardSchedule

@@ -65,7 +65,7 @@ class Stages:
         """Begin a loop over epochs; return its stage.
 
         Raises:
-            StateError: the script is in one already.
+            StateError: the script is in a loop over epochs already.
         """
         if self.epochs is not None:
             raise StateError(
@@ -92,7 +92,7 @@ class Stages:
         """Make sure that the epoch came to its end.
 
         Raises:
-            StateError: it made no step, or its batches were left by break.
+            StateError: the epoch made no step, or its batches were left by break.
         """
         if not self.has_stepped(position):
             raise StateError(
@@ -112,10 +112,10 @@ class Stages:
         return self._next if self.epochs is None else self.epochs.stage
 
     def source_again(self, dataset: Any, arguments: Mapping[str, Any]) -> Source | None:
-        """Return the data of the epochs before, where this epoch reads the same object; None: it is to be opened.
+        """Return the data of earlier epochs if this epoch reads the same object; None if the data must be opened.
 
         Raises:
-            StateError: the arguments are not those of the epoch before, or the epoch has had its batches.
+            StateError: the arguments differ from the previous epoch's, or the epoch has had its batches.
         """
         epochs = self.epochs
         if epochs is None:
@@ -141,8 +141,8 @@ class Stages:
         """Take in *source*, which the line *caller* is at has opened.
 
         Raises:
-            StateError: that line has had this data already: its epochs are over.
-            DatasetError: the epochs before read other data.
+            StateError: that line has read this data already, and its epochs are over.
+            DatasetError: earlier epochs read other data.
         """
         epochs = self.epochs
         if epochs is not None:
@@ -171,7 +171,7 @@ class Stages:
         self._claim()
 
     def reading(self, source: Source, position: Position) -> Iterator[tuple[OwnPart, Batch]]:
-        """Return the batches of *source* after *position*; an epoch continues with what the one before has begun to read."""
+        """Return the batches of *source* after *position*; an epoch continues the reading that the previous epoch began."""
         epochs = self.epochs
         if epochs is None:
             return source.batches(position)

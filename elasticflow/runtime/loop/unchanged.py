@@ -29,7 +29,7 @@ class _Mark(NamedTuple):
 
 
 class Unchanged:
-    """Finds out whether parameters and buffers of modules are what they were.
+    """Detects changes of modules' parameters and buffers.
 
     Args:
         modules: The model, and its average if there is one.
@@ -41,16 +41,16 @@ class Unchanged:
         self._sums: dict[str, int] = {}
 
     def begin(self, *, is_thorough: bool) -> None:
-        """Remember what is there; *is_thorough*: every bit of it."""
+        """Remember the current state; every bit of it if *is_thorough*."""
         self._is_thorough = is_thorough
         self._marks = self._look()
         self._sums = self._summed()
 
     def require(self, hook: str) -> None:
-        """Raise unless all is as it was.
+        """Make sure that nothing has changed since `begin`.
 
         Raises:
-            HookError: something is not; named.
+            HookError: a tensor has changed; the message names it.
         """
         before, after = self._marks, self._look()
         self._marks = {}

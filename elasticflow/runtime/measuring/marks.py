@@ -24,7 +24,7 @@ def record(*, is_on: bool) -> None:
 
 
 def mark(name: str) -> AbstractContextManager[Any]:
-    """Return what gives the code inside of it the name *name* while a trace is recorded."""
+    """Return a context that gives the code inside it the name *name* while a trace is recorded."""
     if not _Recording.is_on:
         return _NOTHING
     from torch.profiler import record_function

@@ -103,7 +103,7 @@ class Scalars:
 
     Args:
         worker: This worker.
-        leaves: Into how many parts, over all ranks, a batch is cut; the sums are added in their order.
+        leaves: Number of parts, over all ranks, that a batch is cut into; sums are added in the order of the parts.
     """
 
     def __init__(self, worker: AnyWorker, leaves: int) -> None:

@@ -59,7 +59,7 @@ class Measures:
     is_half: bool = False
 
     def of_peak(self, device: torch.device, world_size: int, model: nn.Module) -> float | None:
-        """Return what share of the peak of *world_size* devices one sample a second is; None if that is not known."""
+        """Return one sample a second as a share of the peak of *world_size* devices; None if the peak is not known."""
         if self.flops_per_sample is None:
             return None
         peak = self.peak_flops or peak_of(device_name(device), self.kind(model))
@@ -73,7 +73,7 @@ class Measures:
 
 
 def device_name(device: torch.device) -> str:
-    """Return what the device is called: `NVIDIA H200`, or its type."""
+    """Return the device's name, such as `NVIDIA H200`, or its type."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 

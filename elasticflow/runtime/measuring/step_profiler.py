@@ -1,4 +1,4 @@
-"""Traces the next steps of this rank when it is asked to, at the end of a step, without anybody else taking part."""
+"""Traces the next steps of this rank on request, which it reads at the end of a step; other ranks take no part."""
 
 from __future__ import annotations
 

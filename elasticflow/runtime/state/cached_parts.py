@@ -247,7 +247,7 @@ def _locations_and_forms(tensors: list[Tensor]) -> list[Any]:
 
 
 def _fingerprint_of(value: Any) -> bytes | None:
-    """Return what two values have in common if and only if their JSON is the same; None if that cannot be told."""
+    """Return bytes that are equal for two values if and only if their JSON is the same; None for values that are not plain."""
     try:
         # Plain types only, by value: a quarter of the time of encoding.
         return marshal.dumps(value, 2)

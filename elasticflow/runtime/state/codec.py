@@ -180,7 +180,7 @@ class Decoder:
         self._packed: dict[str, Tensor] = {}
 
     def decode(self, value: Any) -> Any:
-        """Return what was encoded as *value*.
+        """Return the value that was encoded as *value*.
 
         Raises:
             StateError: another version of elasticflow wrote it.

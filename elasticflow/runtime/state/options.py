@@ -41,7 +41,7 @@ _RATE, _FACTORS = "lr", "lr_lambdas"
 
 @dataclass(frozen=True)
 class OptionChange:
-    """An option that the job gives otherwise than when the snapshot was taken.
+    """An option whose value in the job has changed since the snapshot was taken.
 
     Attributes:
         part: `optimizer`, or `scheduler.g` and so on.
@@ -79,7 +79,7 @@ class JobOptions:
         return self._texts
 
     def changes_since(self, before: Mapping[str, Any]) -> list[OptionChange]:
-        """Return what the job gives otherwise than *before*, which `to_json` returned when a snapshot was taken."""
+        """Return the options that the job has changed since *before*, the result of `to_json` in a snapshot."""
         changes: list[OptionChange] = []
         for part, now in self._texts.items():
             was = before.get(part)
@@ -167,7 +167,7 @@ def _put_into(state: Any, groups: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _count(state: Mapping[str, Any]) -> int:
-    """Return how often a schedule had been advanced."""
+    """Return the number of steps that a schedule had made."""
     if "count" in state:
         return int(state["count"])
     if "last_epoch" in state:
@@ -215,7 +215,7 @@ def _schedule_texts(schedule: Any) -> dict[str, str]:
 
 
 def _text(value: Any, depth: int = 0) -> str:  # a table
-    """Return what two values have in common if they are the same; of a function its name and what it was given."""
+    """Return a text that is equal for equal values; a function's text has its name, closure values and defaults."""
     if depth > _DEEPEST:  # an object that holds itself
         return "..."
     inner = partial(_text, depth=depth + 1)

@@ -49,9 +49,9 @@ class Captured:
         aliases: Tied tensors: key to the key that is stored.
         memory_formats: How tensors that are not contiguous lie in memory.
         frozen: Keys of the model's parameters that take no gradient.
-        local: Keys of what a rank may have otherwise than others: buffers, packed scalars, objects of the job's own.
-            Rank 0's count.
-        stepped: Keys of what nothing but the optimizer's step writes: its parameters and its own tensors.
+        local: Keys of tensors that may differ between ranks: buffers, packed scalars, objects of the job's own. Snapshots hold
+            rank 0's tensors.
+        stepped: Keys of tensors that only the optimizer's step writes: its parameters and its own tensors.
     """
 
     tree: dict[str, Any]
@@ -121,7 +121,7 @@ class State:
 
     @property
     def objects(self) -> dict[str, Any]:
-        """The objects whose state it is, by the names that snapshots have for them."""
+        """The objects that this state consists of, by their names in snapshots."""
         return {name: part.stateful for name, part in self._parts.items()}
 
     def scalars(self) -> list[Tensor]:
@@ -184,7 +184,7 @@ class State:
         )
 
     def _replicated(self, keys: Iterable[str]) -> set[str]:
-        """Return which keys are of parameters, or of the optimizer: the same on every rank at any time."""
+        """Return the keys of parameters and of the optimizer, whose tensors are always the same on every rank."""
         modules = {name: value for name, value in self.objects.items() if isinstance(value, nn.Module)}
         of_parameters = {
             f"{name}/{key}"
@@ -207,8 +207,8 @@ class State:
         Args:
             content: JSON.
             tensors: By key.
-            memory_formats: How those lie that are not contiguous.
-            changes: Options that the job gives otherwise than then; these count as the job gives them now.
+            memory_formats: Memory layouts of tensors that are not contiguous.
+            changes: Options that the job has changed since the snapshot; their new values count.
 
         Raises:
             StateError: the snapshot is of another model, optimizer, schedule or set of parts; named. Nothing was

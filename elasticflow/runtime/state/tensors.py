@@ -30,7 +30,7 @@ Identity = tuple[int, torch.dtype, torch.Size, tuple[int, ...], str, bool, bool]
 
 
 def refusal(tensor: Tensor, *, in_place: bool) -> tuple[str, str | None] | None:
-    """Return what *tensor* is and what to do, in words, if a snapshot cannot hold it; None if it can.
+    """Return reason and remedy, as texts, if a snapshot cannot hold *tensor*; None if it can.
 
     Args:
         tensor: Any tensor.
@@ -57,7 +57,7 @@ def refusal(tensor: Tensor, *, in_place: bool) -> tuple[str, str | None] | None:
 
 
 def identity_of(tensor: Tensor) -> Identity:
-    """Return what two tensors have in common if and only if they are the same elements in the same places."""
+    """Return a key that is equal for two tensors if and only if they have the same elements in the same memory."""
     return (
         tensor.data_ptr(),
         tensor.dtype,

@@ -1,7 +1,7 @@
 """Gradients of the global batch on every rank: DistributedDataParallel, weighted by true counts.
 
-Besides the gradients, all ranks learn after each step whether to leave and whether a snapshot is due. This
-ballot, a `StepRow`, travels as the gradient of one small parameter of our own, so it costs no collective of its own.
+Besides the gradients, all ranks learn after each step whether to exit and whether a snapshot is due. This
+ballot, a `StepRow`, travels as the gradient of a small parameter that we add, so it costs no extra collective.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def wrap(model: nn.Module, device: torch.device, **options: Any) -> DistributedD
 
     Args:
         model: On *device*.
-        device: Where this rank trains.
+        device: Device of this rank.
         options: Options of DistributedDataParallel.
     """
     if device.type == "cuda":
@@ -136,7 +136,7 @@ class DDPStep(ReplicatedStep):
     def _ends(
         self, data: Any, num_samples: int, total: int, requests: Callable[[], Sequence[float]] | None
     ) -> tuple[Tensor, ...]:
-        """Return what to differentiate: the loss and, with *requests*, what casts the ballot."""
+        """Return the tensors to differentiate: the loss and, with *requests*, the product that casts the ballot."""
         loss = self._weighted_loss(data, num_samples, total) if num_samples else None
         if loss is None:
             loss = _nothing(self._model)
@@ -173,7 +173,7 @@ class _WithBallot(nn.Module):
         self.model, self.ballot, self._call = model, nn.Parameter(torch.zeros(ROW_SIZE)), forward
 
     def forward(self, *given: Any) -> tuple[Tensor, ...]:
-        """Return what to differentiate."""
+        """Return the tensors to differentiate."""
         return self._call(*given)
 
 

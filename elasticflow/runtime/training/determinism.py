@@ -1,4 +1,4 @@
-"""Deterministic kernels: switched on, kept on; an operation that has none is refused by name."""
+"""Deterministic kernels: switched on and kept on; an error names an operation that has no such kernel."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def be_deterministic() -> None:
 
 
 def require_deterministic() -> None:
-    """Make sure that torch still refuses what is not deterministic.
+    """Make sure that torch still refuses operations that are not deterministic.
 
     Raises:
         StateError: the job's own code has switched that off.
@@ -42,7 +42,7 @@ def require_deterministic() -> None:
 
 
 def named(error: RuntimeError) -> Exception:
-    """Return what to raise for *error*: if torch refused an operation, one that names it and what to do."""
+    """Return the exception to raise for *error*: if torch refused an operation, it names the operation and the remedy."""
     text = str(error)
     refused = re.search(torch_private.NOT_DETERMINISTIC, text)
     if refused is not None:
@@ -68,7 +68,7 @@ def named(error: RuntimeError) -> Exception:
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep what is freed for the next tensors of this process.
+    """Have the C library keep freed memory for the next tensors of this process.
 
     Each shard's gradients are new tensors. Without this, large ones are new pages each time, which the kernel has to fill
     with zeros: with 19 million parameters that takes 40 ms for each shard.

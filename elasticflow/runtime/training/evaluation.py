@@ -54,28 +54,28 @@ class Evaluation:
     Args:
         worker: This worker.
         model: The bare model: a forward through DDP would be a collective.
-        training_step: Gives the loss; None where a step moves optimizers, and no loss is measured.
+        training_step: Function that returns the loss; None if a step moves optimizers itself, so that no loss is measured.
         dataset: Result of `open_dataset`, or a dataset made from it.
-        schedule: Its end is always due.
+        schedule: Schedule of training; an evaluation is always due at its end.
         precision: fp32, bf16 or fp16 (autocast).
         every: Intervals, any of which makes an evaluation due.
-        metrics: By name: (outputs, targets) -> mean over the batch, or (model, batch) without uses_loss; a class whose
-            objects have update(outputs, targets) and compute(); or a `Metric`.
+        metrics: Metrics by name. A metric is a function (outputs, targets) -> mean over the batch, or of (model, batch) without
+            *uses_loss*; a class with update(outputs, targets) and compute(); or a `Metric`.
         best: "max accuracy" or "min loss"; None remembers nothing. A value equal to the best one so far is a best one, too.
         best_of: Entry point of the metric that *best* names, as in the job file: "metrics:accuracy".
         batch_size: Samples per forward.
-        collate: Makes a batch of a list of samples; None for torch's.
+        collate: Function that makes a batch of a list of samples. None: torch's default_collate.
         uses_loss: training_step calls the model once on the inputs of (inputs, targets).
-        average: The average of the model's weights, which is measured then, and which `best` is of.
-        also_raw: The model's own weights are measured beside the average's.
-        samples: Most that are measured: always the same ones, drawn from the whole set by its length alone; None: all.
-        stop_when: Ends training by the metrics.
+        average: Average of the model's weights. If given, it is evaluated, and `best` refers to its metrics.
+        also_raw: Evaluate the model's own weights beside the average.
+        samples: Most samples to evaluate: always the same samples, drawn from the set by its length alone. None: all.
+        stop_when: Rule by which metrics end training.
 
     Attributes:
         fingerprint: Fingerprint of the dataset, if it has one.
         weights: Weights whose metrics come first.
         best: Best value so far of the metric that *best* names.
-        is_owed: The one after the step resumed from was cut short, since all ranks left: it is to be made now.
+        is_owed: The evaluation after the step resumed from was cut short because all ranks exited; it has to be made now.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Evaluation:
         return self._due.is_due_by_time(time.monotonic() - self._last_time)
 
     def run_if_owed(self, position: Position) -> None:
-        """Make the evaluation after the step resumed from, if it was cut short because all ranks left. Collective."""
+        """Make the evaluation after the step resumed from, if it was cut short because all ranks exited. Collective."""
         if self.is_owed:
             self.run(position)
         several.recall_stop(self._worker, self._stop_when)
@@ -165,8 +165,8 @@ class Evaluation:
     def run(self, position: Position) -> dict[str, float]:
         """Return and log the metrics over the whole set. Collective: every rank.
 
-        Nothing is measured, and `worker.stopped` set, if the job's own code raised StopTraining on some rank. So it is if
-        some rank was asked to leave; then the evaluation is owed.
+        If the job's own code raised StopTraining on some rank, nothing is measured and `worker.stopped` is set. The same happens
+        if some rank was asked to exit; then the evaluation is owed.
         """
         metrics = several.run_sets(self._worker, {"": self}, position, ranked=self, stop_when=self._stop_when)
         stopped = self._worker.stopped
@@ -174,7 +174,7 @@ class Evaluation:
         return metrics or {}
 
     def measured(self) -> several.Measured | None:
-        """Return the metrics over the whole set; None if all ranks are to leave, or to stop. Collective: every rank."""
+        """Return the metrics over the whole set; None if all ranks are to exit or to stop. Collective: every rank."""
         metrics = self._measured_of(self._model)
         raw = None if metrics is None or self._raw is None else self._measured_of(self._raw)
         self._last_time = time.monotonic()
@@ -207,7 +207,7 @@ class Evaluation:
         return self._measured[1]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a snapshot keeps."""
+        """Return the state for a snapshot."""
         rule = {} if self._stop_when is None else {"stop_when": self._stop_when.state_dict()}
         return {
             "best": self.best,
@@ -222,7 +222,7 @@ class Evaluation:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what a snapshot kept; not the best value if another evaluation measured it (event)."""
+        """Load a snapshot's state; without its best value if another evaluation measured that value (event)."""
         state = several.of_one(state)
         if self._stop_when is not None:
             self._stop_when.load_state_dict(state.get("stop_when", {}))
@@ -304,7 +304,7 @@ class Evaluation:
                 loss_weights.warn(worker, difference)
 
     def _of_batch(self, model: nn.Module, batch: Any, count: int, listener: Listener | None) -> OfBatch:
-        """Return what one batch gives, of one forward where metrics are called with its outputs."""
+        """Return the results of a batch, from a single forward if metrics are called with its outputs."""
         given: tuple[Any, Any] = model, batch  # to each metric that is not called with outputs
         forward = given
         if self._training_step is None:

@@ -141,7 +141,7 @@ class ExactStep(ReplicatedStep):
         return loss.detach(), count or 0.0
 
     def _leaf(self, shard: int, given: tuple[Tensor | float, float] | None) -> Sequence[Tensor | None]:
-        """Return what a shard gives, in the layout's order; the last one carries this rank's requests."""
+        """Return a shard's tensors in the layout's order; the last tensor carries this rank's requests."""
         is_last = shard == self._high - 1
         if given is None and not is_last:
             return [None] * self._leaf_size
@@ -194,16 +194,16 @@ class ShardBuffers:
         self._first: list[Tensor] = []
 
     def begin(self) -> None:
-        """Remember what a step begins with."""
+        """Remember the buffers at the beginning of a step."""
         self._before, self._first = [b.clone() for b in self._all], []
 
     def restore(self) -> None:
-        """Put back what the step began with."""
+        """Restore the buffers to the beginning of the step."""
         if self._all:
             foreach_copy_(self._all, self._before)
 
     def carried(self, *, is_first: bool) -> list[Tensor]:
-        """Return what a shard made of them: the statistics, and by how much the first shard raised each counter."""
+        """Return the buffers after a shard: the statistics, and the amount by which the first shard raised each counter."""
         raised = [b.new_zeros((), dtype=torch.float32) for b in self._counters]
         if is_first and self._before:
             was = self._was()
@@ -218,7 +218,7 @@ class ShardBuffers:
         self._first = [was[id(b)] for b in self._others]
 
     def end(self, totals: list[Tensor], shards: float) -> None:
-        """Take over what the shards made of them together."""
+        """Load the combined result of all shards into the buffers."""
         self._restore_counters()
         means = len(self._means)
         if means:

@@ -91,7 +91,7 @@ class Node(NamedTuple, Generic[T]):
 
 
 class TreeSum(Generic[T]):
-    """Adds up neighbouring leaves or subtrees in ascending order; `nodes` is what is left, as few as can be.
+    """Adds up neighbouring leaves or subtrees in ascending order; `nodes` holds the remaining subtrees, as few as possible.
 
     Args:
         leaves: Leaves of the whole tree.
@@ -119,7 +119,7 @@ class TreeSum(Generic[T]):
 
 
 def places(leaves: int, low: int, high: int) -> list[tuple[int, int]]:
-    """Return level and place of the subtrees that are left of the leaves `[low, high)`."""
+    """Return level and place of the subtrees that remain after the leaves `[low, high)` are added up."""
     tree: TreeSum[None] = TreeSum(leaves, _nothing)
     for leaf in range(low, high):
         tree.push(0, leaf, None)
@@ -136,9 +136,9 @@ class FixedOrderAllReduce:
 
     Args:
         layout: Layout of one shard's tensors.
-        shards: Shards of all ranks.
-        world_size: Ranks.
-        rank: This one.
+        shards: Number of shards of all ranks.
+        world_size: Number of ranks.
+        rank: Number of this rank.
     """
 
     def __init__(self, layout: BucketLayout, shards: int, world_size: int, rank: int) -> None:

@@ -36,9 +36,9 @@ class Checkpointed(nn.Module):
 
 
 def checkpoint_activations(model: nn.Module, globs: Sequence[str] | None = None) -> list[str]:
-    """Have the model, or the modules whose names fit one of *globs*, compute again instead of keeping; return their names.
+    """Have the model, or the modules whose names match *globs*, recompute activations; return the names of the modules.
 
-    A module inside one that is taken is left alone. Without *globs* the model's own way is used: that of transformers
+    A module inside a matching module is skipped. Without *globs* the model's own method is used: that of transformers
     (`gradient_checkpointing_enable`), or that of timm (`set_grad_checkpointing`); no names are returned then.
 
     Raises:
@@ -128,7 +128,7 @@ def _require_repeatable(module: nn.Module, name: str) -> None:
 
 
 def _like(model: nn.Module) -> str:
-    """Return what to write instead: the lists of blocks that the model has."""
+    """Return the remedy, as text: the lists of blocks that the model has."""
     lists = [
         name
         for name, module in model.named_modules()

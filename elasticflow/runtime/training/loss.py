@@ -58,7 +58,7 @@ def parse_loss(result: Any) -> StepLoss:
 
 
 def with_count(result: Any, count: Any) -> dict[str, Any]:
-    """Return what a training step returned as a dict whose `loss` is a mean over *count* items.
+    """Return a training step's *result* as a dict whose `loss` is a mean over *count* items.
 
     Raises:
         StepResultError: the step counts for itself already, or did not return a loss.

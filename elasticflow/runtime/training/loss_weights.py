@@ -62,7 +62,7 @@ class FirstLook:
 
 
 def first_look(worker: Worker, batch: Batch) -> FirstLook | None:
-    """Return what looks at the first step of a run; None in every other, and on other ranks."""
+    """Return the `FirstLook` for the first step of a run; None in other steps and on other ranks."""
     return FirstLook(worker) if batch.end.step == 1 and worker.rank == 0 else None
 
 

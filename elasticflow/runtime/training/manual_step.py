@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class _Abandoned(BaseException):  # passes through the job's step, which may catch what is an Exception
-    """All ranks leave the step, which has changed nothing."""
+    """All ranks abandon the step, which has changed nothing."""
 
 
 class _Met(NamedTuple):
@@ -116,7 +116,7 @@ class ManualStep:
         self._watch.before_step()
         worker.generators.look()
         for parameter in self._trained:
-            parameter.grad = None  # what a step leaves behind is in no snapshot
+            parameter.grad = None  # gradients that a step leaves behind are in no snapshot
         self._number, self._moved, self._weight = batch.end.step, 0, 0.0
         self._scalars.begin()
         self._norms.clear()
@@ -150,7 +150,7 @@ class ManualStep:
         return self._end(self._meet(None, loss))
 
     def _follow(self) -> float:
-        """Do what the other ranks do, without samples, to the end of the step."""
+        """Follow the other ranks to the end of the step, without samples."""
         while True:
             met = self._meet(None, 0.0, is_following=True)
             if met.optimizer is None:
@@ -177,7 +177,7 @@ class ManualStep:
         return meet
 
     def _meet(self, number: int | None, loss: float, *, is_following: bool = False) -> _Met:
-        """Say what this rank does next, and learn what all ranks do. Collective: every rank."""
+        """Announce this rank's next action, and learn those of all ranks. Collective: every rank."""
         worker, vote = self._worker, self._worker.vote
         # Behind the row: the step is over, and for each optimizer the ranks that are about to move it.
         is_over = number is None and not is_following

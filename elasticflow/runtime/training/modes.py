@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
-    """`with` this, the models are in evaluation mode; afterwards each of their modules has the mode that it had."""
+    """Context in which the models are in evaluation mode; afterwards each of their modules has its previous mode."""
     modes = [(module, module.training) for model in models for module in model.modules()]
     for model in models:
         model.eval()

@@ -36,7 +36,7 @@ class Group:
         match: A glob, or several, one of which fits a name of the parameter, such as `*.bias`; `*` also stands for dots.
         ndim: Its number of dimensions, or several.
         module: A class, or several: the parameter belongs to a module of that class, or to one inside such a module.
-        args: Options of the optimizer that win over those of all parameters.
+        args: Options of the optimizer that override those of all parameters.
         name: Label in logged learning rates; None: its selectors are the label.
     """
 
@@ -63,7 +63,7 @@ def parameter_groups(model: nn.Module, groups: Sequence[Group]) -> list[dict[str
     that the state of the optimizer means the same after each start.
 
     Raises:
-        JobKeyError: a group takes no parameter; says what is like that which it asks for, or which group took it.
+        JobKeyError: a group takes no parameter; the message names similar parameters, or the group that took them.
     """
     names = _names(model)
     left = dict(model.named_parameters())
@@ -138,7 +138,7 @@ def _names(model: nn.Module) -> dict[int, list[str]]:
 
 
 def _takes(group: Group, model: nn.Module, parameter: nn.Parameter, names: Sequence[str]) -> bool:
-    """Return whether all that a group asks for is true of a parameter."""
+    """Return True if a parameter matches all selectors of a group."""
     return (
         (group.match is None or any(_fits(name, each) for name in names for each in _several(group.match)))
         and (group.ndim is None or _ndim(parameter, names[0]) in _several(group.ndim))
@@ -147,7 +147,7 @@ def _takes(group: Group, model: nn.Module, parameter: nn.Parameter, names: Seque
 
 
 def _fits(name: str, glob: str) -> bool:
-    """Return whether a glob fits a name, as it is without torch.compile."""
+    """Return True if a glob matches a name, as the name is without torch.compile."""
     return fnmatchcase(name.replace(f"{COMPILED_MODEL}.", ""), glob)
 
 
@@ -162,13 +162,13 @@ def _ndim(parameter: nn.Parameter, name: str) -> int:
 
 
 def _is_inside(model: nn.Module, name: str, kinds: tuple[type[nn.Module], ...]) -> bool:
-    """Return whether the module that a parameter belongs to, or one around it, is of one of these classes."""
+    """Return True if a parameter's module, or a module around it, is of one of *kinds*."""
     path = name.split(".")[:-1]
     return any(isinstance(model.get_submodule(".".join(path[:end])), kinds) for end in range(len(path) + 1))
 
 
 def _takes_none(groups: Sequence[Group], number: int, model: nn.Module) -> JobKeyError:
-    """Return why a group took no parameter."""
+    """Return the error for a group that took no parameter."""
     group, names = groups[number], _names(model)
     parameters = dict(model.named_parameters())
     fitting = [p for p in parameters.values() if _takes(group, model, p, names[id(p)])]

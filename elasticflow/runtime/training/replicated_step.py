@@ -45,7 +45,7 @@ class ReplicatedStep(ABC):
         parts: Number of parts, over all ranks, in whose order scalars are added up.
         precision: fp32, bf16 or fp16 (autocast).
         on_nonfinite: "stop" at a loss that is not finite, or "skip" the step.
-        scaler: For fp16.
+        scaler: Gradient scaler for fp16.
 
     Attributes:
         is_exact: Steps have the same bits at every world size.
@@ -114,10 +114,10 @@ class ReplicatedStep(ABC):
         """Return the sum of all ranks' rows, their gradients' in the parameters. Collective: every rank."""
 
     def _restore_buffers(self) -> None:  # noqa: B027  # plain replicas keep what it was
-        """Put the model's buffers back, where a step that does not count has changed them."""
+        """Restore the model's buffers after a step that does not count has changed them."""
 
     def _pieces(self, batch: Batch, number: int) -> Iterator[tuple[Any, int]]:
-        """Yield *number* parts of this rank, each under its own seed; those that it does not have are (None, 0)."""
+        """Yield *number* parts of this rank, each under its own seed; a missing part is (None, 0)."""
         pieces = batch.micro_batches if self._is_synced else micro_batches(batch, self._worker.vote)
         keyed = zip(pieces, batch.model_keys, strict=True)
         for (data, count), key in islice(chain(keyed, repeat(_EMPTY)), number):
@@ -153,11 +153,11 @@ class ReplicatedStep(ABC):
             if self._scaler is None:
                 parameter.grad = None
             elif parameter.grad is not None:
-                parameter.grad.fill_(math.nan)  # which makes the scaler leave the step out
+                parameter.grad.fill_(math.nan)  # makes the scaler skip the step
 
 
 def micro_batches(batch: Batch, vote: Vote) -> Iterator[tuple[Any, int]]:
-    """Yield the micro-batches of this rank; (None, 0) for each from where its code, or a request to leave, ends training."""
+    """Yield the micro-batches of this rank; (None, 0) for each once its code, or a request to exit, ends training."""
     for _ in batch.model_keys:
         piece: tuple[Any, int] = None, 0
         if vote.stop_wanted is None:

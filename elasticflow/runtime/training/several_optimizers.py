@@ -143,11 +143,11 @@ class CountedSchedule:
         self._schedule.step_update(self._count)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far it is, and timm's own state."""
+        """Return the schedule's count of steps or epochs, and timm's own state."""
         return {"count": self._count, "schedule": self._schedule.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from there."""
+        """Continue from a state that `state_dict` returned."""
         self._count = state["count"]
         self._schedule.load_state_dict(state["schedule"])
 
