@@ -123,6 +123,14 @@ case_option = click.option(
     metavar="NAME",
     help="A case of the file's [matrix]; `elasticflow plan FILE` lists the cases.",
 )
+output_option = click.option(
+    "-o",
+    "--output",
+    "target",
+    metavar="FILE",
+    type=FILE_ONLY,
+    help="File to write; default: standard output.",
+)
 FORMER_NAMES: Mapping[str, Any] = {
     "token_normalize_func": lambda name: "format" if name == "output-format" else name
 }

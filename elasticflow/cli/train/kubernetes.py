@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.parameters import FILE_ONLY, JOB_FILE, RUN_ID, case_option, overrides_option
+from elasticflow.cli.parameters import JOB_FILE, RUN_ID, case_option, output_option, overrides_option
 from elasticflow.jobfile.diagnostics import codes
 
 if TYPE_CHECKING:
@@ -20,14 +20,7 @@ _SAID_OTHERWISE = frozenset({codes.NO_ENDPOINT, codes.LOCAL_SNAPSHOTS})
 
 @click.command("kubernetes")
 @click.argument("job_file", metavar="JOB", type=JOB_FILE)
-@click.option(
-    "-o",
-    "--output",
-    "target",
-    metavar="FILE",
-    type=FILE_ONLY,
-    help="File to write; default: standard output.",
-)
+@output_option
 @click.option(
     "--form",
     type=click.Choice(["job", "jobset", "trainjob"]),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.cli.parameters import FILE_ONLY, JOB_FILE, RUN_ID, case_option, overrides_option
+from elasticflow.cli.parameters import JOB_FILE, RUN_ID, case_option, output_option, overrides_option
 from elasticflow.cli.train.run_options import run_id_of
 
 if TYPE_CHECKING:
@@ -24,14 +24,7 @@ run_id_option = click.option(
 
 @click.command("slurm")
 @click.argument("job_file", metavar="JOB", type=JOB_FILE)
-@click.option(
-    "-o",
-    "--output",
-    "target",
-    metavar="FILE",
-    type=FILE_ONLY,
-    help="File to write; default: standard output.",
-)
+@output_option
 @run_id_option
 @case_option
 @overrides_option
