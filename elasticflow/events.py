@@ -47,8 +47,8 @@ class Event(str):
 
     Attributes:
         meaning: Meaning of the event, as a sentence.
-        fields: Its own fields, beside those of every line; `FIELDS` describes them.
-        optional: Its own fields that a line may lack; they have a `?` in the table below.
+        fields: The event's own fields, beside those of every line; `FIELDS` describes them.
+        optional: Own fields of the event that a line may lack; they have a `?` in the table below.
         level: Log level of its lines.
         emitter: Process that writes the event. The supervisor reads events of workers in their logs.
         is_kept: True: the event is in events.jsonl; by convention only one of several workers writes it.

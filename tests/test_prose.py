@@ -17,7 +17,7 @@ ENTRY = re.compile(r"    (\*{0,2}[\w.]+)(?: \([^)]*\))?: (.*)")
 # Words that begin a clause, where a reader expects the subject.
 NO_SUBJECT = re.compile(r"(What|Whether|Of|How|Who|Whose|Where|Which|That|Those)\b")
 NOT_IN_COMMENT = re.compile(r"# (What|Whether|Of|Who|Whose|Those)\b")
-NOT_IN_ENTRY = re.compile(r"(What|Of|Who|Whose|Those|The same\.)(\b|$)")
+NOT_IN_ENTRY = re.compile(r"(What|Of|Who|Whose|Those|Its|Their|The same\.)(\b|$)")
 PRIVATE = re.compile(
     r"\b([Ss]omebody|[Nn]obody|that of another|those of others|(?<!there )is none|has (?:it|them|that|this) done|"
     r"(?<!and )go on|goes on|went on|going on|gone on)\b"

@@ -171,13 +171,13 @@ class Generation:
         number: Number over the whole run.
         reason: Reason it was formed: start, crash, resume ...
         world_size: Number of workers.
-        members: Its nodes in rank order, with their later state.
+        members: The generation's nodes in rank order, with their later state.
         parent: Name of the snapshot it resumed from; None: the beginning, or unknown.
         first_step_at: Unix time at which its first step was done.
         drain_at: Unix time at which its workers were asked to exit.
         drain_reason: Cause of the request, in words.
         failed_rank: Rank in its last `worker.failed` event.
-        stop: Its end; None while it runs, or if its supervisor could not record the end.
+        stop: The generation's end; None while it runs, or if the supervisor could not record the end.
         run_end: The record of the launch's end, if the launch ended with this generation.
         durations: Seconds since the end of the generation before, by activity.
         began_s: Seconds of the run (`RunHistory.seconds`) at which it was formed; None: unknown.
@@ -228,7 +228,7 @@ class Node:
     Attributes:
         name: Name in the launch.
         nproc: Number of its workers.
-        host: Its machine; empty if unknown.
+        host: The machine's name; empty if unknown.
         first_rank: The first of its ranks in the newest group; None: the node takes no part.
         gone: `lost`, `left` or `excluded`; empty while it is there. All nodes leave with their launch.
         gone_at: Unix time at which it was gone.

@@ -30,7 +30,7 @@ class Elsewhere:
     """Workers whose logs are not in this run folder, or only in part.
 
     Attributes:
-        generation: Their generation.
+        generation: Generation of the logs.
         ranks: Ranks of the workers.
         node: Node on which they ran.
         host: Machine of the node.

@@ -23,7 +23,7 @@ class RunningWorker:
     """A worker of the running generation.
 
     Attributes:
-        pid: Its process id, for people.
+        pid: Process id, for people.
         node: The node on which it runs.
         process: The process, to send signals to; None: an earlier version wrote the state.
     """

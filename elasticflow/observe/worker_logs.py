@@ -38,7 +38,7 @@ class LogLine:
         rank: Rank of the worker.
         stream: The worker's file that has the line.
         text: Text of the line, without the newline.
-        record: Its JSON object, for `jsonl`.
+        record: The line's JSON object, for `jsonl`.
     """
 
     generation: int

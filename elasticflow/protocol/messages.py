@@ -48,7 +48,7 @@ class StartedWorker:
     """A worker that runs; `state.json` lists them in this form.
 
     Attributes:
-        pid: Its process id; whoever signals it compares the last three first (`ProcessRecord`).
+        pid: Process id; whoever signals it compares the last three first (`ProcessRecord`).
         host: Name of that machine.
         boot_id: Id of that machine's boot.
         started: Start of the worker's process, in clock ticks after the boot.
@@ -71,8 +71,8 @@ class StalledWorker:
         step: Steps it has finished.
         seconds: How long it has made no progress.
         limit_s: How long it may make none in that phase.
-        state: Its process' state as the kernel has it: R, S, D, T; empty where the kernel does not tell.
-        frames: Its main thread's stack, innermost frame first; empty if it did not answer.
+        state: State of the process as the kernel has it: R, S, D, T; empty where the kernel does not tell.
+        frames: Stack of the main thread, innermost frame first; empty if it did not answer.
         loaders: The stacks of its loader processes, where it waits for them.
         log: File that holds all of its stacks.
     """
@@ -118,7 +118,7 @@ class NodeReady:
         node: Id of the node inside the launch.
         host: Name of its machine.
         nproc: Workers that it starts.
-        node_rank: Its place among all nodes, where the rendezvous is static; else None.
+        node_rank: The node's place among all nodes, where the rendezvous is static; else None.
         refused: Modules that its fork server could not import beforehand.
         has_own_folder: The machine that leads does not see the node's run folder.
     """
@@ -226,7 +226,7 @@ class StandbysReady:
     """Each worker of a node has a standby.
 
     Attributes:
-        pids: Their processes, in the order of the local ranks.
+        pids: Process ids of the standbys, in the order of the local ranks.
         seconds: How long the slowest took to get ready, at low priority.
         memory: Bytes that they hold for themselves, in sum.
     """
@@ -277,7 +277,7 @@ class ProcessLeftBehind:
     """A process that outlived the worker which started it was ended.
 
     Attributes:
-        command: Its command line, cut short.
+        command: Command line, cut short.
         was_killed: It did not end when it was asked to.
     """
 

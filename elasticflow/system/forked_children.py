@@ -35,10 +35,10 @@ class _Parent:
 
     Attributes:
         pid: The process; None in its children.
-        thread: Its main thread; the kernel ends a child with the thread that forked it.
+        thread: The process' main thread; the kernel ends a child with the thread that forked it.
         is_lifeline: Children end with it.
-        handlers: Its handlers of signals.
-        descriptors: Its connections and locks: device and inode by descriptor.
+        handlers: The process' signal handlers.
+        descriptors: The process' connections and locks: device and inode by descriptor.
         actions: Called in each child.
     """
 

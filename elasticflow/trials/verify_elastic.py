@@ -39,7 +39,7 @@ class TrialOutcome:
     """Result of one trial.
 
     Attributes:
-        run: Its run folder, which no longer exists if the scratch folder was not kept.
+        run: Run folder of the trial, which no longer exists if the scratch folder was not kept.
         steps: Finished steps.
         seconds: Duration of the trial.
         comparison: Comparison with the reference; None for the reference itself.

@@ -19,7 +19,7 @@ class DataTable(NamedTuple):
     """A table of the job file that names data.
 
     Attributes:
-        key: Its key: `dataset`, `evaluation` or, of several sets, `evaluation.val`.
+        key: Key of the set: `dataset`, `evaluation` or, with several sets, `evaluation.val`.
         end: Ending of the names of its functions in train.py.
         is_to_be_apart: True if its samples must not be in the training data; they are looked up there.
     """

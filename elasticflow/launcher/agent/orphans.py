@@ -41,8 +41,8 @@ class EndedOrphan:
     """A process that outlived the worker that started it.
 
     Attributes:
-        pid: Its process id.
-        command: Its command line, cut short.
+        pid: Process id.
+        command: Command line, cut short.
         was_killed: It did not end when it was asked to.
     """
 

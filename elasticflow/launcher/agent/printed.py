@@ -70,7 +70,7 @@ class RankPrints:
 
     Args:
         folder: The run's.
-        generation: Its number.
+        generation: Number of the generation.
         clock: Seconds.
         begins_at_end: Leave out the lines that the files hold already.
     """

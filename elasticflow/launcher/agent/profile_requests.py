@@ -39,7 +39,7 @@ class ProfileRequests:
         Args:
             now: On the monotonic clock.
             generation: The one whose workers run.
-            ranks: Its ranks on this node.
+            ranks: The generation's ranks on this node.
         """
         if now < self._looked + _LOOK_S:
             return

@@ -50,7 +50,7 @@ class WorkerStreams:
 
     Args:
         folder: The run's.
-        generation: Its number.
+        generation: Number of the generation.
         ranks: Global ranks by local rank.
         options: Which streams are also shown, in the agent's own, each line after its worker's name, as torchrun does.
 
@@ -134,7 +134,7 @@ class BoundedFile:
     Args:
         path: Where it is, or will be.
         rank: The worker's.
-        stream: Its name.
+        stream: Name of the stream.
     """
 
     def __init__(self, path: Path, rank: int, stream: str) -> None:

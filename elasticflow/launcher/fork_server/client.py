@@ -33,7 +33,7 @@ class ForkServer:
     """The agent's end of the fork server.
 
     Args:
-        started: Its process, which has no setup yet.
+        started: Process of the server, which has no setup yet.
         setup: The program and its environment.
 
     Attributes:

@@ -50,12 +50,12 @@ class Report:
     """Report on one worker that ended.
 
     Attributes:
-        rank: Its rank in the generation.
+        rank: The worker's rank in the generation.
         exit_code: As `Popen.returncode` gives it: negative is a signal; None when the process was lost sight of.
-        raised: Its `worker.raised` line, if it wrote one.
+        raised: The worker's `worker.raised` line, if it wrote one.
         time: Unix time at which its end was noticed; the `worker.raised` line's own time goes before it.
         node: Id of its node.
-        pid: Its process id.
+        pid: The worker's process id.
         ended_by_us: The agent killed it after another rank's failure; such an end is no failure.
         hung: It made no progress for longer than allowed, so the agent killed it.
         oom_killed: The kernel's out-of-memory killer was seen at work in its memory group.

@@ -40,7 +40,7 @@ class FailedAttempt:
         fingerprint: Equal for the same error (`Failure.fingerprint`).
         step: Last step that the generation finished; None when it failed before its first one.
         epoch: Epoch of *step*.
-        generation: Its number; 0 if none could be formed.
+        generation: Number of the generation; 0 if none could be formed.
         restored_from: The snapshot that it resumed from, once that was chosen.
         can_come_from_snapshot: The restored snapshot can be the cause.
         is_traced_fault: The worker died of its own doing, at a place that the fingerprint tells.

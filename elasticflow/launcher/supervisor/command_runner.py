@@ -46,8 +46,8 @@ class CommandRunner:
 
     Args:
         journal: Events and state of the run.
-        ledger: Its failures.
-        catalog: Its snapshots.
+        ledger: The run's failures.
+        catalog: The run's snapshots.
         channel: To the agents of all machines.
         agents: Agents of this machine.
         claim: `claim_generation` of the launch.

@@ -226,7 +226,7 @@ class FormGeneration:
     """Have nodes start the workers of a generation.
 
     Attributes:
-        generation: Its number.
+        generation: Number of the generation.
         nodes: Ids of its nodes in rank order, each with its number of workers.
         failed_at: Unix time of the failure that it answers, if any.
     """

@@ -79,14 +79,14 @@ class Generation:
     """One worker group.
 
     Attributes:
-        number: Its number over the whole run, the same on every node.
+        number: Number over the whole run, the same on every node.
         nodes: Ids of its nodes, in rank order.
         step: Last step that it is known to have finished, or None when it has finished none yet.
         epoch: Epoch of that step, where it was told.
         restored_from: Name of the snapshot that all ranks resumed from, once they had verified it.
         is_finished: Rank 0 has said that training reached its end.
         stopped: Why the job's own code ended training before its length, if it did.
-        is_stopping: Its workers are being killed, since one has failed or a node is lost.
+        is_stopping: The generation's workers are being killed, since one has failed or a node is lost.
         drain: Why its workers were asked to exit, if they were.
         raised: The `worker.raised` line of each rank that wrote one.
         stalled_nodes: Nodes whose workers have all stood still for too long.

@@ -71,7 +71,7 @@ class RunSoFar:
     Attributes:
         step: Step that it has reached.
         restarts: How often it was restarted.
-        ledger: Its failures, oldest first.
+        ledger: The run's failures, oldest first.
         is_resumed: It existed before this launch.
     """
 

@@ -26,10 +26,10 @@ class Node:
     """A node whose agent is ready.
 
     Attributes:
-        name: Its id inside the launch.
+        name: The node's id inside the launch.
         host: Name of its machine.
         nproc: Workers that it starts.
-        rank: Its place among the nodes, where the rendezvous is static; else its arrival decides.
+        rank: The node's place among all nodes, where the rendezvous is static; else its arrival decides.
         is_leaving: It asked to leave and takes part in nothing new.
         is_excluded: It failed too often; it takes part in nothing new.
         failures: Generations in a row that failed first on it.

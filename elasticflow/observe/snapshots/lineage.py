@@ -34,9 +34,9 @@ class LineageGeneration:
         reason: Reason it was formed: start, crash, resume ...; None if unknown.
         world_size: Number of workers; None if unknown.
         parent: Name of the snapshot it resumed from; None: the beginning, or unknown.
-        ended: Its end in words; None while it runs, or if unknown.
+        ended: End of the generation in words; None while it runs, or if unknown.
         taken: Number of snapshots it committed; None if unknown.
-        snapshots: Its snapshots that still exist, the oldest first.
+        snapshots: The generation's snapshots that still exist, the oldest first.
     """
 
     number: int

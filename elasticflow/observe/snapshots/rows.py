@@ -35,7 +35,7 @@ class SnapshotRow:
         state: `committed`; `set aside` (never loaded); `damaged` (the manifest is damaged, and the snapshot not set
             aside yet); `unfinished` (no manifest).
         reason: Reason that it is not committed.
-        manifest: Its manifest, if that can be read.
+        manifest: The snapshot's manifest, if it can be read.
         kept: Rules that keep it; empty: the next retention removes it.
         note: Note of its pin; None if it is not pinned.
     """

@@ -51,8 +51,8 @@ class Piece(NamedTuple):
     Attributes:
         key: Key of the model's random streams, besides seed and step: rank and micro-batch, or the virtual
             shard.
-        low: Its first sample, counted from the batch's first.
-        high: Where it ends.
+        low: First sample of the piece, counted from the batch's first.
+        high: End of the piece, exclusive.
     """
 
     key: tuple[int, int]

@@ -46,9 +46,9 @@ class OptionChange:
     Attributes:
         part: `optimizer`, or `scheduler.g` and so on.
         group: Number of the parameter group; None for a schedule.
-        option: Its name: `lr`.
-        was: Its value then, as text; None if there was no such option.
-        now: Its value now; None if there is none any more.
+        option: Name of the option: `lr`.
+        was: The earlier value, as text; None if there was no such option.
+        now: The value now; None if the option is gone.
     """
 
     part: str

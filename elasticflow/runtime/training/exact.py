@@ -268,7 +268,7 @@ class EarlyBuckets:
         """Get ready for a backward.
 
         Args:
-            is_last: Its sums may be handed on.
+            is_last: The sums of this call may be handed on.
         """
         self._seen.clear()
         self._gone = 0

@@ -56,7 +56,7 @@ class ManualStep:
         logs_grad_norm: A step's line says that norm, as it was before.
 
     Attributes:
-        is_exact: Its steps have the same bits at every world size.
+        is_exact: Steps have the same bits at every world size.
         was_skipped: The last step was left out; a step of this kind never is.
 
     Raises:

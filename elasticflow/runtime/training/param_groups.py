@@ -34,7 +34,7 @@ class Group:
 
     Attributes:
         match: A glob, or several, one of which fits a name of the parameter, such as `*.bias`; `*` also stands for dots.
-        ndim: Its number of dimensions, or several.
+        ndim: Number of dimensions of a parameter, or several.
         module: A class, or several: the parameter belongs to a module of that class, or to one inside such a module.
         args: Options of the optimizer that override those of all parameters.
         name: Label in logged learning rates; None: its selectors are the label.

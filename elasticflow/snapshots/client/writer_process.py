@@ -28,7 +28,7 @@ class WriterNotStartedError(SnapshotError):
     """The writer ended before it was ready, or was not ready in time.
 
     Attributes:
-        ended_with: Its exit code (negative: a signal); None if it was not ready in time.
+        ended_with: The writer's exit code (negative: a signal); None if it was not ready in time.
     """
 
     def __init__(self, exit_code: int | None) -> None:

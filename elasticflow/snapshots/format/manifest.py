@@ -107,7 +107,7 @@ class Manifest(ManifestFacts):
     Attributes:
         name: Folder name: step, generation and id.
         created: Unix time of the commit.
-        files: Its own files, by name.
+        files: The snapshot's own files, by name.
         tensors: Place of each tensor, by key.
         seconds: From the first staged shard to the commit.
         borrowed: Files of earlier snapshots that hold tensors unchanged since: "<snapshot>/<file>". Never a file that

@@ -44,7 +44,7 @@ class LoadedSnapshot:
 
     Attributes:
         state_json: Content of state.json, as text.
-        files: Its files, open.
+        files: The snapshot's files, open.
     """
 
     manifest: Manifest

@@ -9,7 +9,7 @@ from elasticflow.sinks.notify.message import object_of, payload_of, text_of
 from elasticflow.sinks.notify.moments import Moment
 from elasticflow.sinks.sink import RunFacts
 
-RUN = RunFacts("r1", "toy", Path("/work/runs/toy/r1"), Path("/work"))
+RUN = RunFacts("r1", "toy", Path("/srv/digits/runs/toy/r1"), Path("/srv/digits"))
 AT = "2026-11-23T03:00:01.000000Z"
 NOW = datetime(2026, 11, 23, 3, 0, 2, tzinfo=UTC)
 FAILED = Moment(
@@ -75,7 +75,7 @@ def test_the_object_holds_everything() -> None:
         "summary": FAILED.sentence,
         "job": "toy",
         "run_id": "r1",
-        "folder": "/work/runs/toy/r1",
+        "folder": "/srv/digits/runs/toy/r1",
         "time": AT,
         "step": 7,
         "steps": 20,
