@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
-from elasticflow.protocol.snapshot_settings import SnapshotSettings
+from elasticflow.protocol import worker_environment
+from elasticflow.protocol.snapshot_settings import Keep, SnapshotSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -45,3 +50,31 @@ class LoopSettings:
         if not isinstance(content, dict) or content.keys() != {each.name for each in fields(cls)}:
             raise ValueError("not the settings that this version of elasticflow writes")
         return cls(**{**content, "snapshots": SnapshotSettings.from_json(content["snapshots"])})
+
+    @classmethod
+    def told(cls, environ: Mapping[str, str]) -> LoopSettings | None:
+        """Return the settings of the job file; None if no agent of ours started this process for a script.
+
+        Raises:
+            ValueError: another version of elasticflow wrote them.
+        """
+        text = environ.get(worker_environment.LOOP)
+        return None if text is None else cls.from_json(text)
+
+    @classmethod
+    def of_arguments(
+        cls,
+        job: str,
+        seed: int,
+        snapshots: str | None,
+        every: str | Sequence[str],
+        keep: int,
+        ignore: Sequence[str],
+        log_every: int,
+        threads: int | None,
+        log_level: str = "info",
+    ) -> LoopSettings:
+        """Return the settings that a script passes to `elasticflow.join`."""
+        intervals = (every,) if isinstance(every, str) else tuple(every)
+        policy = SnapshotSettings(snapshots, intervals, keep=Keep(last=keep), ignore=tuple(ignore))
+        return cls(job, "", seed, policy, log_every, log_level, threads)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, cast
 from elasticflow.errors import INTERRUPTED, StateError
 from elasticflow.protocol.loop_settings import LoopSettings
 from elasticflow.runtime import worker as life
-from elasticflow.runtime.loop import settings
 from elasticflow.runtime.loop.gradients import Gradients
 from elasticflow.runtime.loop.run import Run
 from elasticflow.runtime.loop.script_checks import ScriptChecks
@@ -90,8 +89,7 @@ def join(
     if gradients is None and virtual_shards is not None:
         gradients = Gradients(virtual_shards=virtual_shards)
     job = name or Path(sys.argv[0]).stem.lstrip("-") or "script"
-    own = settings.of_arguments(job, seed, snapshots, every, keep, ignore, log_every, threads)
-    own = replace(own, log_level=log_level)
+    own = LoopSettings.of_arguments(job, seed, snapshots, every, keep, ignore, log_every, threads, log_level)
     run = _joined(own, folder, gradients)
     _report_what_ends_the_script()
     process = os.getpid()
@@ -139,16 +137,16 @@ def _joined(
 ) -> Run:
     """Join the process group; the settings of a script's job file take precedence over its *own*."""
     _require_first_call()
-    given = settings.told(os.environ)
-    chosen = given or own
+    chosen = LoopSettings.told(os.environ) or own
     if gradients is not None and gradients.virtual_shards is not None and chosen.threads is None:
         chosen = replace(chosen, threads=1)  # sums inside an operation depend on the number of threads
-    policy = chosen.snapshots
     place = Path(folder) if folder is not None else Path("runs") / chosen.job / "by-hand"
-    worker = _member(chosen, place, policy, is_job=is_job)
+    worker = _member(chosen, place, is_job=is_job)
     worker.is_exact = gradients is not None and gradients.virtual_shards is not None
-    script = None if is_job else ScriptChecks(worker, gradients, policy.ignore)
-    return Run(worker, policy, gradients=gradients, log_every=chosen.log_every, script=script, **options)
+    script = None if is_job else ScriptChecks(worker, gradients, chosen.snapshots.ignore)
+    return Run(
+        worker, chosen.snapshots, gradients=gradients, log_every=chosen.log_every, script=script, **options
+    )
 
 
 def _require_first_call() -> None:
@@ -161,14 +159,14 @@ def _require_first_call() -> None:
     _has_joined = True
 
 
-def _member(chosen: LoopSettings, place: Path, policy: SnapshotSettings, *, is_job: bool) -> Worker:
+def _member(chosen: LoopSettings, place: Path, *, is_job: bool) -> Worker:
     """Join the process group; return this worker. An error ends the process if it runs a script."""
     try:
         return life.join(
             chosen.job,
             chosen.digest,
             place,
-            policy,
+            chosen.snapshots,
             seed=chosen.seed,
             threads=chosen.threads,
             log_level=chosen.log_level,

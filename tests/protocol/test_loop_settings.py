@@ -7,7 +7,6 @@ import pytest
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.loop_settings import LoopSettings
 from elasticflow.protocol.snapshot_settings import Keep, SnapshotSettings
-from elasticflow.runtime.loop import settings
 
 
 def test_the_job_file_is_read_from_the_environment() -> None:
@@ -18,16 +17,16 @@ def test_the_job_file_is_read_from_the_environment() -> None:
     )
     given = LoopSettings("job", "digest", 7, snapshots, 10, "warning", 2)
 
-    assert settings.told({worker_environment.LOOP: given.to_json()}) == given
-    assert settings.told({}) is None
+    assert LoopSettings.told({worker_environment.LOOP: given.to_json()}) == given
+    assert LoopSettings.told({}) is None
     with pytest.raises(ValueError, match="not the settings that this version"):
-        settings.told({worker_environment.LOOP: "{}"})
+        LoopSettings.told({worker_environment.LOOP: "{}"})
 
 
 def test_arguments_of_the_script() -> None:
     """One interval or several; snapshots in the run folder."""
-    one = settings.of_arguments("train", 3, None, "5 steps", 2, (), 1, None)
-    several = settings.of_arguments("train", 3, "s3://b/x", ["5 steps", "1 epoch"], 2, ["self.x"], 1, 4)
+    one = LoopSettings.of_arguments("train", 3, None, "5 steps", 2, (), 1, None)
+    several = LoopSettings.of_arguments("train", 3, "s3://b/x", ["5 steps", "1 epoch"], 2, ["self.x"], 1, 4)
 
     assert (one.snapshots.every, one.snapshots.uri, one.snapshots.keep.last) == (("5 steps",), None, 2)
     assert (several.snapshots.every, several.snapshots.uri, several.threads) == (
