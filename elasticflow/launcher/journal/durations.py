@@ -88,14 +88,16 @@ class Durations:
         parts = {**self._parts, self._part: self._parts[self._part] + self._clock() - self._since}
         return {name: round(seconds, 3) for name, seconds in parts.items()}
 
-    def of_run(self) -> Parts | None:
-        """Return the parts of all launches so far; None if those of earlier launches are unknown."""
+    def of_run(self, launch: Parts | None = None) -> Parts | None:
+        """Return the parts of all launches so far; None if those of earlier launches are unknown.
+
+        Args:
+            launch: Result of `of_launch`, where both are recorded as of one moment; None: as of now.
+        """
         if self._before is None:
             return None
-        return {
-            name: round(seconds + self._before.get(name, 0.0), 3)
-            for name, seconds in self.of_launch().items()
-        }
+        launch = self.of_launch() if launch is None else launch
+        return {name: round(seconds + self._before.get(name, 0.0), 3) for name, seconds in launch.items()}
 
     def end_group(self) -> Parts:
         """Return the parts since the last call, or since the launch began; negative where time was counted anew."""
@@ -110,7 +112,7 @@ class Durations:
         return {
             "seconds": round(sum(parts.values()), 3),
             "durations": parts,
-            "run_durations": self.of_run(),
+            "run_durations": self.of_run(parts),
         }
 
     def _wait(self, *, begins: bool) -> None:

@@ -221,7 +221,8 @@ class Journal:
         self._require_held()
         self._written = time.monotonic()
         self.state["updated"] = now()
-        self.state["durations"] = {"launch": self.durations.of_launch(), "run": self.durations.of_run()}
+        launch = self.durations.of_launch()
+        self.state["durations"] = {"launch": launch, "run": self.durations.of_run(launch)}
         # Four times a second: the disk is not waited for.
         atomic_files.replace(self._folder.state, [json.dumps(self.state).encode(), b"\n"], sync=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +108,13 @@ def test_a_run_that_goes_on_elsewhere_does_not_guess() -> None:
     durations = Durations({}, clock)
     durations.saw({"event": "run.started", "resumed": True})
     assert durations.of_run() is None
+
+
+def test_launch_and_run_are_of_one_moment() -> None:
+    """A first launch and its run are equally long in one record, however much time passes while it is made."""
+    seconds = itertools.count(100.0)
+    figures = Durations({}, lambda: next(seconds)).figures()
+    assert figures["durations"] == figures["run_durations"]
 
 
 def test_the_next_launch_counts_on(tmp_path: Path) -> None:
