@@ -18,6 +18,7 @@ from elasticflow.launcher.agent.master import master_of
 from elasticflow.launcher.agent.node_heartbeat import NodeHeartbeat, NodeReleasedError
 from elasticflow.launcher.agent.orphans import Orphans, adopted
 from elasticflow.launcher.agent.profile_requests import ProfileRequests
+from elasticflow.launcher.agent.rank_logs import tail
 from elasticflow.launcher.agent.reporter import Reporter
 from elasticflow.launcher.agent.standby_keeper import StandbyKeeper
 from elasticflow.launcher.agent.worker_streams import WorkerStreams
@@ -32,6 +33,7 @@ from elasticflow.launcher.rendezvous import network
 from elasticflow.launcher.rendezvous.sender import FileSender
 from elasticflow.launcher.rendezvous.store_keys import is_requested, join_store
 from elasticflow.launcher.rendezvous.supervisor_channel import Orders, Outbox
+from elasticflow.launcher.restarts.failures import aborted_by_nccl
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.messages import Activity, NodeReady
 from elasticflow.protocol.store_address import StoreLostError
@@ -279,11 +281,17 @@ class Agent:
             self._outbox.post(message)
 
     def _await_root_cause(self, workers: ForkedWorkers) -> None:
-        """Wait a moment while all failures so far are exceptions: the rank that caused them may still be ending."""
+        """Wait a moment while all failures so far may have followed from another: the rank that caused them may still be ending.
+
+        Such are exceptions, and aborts by NCCL.
+        """
         deadline = time.monotonic() + _ROOT_CAUSE_WAIT_S
         while time.monotonic() < deadline:
             exits = workers.exits()
-            if len(exits) == len(workers.pids()) or any(code < 0 for code, _ in exits.values()):
+            if len(exits) == len(workers.pids()) or any(
+                code < 0 and not aborted_by_nccl(code, tail(workers.stderrs[rank]))
+                for rank, (code, _) in exits.items()
+            ):
                 return
             self._server.pump(0.01)
 

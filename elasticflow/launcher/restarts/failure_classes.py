@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 FailureClass = Literal[
     "user_error",
     "oom",
+    "device",
     "hang",
     "crash",
     "nonfinite",
@@ -67,6 +68,8 @@ FAILURES: Mapping[str, FailureRow] = {
         excuses_drift=True,
     ),
     "oom": FailureRow(),
+    # A device that fails may be well after its reset, or left out: the budget decides, however often it comes.
+    "device": FailureRow(),
     "hang": FailureRow(),
     "crash": FailureRow(blames_snapshot="if it faulted"),
     # Training is deterministic: the second time at one step is the proof that it stays so.

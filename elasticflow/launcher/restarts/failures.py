@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import signal
 from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import COLLECTIVE_MISMATCH
 from elasticflow.launcher.restarts.failure_classes import CLASSES, FAILURES
+from elasticflow.system.device_errors import class_of_device_error, is_kernel_fault
 from elasticflow.system.processes import FAULTS, signal_or_code
 
 if TYPE_CHECKING:
@@ -23,6 +25,16 @@ _PEER = re.compile(
     r"connection (?:was )?(?:closed by (?:remote )?peer|reset by peer|refused)|broken pipe|socket closed"
     r"|gloo|nccl|DistNetworkError|DistStoreError|remote process exited|timed out waiting \d+ ?ms for (?:recv|send)",
     re.IGNORECASE,
+)
+# Words of NCCL's threads before they abort a process whose peer is gone (strings of libtorch_cuda.so 2.14 and of NCCL
+# 2.30). Without a peer that raised anything: a worker waits in CUDA, where no exception can reach it.
+_PEER_ABORT = re.compile(
+    r"remote process exited or there was a network error|\bnccl(?:Remote|System)Error\b"
+    r"|Observed flight recorder dump signal from another rank"
+)
+# The same threads, once a collective has taken longer than it may, or a call of CUDA does not return.
+_HANG_ABORT = re.compile(
+    r"Watchdog caught collective operation timeout|ProcessGroupNCCL's watchdog got stuck for \d+ seconds"
 )
 # The exit code of argparse, click and typer for a program that was called wrongly.
 _USAGE = re.compile(r"^usage: ", re.IGNORECASE | re.MULTILINE)
@@ -86,6 +98,7 @@ class Failure:
         stderr: The last lines of its standard error if it died without an exception of its own; stacks left out.
         is_final: The worker said that another try would end in the same way.
         exception: The worker's own, as JSON (`system.exceptions`); None if it raised none.
+        has_noticed: It ended since another rank was gone, or did not answer, and no rank is known that did so first.
     """
 
     rank: int
@@ -99,6 +112,7 @@ class Failure:
     stderr: tuple[str, ...] = ()
     is_final: bool = False
     exception: Mapping[str, Any] | None = None
+    has_noticed: bool = False
 
     @property
     def fingerprint(self) -> str:
@@ -110,7 +124,13 @@ class Failure:
     def is_traced_fault(self) -> bool:
         """True if the worker died of its own doing, at a known place or with known words; a broken link does not count."""
         is_known = self._place is not None or self.error != signal_or_code(self.exit_code or 0)
-        return self._has_faulted and is_known and _BROKEN_LINK.search(self.error) is None
+        has_faulted = self._has_faulted or is_kernel_fault(self.error)
+        return has_faulted and is_known and _BROKEN_LINK.search(self.error) is None
+
+    @property
+    def suspects_device(self) -> bool:
+        """True if the device of its node can be the cause."""
+        return self.failure_class == "device" or is_kernel_fault(self.error)
 
     @property
     def can_come_from_snapshot(self) -> bool:
@@ -120,7 +140,8 @@ class Failure:
 
     @property
     def _has_faulted(self) -> bool:
-        return self.exit_code is not None and -self.exit_code in FAULTS
+        is_its_own = self.failure_class in {"crash", "user_error"} and not self.has_noticed
+        return is_its_own and self.exit_code is not None and -self.exit_code in FAULTS
 
     @property
     def _place(self) -> str | None:
@@ -165,8 +186,14 @@ def classify(
         return "hang"
     if oom_killed:
         return "oom"
-    if exit_code is not None and (exit_code > 0 or (exit_code < 0 and _is_mismatch(stderr))):
+    if exit_code is None:
+        return "crash"
+    if of_device := class_of_device_error(_said_last(exit_code, stderr)):
+        return of_device
+    if exit_code > 0 or _is_mismatch(stderr):
         return "user_error"
+    if aborted_by_nccl(exit_code, stderr):
+        return "hang" if _HANG_ABORT.search(stderr) else "peer"
     return "crash"
 
 
@@ -203,6 +230,7 @@ def first_failure(reports: Sequence[Report], *, is_finished: bool = False) -> Fa
         is_final=_usage_error(first) is not None
         or (first.raised is not None and first.raised.get("final") is True),
         exception=None if first.raised is None else first.raised.get("exception"),
+        has_noticed=_noticed(first),
     )
 
 
@@ -231,12 +259,41 @@ def describe(report: Report) -> str:
 
 
 def _noticed(report: Report) -> bool:
+    """Return whether the worker only noticed that another rank was gone."""
     if _is_mismatch(describe(report)):
         return False
-    if report.raised is None:  # a script of its own: what it raised stands in its standard error alone
-        has_raised = (report.exit_code or 0) > 0
-        return has_raised and _PEER.search(_last_exception(report.stderr) or "") is not None
-    return report.raised.get("class") == "peer" or _PEER.search(describe(report)) is not None
+    if report.raised is not None:
+        said_class = report.raised.get("class")
+        # NCCL's name stands in its errors of memory and devices, too.
+        return said_class == "peer" or (
+            said_class not in {"device", "oom"} and _PEER.search(describe(report)) is not None
+        )
+    code = report.exit_code or 0
+    if code <= 0:
+        return aborted_by_nccl(code, report.stderr)
+    # A script of its own: what it raised stands in its standard error alone.
+    is_of_device = class_of_device_error(_said_last(code, report.stderr)) is not None
+    return not is_of_device and _PEER.search(_last_exception(report.stderr) or "") is not None
+
+
+def aborted_by_nccl(exit_code: int, stderr: str) -> bool:
+    """Return whether a thread of NCCL's aborted the process, since a rank was gone or a collective took too long.
+
+    The same thread aborts a process whose own device failed; that is a cause.
+    """
+    if exit_code != -signal.SIGABRT or class_of_device_error(_said_last(exit_code, stderr)) is not None:
+        return False
+    return any(mark.search(stderr) for mark in (_PEER_ABORT, _HANG_ABORT))
+
+
+def _said_last(exit_code: int, stderr: str) -> str:
+    """Return the exception in its standard error that ended a worker, over all of its lines: Python's, or that of C++."""
+    if exit_code < 0:
+        terminated = _TERMINATE.search(stderr)
+        return (
+            "" if terminated is None else stderr[terminated.start() :].partition("\nFatal Python error:")[0]
+        )
+    return stderr[stderr.rfind("Traceback (most recent call last):") :] if _last_exception(stderr) else ""
 
 
 def _usage_error(report: Report) -> str | None:

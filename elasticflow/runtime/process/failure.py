@@ -12,6 +12,7 @@ import torch.distributed as dist
 from elasticflow.errors import COLLECTIVE_MISMATCH, ElasticflowError, StopTraining, StorageError, WorkerError
 from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.runtime.process import torch_private
+from elasticflow.system.device_errors import class_of_device_error, is_shared_device
 
 # Characters. The message of an exception may contain a whole batch.
 _LONGEST = 20_000
@@ -31,6 +32,12 @@ _IN_OUR_WORDS = {
     ),
 }
 
+_SHARED_DEVICE = (
+    "two workers of a node use the same GPU, which NCCL refuses\n"
+    "  help: set nodes.nproc_per_node to at most the number of GPUs of a node; code that sets the device by itself takes "
+    "number LOCAL_RANK"
+)
+
 
 def classify(error: BaseException) -> str:
     """Return the failure class that the restart budget counts *error* under."""
@@ -44,6 +51,13 @@ def classify(error: BaseException) -> str:
         return "storage"
     if any(mark in _own_words(error) for mark in COLLECTIVE_MISMATCH):
         return "user_error"
+    if (
+        isinstance(error, RuntimeError)
+        and (of_device := class_of_device_error(_own_words(error))) is not None
+    ):
+        return of_device
+    if isinstance(error, torch.AcceleratorError):
+        return "device"
     if isinstance(error, dist.DistError | StoreLostError):
         return "peer"
     if isinstance(error, RuntimeError) and any(mark in _own_words(error) for mark in torch_private.PEER_LOST):
@@ -55,7 +69,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     is_of_torch = type(error) is RuntimeError and torch_private.NO_MEMORY in _own_words(error)
-    return is_of_torch or isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
+    return is_of_torch or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
 def _is_of_snapshots(error: OSError) -> bool:
@@ -73,6 +87,8 @@ def describe(error: BaseException) -> str:
             f"StopTraining was raised where the ranks cannot agree on it: {error}\n"
             "  help: raise it from the training step, the dataset, the evaluation, a metric or the schedule"
         )
+    if isinstance(error, RuntimeError) and is_shared_device(_own_words(error)):
+        return f"{type(error).__name__}: {_SHARED_DEVICE}"
     for mark, (meaning, remedy) in _IN_OUR_WORDS.items():
         if mark in _own_words(error):
             return f"{type(error).__name__}: {meaning}\n  help: {remedy}"

@@ -301,7 +301,7 @@ def test_an_error_of_many_lines_becomes_one_short_line() -> None:
 def test_classes_are_those_of_the_design() -> None:
     """The classes are part of the log schema."""
     assert {
-        "user_error", "oom", "hang", "crash", "nonfinite", "diverged", "storage", "snapshot_corrupt",
+        "user_error", "oom", "device", "hang", "crash", "nonfinite", "diverged", "storage", "snapshot_corrupt",
         "node_lost", "preempted", "resized", "drained", "agent_lost", "peer",
     } == CLASSES  # fmt: skip
 
@@ -331,3 +331,123 @@ def test_wrong_arguments_are_final_and_told_as_the_program_does() -> None:
         (False, "exit code 1, without an exception"),
         (False, "exit code 2, without an exception"),
     ]
+
+
+WATCHDOG = (
+    "[PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog thread terminated with exception: {}"
+)
+REMOTE = "NCCL error: remote process exited or there was a network error, NCCL version 2.27.7"
+TIMEOUT = (
+    "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=8, "
+    "NumelOut=8, Timeout(ms)=600000) ran for 600031 milliseconds before timing out."
+)
+
+
+def aborted(text: str) -> str:
+    """Return the standard error of a process that NCCL's watchdog aborts with *text*, as torch 2.14 writes it.
+
+    NCCL does not run on a machine without a GPU: the texts are those in libtorch_cuda.so.
+    """
+    said = WATCHDOG.format(text)
+    return (
+        f"[rank1]:[E1123 10:00:00.123 ProcessGroupNCCL.cpp:2092] {said}\n"
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n"
+        "Last error:\nsocketPollConnect: connect returned Connection refused\n"
+        "Exception raised from checkForNCCLErrorsInternal at ProcessGroupNCCL.cpp:2628 (most recent call first):\n"
+        f"terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  {said}\n"
+        "Fatal Python error: Aborted\n\nThread 0x00007f1 (most recent call first):\n"
+        '  File "/x/ddp.py", line 163 in _outcome\n  File "/x/train.py", line 80 in main\n'
+    )
+
+
+def test_a_survivor_that_nccl_aborts_is_no_cause() -> None:
+    """Its watchdog is often seen first: a rank that was killed, or raised, later is what the others missed."""
+    survivor = Report(1, -6, time=100.0, node="b", stderr=aborted(REMOTE))
+    for cause in (
+        Report(0, -9, time=100.5, node="a"),
+        Report(0, 1, raised("user_error"), time=101.0, node="a"),
+    ):
+        found = first_failure([survivor, cause])
+        assert found is not None
+        assert (0, "a", "1 other rank: connection closed by peer") == (found.rank, found.node, found.others)
+
+
+def test_survivors_of_a_rank_that_nothing_is_known_of_blame_no_snapshot() -> None:
+    """It is a crash that the budget decides about: nothing faulted where the process stood when NCCL ended it."""
+    found = first_failure([Report(1, -6, stderr=aborted(REMOTE))])
+    assert found is not None
+    assert ("crash", False, False) == (
+        found.failure_class,
+        found.is_traced_fault,
+        found.can_come_from_snapshot,
+    )
+
+
+def test_a_collective_that_takes_too_long_for_nccl_is_a_hang() -> None:
+    """So is a watchdog that gets stuck; if a rank has failed by itself, the others' time-outs follow from that."""
+    stuck = "ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress"
+    for text in (TIMEOUT, stuck):
+        found = first_failure([Report(1, -6, stderr=aborted(text))])
+        assert found is not None
+        assert ("hang", False) == (found.failure_class, found.is_traced_fault)
+    found = first_failure([Report(1, -6, time=1.0, stderr=aborted(TIMEOUT)), Report(0, -11, time=2.0)])
+    assert found is not None
+    assert (0, "crash") == (found.rank, found.failure_class)
+
+
+def test_an_abort_for_the_rank_s_own_device_is_the_cause() -> None:
+    """The same watchdog aborts a process whose kernel or device failed; its peers only notice."""
+    for text, kind, traced in (
+        ("CUDA error: uncorrectable ECC error encountered", "device", False),
+        ("CUDA error: an illegal memory access was encountered", "crash", True),
+    ):
+        own = Report(0, -6, time=2.0, stderr=aborted(text).replace("ncclRemoteError", ""))
+        found = first_failure([Report(1, -6, time=1.0, stderr=aborted(REMOTE)), own])
+        assert found is not None
+        assert (0, kind, traced, True) == (
+            found.rank,
+            found.failure_class,
+            found.is_traced_fault,
+            found.suspects_device,
+        )
+
+
+def test_an_abort_of_the_job_s_own_stays_one() -> None:
+    """SIGABRT has many senders: without NCCL's words it is a fault that can come from the snapshot."""
+    text = "terminate called after throwing an instance of 'std::out_of_range'\n  what():  vector::at\n"
+    found = first_failure([Report(0, -6, stderr=text)])
+    assert found is not None
+    assert (True, True) == (found.is_traced_fault, found.can_come_from_snapshot)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (
+            "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered\nFor debugging ...",
+            "device",
+        ),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB", "oom"),
+        (
+            "torch.distributed.DistBackendError: NCCL error\nncclUnhandledCudaError: Call failed.\nLast error:\nCuda failure 2",
+            "oom",
+        ),
+        ("torch.AcceleratorError: CUDA error: device-side assert triggered\n", "user_error"),
+        ("ValueError: CUDA is not for me", "user_error"),
+    ],
+)
+def test_device_errors_of_a_script_are_known_by_what_it_prints(error: str, expected: str) -> None:
+    """No rank of a script writes a `worker.raised` line; one that lost its device is not one that noticed it."""
+    stderr = f"a warning\nTraceback (most recent call last):\n  ...\n{error}\n"
+    peer = "Traceback (most recent call last):\n  ...\nRuntimeError: [gloo] Connection closed by peer [127.0.0.1]\n"
+    found = first_failure([Report(0, 1, time=1.0, stderr=peer), Report(1, 1, time=2.0, stderr=stderr)])
+    assert found is not None
+    assert (1, expected) == (found.rank, found.failure_class)
+
+
+def test_memory_that_nccl_cannot_have_is_no_lost_peer() -> None:
+    """NCCL's name stands in the text; the worker has told its class."""
+    text = "DistBackendError: NCCL error in: x.cpp:1 ... Cuda failure 2 'out of memory'"
+    found = first_failure([Report(1, 1, PEER, time=1.0), Report(0, 1, raised("oom", text), time=2.0)])
+    assert found is not None
+    assert (0, "oom") == (found.rank, found.failure_class)

@@ -42,6 +42,104 @@ def test_class_of_an_exception(error: BaseException, kind: str) -> None:
     assert kind == failure.classify(error)
 
 
+ASYNC = "\nCUDA kernel errors might be asynchronously reported at some other API call. Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."
+NCCL = "NCCL error in: ProcessGroupNCCL.cpp:3690, {}, NCCL version 2.27.7\n{}\nLast error:\n{}"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered" + ASYNC), "device"),
+        (torch.AcceleratorError("CUDA error: unspecified launch failure" + ASYNC), "device"),
+        (torch.AcceleratorError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"), "device"),
+        (torch.AcceleratorError("HIP error: unspecified launch failure"), "device"),
+        (torch.AcceleratorError("a text of another accelerator"), "device"),
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered" + ASYNC), "crash"),
+        (torch.AcceleratorError("CUDA error: device-side assert triggered" + ASYNC), "user_error"),
+        (torch.AcceleratorError("CUDA error: no kernel image is available for execution"), "user_error"),
+        (torch.AcceleratorError("CUDA error: invalid device ordinal" + ASYNC), "user_error"),
+        (torch.AcceleratorError("CUDA error: out of memory" + ASYNC), "oom"),
+        (RuntimeError("CUDA error: out of memory"), "oom"),
+        (RuntimeError("CUDA driver error: out of memory"), "oom"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "oom"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), "oom"),
+        (torch.OutOfMemoryError("XPU out of memory. Tried to allocate 20.00 MiB"), "oom"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"), "device"),
+        (RuntimeError("CUDA error: HIPBLAS_STATUS_INTERNAL_ERROR when calling `hipblasSgemm`"), "device"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasSgemm`"), "user_error"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED_CUDA_DRIVER"), "device"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if"), "user_error"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED"), "user_error"),
+        (RuntimeError("cuFFT error: CUFFT_EXEC_FAILED"), "device"),
+        (RuntimeError("miopenStatusUnknownError"), "device"),
+        (RuntimeError("Native API failed. Native API returns: 20 (UR_RESULT_ERROR_DEVICE_LOST)"), "device"),
+        (RuntimeError("CUDA driver initialization failed, you might not have a CUDA gpu."), "device"),
+        (
+            RuntimeError(
+                "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling "
+                "NumCudaDevices() that might have already set an error? Error 802: system not yet initialized"
+            ),
+            "device",
+        ),
+        (RuntimeError("Found no NVIDIA driver on your system. Please check that"), "user_error"),
+        (RuntimeError("NVRM: Xid (PCI:0000:65:00): 79, GPU has fallen off the bus"), "device"),
+        (
+            dist.DistBackendError(
+                NCCL.format(
+                    "unhandled cuda error", "ncclUnhandledCudaError: ...", "Cuda failure 2 'out of memory'"
+                )
+            ),
+            "oom",
+        ),
+        (
+            dist.DistBackendError(
+                NCCL.format(
+                    "unhandled cuda error",
+                    "ncclUnhandledCudaError: ...",
+                    "Cuda failure 719 'unspecified launch failure'",
+                )
+            ),
+            "device",
+        ),
+        (
+            dist.DistBackendError(
+                NCCL.format(
+                    "remote process exited", "ncclRemoteError: A call failed", "socketPollConnect: refused"
+                )
+            ),
+            "peer",
+        ),
+        (
+            dist.DistBackendError(
+                "ncclInvalidUsage: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"
+            ),
+            "user_error",
+        ),
+        (
+            dist.DistBackendError("ncclInvalidUsage: Multiple Ranks are using the same GPU/Partition."),
+            "user_error",
+        ),
+        (ValueError("CUDA error: out of memory"), "user_error"),
+    ],
+)
+def test_class_of_an_accelerators_error(error: BaseException, kind: str) -> None:
+    """Memory, a device that fails, a kernel's fault and a call that is wrong on any device are told apart.
+
+    The texts are those of `cudaGetErrorString`, of torch's and NCCL's libraries; no device raised them here.
+    """
+    assert kind == failure.classify(error)
+
+
+def test_two_workers_on_one_gpu_are_told_with_the_key_that_says_how_many() -> None:
+    """NCCL speaks of ranks and of a bus id."""
+    told = failure.describe(
+        dist.DistBackendError("Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000")
+    )
+    assert told.startswith("DistBackendError: two workers of a node use the same GPU")
+    assert "\n  help: set nodes.nproc_per_node" in told
+
+
 def test_memory_that_torch_cannot_have_is_no_error_of_the_code() -> None:
     """Torch's allocator for main memory raises a RuntimeError (2.13) of which only the text tells."""
     with pytest.raises(RuntimeError) as caught:

@@ -1,0 +1,74 @@
+"""Runs whose device fails, and whose NCCL aborts survivors: no device is here, so the job's code does as they would."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elasticflow import events
+from tests.end_to_end import tiny_job
+from tests.end_to_end.harness import named, steps_of
+from tests.launcher.restarts.test_failures import REMOTE, aborted
+
+if TYPE_CHECKING:
+    from tests.end_to_end.harness import Project
+
+STEPS, EVERY = 24, 10
+FAILING = '''
+"""A training step that fails as on a device: at step 12, and at step 12 again after the restart."""
+
+import ctypes
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import obedient
+
+PIECES = 4  # of a step: 8 virtual shards on two ranks
+RANK, GENERATION = os.environ.get("RANK"), int(os.environ.get("ELASTICFLOW_GENERATION", "0"))
+FAILS_AT = {1: 12, 2: 2, 3: 2}.get(GENERATION)  # later generations begin at step 10
+calls = 0
+
+
+def step(model, batch):
+    """Return the loss of a piece."""
+    global calls
+    calls += 1
+    if FAILS_AT is not None and calls == PIECES * FAILS_AT:
+        if GENERATION == 3:
+            if RANK == "1":  # a survivor, whose NCCL aborts it before the other's end is seen
+                sys.stderr.write(Path("aborted.txt").read_text())
+                sys.stderr.flush()
+                os.abort()
+            time.sleep(0.06)
+            ctypes.string_at(0)
+        elif RANK == "1":
+            raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered\\nFor debugging ...")
+    return obedient.step(model, batch)
+'''
+
+
+def test_a_device_that_fails_twice_at_one_step_and_an_abort_of_nccl_cost_restarts_alone(
+    project: Project,
+) -> None:
+    """Neither is final, no snapshot is blamed, and a rank that NCCL aborted is not taken for the one that crashed."""
+    tiny_job.write(project, STEPS, EVERY, budget=10)
+    tiny_job.hurry(project)
+    project.write("failing.py", FAILING)
+    project.write("aborted.txt", aborted(REMOTE))
+    job = project.root / "jobs" / "tiny.toml"
+    job.write_text(job.read_text().replace("obedient:step", "failing:step"))
+
+    running = project.run("jobs/tiny.toml", "devices", job="tiny")
+    assert 0 == running.end(), running.told()
+
+    happened = running.events()
+    failed = [(e["rank"], e["class"], e["exit_code"]) for e in named(happened, events.WORKER_FAILED)]
+    assert [(1, "device", 1), (1, "device", 1), (0, "crash", -11)] == failed
+    assert "1 other rank: connection closed by peer" == named(happened, events.WORKER_FAILED)[2]["others"]
+    assert ["device", "device", "crash"] == [e["class"] for e in named(happened, events.BUDGET_CHARGED)]
+    assert [] == named(happened, events.SNAPSHOT_REJECTED)
+    assert [0, 10, 10, 10] == [e["step"] for e in named(happened, events.TRAINING_STARTED)]
+    assert list(range(1, STEPS + 1)) == steps_of(running.run)
