@@ -186,13 +186,26 @@ NODE_LOST = Event(
 )
 NODE_EXCLUDED = Event(
     "node.excluded",
-    "a node failed twice in a row while others did not: it takes no part",
+    "a node takes no part any more: it failed twice in a row while others did not, or a device of its is faulty",
     ("node", "reason"),
     level="warning",
+    line=Template("node excluded", "{node} takes no part any more: {reason}", symbol="wrong", tone="bad"),
+)
+DEVICES_CHECKED = Event(
+    "devices.checked",
+    "the devices of a node were checked, after a failure that one of them may have caused",
+    ("node", "devices", "faults", "notes", "reason", "seconds"),
+    line=Template("devices", "{node}: {reason}", symbol="note", tone="plain"),
+)
+WORKER_STUCK = Event(
+    "worker.stuck",
+    "a worker did not end although it was killed, as a process does in a driver's call: its device may still be in use",
+    ("rank", "node", "pid", "state"),
+    level="warning",
     line=Template(
-        "node excluded",
-        "{node} failed twice in a row while others did not, and takes no part: {reason}",
-        symbol="wrong",
+        "worker stuck",
+        "rank {rank} of {node} (pid {pid}) does not end, though it was killed: the kernel has it in state {state}",
+        ("its device may still be in use: it is checked before the next worker starts",),
         tone="bad",
     ),
 )
@@ -706,6 +719,7 @@ FIELDS: dict[str, Field] = {
     # Processes and places.
     "pid": Field("whole", "a process", "process.pid"),
     "pids": Field("wholes", "processes, by local rank"),
+    "state": Field("text", "state of a process, as the kernel names it"),
     "host": Field("text", "the machine's name", "host.name"),
     "nproc": Field("whole", "workers of a node"),
     "nodes": Field("whole", "how many nodes"),
@@ -713,6 +727,9 @@ FIELDS: dict[str, Field] = {
     "present": Field("whole", "nodes that are ready"),
     "least": Field("whole", "nodes that the job needs"),
     "device": Field("text or facts", "the device of the training"),
+    "devices": Field("whole", "devices that computed a known sum right"),
+    "faults": Field("texts", "errors for which a device is not to be used"),
+    "notes": Field("texts", "errors that a device outlives, and why it could not be checked"),
     "connections": Field("whole", "connections since the last report"),
     "address": Field("text", "address of the last connection", "client.address"),
     "command": Field("text", "a process's command line, cut short", "process.command_line"),

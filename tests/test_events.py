@@ -74,6 +74,8 @@ FROZEN = {
     "node.left": {"node"},
     "node.lost": {"node", "reason"},
     "node.excluded": {"node", "reason"},
+    "devices.checked": {"devices", "faults", "node", "notes", "reason", "seconds"},
+    "worker.stuck": {"node", "pid", "rank", "state"},
     "node.awaited": {"least", "present"},
     "training.started": {
         "device",

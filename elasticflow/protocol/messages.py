@@ -14,8 +14,10 @@ from elasticflow.protocol.json_codec import MessageCodec
 
 MOST_PROFILED = 1000
 """Steps of a trace."""
-GenerationRequest = Literal["drain", "stop", "stacks", "profile"]
-"""A supervisor's request to a generation: exit after a step, be killed now, send the workers' stacks, trace steps."""
+GenerationRequest = Literal["drain", "stop", "stacks", "profile", "check"]
+"""A supervisor's request to a generation: exit after a step, be killed now, send the workers' stacks, trace steps, and once
+its workers are gone, check a node's devices.
+"""
 
 
 class RefusedModule(NamedTuple):
@@ -99,6 +101,7 @@ class WorkerEnd:
         ended_by_us: The agent killed it, after another worker's failure for instance; such an end is no failure.
         oom_killed: It failed, and the kernel killed it, or a child of it, because memory ran out.
         stderr: The end of its standard error, if it failed.
+        remains: State of its process as the kernel has it, if it did not end although it was killed; else empty.
     """
 
     rank: int
@@ -108,6 +111,7 @@ class WorkerEnd:
     ended_by_us: bool
     oom_killed: bool
     stderr: str
+    remains: str = ""
 
 
 @dataclass(frozen=True)
@@ -357,6 +361,25 @@ class WorkersEnded:
 
 
 @dataclass(frozen=True)
+class DevicesChecked:
+    """The devices of a node were checked after *generation*, as the supervisor asked.
+
+    Attributes:
+        devices: How many have computed a known sum right.
+        faults: Errors for which a device is not to be used, each with the device's name.
+        notes: Errors that a device outlives, and the reason why it could not be checked.
+        seconds: How long the check took.
+    """
+
+    generation: int
+    node: str
+    devices: int
+    faults: tuple[str, ...]
+    notes: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
 class FilePiece:
     """Bytes of a file of a node's run folder, as the supervisor asked.
 
@@ -400,6 +423,7 @@ Message = (
     | Standstill
     | Stacks
     | WorkersEnded
+    | DevicesChecked
     | FilePiece
     | FilesSent
 )
@@ -423,6 +447,7 @@ MESSAGES: MessageCodec[Message] = MessageCodec(
         "standstill": Standstill,
         "stacks": Stacks,
         "ended": WorkersEnded,
+        "devices": DevicesChecked,
         "piece": FilePiece,
         "sent": FilesSent,
     },

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 from elasticflow.system.free_memory import memory_groups
+from elasticflow.system.kernel_files import kernel_log
 
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
@@ -57,28 +57,4 @@ def is_in_log(pid: int, since_s: float = 0.0) -> bool:
         since_s: Seconds after the machine's start; earlier lines are about another process with the same id.
     """
     report = f"Killed process {pid} (".encode()
-    try:
-        log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        while True:
-            try:
-                line = os.read(log, 8192)
-                if report in line and _microseconds(line) >= since_s * 1e6:
-                    return True
-            except BrokenPipeError:
-                # That line was overwritten meanwhile; the next read gives the oldest there is.
-                continue
-    except OSError:  # the end of the log
-        return False
-    finally:
-        os.close(log)
-
-
-def _microseconds(line: bytes) -> float:
-    """Return how long after the machine's start a line of the log was written: its third field."""
-    try:
-        return float(line.split(b";", 1)[0].split(b",")[2])
-    except (IndexError, ValueError):
-        return float("inf")
+    return any(report in line for line in kernel_log(since_s))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from elasticflow import events
@@ -71,4 +72,60 @@ def test_a_device_that_fails_twice_at_one_step_and_an_abort_of_nccl_cost_restart
     assert ["device", "device", "crash"] == [e["class"] for e in named(happened, events.BUDGET_CHARGED)]
     assert [] == named(happened, events.SNAPSHOT_REJECTED)
     assert [0, 10, 10, 10] == [e["step"] for e in named(happened, events.TRAINING_STARTED)]
+    assert list(range(1, STEPS + 1)) == steps_of(running.run)
+
+
+NVIDIA_SMI = """#!/bin/sh
+# A driver that knows of a row it could not remap, on the machine that plays node n1.
+[ "$ELASTICFLOW_NODE" = n1 ] || exit 6
+case "$1" in
+--query-gpu=*) echo "GPU-bad, 00000000:3B:00.0, 1, No" ;;
+--query-remapped-rows=*) echo "GPU-bad, No, Yes" ;;
+esac
+"""
+SICK = '''
+"""A training step that fails on node n1, as long as that takes part."""
+
+import os
+
+import torch
+
+import obedient
+
+
+def step(model, batch):
+    """Return the loss of a piece, unless the device is sick."""
+    if os.environ.get("ELASTICFLOW_NODE") == "n1":
+        raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
+    return obedient.step(model, batch)
+'''
+
+
+def test_node_whose_device_fails_its_check_is_left_out(project: Project) -> None:
+    """Two agents on one machine, `nvidia-smi` pretended: the failure comes first, then the check, then n0 trains alone.
+
+    The check runs as it is, with torch: it finds no device to compute on here, and tells what the pretended driver knows.
+    """
+    tiny_job.write(project, STEPS, EVERY, budget=10)
+    tiny_job.hurry(project)
+    project.write("sick.py", SICK)
+    project.write("bin/nvidia-smi", NVIDIA_SMI).chmod(0o755)
+    job = project.root / "jobs" / "tiny.toml"
+    job.write_text(job.read_text().replace("obedient:step", "sick:step"))
+
+    options = ("--simulate-nodes=2", "--set=nodes.max=2", "--set=nodes.nproc_per_node=1")
+    path = f"{project.root / 'bin'}:{os.environ['PATH']}"
+    running = project.start(
+        "run", "jobs/tiny.toml", "--run-id=sick", *options, run_id="sick", job="tiny", PATH=path
+    )
+    assert 0 == running.end(), running.told()
+
+    happened = running.events()
+    assert [("n1", "device")] == [(e["node"], e["class"]) for e in named(happened, events.WORKER_FAILED)]
+    fault = "GPU-bad: a row of its memory could not be remapped: it has to be replaced"
+    [checked] = named(happened, events.DEVICES_CHECKED)
+    assert ("n1", [fault]) == (checked["node"], checked["faults"])
+    assert ["GPU-bad: 1 uncorrected ECC errors since its last reset"] == checked["notes"]
+    assert [("n1", fault)] == [(e["node"], e["reason"]) for e in named(happened, events.NODE_EXCLUDED)]
+    assert [2, 1] == [e["nodes"] for e in named(happened, events.GENERATION_STARTED)]
     assert list(range(1, STEPS + 1)) == steps_of(running.run)

@@ -12,6 +12,7 @@ from elasticflow.launcher.supervisor.commands import (
     AddWorkers,
     AgentEnded,
     AskWorkers,
+    CheckDevices,
     ClaimFailed,
     ClaimGeneration,
     ClearSnapshot,
@@ -60,6 +61,7 @@ class Agents:
     released: list[str] = field(default_factory=list)
     started_again: list[str] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
+    checked: list[tuple[tuple[str, ...], int]] = field(default_factory=list)
 
 
 @dataclass
@@ -183,6 +185,8 @@ class Trial:
                 self.agents.formed.append((command.generation, names, command.failed_at))
             case AskWorkers():
                 self.agents.requests.append((command.request, command.generation))
+            case CheckDevices():
+                self.agents.checked.append((command.nodes, command.generation))
             case ReleaseNode():
                 self.agents.released.append(command.node)
             case StartAgent():

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elasticflow.launcher.agent.device_health import DeviceHealth
 from elasticflow.launcher.agent.master import master_of
 from elasticflow.launcher.agent.node_heartbeat import NodeHeartbeat, NodeReleasedError
 from elasticflow.launcher.agent.orphans import Orphans, adopted
@@ -31,7 +32,7 @@ from elasticflow.launcher.agent.workers import (
 from elasticflow.launcher.fork_server.helpers import HelperLostError
 from elasticflow.launcher.rendezvous import network
 from elasticflow.launcher.rendezvous.sender import FileSender
-from elasticflow.launcher.rendezvous.store_keys import is_requested, join_store
+from elasticflow.launcher.rendezvous.store_keys import is_check_requested, is_requested, join_store
 from elasticflow.launcher.rendezvous.supervisor_channel import Orders, Outbox
 from elasticflow.launcher.restarts.failures import aborted_by_nccl
 from elasticflow.protocol import worker_environment
@@ -113,11 +114,13 @@ class Agent:
             self._outbox.post,
         )
         self._profiles = ProfileRequests(store, self._folder, heartbeats.request_profile)
+        self._device_health = DeviceHealth(config.node, self._outbox.post)
+        self._began = 0.0  # the generation, on the monotonic clock
         self._ranks: dict[int, int] = {}
         self._workers: ForkedWorkers | None = None
         self._generation = 0
         self._voices: list[tuple[Path, Path]] = []  # what each worker of a script prints goes there
-        self._is_stalled = self._has_told_stacks = False
+        self._is_stalled = self._has_told_stacks = self._has_checked = False
 
     def announce(self) -> None:
         """Tell the supervisor that this node is ready: everything is imported."""
@@ -143,7 +146,7 @@ class Agent:
             HelperLostError: the writer or the fork server has ended.
         """
         try:
-            while (assignment := self._orders.wait_for_next(self._look)) is not None:
+            while (assignment := self._orders.wait_for_next(self._look_between)) is not None:
                 workers = self._start(assignment)
                 failed, alone = self._watch(workers, assignment.generation)
                 # Waiting is useless after a failure: a signal handler cannot run inside a collective (measured).
@@ -158,6 +161,7 @@ class Agent:
         finally:
             if self._workers is not None:
                 self._workers.close(signal.SIGKILL, _GONE_AT_LAST_S)
+            self._device_health.end()
             self._node_heartbeat.end()
 
     def finish(self, patience_s: float) -> None:
@@ -174,7 +178,8 @@ class Agent:
 
     def _start(self, assignment: Assignment) -> ForkedWorkers:
         """Return this node's workers of a generation, which have started."""
-        self._generation = assignment.generation
+        self._generation, self._began = assignment.generation, time.monotonic()
+        self._has_checked = False
         ranks = {local_rank: assignment.first_rank + local_rank for local_rank in range(assignment.nproc)}
         self._ranks = ranks
         self._heartbeats.reset(len(ranks))
@@ -267,8 +272,16 @@ class Agent:
         if not self._server.pump():
             raise self._server.lost()
 
+    def _look_between(self) -> None:
+        """`_look`, while no worker runs: check the devices, if the supervisor asks for that after the last generation."""
+        self._look()
+        self._device_health.look(time.monotonic())
+        if not self._has_checked and is_check_requested(self._store, self._generation, self._config.node):
+            self._has_checked = True
+            self._device_health.begin(self._generation, self._began)
+
     def _adopted(self) -> list[int]:
-        own = {self._server.process.pid, self._writer.process.pid}
+        own = {self._server.process.pid, self._writer.process.pid, *self._device_health.pids()}
         return adopted(self._folder, own if (cache := self._compiler_cache) is None else own | cache.pids())
 
     def _look_at_compiler_cache(self) -> None:

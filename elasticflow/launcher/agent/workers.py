@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from elasticflow.launcher.agent.rank_logs import tail
 from elasticflow.protocol.messages import WorkerEnd
 from elasticflow.system.oom_kills import OomKills
+from elasticflow.system.processes import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
@@ -123,6 +124,7 @@ class ForkedWorkers:
                     ended_by_us=local_rank not in alone,
                     oom_killed=failed_alone and self._oom_kills.includes(self._pids[local_rank]),
                     stderr=tail(self.stderrs[local_rank]) if failed_alone else "",
+                    remains="" if local_rank in exits else _remains(self._pids[local_rank]),
                 )
             )
         return tuple(ends)
@@ -157,6 +159,12 @@ class ForkedWorkers:
                     return
             if len(self.exits()) == len(self._pids):
                 return
+
+
+def _remains(pid: int) -> str:
+    """Return the state of a process that was killed and has not ended; empty if it is gone, or about to be."""
+    state = state_of(pid)
+    return "" if state == "Z" else state
 
 
 def environment_of_script(master: tuple[str, int], generation: int, errors: Path) -> dict[str, str]:

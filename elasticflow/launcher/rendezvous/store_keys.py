@@ -19,6 +19,7 @@ They lie in one control store under the launch's own prefix (`protocol/control_s
     orders/stop/<g>         workers of generation g are to be killed now: another worker of it has failed
     orders/files            nodes with run folders of their own are to send files (`launcher/rendezvous/requests.py`)
     orders/stacks/<g>       agents are to send the stacks of generation g's workers
+    orders/check/<g>        names of nodes whose agents are to check their devices after generation g, before they start workers
 
 Workers find the store of their own process group through it, under `run/<generation>/` (runtime/process/process_group.py).
 """
@@ -125,6 +126,12 @@ def requested_profile(store: ControlStore, generation: int) -> str | None:
     """Return the newest request for traces of *generation*, as the supervisor set it: a `PublishedProfile`; None: none yet."""
     key = request_key("profile", generation)
     return store.get(key).decode() if store.check([key]) else None
+
+
+def is_check_requested(store: ControlStore, generation: int, node: str) -> bool:
+    """Return whether the supervisor has asked the agent of *node* to check its devices after *generation*."""
+    key = request_key("check", generation)
+    return bool(store.check([key])) and node in store.get(key).decode().split()
 
 
 def is_released(store: ControlStore, outbox: int) -> bool:

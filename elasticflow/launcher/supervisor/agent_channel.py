@@ -41,7 +41,7 @@ from elasticflow.protocol.messages import (
 from elasticflow.system.polling import attempts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from elasticflow.launcher.rendezvous.invitation import Invitation
     from elasticflow.protocol.control_store import ControlStore
@@ -171,6 +171,10 @@ class AgentChannel:
     def request_profile(self, request: PublishedProfile, generation: int) -> None:
         """Have workers of *generation* trace their next steps; a request that is published later takes its place."""
         self._store.set(request_key("profile", generation), to_json(request))
+
+    def check_devices(self, nodes: Sequence[str], generation: int) -> None:
+        """Have the agents of *nodes* check their devices, now that the workers of *generation* are gone."""
+        self._store.set(request_key("check", generation), " ".join(nodes))
 
     @property
     def nodes(self) -> set[str]:

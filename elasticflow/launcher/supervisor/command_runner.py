@@ -10,6 +10,7 @@ from elasticflow.launcher.restarts.restart_ledger import CLAIMED_FAILURES
 from elasticflow.launcher.supervisor.commands import (
     AddWorkers,
     AskWorkers,
+    CheckDevices,
     ClaimFailed,
     ClaimGeneration,
     ClearSnapshot,
@@ -77,7 +78,7 @@ class CommandRunner:
                 return self._claim_generation(command)
             case ListSnapshots() | SetSnapshotAside() | ClearSnapshot():
                 return self._snapshots(command)
-            case FormGeneration() | AskWorkers() | ReleaseNode():
+            case FormGeneration() | AskWorkers() | CheckDevices() | ReleaseNode():
                 self._tell_agents(command)
             case StartAgent():
                 self._agents.start_again(command.node)
@@ -105,12 +106,14 @@ class CommandRunner:
         self._journal.generation = number
         return GenerationClaimed(number)
 
-    def _tell_agents(self, command: FormGeneration | AskWorkers | ReleaseNode) -> None:
+    def _tell_agents(self, command: FormGeneration | AskWorkers | CheckDevices | ReleaseNode) -> None:
         match command:
             case FormGeneration():
                 self._channel.form(command.generation, command.nodes, command.failed_at)
             case AskWorkers():
                 self._channel.request(command.request, command.generation)
+            case CheckDevices():
+                self._channel.check_devices(command.nodes, command.generation)
             case ReleaseNode():
                 self._channel.release(command.node)
             case _:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from elasticflow.errors import INTERRUPTED
 from elasticflow.protocol.messages import (
     AgentDied,
+    DevicesChecked,
     LogLines,
     NodeLeaving,
     NodeReady,
@@ -127,7 +128,15 @@ Answer = GenerationClaimed | RunTakenOver | ClaimFailed | SnapshotsListed | Snap
 NodeEvent = NodeReady | NodeLeaving | NodeLost | AgentDied | AgentEnded
 WorkersEvent = WorkersStarted | Standstill | Stacks | WorkersEnded
 LifecycleEvent = (
-    TimePassed | LeaveAsked | Interrupted | SnapshotFenced | NodeEvent | LogLines | WorkersEvent | Answer
+    TimePassed
+    | LeaveAsked
+    | Interrupted
+    | SnapshotFenced
+    | NodeEvent
+    | LogLines
+    | WorkersEvent
+    | DevicesChecked
+    | Answer
 )
 
 
@@ -154,6 +163,14 @@ class AskWorkers:
     """Ask the workers of *generation* to exit after a step, kill them, or ask for their stacks."""
 
     request: GenerationRequest
+    generation: int
+
+
+@dataclass(frozen=True)
+class CheckDevices:
+    """Have the agents of *nodes* check their devices after *generation*; `DevicesChecked` comes from each."""
+
+    nodes: tuple[str, ...]
     generation: int
 
 
@@ -247,6 +264,7 @@ Command = (
     ClaimGeneration
     | FormGeneration
     | AskWorkers
+    | CheckDevices
     | ReleaseNode
     | StartAgent
     | ForgetAgent

@@ -206,6 +206,15 @@ class Generation:
         assert self.drain is not None, "a group that was killed has a cause"
         return Cause(self.drain.outcome, TOO_LATE, at=at)
 
+    def suspects(self, cause: Cause) -> tuple[str, ...]:
+        """Return its nodes whose devices may be at fault: where it failed because of *cause*, or a worker did not end."""
+        nodes = [
+            node for node, ended in self.ended.items() if any(worker.remains for worker in ended.workers)
+        ]
+        if cause.failure is not None and cause.failure.suspects_device:
+            nodes.append(cause.node)
+        return tuple(dict.fromkeys(nodes))
+
     def _report(self, node: str, worker: WorkerEnd) -> Report:
         return Report(
             rank=worker.rank,

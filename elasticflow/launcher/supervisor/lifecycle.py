@@ -14,6 +14,7 @@ from elasticflow.launcher.restarts.restart_policy import RestartPolicy, would_en
 from elasticflow.launcher.supervisor import outcomes
 from elasticflow.launcher.supervisor.commands import (
     AgentEnded,
+    CheckDevices,
     ClaimFailed,
     Command,
     ForgetAgent,
@@ -39,6 +40,7 @@ from elasticflow.launcher.supervisor.hangs import end_hang
 from elasticflow.launcher.supervisor.recovery import Recovery, attempt_of
 from elasticflow.protocol.messages import (
     AgentDied,
+    DevicesChecked,
     LogLines,
     NodeLeaving,
     NodeReady,
@@ -82,11 +84,12 @@ class RunSoFar:
 
 
 class _Undecided(NamedTuple):
-    """A failure whose consequence waits for the list of snapshots."""
+    """A failure whose consequence waits for the list of snapshots; *suspects*: nodes whose devices it may come from."""
 
     cause: Cause
     attempt: FailedAttempt
     failed_at: float
+    suspects: tuple[str, ...]
 
 
 class Lifecycle:
@@ -122,6 +125,7 @@ class Lifecycle:
         self._recovery = Recovery(RestartPolicy(plan), run.ledger, run.restarts)
         self._formation = Formation("resume" if run.is_resumed else "start")
         self._undecided: _Undecided | None = None
+        self._unchecked: set[str] = set()  # nodes whose devices are being checked
         self._now = Instant(0.0, 0.0)
         self._heard_at: float | None = None
         # A script that runs for the first time begins at its beginning; so does each later start that tells no step.
@@ -175,6 +179,8 @@ class Lifecycle:
                 self._log_lines(event.lines)
             case WorkersStarted() | Standstill() | Stacks() | WorkersEnded():
                 self._workers_event(event)
+            case DevicesChecked():
+                self._devices_checked(event)
             case GenerationClaimed():
                 self._generation_claimed(event.number)
             case ClaimFailed():  # the store may answer at the next try
@@ -199,7 +205,9 @@ class Lifecycle:
             return
         generation, now = self.generation, self._now.monotonic
         if generation is None:
-            self._commands += self._formation.form(self._nodes, now)
+            self._unchecked = {node for node in self._unchecked if node in self._nodes}
+            if not self._unchecked:
+                self._commands += self._formation.form(self._nodes, now)
             return
         if not generation.is_stopping:
             self._commands += end_hang(generation, now)
@@ -323,7 +331,20 @@ class Lifecycle:
             self._commands += generation.take(event)
             if isinstance(event, WorkersStarted) and self._script is not None:
                 self._script_started(generation, self._script)
+            if isinstance(event, WorkersEnded):
+                self._record_stuck(event)
             self._conclude(generation)
+
+    def _record_stuck(self, ended: WorkersEnded) -> None:
+        for worker in ended.workers:
+            if worker.remains:
+                self._record(
+                    events.WORKER_STUCK,
+                    rank=worker.rank,
+                    node=ended.node,
+                    pid=worker.pid,
+                    state=worker.remains,
+                )
 
     def _script_started(self, generation: Generation, script: str) -> None:
         """Tell that the script runs, once it does on all nodes."""
@@ -398,7 +419,8 @@ class Lifecycle:
     ) -> None:
         """Charge a failure, after listing the snapshots if the decision needs them; arguments as in `attempt_of`."""
         attempt = attempt_of(cause, generation, unready_ends, is_script=self._script is not None)
-        self._undecided = _Undecided(cause, attempt, cause.at or self._now.unix)
+        suspects = () if generation is None else generation.suspects(cause)
+        self._undecided = _Undecided(cause, attempt, cause.at or self._now.unix, suspects)
         if self._recovery.needs_snapshots(attempt):
             self._do(ListSnapshots())
         else:
@@ -407,15 +429,44 @@ class Lifecycle:
     def _decide(self, snapshots: Sequence[str] = ()) -> None:
         """Continue after the failure that was not decided yet, or give up."""
         assert self._undecided is not None, "a failure is to be decided"
-        (cause, attempt, failed_at), self._undecided = self._undecided, None
+        (cause, attempt, failed_at, suspects), self._undecided = self._undecided, None
         decision, commands = self._recovery.decide(attempt, snapshots, self._now.unix)
         self._commands += commands
         if decision.restart:
             self._failed_at = failed_at
             self._formation.plan(cause.failure_class, self._now.monotonic + decision.delay_s, failed_at)
+            self._check_devices(suspects, attempt.generation)
         else:
             code = errors.BUDGET_SPENT if decision.spent else errors.ANSWER_IS_NO
             self._settle(outcomes.failed(self._step, cause, code, decision.reason))
+
+    def _check_devices(self, nodes: Sequence[str], generation: int) -> None:
+        """Have the devices of *nodes* checked; nothing is formed before the results are there, or the nodes are gone."""
+        present = tuple(node for node in nodes if node in self._nodes)
+        if present:
+            self._unchecked.update(present)
+            self._do(CheckDevices(present, generation))
+
+    def _devices_checked(self, found: DevicesChecked) -> None:
+        """Leave out a node with a faulty device; without it the launch ends if too few nodes are left."""
+        self._unchecked.discard(found.node)
+        self._record(
+            events.DEVICES_CHECKED,
+            node=found.node,
+            devices=found.devices,
+            faults=list(found.faults),
+            notes=list(found.notes),
+            reason=_in_words(found),
+            seconds=found.seconds,
+        )
+        if not found.faults or found.node not in self._nodes:
+            return
+        faults = "; ".join(found.faults)
+        self._commands += self._nodes.exclude(found.node, faults)
+        if not self._nodes.are_enough:
+            error = f"node {found.node} has a device that is not to be used: {faults}"
+            why = f"without it {len(self._nodes)} nodes are left, and nodes.min is {self._nodes.least}"
+            self._settle(outcomes.failed(self._step, Cause("device", error, found.node), why=why))
 
     def _snapshot_fenced(self, number: int) -> None:
         # Else this launch itself has continued to a later generation.
@@ -441,3 +492,10 @@ class Lifecycle:
 
     def _do(self, command: Command) -> None:
         self._commands.append(command)
+
+
+def _in_words(found: DevicesChecked) -> str:
+    """Return the result of a check of devices in one line."""
+    errors = "; ".join((*found.faults, *found.notes))
+    count = "1 device" if found.devices == 1 else f"{found.devices} devices"
+    return f"{count} computed right in {found.seconds:.1f} s" + (f"; {errors}" if errors else "")

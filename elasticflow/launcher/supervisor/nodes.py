@@ -31,7 +31,7 @@ class Node:
         nproc: Workers that it starts.
         rank: The node's place among all nodes, where the rendezvous is static; else its arrival decides.
         is_leaving: It asked to leave and takes part in nothing new.
-        is_excluded: It failed too often; it takes part in nothing new.
+        is_excluded: It failed too often, or its devices are faulty; it takes part in nothing new.
         failures: Generations in a row that failed first on it.
     """
 
@@ -59,6 +59,7 @@ class Nodes:
         self._expected: set[str] = set()
         self._losses: dict[str, int] = {}
         self._unready_ends: dict[str, tuple[str, ...]] = {}
+        self._excluded: set[str] = set()
         self._settled_at = 0.0
 
     def __contains__(self, node: str) -> bool:
@@ -85,7 +86,13 @@ class Nodes:
 
     def join(self, ready: NodeReady, now: float) -> list[Command]:
         """Take in the node whose agent is *ready*; it replaces one of the same id."""
-        self._by_name[ready.node] = Node(ready.node, ready.host, ready.nproc, ready.node_rank)
+        self._by_name[ready.node] = Node(
+            ready.node,
+            ready.host,
+            ready.nproc,
+            ready.node_rank,
+            is_excluded=ready.node in self._excluded,
+        )
         self._expected.discard(ready.node)
         self._unready_ends.pop(ready.node, None)
         self._settled_at = now + self._settle_s
@@ -144,8 +151,13 @@ class Nodes:
         failed = self._by_name.get(name)
         if failed is None or failed.failures < _TOO_OFTEN or len(self) <= self._least:
             return []
-        failed.is_excluded = True
-        return [RecordEvent(events.NODE_EXCLUDED, {"node": name, "reason": error})]
+        return self.exclude(name, f"it failed twice in a row while others did not: {error}")
+
+    def exclude(self, name: str, reason: str) -> list[Command]:
+        """Have node *name*, which is there, take no part any more, also if its agent is started again."""
+        self._excluded.add(name)
+        self._by_name[name].is_excluded = True
+        return [RecordEvent(events.NODE_EXCLUDED, {"node": name, "reason": reason})]
 
     def forget_failures(self) -> None:
         """Take in that a step was finished: earlier failures do not count against nodes any more."""

@@ -22,12 +22,14 @@ from elasticflow.launcher.agent.agent import Agent, build_agent
 from elasticflow.launcher.agent.agent_process import AgentConfig
 from elasticflow.launcher.agent.hang_timeouts import HangTimeouts
 from elasticflow.launcher.agent.worker_heartbeats import WorkerHeartbeats
+from elasticflow.launcher.agent.workers import ForkedWorkers
 from elasticflow.launcher.fork_server.helpers import HelperLostError
 from elasticflow.launcher.fork_server.protocol import Setup
 from elasticflow.launcher.rendezvous.network import listen
 from elasticflow.launcher.rendezvous.store_server import StoreServer
 from elasticflow.launcher.supervisor.agent_channel import AgentChannel
 from elasticflow.protocol.messages import (
+    DevicesChecked,
     LogLines,
     NodeReady,
     Stacks,
@@ -38,6 +40,7 @@ from elasticflow.protocol.messages import (
 from elasticflow.protocol.store_address import StoreAddress
 from elasticflow.run_folder import RunFolder
 from elasticflow.snapshots.format.writer_config import WriterStart
+from elasticflow.system.processes import state_of
 from tests.launcher.conftest import Warm, is_alive, wait_until
 
 if TYPE_CHECKING:
@@ -315,6 +318,43 @@ def test_standstill_is_told_and_then_the_stacks(node: Node) -> None:
         assert "most recent call first" in node.folder.rank_log(1, rank, "stderr").read_text()
     node.channel.request("stop", 1)
     assert (False, [(-9, True), (-9, True)]) == node.ended(1)
+
+
+def test_devices_are_checked_between_generations(node: Node) -> None:
+    """The whole check in its own process, on a machine without a device: no sum, no fault; it runs once, for its node alone."""
+    node.form(1, "os._exit(1)")
+    assert node.ended(1)[0]
+    node.channel.check_devices(("n7", "n0"), 1)
+    found = node.message(DevicesChecked, 1)
+    assert ("n0", 0, ()) == (found.node, found.devices, found.faults)
+
+    node.form(2, "os._exit(0)")
+    assert not node.ended(2)[0]
+    node.channel.check_devices(("n7",), 2)
+    node.form(3, "os._exit(0)")
+    assert not node.ended(3)[0]
+    assert 1 == len([message for message in node.told if isinstance(message, DevicesChecked)])
+
+
+def test_worker_that_a_kill_does_not_end_is_told_with_its_state(tmp_path: Path) -> None:
+    """The kernel keeps a process in a driver's call; here nothing kills it, and the fork server has no end of it."""
+    sleeper = subprocess.Popen(["sleep", "60"])
+    try:
+        server = SimpleNamespace(
+            exits={}, spawn=lambda *_: sleeper.pid, pump=lambda _=0: False, lost=lambda: None
+        )
+        files = {0: tmp_path / "0"}
+        streams = SimpleNamespace(stdouts=files, stderrs=files)
+        workers = ForkedWorkers(cast("Any", server), {0: {}}, cast("Any", streams))
+        workers.start()
+        [end] = workers.ends({0: 4}, ())
+        assert (4, sleeper.pid, True, True) == (end.rank, end.pid, end.ended_by_us, end.remains in {"R", "S"})
+        sleeper.kill()
+        wait_until(lambda: state_of(sleeper.pid) == "Z")
+        assert "" == workers.ends({0: 4}, ())[0].remains
+    finally:
+        sleeper.kill()
+        sleeper.wait()
 
 
 def test_stop_of_a_generation_kills_its_workers(node: Node) -> None:

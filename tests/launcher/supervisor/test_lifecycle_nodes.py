@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +11,7 @@ from elasticflow import errors, events
 from elasticflow.launcher.agent.agent_process import AgentEnd
 from elasticflow.launcher.supervisor.commands import LeaveAsked
 from elasticflow.launcher.supervisor.nodes import SETTLE_S
-from elasticflow.protocol.messages import NodeLeaving
+from elasticflow.protocol.messages import DevicesChecked, NodeLeaving, WorkersEnded
 from tests.launcher.lifecycle_trial import GRACE_S, worker
 
 if TYPE_CHECKING:
@@ -298,3 +299,119 @@ def test_dead_agent_of_several_is_free_and_not_waited_for(cluster: Trial) -> Non
 
     assert (3, ("n1", "n0")) == cluster.agents.formed[-1][:2]
     assert events.BUDGET_CHARGED not in cluster.names()
+
+
+ECC = "Traceback (most recent call last):\n  ...\ntorch.AcceleratorError: CUDA error: uncorrectable ECC error encountered\n"
+
+
+def fail_on_device(trial: Trial, node: str) -> None:
+    """Have a worker of *node* fail on its device; the other nodes' agents kill theirs."""
+    trial.fail(worker(2, 1, stderr=ECC), node=node)
+    for other in trial.agents.formed[-1][1]:
+        if other != node:
+            trial.killed(other)
+
+
+def tell_checked(trial: Trial, node: str, *faults: str, notes: tuple[str, ...] = ()) -> None:
+    """Have the agent of *node* tell the result of its check."""
+    generation = trial.agents.checked[-1][1]
+    trial.on(DevicesChecked(generation, node, devices=1, faults=faults, notes=notes, seconds=2.0))
+
+
+def test_devices_of_a_node_are_checked_before_its_workers_start_again(cluster: Trial) -> None:
+    """The next generation waits for the result, which is told; an error that a device outlives leaves nobody out."""
+    start(cluster, "n0", "n1")
+    cluster.step(7)
+    fail_on_device(cluster, "n1")
+    assert [(("n1",), 1)] == cluster.agents.checked
+    cluster.wait(120)
+    assert 1 == len(cluster.agents.formed)
+
+    tell_checked(cluster, "n1", notes=("GPU-a: 1 uncorrected ECC errors",))
+    cluster.pass_time()
+    assert ("n0", "n1") == cluster.agents.formed[-1][1]
+    [told] = [record for record in cluster.records if record["event"] == events.DEVICES_CHECKED]
+    assert ("n1", [], "1 device computed right in 2.0 s; GPU-a: 1 uncorrected ECC errors") == (
+        told["node"],
+        told["faults"],
+        told["reason"],
+    )
+    assert [] == [name for name in cluster.names() if name == events.NODE_EXCLUDED]
+
+
+def test_node_with_a_faulty_device_is_left_out_by_name(cluster: Trial) -> None:
+    """The others continue without it, also when its agent is started again."""
+    start(cluster, "n0", "n1")
+    cluster.step(7)
+    fail_on_device(cluster, "n1")
+    tell_checked(cluster, "n1", "cuda:0: computes a known sum wrong")
+    cluster.wait(60)
+    assert ("n0",) == cluster.agents.formed[-1][1]
+    cluster.join("n1")
+    cluster.wait(60)
+
+    assert [] == cluster.agents.requests[1:]
+    assert ("n0",) == cluster.agents.formed[-1][1]
+    [excluded] = [record for record in cluster.records if record["event"] == events.NODE_EXCLUDED]
+    assert {
+        "event": events.NODE_EXCLUDED,
+        "node": "n1",
+        "reason": "cuda:0: computes a known sum wrong",
+    } == excluded
+
+
+def test_too_few_nodes_without_faulty_devices_end_the_launch(cluster: Trial) -> None:
+    """The error names node and device; waiting for another node would be waiting for a person."""
+    start(cluster, "n0")
+    cluster.step(7)
+    fail_on_device(cluster, "n0")
+    tell_checked(cluster, "n0", "cuda:0: computes a known sum wrong")
+
+    assert ("failed", errors.ANSWER_IS_NO) == cluster.ended
+    assert cluster.verdict.fields["error"] == (
+        "node n0 has a device that is not to be used: cuda:0: computes a known sum wrong"
+    )
+    assert "nodes.min is 1" in cluster.verdict.fields["why"]
+
+
+def test_node_that_fails_twice_on_its_device_is_excluded_if_others_are_enough(trial: Trial) -> None:
+    """Without progress between, and though its check finds nothing; a node that is needed is tried until the budget is spent."""
+    trial.least, trial.most = 1, 2
+    trial.plan(5)
+    start(trial, "n0", "n1")
+    for _ in range(2):
+        fail_on_device(trial, "n1")
+        tell_checked(trial, "n1")
+        trial.wait(60)
+    assert ("n0",) == trial.agents.formed[-1][1]
+    for _ in range(3):
+        fail_on_device(trial, "n0")
+        tell_checked(trial, "n0")
+        trial.wait(60)
+    assert trial.lifecycle.verdict is None
+    fail_on_device(trial, "n0")
+    assert ("failed", errors.BUDGET_SPENT) == trial.ended
+
+
+def test_node_that_is_lost_while_it_is_checked_is_not_waited_for(cluster: Trial) -> None:
+    """The others continue as soon as it counts as lost."""
+    start(cluster, "n0", "n1")
+    cluster.step(7)
+    fail_on_device(cluster, "n1")
+    cluster.lose("n1")
+    cluster.wait(60)
+
+    assert ("n0",) == cluster.agents.formed[-1][1]
+
+
+def test_worker_that_does_not_end_is_told_and_its_node_checked(cluster: Trial) -> None:
+    """SIGKILL does not end a process in a driver's call: its device may still be in use."""
+    start(cluster, "n0", "n1")
+    cluster.step(7)
+    cluster.fail(worker(0, -9))
+    stuck = replace(worker(2, -9, ended_by_us=True), remains="D")
+    cluster.on(WorkersEnded(1, "n1", failed=False, workers=(stuck,)))
+
+    [told] = [record for record in cluster.records if record["event"] == events.WORKER_STUCK]
+    assert {"event": events.WORKER_STUCK, "rank": 2, "node": "n1", "pid": 102, "state": "D"} == told
+    assert [(("n1",), 1)] == cluster.agents.checked

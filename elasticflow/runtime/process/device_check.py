@@ -1,0 +1,205 @@
+"""The check of this node's accelerators, a program: `python -m elasticflow.runtime.process.device_check PARENT SINCE`.
+
+It asks the driver's tool and the kernel's log for errors since SINCE, in seconds after the machine's start, then has each device
+that torch sees compute a sum whose right result is known. Each line on standard output is a `Finding`; the agent, PARENT, bounds
+the time (`launcher/agent/device_health.py`), as a call of a driver may never return.
+
+The driver's tool is `nvidia-smi`, whose fields are those of its `--help-query-gpu` and `--help-query-remapped-rows`. Where it is
+absent, as with ROCm and XPU, the sum is all there is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from elasticflow.protocol.device_findings import Finding
+from elasticflow.system.device_errors import class_of_device_error
+from elasticflow.system.kernel_files import kernel_log
+from elasticflow.system.processes import die_with_parent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import torch
+
+_TOOL = "nvidia-smi"
+_TOOL_S = 30.0
+_LOST_DEVICE = 15  # nvidia-smi's exit code for "fallen off the bus or otherwise inaccessible"
+_GPU_FIELDS = ("uuid", "pci.bus_id", "ecc.errors.uncorrected.volatile.total", "retired_pages.pending")
+_ROW_FIELDS = ("gpu_uuid", "remapped_rows.pending", "remapped_rows.failure")
+_XID = re.compile(rb"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+), ?(.*)")
+# Errors after which the device computes nothing before it is reset: a row that could not be remapped, a device that fell off the
+# bus, memory errors that were not contained, a GPU System Processor that does not answer.
+# Source: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html
+_FATAL_XIDS = {64, 79, 95, 119, 120, 140}
+# Numbers of the sum: products of small whole numbers, whose sums are exact in float32, TF32 included, in any order.
+_SIZE, _TIMES = 1024, 10
+
+
+@dataclass(frozen=True)
+class _Gpu:
+    """A GPU as the driver's tool lists it: its uuid, and its place on the bus, as `3b:00`."""
+
+    uuid: str
+    bus: str
+
+
+def main() -> None:
+    """Write each finding as soon as it is known."""
+    die_with_parent(int(sys.argv[1]))
+    found = ask_driver(float(sys.argv[2]))
+    # Without the variable all devices of the machine are the job's.
+    is_limited = "CUDA_VISIBLE_DEVICES" in os.environ
+    if not is_limited:
+        _tell(finding for _, finding in found)
+    import torch
+
+    if not torch.accelerator.is_available():
+        _tell(finding for _, finding in found if is_limited)
+        return
+    kind = torch.accelerator.current_accelerator()
+    assert kind is not None
+    devices = [torch.device(kind.type, number) for number in range(torch.accelerator.device_count())]
+    if is_limited:
+        own = {uuid for device in devices if (uuid := uuid_of(device))}
+        _tell(finding for gpu, finding in found if gpu is None or gpu.uuid in own)
+    for device in devices:
+        _tell([Finding(str(device), is_begun=True)])
+        _tell([compute(device)])
+
+
+def _tell(findings: Iterable[Finding]) -> None:
+    for finding in findings:
+        sys.stdout.write(f"{finding.to_json()}\n")
+        sys.stdout.flush()
+
+
+def ask_driver(since_s: float) -> list[tuple[_Gpu | None, Finding]]:
+    """Return the errors that the driver's tool and the kernel's log know of, each with its GPU.
+
+    None stands in place of the GPU where nothing tells which one it is.
+    """
+    found: list[tuple[_Gpu | None, Finding]] = []
+    gpus = []
+    try:
+        rows = _query("--query-gpu", _GPU_FIELDS)
+        remapped = {row[0]: row[1:] for row in _query("--query-remapped-rows", _ROW_FIELDS)}
+    except _ToolError as error:
+        found.append((None, Finding(_TOOL, str(error), is_fault=error.is_fault)))
+        rows, remapped = [], {}
+    for uuid, bus, errors, retired in rows:
+        gpus.append(gpu := _Gpu(uuid, _bus(bus)))
+        pending, failure = remapped.get(uuid, ("", ""))
+        for is_so, text, is_fault in (
+            (
+                errors.isdecimal() and int(errors) > 0,
+                f"{errors} uncorrected ECC errors since its last reset",
+                False,
+            ),
+            (retired == "Yes", "pages of its memory are to be retired at its next reset", False),
+            (pending in {"Yes", "1"}, "rows of its memory are to be remapped at its next reset", False),
+            (
+                failure in {"Yes", "1"},
+                "a row of its memory could not be remapped: it has to be replaced",
+                True,
+            ),
+        ):
+            if is_so:
+                found.append((gpu, Finding(uuid, text, is_fault=is_fault)))
+    for bus, number, words in xids(since_s):
+        gpu_of_bus = next((gpu for gpu in gpus if gpu.bus == bus), None)
+        name = f"PCI {bus}" if gpu_of_bus is None else gpu_of_bus.uuid
+        text = f"the driver reported Xid {number}: {words}"
+        found.append((gpu_of_bus, Finding(name, text, is_fault=number in _FATAL_XIDS)))
+    return found
+
+
+class _ToolError(Exception):
+    """The driver's tool tells nothing, which is a fault of a device or not."""
+
+    def __init__(self, text: str, *, is_fault: bool) -> None:
+        super().__init__(text)
+        self.is_fault = is_fault
+
+
+def _query(what: str, fields: Sequence[str]) -> list[list[str]]:
+    """Return the tool's answer, a row for each GPU; none if there is no tool, or a tool that does not know the fields.
+
+    Raises:
+        _ToolError: it found a GPU that cannot be reached, or no driver, or does not answer.
+    """
+    if (tool := shutil.which(_TOOL)) is None:
+        return []
+    try:
+        done = subprocess.run(
+            [tool, f"{what}={','.join(fields)}", "--format=csv,noheader,nounits"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TOOL_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise _ToolError(f"gives no answer within {_TOOL_S:g} s", is_fault=True) from None
+    except OSError as error:
+        raise _ToolError(str(error), is_fault=False) from None
+    text = done.stdout.strip()
+    if done.returncode == _LOST_DEVICE or "GPU is lost" in text + done.stderr:
+        raise _ToolError(" ".join((text or done.stderr).split())[:300], is_fault=True)
+    if done.returncode != 0:
+        return []
+    rows = [[field.strip() for field in line.split(",")] for line in text.splitlines()]
+    return [row for row in rows if len(row) == len(fields)]
+
+
+def xids(since_s: float) -> Iterator[tuple[str, int, str]]:
+    """Yield the errors that the driver has written to the kernel's log: place on the bus, number, words."""
+    for line in kernel_log(since_s):
+        if found := _XID.search(line):
+            bus, number, words = found.groups()
+            yield _bus(bus.decode()), int(number), words.decode("utf-8", "replace").strip()[:200]
+
+
+def _bus(place: str) -> str:
+    """Return bus and device of `00000000:3B:00.0` or `0000:3b:00`, as `3b:00`."""
+    return ":".join(place.partition(".")[0].split(":")[-2:]).lower()
+
+
+def uuid_of(device: torch.device) -> str:
+    """Return the device's uuid as the driver's tool writes it; empty if torch does not know it."""
+    import torch
+
+    properties = torch.get_device_module(device).get_device_properties(device)
+    uuid = getattr(properties, "uuid", None)
+    return "" if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}"
+
+
+def compute(device: torch.device) -> Finding:
+    """Return the finding about a sum on *device*: right, wrong, or an error."""
+    import torch
+
+    rows = torch.arange(_SIZE)
+    left = ((rows[:, None] + rows[None, :]) % 7 - 3).float()
+    right = ((rows[:, None] * rows[None, :]) % 5 - 2).float()
+    expected = left @ right
+    name = f"{device} {uuid_of(device)}".rstrip() if device.type != "cpu" else str(device)
+    try:
+        there = left.to(device), right.to(device)
+        wrong = max(int((torch.matmul(*there).cpu() != expected).sum()) for _ in range(_TIMES))
+    except RuntimeError as error:
+        text = str(error).splitlines()[0]
+        # Another process, a standby for example, may have the device, or its memory.
+        is_fault = class_of_device_error(str(error)) in {"device", "crash"} and "busy" not in text
+        return Finding(name, text, is_fault=is_fault)
+    text = f"computes a known sum wrong: {wrong} of {expected.numel()} numbers" if wrong else ""
+    return Finding(name, text, is_fault=wrong > 0)
+
+
+if __name__ == "__main__":
+    main()
