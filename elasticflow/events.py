@@ -461,7 +461,7 @@ AGENT_RESTARTED = Event("agent.restarted", "a dead agent was started again", ("n
 HANG_DETECTED = Event(
     "hang.detected",
     "no rank makes progress; with the rank that the others wait for, and its position",
-    ("rank", "node", "phase", "step", "seconds", "limit_s", "reason", "frames", "stacks"),
+    ("rank", "node", "phase", "step", "seconds", "limit_s", "reason", "frames", "stacks", "dumps"),
     level="warning",
 )
 LOSS_SKIPPED = Event(
@@ -758,6 +758,7 @@ FIELDS: dict[str, Field] = {
     "phase": Field("text", "activity of a worker"),
     "frames": Field("texts", "stack of the worker, the user's own frames first"),
     "stacks": Field("text?", "file with the stacks of all its threads"),
+    "dumps": Field("texts", "files that NCCL's flight recorder has dumped, of all ranks that have one"),
     # Time.
     "seconds": Field("number", "how long it took"),
     "seconds_since_failure": Field("number?", "from the failure until here"),

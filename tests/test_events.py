@@ -137,6 +137,7 @@ FROZEN = {
     "environment.found": {"device", "files", "modules"},
     "agent.restarted": {"error", "exit_code", "node"},
     "hang.detected": {
+        "dumps",
         "frames",
         "limit_s",
         "node",

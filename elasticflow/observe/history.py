@@ -68,6 +68,7 @@ class Stop:
         others: The other ranks' failures, as one line.
         stderr: The last lines of its standard error, if it died without an exception of its own.
         stacks: The file with the stacks of a rank that hung.
+        dumps: The files that NCCL's flight recorders dumped then.
         likely: Probable cause if the cause is uncertain.
         left: Restarts left after the budget was charged for this end; None: it was not charged.
         back_s: Seconds from the failure to the next finished step.
@@ -90,6 +91,7 @@ class Stop:
     others: str | None = None
     stderr: tuple[str, ...] = ()
     stacks: str | None = None
+    dumps: tuple[str, ...] = ()
     likely: str | None = None
     left: int | None = None
     back_s: float | None = None
@@ -123,6 +125,7 @@ class Stop:
             others=text_of(failure, "others"),
             stderr=said_on_stderr(failure),
             stacks=hang.get("stacks"),
+            dumps=tuple(hang.get("dumps") or ()),
         )
 
     @classmethod

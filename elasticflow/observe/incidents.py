@@ -30,7 +30,7 @@ _SHOWN = (
         "others",
         "log",
     ),
-    *("charged", "left", "back_s", "redone", "verdict", "stderr", "likely", "script_again_s"),
+    *("charged", "left", "back_s", "redone", "verdict", "stderr", "likely", "script_again_s", "dumps"),
 )
 
 

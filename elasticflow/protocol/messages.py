@@ -77,6 +77,7 @@ class StalledWorker:
         frames: Stack of the main thread, innermost frame first; empty if it did not answer.
         loaders: The stacks of its loader processes, where it waits for them.
         log: File that holds all of its stacks.
+        dump: File that NCCL's flight recorder has dumped; empty if there is none.
     """
 
     node: str
@@ -89,6 +90,7 @@ class StalledWorker:
     frames: tuple[Frame, ...]
     loaders: tuple[LoaderStack, ...]
     log: str
+    dump: str = ""
 
 
 @dataclass(frozen=True)

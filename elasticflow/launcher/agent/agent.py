@@ -7,6 +7,7 @@ not import torch: it would start two seconds later and take 100 MB more.
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import signal
 import socket
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticflow.launcher.agent.device_health import DeviceHealth
+from elasticflow.launcher.agent.flight_recorder import FlightRecorder
 from elasticflow.launcher.agent.master import master_of
 from elasticflow.launcher.agent.node_heartbeat import NodeHeartbeat, NodeReleasedError
 from elasticflow.launcher.agent.orphans import Orphans, adopted
@@ -115,6 +117,7 @@ class Agent:
         )
         self._profiles = ProfileRequests(store, self._folder, heartbeats.request_profile)
         self._device_health = DeviceHealth(config.node, self._outbox.post)
+        self._flight_recorder = FlightRecorder(os.environ)
         self._began = 0.0  # the generation, on the monotonic clock
         self._ranks: dict[int, int] = {}
         self._workers: ForkedWorkers | None = None
@@ -162,6 +165,7 @@ class Agent:
             if self._workers is not None:
                 self._workers.close(signal.SIGKILL, _GONE_AT_LAST_S)
             self._device_health.end()
+            self._flight_recorder.end()
             self._node_heartbeat.end()
 
     def finish(self, patience_s: float) -> None:
@@ -184,7 +188,10 @@ class Agent:
         self._ranks = ranks
         self._heartbeats.reset(len(ranks))
         streams = WorkerStreams(self._folder, assignment.generation, ranks, self._options)
-        environments = {local_rank: self._environment(assignment, local_rank) for local_rank in ranks}
+        recorder = self._flight_recorder.variables(self._folder.generation_logs(assignment.generation))
+        environments = {
+            local_rank: self._environment(assignment, local_rank) | recorder for local_rank in ranks
+        }
         if self._config.setup.script is not None:
             self._voices = [(streams.stdouts[rank], streams.stderrs[rank]) for rank in ranks]
             where = self._store_address.host, self._config.interface
@@ -321,7 +328,7 @@ class Agent:
             self._reporter.standstill(is_so=is_stalled)
         if is_stalled and not self._has_told_stacks and is_requested(self._store, "stacks", generation):
             self._has_told_stacks = True
-            self._reporter.stacks(workers)
+            self._reporter.stacks(workers, self._flight_recorder)
 
 
 def _size(path: Path) -> int:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
 
     from elasticflow.events import EventRecord
+    from elasticflow.launcher.agent.flight_recorder import FlightRecorder
     from elasticflow.launcher.agent.orphans import EndedOrphan
     from elasticflow.launcher.agent.worker_heartbeats import WorkerHeartbeats
     from elasticflow.launcher.agent.worker_streams import LeftOut
@@ -139,11 +140,18 @@ class Reporter:
         """Report that all workers of the node have made no progress for too long, or that one makes progress again."""
         self._outbox.post(Standstill(self._generation, self._node, is_so=is_so))
 
-    def stacks(self, workers: ForkedWorkers) -> None:
-        """Report the stack of each living worker; the workers write their stacks to their standard errors."""
+    def stacks(self, workers: ForkedWorkers, recorder: FlightRecorder) -> None:
+        """Report the stack of each living worker, and the dump of its flight recorder if it has one.
+
+        The workers write their stacks to their standard errors.
+        """
         gone = workers.exits()
         pids = {local_rank: pid for local_rank, pid in workers.pids().items() if local_rank not in gone}
+        asked = time.monotonic()
+        dumps = recorder.ask(self._ranks[local_rank] for local_rank in pids)
         stacks = stack_dumps.collect(pids, workers.stderrs)
+        recorder.await_dumps(dumps.values(), asked)
+        written = {rank: str(path) for rank, path in dumps.items() if path.exists()}
         stalled = tuple(
             StalledWorker(
                 node=self._node,
@@ -153,6 +161,7 @@ class Reporter:
                 seconds=round(progress.seconds, 1),
                 limit_s=round(progress.limit_s, 1),
                 log=str(workers.stderrs[progress.local_rank]),
+                dump=written.get(self._ranks[progress.local_rank], ""),
                 **stacks[progress.local_rank]._asdict(),
             )
             for progress in self._heartbeats.progress()

@@ -90,6 +90,7 @@ def _name_culprit(generation: Generation) -> list[Command]:
         "reason": reason,
         "frames": [str(frame) for frame in own_frames(worker)],
         "stacks": worker.log,
+        "dumps": [other.dump for other in workers if other.dump],
     }
     return [RecordEvent(events.HANG_DETECTED, fields)]
 

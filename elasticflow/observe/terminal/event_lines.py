@@ -6,6 +6,7 @@ import re
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
@@ -255,8 +256,11 @@ def _hang_detected(record: Record) -> Line:
         text += f" in phase {record['phase']}"
     if (limit_s := float_of(record, "limit_s")) is not None:
         text += f", where {span(limit_s)} is the most"
-    more = (str(record["reason"]),) if record.get("reason") else ()
-    return Line("hang", text, (*more, f"stacks: {record.get('stacks')}"), symbol="wrong", tone="bad")
+    more = [str(record["reason"])] if record.get("reason") else []
+    more.append(f"stacks: {record.get('stacks')}")
+    if dumps := record.get("dumps"):
+        more.append(f"collectives: torchfrtrace {PurePath(dumps[0]).parent}")
+    return Line("hang", text, tuple(more), symbol="wrong", tone="bad")
 
 
 def _training_stopped(record: Record) -> Line:

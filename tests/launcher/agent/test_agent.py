@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pytest
 
+from elasticflow.launcher.agent import flight_recorder
 from elasticflow.launcher.agent.agent import Agent, build_agent
 from elasticflow.launcher.agent.agent_process import AgentConfig
+from elasticflow.launcher.agent.flight_recorder import FlightRecorder
 from elasticflow.launcher.agent.hang_timeouts import HangTimeouts
 from elasticflow.launcher.agent.worker_heartbeats import WorkerHeartbeats
 from elasticflow.launcher.agent.workers import ForkedWorkers
@@ -318,6 +320,66 @@ def test_standstill_is_told_and_then_the_stacks(node: Node) -> None:
         assert "most recent call first" in node.folder.rank_log(1, rank, "stderr").read_text()
     node.channel.request("stop", 1)
     assert (False, [(-9, True), (-9, True)]) == node.ended(1)
+
+
+@pytest.fixture
+def with_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the installed torch count as having NCCL."""
+    monkeypatch.setattr(flight_recorder, "has_nccl", lambda: True)
+
+
+LISTENS = """
+import threading
+rank = os.environ["RANK"]
+def listen():
+    # As torch does it in its monitor's thread; here NCCL does not run, and the record is a word.
+    pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + rank + ".pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    while not os.read(reader, 128):
+        time.sleep(0.1)
+    time.sleep(0.3)
+    pathlib.Path(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + rank).write_text("recorded by " + rank)
+if rank == "0":  # the other has no process group of NCCL's yet
+    threading.Thread(target=listen, daemon=True).start()
+time.sleep(60)
+"""
+
+
+def test_flight_recorders_are_dumped_with_the_stacks(
+    with_nccl: None,
+    node: Node,
+    temporary: Path,  # in this order: the agent asks at its start
+) -> None:
+    """A worker with a pipe dumps what it has recorded before it is killed; one without is not waited for."""
+    node.agent._heartbeats.hang_timeouts = HangTimeouts(HANG_S)
+    node.form(1, LISTENS)
+    assert node.message(Standstill).is_so
+    node.channel.request("stacks", 1)
+    stacks = node.message(Stacks).workers
+    node.channel.request("stop", 1)
+
+    assert (False, [(-9, True), (-9, True)]) == node.ended(1)
+    dump = node.folder.generation_logs(1) / "flight_recorder" / "rank_0"
+    assert [str(dump), ""] == [worker.dump for worker in stacks]
+    assert "recorded by 0" == dump.read_text()
+    assert [] != list(temporary.glob("ef-*/rank0.pipe"))
+    node.form(2, "os._exit(0)")
+    assert not node.ended(2)[0]
+    assert [] == list(temporary.glob("ef-*/rank0.pipe"))
+
+
+def test_launch_that_arranges_for_dumps_itself_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that switches the recorder off; a torch without NCCL has none."""
+    logs = Path("logs")
+    assert {} == FlightRecorder({}).variables(logs)  # torch for processors
+    monkeypatch.setattr(flight_recorder, "has_nccl", lambda: True)
+    for variable, value in (
+        (flight_recorder.PIPE, "/x"),
+        (flight_recorder.DUMP, "/y"),
+        ("TORCH_FR_BUFFER_SIZE", "0"),
+    ):
+        assert {} == FlightRecorder({variable: value}).variables(logs)
 
 
 def test_devices_are_checked_between_generations(node: Node) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from elasticflow import events
 from elasticflow.launcher.supervisor.nodes import SETTLE_S
+from elasticflow.observe.terminal.event_lines import line_of
 from elasticflow.protocol.messages import Frame, Stacks, StalledWorker, Standstill, WorkersEnded
 from tests.launcher.lifecycle_trial import worker
 
@@ -36,11 +37,13 @@ def stand(trial: Trial, node: str, *, is_so: bool = True, generation: int = 1) -
     trial.wait(0)
 
 
-def show(trial: Trial, node: str, *frames: Frame) -> None:
-    """Have a node tell where its two workers stand."""
+def show(trial: Trial, node: str, *frames: Frame, dump: str = "") -> None:
+    """Have a node tell where its two workers stand, and the files that they dumped: *dump*, with the rank in it."""
     first = 2 * int(node[1])
     workers = [
-        StalledWorker(node, first + i, "step", 7, 61.0, 60.0, "S", (frame,), (), f"/{first + i}")
+        StalledWorker(
+            node, first + i, "step", 7, 61.0, 60.0, "S", (frame,), (), f"/{first + i}", dump.format(first + i)
+        )
         for i, frame in enumerate(frames)
     ]
     trial.on(Stacks(1, node, tuple(workers)))
@@ -90,6 +93,20 @@ def test_stacks_of_all_nodes_come_before_the_end(pair: Trial) -> None:
     assert events.BUDGET_CHARGED in pair.names()
     pair.wait(0)
     assert 2 == pair.agents.formed[-1][0]
+
+
+def test_dumps_of_nccl_are_told_with_the_hang(pair: Trial) -> None:
+    """Those of all ranks that have one: torch's analysis compares them."""
+    stand(pair, "n0")
+    stand(pair, "n1")
+    show(pair, "n0", COLLECTIVE, COLLECTIVE, dump="/logs/flight_recorder/rank_{}")
+    show(pair, "n1", COLLECTIVE, CODE)
+
+    hang = next(record for record in pair.records if record["event"] == events.HANG_DETECTED)
+    assert ["/logs/flight_recorder/rank_0", "/logs/flight_recorder/rank_1"] == hang["dumps"]
+    line = line_of({**hang, "event": events.HANG_DETECTED})
+    assert line is not None
+    assert "collectives: torchfrtrace /logs/flight_recorder" in line.more
 
 
 def test_node_that_does_not_answer_is_not_waited_for(pair: Trial) -> None:
