@@ -60,18 +60,15 @@ def main() -> None:
         _tell(finding for _, finding in found)
     import torch
 
-    if not torch.accelerator.is_available():
-        _tell(finding for _, finding in found if is_limited)
-        return
-    kind = torch.accelerator.current_accelerator()
-    assert kind is not None
-    devices = [torch.device(kind.type, number) for number in range(torch.accelerator.device_count())]
-    if is_limited:
-        own = {uuid for device in devices if (uuid := uuid_of(device))}
-        _tell(finding for gpu, finding in found if gpu is None or gpu.uuid in own)
+    devices = []
+    if (kind := torch.accelerator.current_accelerator(check_available=True)) is not None:
+        devices = [torch.device(kind.type, number) for number in range(torch.accelerator.device_count())]
     for device in devices:
         _tell([Finding(str(device), is_begun=True)])
         _tell([compute(device)])
+    if is_limited:
+        own = {uuid_of(device) for device in devices}
+        _tell(finding for gpu, finding in found if gpu is None or not devices or gpu.uuid in own)
 
 
 def _tell(findings: Iterable[Finding]) -> None:
@@ -175,7 +172,10 @@ def uuid_of(device: torch.device) -> str:
     """Return the device's uuid as the driver's tool writes it; empty if torch does not know it."""
     import torch
 
-    properties = torch.get_device_module(device).get_device_properties(device)
+    try:
+        properties = torch.get_device_module(device).get_device_properties(device)
+    except (RuntimeError, AssertionError):  # the driver does not work
+        return ""
     uuid = getattr(properties, "uuid", None)
     return "" if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}"
 
