@@ -75,15 +75,23 @@ def test_lost_node_is_named(run: Path) -> None:
 
 
 def test_hang_names_its_phase_and_stacks(run: Path) -> None:
-    """What the rank was doing, and where its stacks are."""
-    [found] = told(
-        run,
-        event(4, "hang.detected", rank=1, phase="evaluating", seconds=600, stacks="/r/rank1.stderr"),
+    """What the rank was doing, and where its stacks are; and NCCL's dumps, which older versions do not tell."""
+    dumps = {"dumps": ["/r/flight_recorder/rank_0", "/r/flight_recorder/rank_1"]}
+    hang = {"rank": 1, "phase": "evaluating", "seconds": 600, "stacks": "/r/rank1.stderr"}
+    ends = (
         event(5, "worker.failed", rank=1, node="n0", class_="hang", error="no progress"),
         event(5, "generation.ended", class_="hang", reason="no progress", step=4),
     )
+    [older] = told(run, event(4, "hang.detected", **hang), *ends)
+    assert () == older.dumps
+    [found] = told(
+        run,
+        event(4, "hang.detected", **hang, **dumps),
+        *ends,
+    )
 
     assert ("evaluating", "/r/rank1.stderr") == (found.phase, log_of(found, RunFolder(run)))
+    assert dumps["dumps"] == list(found.dumps)
 
 
 @pytest.mark.parametrize("has_generation", [True, False])

@@ -255,6 +255,7 @@ class Lifecycle:
             self._lose_workers(
                 ready.node, "agent_lost", f"the agent of {ready.node} was started again", also_alone=True
             )
+        self._unchecked.discard(ready.node)  # this agent was not asked
         self._commands += self._nodes.join(ready, self._now.monotonic)
 
     def _node_leaving(self, node: str) -> None:
@@ -496,6 +497,8 @@ class Lifecycle:
 
 def _in_words(found: DevicesChecked) -> str:
     """Return the result of a check of devices in one line."""
-    errors = "; ".join((*found.faults, *found.notes))
+    errors = (*found.faults, *found.notes)
+    if not found.devices and not errors:
+        return "torch sees no device"
     count = "1 device" if found.devices == 1 else f"{found.devices} devices"
-    return f"{count} computed right in {found.seconds:.1f} s" + (f"; {errors}" if errors else "")
+    return "; ".join((f"{count} computed right in {found.seconds:.1f} s", *errors))

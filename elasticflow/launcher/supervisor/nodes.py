@@ -155,6 +155,8 @@ class Nodes:
 
     def exclude(self, name: str, reason: str) -> list[Command]:
         """Have node *name*, which is there, take no part any more, also if its agent is started again."""
+        if name in self._excluded:
+            return []
         self._excluded.add(name)
         self._by_name[name].is_excluded = True
         return [RecordEvent(events.NODE_EXCLUDED, {"node": name, "reason": reason})]

@@ -51,6 +51,21 @@ def test_why_of_a_killed_worker(ran: Callable[..., Ran], project: Path) -> None:
     assert (0, WHY, "") == ran("why")
 
 
+def test_why_of_a_hang_has_the_command_that_reads_the_dumps(ran: Callable[..., Ran], project: Path) -> None:
+    """Torch's own, on the folder in which all ranks' dumps lie."""
+    folder = project / "runs" / "mnist" / RUN_ID
+    dumps = [str(folder / "logs" / "g0001" / "flight_recorder" / f"rank_{rank}") for rank in range(2)]
+    hang = {"event": "hang.detected", "generation": 1, "rank": 1, "stacks": "/x", "dumps": dumps}
+    records = [record for record in story_of_a_kill() if "event" in record]
+    at = next(number for number, record in enumerate(records) if record["event"] == "worker.failed")
+    records.insert(at, hang)
+    (folder / "events.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+    code, told, _ = ran("why")
+    assert 0 == code
+    assert f"  dumps  torchfrtrace runs/mnist/{RUN_ID}/logs/g0001/flight_recorder\n" in told
+
+
 def test_why_of_a_run_without_a_failure(ran: Callable[..., Ran], project: Path) -> None:
     """Nothing went wrong: said, and an empty list for a program."""
     (project / "runs" / "mnist" / RUN_ID / "events.jsonl").write_text("")

@@ -404,6 +404,18 @@ def test_node_that_is_lost_while_it_is_checked_is_not_waited_for(cluster: Trial)
     assert ("n0",) == cluster.agents.formed[-1][1]
 
 
+def test_node_whose_agent_was_replaced_while_it_was_checked_is_not_waited_for(cluster: Trial) -> None:
+    """The new agent was not asked, and answers nothing."""
+    start(cluster, "n0", "n1")
+    cluster.step(7)
+    fail_on_device(cluster, "n1")
+    cluster.join("n1")
+    cluster.wait(60)
+
+    assert {"n0", "n1"} == set(cluster.agents.formed[-1][1])
+    assert 2 == len(cluster.agents.formed)
+
+
 def test_worker_that_does_not_end_is_told_and_its_node_checked(cluster: Trial) -> None:
     """SIGKILL does not end a process in a driver's call: its device may still be in use."""
     start(cluster, "n0", "n1")
