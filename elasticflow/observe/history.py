@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from elasticflow import events
@@ -134,6 +135,11 @@ class Stop:
         number, step, likely = int_of(known, "generation"), int_of(known, "step"), text_of(known, "likely")
         reason = f"the supervisor ended without a word after step {step}: {known.get('known')}"
         return cls(number, at, SUPERVISOR_LOST, reason, step, error=reason, likely=likely)
+
+    @property
+    def dumps_folder(self) -> str | None:
+        """The folder of the dumps, which torchfrtrace reads; None if there are none."""
+        return str(PurePath(self.dumps[0]).parent) if self.dumps else None
 
     @property
     def is_failure(self) -> bool:

@@ -88,6 +88,16 @@ def test_it_tells_the_story(run: RunFolder) -> None:
     assert sum("lost" in str(p["class"]) for p in paths) == 2  # of loss and learning rate
 
 
+def test_hang_has_the_command_that_reads_the_dumps(run: RunFolder) -> None:
+    """Those of NCCL's flight recorder; a failure without them has no such line."""
+    assert "torchfrtrace" not in page_of(run).text
+    lines = run.events.read_text().splitlines()
+    at = next(number for number, line in enumerate(lines) if "worker.failed" in line)
+    hang = {"event": "hang.detected", "generation": 1, "rank": 1, "dumps": ["/r/flight_recorder/rank_0"]}
+    run.events.write_text("".join(f"{line}\n" for line in [*lines[:at], json.dumps(hang), *lines[at:]]))
+    assert "torchfrtrace /r/flight_recorder" in page_of(run).text
+
+
 def test_nothing_is_fetched(run: RunFolder) -> None:
     """No link but those to logs, no source, no import; a policy that forbids all scripts but the one of known digest."""
     text = render_run(facts_of(run, run.path / "report.html"))

@@ -85,7 +85,7 @@ def _print_whole(stop: Stop, folder: RunFolder, script: str | None) -> None:
         ("others", stop.others),
         ("then", _outcome(stop)),
         ("log", shortest_path(Path(log)) if (log := log_of(stop, folder)) else None),
-        ("dumps", f"torchfrtrace {shortest_path(Path(stop.dumps[0]).parent)}" if stop.dumps else None),
+        ("dumps", f"torchfrtrace {shortest_path(Path(dumps))}" if (dumps := stop.dumps_folder) else None),
     ]
     for name, text in rows:
         if text:
