@@ -50,6 +50,7 @@ def test_killed_worker_and_what_it_cost(run: Path) -> None:
         "stderr": (),
         "likely": None,
         "script_again_s": None,
+        "dumps": (),
     } == to_json(found, folder)
     assert (f"rank 1: {SIGKILLED}", ("training", 0.27)) == (found.headline, found.again)
 

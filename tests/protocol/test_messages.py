@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -13,6 +14,7 @@ from elasticflow.protocol.messages import (
     AgentDied,
     CompilerCacheFailed,
     CompilerCacheMoved,
+    DevicesChecked,
     EndLaunch,
     FilePiece,
     FilesSent,
@@ -76,12 +78,16 @@ MESSAGES: tuple[Message, ...] = (
     CompilerCacheFailed("n0", "load", "its SHA-256 differs"),
     StandbysOff("n0", "they may take 1000 MB, and 1500 MB of memory are free"),
     Standstill(3, "n0", is_so=True),
-    Stacks(3, "n0", (STALLED,)),
+    Stacks(3, "n0", (STALLED, replace(STALLED, dump="/r/flight_recorder/rank_1"))),
+    DevicesChecked(3, "n0", 1, ("cuda:1: wrong",), ("cuda:0: rows wait",), 2.5),
     WorkersEnded(
         3,
         "n0",
         failed=True,
-        workers=(WorkerEnd(0, 100, -9, 5.5, ended_by_us=False, oom_killed=True, stderr="x"),),
+        workers=(
+            WorkerEnd(0, 100, -9, 5.5, ended_by_us=False, oom_killed=True, stderr="x"),
+            WorkerEnd(1, 101, -9, 5.5, ended_by_us=True, oom_killed=False, stderr="", remains="D"),
+        ),
     ),
 )
 ORDERS: tuple[Order, ...] = (GenerationFormed(4, 2, 5, 1, 12.5), EndLaunch())

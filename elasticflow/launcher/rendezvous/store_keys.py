@@ -19,7 +19,7 @@ They lie in one control store under the launch's own prefix (`protocol/control_s
     orders/stop/<g>         workers of generation g are to be killed now: another worker of it has failed
     orders/files            nodes with run folders of their own are to send files (`launcher/rendezvous/requests.py`)
     orders/stacks/<g>       agents are to send the stacks of generation g's workers
-    orders/check/<g>        names of nodes whose agents are to check their devices after generation g, before they start workers
+    orders/check/<g>        names of nodes: devices there are to be checked, now that the workers of generation g are gone
 
 Workers find the store of their own process group through it, under `run/<generation>/` (runtime/process/process_group.py).
 """
