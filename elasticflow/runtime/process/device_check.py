@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from elasticflow.protocol.device_findings import Finding
@@ -24,13 +24,14 @@ from elasticflow.system.kernel_files import kernel_log
 from elasticflow.system.processes import die_with_parent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     import torch
 
 _TOOL = "nvidia-smi"
 _TOOL_S = 30.0
-_LOST_DEVICE = 15  # nvidia-smi's exit code for "fallen off the bus or otherwise inaccessible"
+# Exit codes of nvidia-smi: it does not know a field, it finds no GPU; a GPU has fallen off the bus or is otherwise inaccessible.
+_TELLS_NOTHING, _LOST_DEVICE = {2, 6}, 15
 _GPU_FIELDS = ("uuid", "pci.bus_id", "ecc.errors.uncorrected.volatile.total", "retired_pages.pending")
 _ROW_FIELDS = ("gpu_uuid", "remapped_rows.pending", "remapped_rows.failure")
 _XID = re.compile(rb"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+), ?(.*)")
@@ -38,6 +39,7 @@ _XID = re.compile(rb"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+), ?(.*)")
 # bus, memory errors that were not contained, a GPU System Processor that does not answer.
 # Source: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html
 _FATAL_XIDS = {64, 79, 95, 119, 120, 140}
+_MAY_PASS = re.compile(r"busy|not yet initialized|not ready|\bMPS\b")
 # Numbers of the sum: products of small whole numbers, whose sums are exact in float32, TF32 included, in any order.
 _SIZE, _TIMES = 1024, 10
 
@@ -67,8 +69,19 @@ def main() -> None:
         _tell([Finding(str(device), is_begun=True)])
         _tell([compute(device)])
     if is_limited:
-        own = {uuid_of(device) for device in devices}
-        _tell(finding for gpu, finding in found if gpu is None or not devices or gpu.uuid in own)
+        _tell(of_own(found, {uuid for device in devices if (uuid := uuid_of(device))}))
+
+
+def of_own(found: Iterable[tuple[_Gpu | None, Finding]], own: Collection[str]) -> Iterator[Finding]:
+    """Yield the findings of *found* that may be about GPUs with the uuids *own*, which have computed a sum; all if there are none.
+
+    An error that nothing tells the GPU of may be another job's: the sum has judged the own GPUs.
+    """
+    for gpu, finding in found:
+        if not own or (gpu is not None and gpu.uuid in own):
+            yield finding
+        elif gpu is None:
+            yield replace(finding, is_fault=False)
 
 
 def _tell(findings: Iterable[Finding]) -> None:
@@ -147,10 +160,11 @@ def _query(what: str, fields: Sequence[str]) -> list[list[str]]:
     except OSError as error:
         raise _ToolError(str(error), is_fault=False) from None
     text = done.stdout.strip()
-    if done.returncode == _LOST_DEVICE or "GPU is lost" in text + done.stderr:
-        raise _ToolError(" ".join((text or done.stderr).split())[:300], is_fault=True)
-    if done.returncode != 0:
+    if done.returncode in _TELLS_NOTHING:
         return []
+    is_lost = done.returncode == _LOST_DEVICE or "GPU is lost" in text + done.stderr
+    if is_lost or done.returncode != 0:
+        raise _ToolError(" ".join((text or done.stderr).split())[:300], is_fault=is_lost)
     rows = [[field.strip() for field in line.split(",")] for line in text.splitlines()]
     return [row for row in rows if len(row) == len(fields)]
 
@@ -194,8 +208,8 @@ def compute(device: torch.device) -> Finding:
         wrong = max(int((torch.matmul(*there).cpu() != expected).sum()) for _ in range(_TIMES))
     except RuntimeError as error:
         text = str(error).splitlines()[0]
-        # Another process, a standby for example, may have the device, or its memory.
-        is_fault = class_of_device_error(str(error)) in {"device", "crash"} and "busy" not in text
+        # Another process, a standby for example, may have the device, or its memory; a driver may be starting.
+        is_fault = class_of_device_error(str(error)) in {"device", "crash"} and not _MAY_PASS.search(text)
         return Finding(name, text, is_fault=is_fault)
     text = f"computes a known sum wrong: {wrong} of {expected.numel()} numbers" if wrong else ""
     return Finding(name, text, is_fault=wrong > 0)

@@ -66,6 +66,19 @@ def test_errors_in_the_kernel_s_log_are_told_by_gpu(tmp_path: Path, monkeypatch:
     ]
 
 
+def test_gpus_of_other_jobs_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the job's devices are named; an error of no known GPU is no fault of those that computed right."""
+    pretend(tmp_path, monkeypatch, FAULTY, XID.replace(b"5e", b"77") % 79)
+    found = device_check.ask_driver(0.0)
+    assert 4 == len(list(device_check.of_own(found, set())))
+    assert ["GPU-bb", "GPU-bb", "GPU-bb", "PCI 77:00"] == [
+        each.device for each in device_check.of_own(found, {"GPU-bb"})
+    ]
+    assert [("PCI 77:00", False)] == [
+        (each.device, each.is_fault) for each in device_check.of_own(found, {"GPU-aa"})
+    ]
+
+
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
@@ -76,6 +89,10 @@ def test_errors_in_the_kernel_s_log_are_told_by_gpu(tmp_path: Path, monkeypatch:
         ("#!/bin/sh\nsleep 60\n", [("nvidia-smi", "gives no answer within 0.2 s", True)]),
         ("#!/bin/sh\necho 'Field \"remapped_rows.pending\" is not a valid field to query.'\nexit 2\n", []),
         ("#!/bin/sh\necho 'No devices were found'\nexit 6\n", []),
+        (
+            "#!/bin/sh\necho 'Failed to initialize NVML: Driver/library version mismatch'\nexit 18\n",
+            [("nvidia-smi", "Failed to initialize NVML: Driver/library version mismatch", False)],
+        ),
     ],
 )
 def test_tool_that_tells_nothing(
@@ -109,6 +126,7 @@ def test_sum_that_is_right_and_one_that_is_wrong(monkeypatch: pytest.MonkeyPatch
         ("CUDA error: uncorrectable ECC error encountered\nmore", True),
         ("CUDA error: an illegal memory access was encountered", True),
         ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", False),
+        ("CUDA error: system not yet initialized", False),
         ("CUDA error: out of memory", False),
         ("CUDA error: no kernel image is available for execution on the device", False),
     ],
