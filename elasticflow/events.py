@@ -150,7 +150,7 @@ PROCESS_LEFT_BEHIND = Event(
 STANDBYS_READY = Event(
     "standbys.ready",
     "each worker of a node has a process that is ready to take its place",
-    ("node", "pids", "seconds", "memory"),
+    ("node", "pids", "seconds", "memory", "without_device"),
 )
 STANDBYS_OFF = Event(
     "standbys.off",
