@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
     from elasticflow.run_folder import RunFolder
 
-# NVIDIA's driver, in Linux and in the Windows Subsystem for Linux.
-_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
-
 
 @dataclass(frozen=True)
 class Request:
@@ -257,7 +254,7 @@ def check_gpus(job: Job) -> None:
         why = f"torch {version} is built without CUDA"
     elif visible is not None and visible.strip() in {"", "-1"}:
         why = f'CUDA_VISIBLE_DEVICES is "{visible}"'
-    elif "+rocm" not in version and not any(Path(device).exists() for device in _DRIVERS):
+    elif "+rocm" not in version and not Path("/dev/nvidiactl").exists():
         why = "no NVIDIA driver is loaded: there is no /dev/nvidiactl"
     else:
         return

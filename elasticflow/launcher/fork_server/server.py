@@ -147,9 +147,9 @@ def _let_child_serve(channel: MessageChannel, setup: Setup, answer: ProbeAnswer)
     _, status = os.waitpid(child, 0)
     if not message:
         _end_as(os.waitstatus_to_exitcode(status))
-    ready = MESSAGES.decode(message)
-    assert isinstance(ready, Ready)
-    return ready
+    told = MESSAGES.decode(message)
+    assert isinstance(told, Ready)
+    return told
 
 
 def _prepare(channel: MessageChannel, setup: Setup, answer: ProbeAnswer) -> Ready:

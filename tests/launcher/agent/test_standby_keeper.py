@@ -26,7 +26,7 @@ class Server:
     ready: Ready
     standbys: dict[int, StandbyReady] = field(default_factory=dict)
     ended_standbys: list[StandbyEnded] = field(default_factory=list)
-    asked: list[tuple[int, list[str]]] = field(default_factory=list)
+    asked: list[tuple[int, Imports]] = field(default_factory=list)
 
     def wait_ready(self) -> Ready:
         """Return what was given."""

@@ -61,7 +61,7 @@ def pretend(*, by_nvml: bool) -> Driver:
     torch.cuda.get_device_properties = lambda *_: SimpleNamespace(major=9)  # type: ignore[assignment]
     current = torch.device("cuda")
     is_there = torch.cuda.is_available
-    torch.accelerator.current_accelerator = lambda check_available=False: (  # type: ignore[assignment]
+    torch.accelerator.current_accelerator = lambda check_available=False: (
         current if not check_available or is_there() else None
     )
     return driver

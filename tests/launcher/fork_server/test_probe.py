@@ -69,7 +69,7 @@ def test_a_probe_that_was_killed_counts_as_a_machine_with_gpus() -> None:
         probe = Probe.__new__(Probe)
         read, write = os.pipe()
         os.close(write)
-        probe._has_arguments, probe._answer, probe._pid = bool(arguments), read, os.fork() or os._exit(9)  # type: ignore[func-returns-value]
+        probe._has_arguments, probe._answer, probe._pid = bool(arguments), read, os.fork() or os._exit(9)
         assert ProbeAnswer(has_gpu=True, refusal=refusal) == probe.answer()
 
 
