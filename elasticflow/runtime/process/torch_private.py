@@ -262,7 +262,8 @@ def _accelerators_hidden() -> Iterator[None]:
     """Within this context torch finds no accelerator, and asks no driver; afterwards nothing of torch remembers that.
 
     A trace reads the accelerator's random state and asks what Triton can do there, either of which opens the driver.
-    Public functions stay the same objects: dynamo's tables hold them.
+    Public functions stay the same objects: dynamo's tables hold them. A module of torch that is imported meanwhile is told
+    the truth, which it keeps.
 
     Source: torch/_dynamo/convert_frame.py (`preserve_global_state`), torch/utils/_triton.py (`has_triton` and its like
     keep their answers), torch/_dynamo/device_interface.py (`init_device_reg` counts devices once); 2.13, 2.14.
@@ -271,8 +272,8 @@ def _accelerators_hidden() -> Iterator[None]:
     from torch.utils import _triton
 
     compiled = [module._is_compiled for module in _HIDDEN]
-    for module in _HIDDEN:
-        module._is_compiled = lambda: False
+    for module, is_compiled in zip(_HIDDEN, compiled, strict=True):
+        module._is_compiled = lambda is_compiled=is_compiled: _is_importing_torch() and is_compiled()
     try:
         yield
     finally:
@@ -281,6 +282,15 @@ def _accelerators_hidden() -> Iterator[None]:
         for function in vars(_triton).values():
             getattr(function, "cache_clear", lambda: None)()
         device_interface._device_initialized = False
+
+
+def _is_importing_torch() -> bool:
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__", "").startswith("torch."):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def is_accelerator_refused() -> bool:

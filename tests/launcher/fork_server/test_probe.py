@@ -114,6 +114,25 @@ def test_the_compiler_is_warmed_up_without_a_call_to_the_driver(
     assert [[], 1, [], True, True, 1] == said
 
 
+def test_a_module_that_torch_imports_while_gpus_are_hidden_is_told_the_truth(
+    with_driver: Callable[..., Any],
+) -> None:
+    """Modules of torch choose at import what they offer for a device (`torch/_inductor/lowering.py`, 2.14)."""
+    said = with_driver(
+        """
+        from elasticflow.runtime.process import torch_private
+        code = compile("ANSWER = torch.cuda._is_compiled()", "lowering.py", "exec")
+        said = []
+        for name in ("torch._inductor.new", "mine"):
+            module = {"__name__": name, "torch": torch}
+            with torch_private._accelerators_hidden():
+                exec(code, module)
+            said.append(module["ANSWER"])
+        """
+    )
+    assert [True, False] == said
+
+
 def test_a_look_for_gpus_costs_the_fork_only_where_the_driver_was_opened(
     with_driver: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -35,7 +35,8 @@ class Machine:
         self.loaded: list[str] = []
         self.error: RuntimeError | None = None
         patch.setenv("PATH", str(tool.parent), prepend=os.pathsep)
-        patch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+        patch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is put back
+        patch.delenv("CUBLAS_WORKSPACE_CONFIG")
         patch.setattr(torch.version, "cuda", "13.0")
         patch.setattr(torch.accelerator, "is_available", lambda: True)
         patch.setattr(torch.accelerator, "device_count", lambda: 2)
