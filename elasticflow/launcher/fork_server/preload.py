@@ -174,15 +174,21 @@ def _is_refused_to_children() -> bool:
     Source: torch marks a child by `pthread_atfork` (`_cuda_isInBadFork` of its C++ side), also after no more than a count
     of the devices by the driver, of which the parent's `torch.cuda.is_initialized()` knows nothing.
     """
+    read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        code = 1
         with contextlib.suppress(BaseException):
             torch_private = importlib.import_module("elasticflow.runtime.process.torch_private")
-            code = int(torch_private.is_accelerator_refused())
-        os._exit(code)
-    _, status = os.waitpid(pid, 0)
-    return status != 0
+            os.write(write, b"1" if torch_private.is_accelerator_refused() else b"0")
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        answer = pipe.read()
+    with contextlib.suppress(
+        ChildProcessError
+    ):  # a module of the job may have its children reaped by the kernel
+        os.waitpid(pid, 0)
+    return answer != b"0"
 
 
 def _open_files() -> list[str]:
