@@ -98,10 +98,12 @@ class Imports(NamedTuple):
     Attributes:
         modules: Modules that it has imported, in that order.
         variables: The worker's `library_variables`; None if they are not known.
+        device: Type of the device that it trains on; empty if it is not known.
     """
 
     modules: list[str]
-    variables: dict[str, str] | None
+    variables: dict[str, str] | None = None
+    device: str = ""
 
 
 def library_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -109,9 +111,10 @@ def library_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name.startswith(_LIBRARIES)}
 
 
-def write_imports(path: Path) -> None:
-    """Write the modules that this process has imported, in that order, and its `library_variables`; the file is replaced whole.
+def write_imports(path: Path, device: str) -> None:
+    """Write what a process that is to replace this worker can do beforehand; the file is replaced whole.
 
+    These are the modules that this process has imported, in that order, its `library_variables` and its *device*'s type.
     On a full disk nothing is written: standbys import less then.
     """
     names = [
@@ -119,7 +122,7 @@ def write_imports(path: Path) -> None:
         for name, module in tuple(sys.modules.items())
         if name != "__main__" and getattr(module, "__spec__", None) is not None
     ]
-    record = {"modules": names, "variables": library_variables(os.environ)}
+    record = {"modules": names, "variables": library_variables(os.environ), "device": device}
     with suppress(OSError):
         atomic_files.replace(path, (json.dumps(record).encode(),), sync=False)
 
@@ -128,11 +131,11 @@ def read_imports(path: Path) -> Imports:
     """Return what `write_imports` wrote; nothing if the file is absent or damaged: standbys do less beforehand then."""
     with suppress(OSError, BadJsonError):
         record = parse(path.read_bytes())
-        names, variables = record.get("modules"), record.get("variables")
+        names, variables, device = (record.get(name) for name in ("modules", "variables", "device"))
         if isinstance(names, list) and all(isinstance(name, str) for name in names):
             is_known = isinstance(variables, dict) and all(isinstance(v, str) for v in variables.values())
-            return Imports(names, variables if is_known else None)
-    return Imports([], None)
+            return Imports(names, variables if is_known else None, device if isinstance(device, str) else "")
+    return Imports([])
 
 
 def known_record(state: Mapping[str, Any]) -> dict[str, Any]:

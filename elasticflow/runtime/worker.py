@@ -128,7 +128,9 @@ def _equip(worker: Worker, snapshots: SnapshotSettings) -> None:
     if worker.identity.started_by == "launcher":
         worker.moments.first_step.append(lambda: environment.log_loaded_modules(worker))
         if worker.identity.local_rank == 0:
-            worker.moments.first_step.append(lambda: write_imports(worker.run_folder.imports))
+            worker.moments.first_step.append(
+                lambda: write_imports(worker.run_folder.imports, worker.device.type)
+            )
     worker.trajectory_recorder = TrajectoryRecorder.from_environment(os.environ, worker)
     worker.listen = lambda: _listen(worker)
     worker.listen()

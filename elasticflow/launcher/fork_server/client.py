@@ -163,7 +163,7 @@ class ForkServer:
         Args:
             local_rank: Local rank of the worker.
             workers: Workers of the node.
-            imports: Modules that the last workers had imported, and their variables.
+            imports: The last workers' modules, variables and type of device.
             heartbeats: Descriptor of their heartbeats; None: no one trains.
 
         Raises:
@@ -181,6 +181,7 @@ class ForkServer:
                 heartbeats,
                 self._ready is not None and self._ready.has_gpu,
                 imports.variables,
+                imports.device,
             )
         )
 

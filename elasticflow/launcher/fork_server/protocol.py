@@ -67,6 +67,7 @@ class Prepare:
         heartbeats: Descriptor of the heartbeats of the node's workers; None: no one trains.
         has_gpu: Torch can use an accelerator on this machine.
         variables: Variables of the last workers that libraries of a GPU read; None if they are not known.
+        device: Type of the device that the last workers trained on; empty if it is not known.
     """
 
     local_rank: int
@@ -78,6 +79,7 @@ class Prepare:
     heartbeats: int | None = None
     has_gpu: bool = False
     variables: dict[str, str] | None = None
+    device: str = ""
 
 
 @dataclass(frozen=True)

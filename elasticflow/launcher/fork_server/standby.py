@@ -106,7 +106,7 @@ def stand_by(connection: socket.socket) -> NoReturn:
         seed_imports(prepare.seed)
         warm_up_compiler(has_gpu=prepare.has_gpu)
         import_all(prepare.modules, prepare.path)
-        without_device = _open_device(prepare) if prepare.has_gpu else ""
+        without_device = _open_device(prepare)
     seconds = round(time.monotonic() - began, 3)
     # The server does not listen any more if it needed the worker before that.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -128,9 +128,14 @@ def _messages(channel: MessageChannel) -> Iterator[Message]:
 
 
 def _open_device(prepare: Prepare) -> str:
-    """Open the worker's GPU, which takes the longest of all that can be done before; return why not, if so."""
+    """Open the worker's GPU, which takes the longest of all that can be done before; return why not, if so.
+
+    The last workers must have trained on one: a job may train on the CPU of a machine that has GPUs.
+    """
+    if prepare.device in {"", "cpu"}:
+        return ""
     device = importlib.import_module("elasticflow.runtime.process.standby_device")
-    reason: str = device.open_device(prepare.local_rank, prepare.workers, prepare.variables)
+    reason: str = device.open_device(prepare.device, prepare.local_rank, prepare.workers, prepare.variables)
     return reason
 
 

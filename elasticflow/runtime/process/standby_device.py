@@ -34,12 +34,13 @@ def fix_workspace() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
-def open_device(local_rank: int, workers: int, variables: Mapping[str, str] | None) -> str:
+def open_device(kind: str, local_rank: int, workers: int, variables: Mapping[str, str] | None) -> str:
     """Create the context of the worker's GPU and load its libraries, as far as memory is known to be free for them.
 
     They take memory that the worker which still trains may need.
 
     Args:
+        kind: Type of the device that the last workers trained on, which is not the CPU.
         local_rank: Local rank of the worker.
         workers: Workers of the node: they have GPUs if there is one for each.
         variables: The worker's, as `library_variables` gave them after its first step; None: not known, and libraries
@@ -51,7 +52,7 @@ def open_device(local_rank: int, workers: int, variables: Mapping[str, str] | No
     Raises:
         RuntimeError: the GPU has failed; this process must not become a worker.
     """
-    if not torch.accelerator.is_available() or torch.accelerator.device_count() < workers:
+    if torch.accelerator.device_count() < workers:
         return ""
     memory = _memory_of(local_rank)
     if memory is None:
@@ -61,7 +62,7 @@ def open_device(local_rank: int, workers: int, variables: Mapping[str, str] | No
     if memory.free < 2 * _CONTEXT_BYTES:
         return f"{memory.free >> 20} MiB of its memory are free"
     fix_workspace()
-    device = torch.device("cuda", local_rank)
+    device = torch.device(kind, local_rank)
     try:
         torch.zeros(1, device=device)
     except RuntimeError as error:  # no context was made: the worker tries again

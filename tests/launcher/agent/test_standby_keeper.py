@@ -123,7 +123,7 @@ def test_none_is_begun_before_the_first_step_nor_during_a_snapshot(tmp_path: Pat
 
 def test_each_is_asked_for_once_and_all_are_told_once(tmp_path: Path) -> None:
     """With what the last workers had imported; a new generation gets new ones."""
-    write_imports(tmp_path / "imports.json")
+    write_imports(tmp_path / "imports.json", "cuda")
     node = Node(Server(APART), tmp_path)
     for _ in range(3):
         node.look()
@@ -174,13 +174,13 @@ def test_without_memory_there_are_none(tmp_path: Path, monkeypatch: pytest.Monke
 def test_damaged_record_of_imports_is_none(tmp_path: Path) -> None:
     """Standbys do less beforehand then; nothing fails. A record without variables says nothing about them."""
     path = tmp_path / "imports.json"
-    assert Imports([], None) == read_imports(path)
+    assert Imports([]) == read_imports(path)
     for content in (b"", b"[1]", b'{"modules": 3}', b'{"modules": [1]}', b"\xff"):
         path.write_bytes(content)
-        assert Imports([], None) == read_imports(path)
+        assert Imports([]) == read_imports(path)
     for variables in (b"", b', "variables": 3', b', "variables": {"CUBLAS_A": 3}'):
         path.write_bytes(b'{"modules": ["a"]' + variables + b"}")
-        assert Imports(["a"], None) == read_imports(path)
+        assert Imports(["a"]) == read_imports(path)
 
 
 def test_variables_that_libraries_read_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,9 +188,10 @@ def test_variables_that_libraries_read_are_recorded(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     monkeypatch.setenv("TORCH_BLAS_PREFER_CUBLASLT", "1")
     monkeypatch.setenv("TOKEN", "secret")
-    write_imports(tmp_path / "imports.json")
+    write_imports(tmp_path / "imports.json", "cuda")
     expected = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "TORCH_BLAS_PREFER_CUBLASLT": "1"}
-    assert expected == read_imports(tmp_path / "imports.json").variables
+    imports = read_imports(tmp_path / "imports.json")
+    assert (expected, "cuda") == (imports.variables, imports.device)
 
 
 def test_a_standby_without_its_device_is_a_standby_and_told_of_once(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.launcher.agent.workers import GroupState
+from elasticflow.launcher.fork_server import standby
 from elasticflow.launcher.fork_server.client import ForkServer
-from elasticflow.launcher.fork_server.protocol import Setup
+from elasticflow.launcher.fork_server.protocol import Prepare, Setup
 from elasticflow.launcher.fork_server.standby import LowPriority
 from elasticflow.protocol.run_files import Imports
 from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT
@@ -81,7 +82,7 @@ def run_worker(server: ForkServer, folder: Path) -> dict[str, object]:
 
 def test_a_standby_becomes_the_worker_with_its_imports_done(server: ForkServer, tmp_path: Path) -> None:
     """Same process, a session of its own, the worker's rank; a module that reads its rank is left to the worker."""
-    server.prepare(0, 1, Imports(["json", "model", "ranked", "no_such_module"], None), None)
+    server.prepare(0, 1, Imports(["json", "model", "ranked", "no_such_module"]), None)
     wait_until(lambda: is_ready(server))
     standby = server.standbys[0]
     assert standby.memory > 1 << 20
@@ -96,15 +97,15 @@ def test_a_standby_becomes_the_worker_with_its_imports_done(server: ForkServer, 
 
 def test_one_that_still_imports_is_taken_too(server: ForkServer, tmp_path: Path) -> None:
     """It is ahead of a worker that is started now; and the worker after it, which has no standby, is started as ever."""
-    server.prepare(0, 1, Imports(["model"], None), None)
+    server.prepare(0, 1, Imports(["model"]), None)
     assert "any" == run_worker(server, tmp_path)["model"]
     assert "not imported" == run_worker(server, tmp_path)["model"]
 
 
 def test_a_rank_has_one_standby_and_its_death_is_told(server: ForkServer, tmp_path: Path) -> None:
     """It counts as no worker's; another one can be asked for."""
-    server.prepare(0, 1, Imports([], None), None)
-    server.prepare(0, 1, Imports([], None), None)
+    server.prepare(0, 1, Imports([]), None)
+    server.prepare(0, 1, Imports([]), None)
     wait_until(lambda: is_ready(server))
     first = server.standbys[0].pid
     os.kill(first, signal.SIGKILL)
@@ -114,14 +115,14 @@ def test_a_rank_has_one_standby_and_its_death_is_told(server: ForkServer, tmp_pa
     assert {} == server.standbys
     assert first not in server.exits
 
-    server.prepare(0, 1, Imports([], None), None)
+    server.prepare(0, 1, Imports([]), None)
     wait_until(lambda: is_ready(server))
     assert first != server.standbys[0].pid
 
 
 def test_standbys_end_with_the_server(server: ForkServer) -> None:
     """Nobody's orphans: ready or not."""
-    server.prepare(0, 1, Imports([], None), None)
+    server.prepare(0, 1, Imports([]), None)
     wait_until(lambda: is_ready(server))
     standby = server.standbys[0].pid
     kill(server.process.pid)
@@ -158,3 +159,22 @@ def test_low_priority_takes_pauses_and_waits_for_snapshots(heartbeats: int) -> N
         while time.process_time() - cpu < 0.1:
             pass
     assert signal.getsignal(signal.SIGPROF) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize(("device", "is_opened"), [("cuda", True), ("cpu", False), ("", False)])
+def test_a_gpu_is_opened_where_the_last_workers_trained_on_one(
+    monkeypatch: pytest.MonkeyPatch, device: str, *, is_opened: bool
+) -> None:
+    """A job may train on the CPU of a machine with GPUs; a worker that has opened one could not."""
+    from elasticflow.runtime.process import standby_device
+
+    asked: list[tuple[object, ...]] = []
+
+    def open_device(*arguments: object) -> str:
+        asked.append(arguments)
+        return "its reason"
+
+    monkeypatch.setattr(standby_device, "open_device", open_device)
+    prepare = Prepare(1, 2, (), (), 0, "", variables={"CUBLAS_A": "1"}, has_gpu=True, device=device)
+    assert ("its reason" if is_opened else "") == standby._open_device(prepare)
+    assert ([("cuda", 1, 2, {"CUBLAS_A": "1"})] if is_opened else []) == asked

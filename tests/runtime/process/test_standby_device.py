@@ -38,7 +38,6 @@ class Machine:
         patch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is put back
         patch.delenv("CUBLAS_WORKSPACE_CONFIG")
         patch.setattr(torch.version, "cuda", "13.0")
-        patch.setattr(torch.accelerator, "is_available", lambda: True)
         patch.setattr(torch.accelerator, "device_count", lambda: 2)
         patch.setattr(
             torch.cuda, "get_device_properties", lambda n: SimpleNamespace(uuid="ab"[n], total_memory=8 << 30)
@@ -79,7 +78,7 @@ def test_a_gpu_is_opened_where_memory_is_known_to_be_free(
 ) -> None:
     """It takes of what the worker that trains may need; cuBLAS finds the workspace that it has in a worker."""
     machine.answers(answer)
-    assert reason == open_device(1, 2, WORKSPACE)
+    assert reason == open_device("cuda", 1, 2, WORKSPACE)
     assert ([] if reason else [("cuda:1", ":4096:8")]) == machine.opened
     assert (["cuda:1"] if is_loaded else []) == machine.loaded
 
@@ -87,7 +86,7 @@ def test_a_gpu_is_opened_where_memory_is_known_to_be_free(
 def test_a_gpu_is_left_alone_where_the_worker_has_none(machine: Machine) -> None:
     """Three workers and two GPUs."""
     machine.answers("echo 79000, Default")
-    assert "" == open_device(1, 3, WORKSPACE)
+    assert "" == open_device("cuda", 1, 3, WORKSPACE)
     assert [] == machine.opened
 
 
@@ -97,7 +96,9 @@ def test_a_context_that_is_refused_leaves_a_standby_without_one(machine: Machine
     machine.error = torch.AcceleratorError(
         "CUDA error: CUDA-capable device(s) is/are busy or unavailable\nmore"
     )
-    assert "CUDA error: CUDA-capable device(s) is/are busy or unavailable" == open_device(1, 2, WORKSPACE)
+    assert "CUDA error: CUDA-capable device(s) is/are busy or unavailable" == open_device(
+        "cuda", 1, 2, WORKSPACE
+    )
     assert [] == machine.loaded
 
 
@@ -109,7 +110,7 @@ def test_libraries_are_left_to_the_worker_where_its_code_sets_their_variables(
 ) -> None:
     """They read them when they begin, and bits depend on them."""
     machine.answers("echo 79000, Default")
-    assert "" == open_device(1, 2, variables)
+    assert "" == open_device("cuda", 1, 2, variables)
     assert ([("cuda:1", ":4096:8")], []) == (machine.opened, machine.loaded)
 
 
@@ -117,11 +118,11 @@ def test_memory_of_amd_is_asked_without_a_context(machine: Machine, monkeypatch:
     """By amdsmi; where that is not installed, the GPU is left alone."""
     monkeypatch.setattr(torch.version, "hip", "6.4")
     monkeypatch.setattr(torch.cuda, "device_memory_used", lambda _: 3 << 30)
-    assert "" == open_device(1, 2, WORKSPACE)
+    assert "" == open_device("cuda", 1, 2, WORKSPACE)
     assert (1, []) == (len(machine.opened), machine.loaded)
 
     monkeypatch.delattr(torch.cuda, "device_memory_used")
-    assert "its driver does not report its free memory" == open_device(1, 2, WORKSPACE)
+    assert "its driver does not report its free memory" == open_device("cuda", 1, 2, WORKSPACE)
 
 
 def test_libraries_are_loaded_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
