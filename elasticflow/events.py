@@ -150,7 +150,7 @@ PROCESS_LEFT_BEHIND = Event(
 STANDBYS_READY = Event(
     "standbys.ready",
     "each worker of a node has a process that is ready to take its place",
-    ("node", "pids", "seconds", "memory"),
+    ("node", "pids", "seconds", "memory", "without_device"),
 )
 STANDBYS_OFF = Event(
     "standbys.off",
@@ -843,6 +843,7 @@ FIELDS: dict[str, Field] = {
     "module": Field("text", "a Python module"),
     "modules": Field("texts", "Python modules"),
     "memory": Field("whole", "bytes that processes hold for themselves"),
+    "without_device": Field("text", "why a standby has not opened its worker's GPU; empty if it has, or there is none"),
 }  # fmt: skip
 """Every field of events, of metrics.jsonl and of log lines, by name; a field has the same type and meaning everywhere.
 

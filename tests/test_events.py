@@ -66,7 +66,7 @@ FROZEN = {
     },
     "worker.raised": {"class", "error", "exception", "final", "traceback"},
     "process.left_behind": {"command", "node", "pid", "was_killed"},
-    "standbys.ready": {"memory", "node", "pids", "seconds"},
+    "standbys.ready": {"memory", "node", "pids", "seconds", "without_device"},
     "standbys.off": {"node", "reason"},
     "compiler.cache": {"action", "bytes", "files", "node", "seconds"},
     "compiler.cache_failed": {"action", "node", "reason"},

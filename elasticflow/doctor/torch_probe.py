@@ -21,24 +21,56 @@ if TYPE_CHECKING:
 LIMIT_S = 60.0
 _TOPIC = "torch"
 _INSTALL = "pip install 'elasticflow[torch]'"
-# This runs as `python -c`, without imports of elasticflow. A device counts once it has computed something.
+# This runs as `python -c`, without imports of elasticflow. A device counts once it has computed something, for which it makes
+# a context: half a gigabyte of a GPU that someone else may be using. So only those are tried that their driver says are idle.
 _PROGRAM = """
-import json, time
+import json, subprocess, time
 began = time.perf_counter()
 import torch, torch.distributed as dist
 facts = {"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip,
-         "seconds": time.perf_counter() - began, "distributed": dist.is_available(), "error": None, "devices": []}
-for name in ("gloo", "nccl"):
-    facts[name] = dist.is_available() and getattr(dist, f"is_{name}_available")()
+         "seconds": time.perf_counter() - began, "distributed": dist.is_available(), "error": None, "kind": None,
+         "devices": [], "untried": []}
+for name in ("gloo", "nccl", "xccl"):
+    facts[name] = dist.is_available() and getattr(dist, f"is_{name}_available", bool)()
+
+def idle_by_nvidia_smi():
+    wanted = "--query-gpu=uuid,memory.used,utilization.gpu"
+    rows = subprocess.run(["nvidia-smi", wanted, "--format=csv,noheader,nounits"],
+                          capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
+    idle = set()
+    for row in rows:
+        uuid, used, busy = row.split(", ")
+        if used.isdigit() and busy.isdigit() and int(used) < 1024 and int(busy) == 0:
+            idle.add(uuid)
+    return idle
+
+def is_idle(module, number, idle):
+    if facts["cuda"]:
+        return f"GPU-{module.get_device_properties(number).uuid}" in idle
+    return facts["hip"] and module.device_memory_used(number) < 2**30 and module.utilization(number) == 0
+
 try:
-    for number in range(torch.cuda.device_count() if torch.version.cuda or torch.version.hip else 0):
-        torch.ones(1, device=f"cuda:{number}").add_(1).item()
-        free, total = torch.cuda.mem_get_info(number)
-        facts["devices"].append({"name": torch.cuda.get_device_name(number), "free": free, "total": total})
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is not None and accelerator.type != "mps":
+        facts["kind"] = accelerator.type
+        module = torch.get_device_module(accelerator)
+        try:
+            idle = idle_by_nvidia_smi() if facts["cuda"] else set()
+        except Exception:  # no nvidia-smi here, or a driver that does not answer it
+            idle = set()
+        for number in range(torch.accelerator.device_count()):
+            try:
+                is_tried = is_idle(module, number, idle)
+            except Exception:  # AMD's library is not installed
+                is_tried = False
+            if is_tried:
+                torch.ones(1, device=f"{accelerator.type}:{number}").add_(1).item()
+            facts["devices" if is_tried else "untried"].append(module.get_device_name(number))
 except Exception as error:
     facts["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
 print("\\n" + json.dumps(facts))
 """
+_BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
 
 
 @dataclass(frozen=True)
@@ -51,7 +83,8 @@ class _TorchFacts:
         seconds: Duration of its import.
         error: Error of a device; None if all devices work.
         devices: Name of each device that works.
-        backends: Names of the backends among gloo and nccl that this build has.
+        untried: Name of each device that nothing was computed on, since it is in use or may be.
+        backends: Backends of torch.distributed that are needed here; true for each that this build has.
     """
 
     version: str
@@ -59,19 +92,22 @@ class _TorchFacts:
     seconds: float
     error: str | None
     devices: tuple[str, ...]
-    backends: tuple[str, ...]
+    untried: tuple[str, ...]
+    backends: dict[str, bool]
 
     @classmethod
     def from_json(cls, facts: dict[str, Any]) -> _TorchFacts:
         """Return the findings in the child's output."""
         cuda = f"for CUDA {facts['cuda']}" if facts["cuda"] else None
+        needed = ("gloo", _BACKENDS[facts["kind"]]) if facts["kind"] in _BACKENDS else ("gloo",)
         return cls(
             version=facts["version"],
             build=cuda or ("for ROCm" if facts["hip"] else "for CPU"),
             seconds=facts["seconds"],
             error=facts["error"],
-            devices=tuple(device["name"] for device in facts["devices"]),
-            backends=tuple(name for name in ("gloo", "nccl") if facts[name]),
+            devices=tuple(facts["devices"]),
+            untried=tuple(facts["untried"]),
+            backends={name: facts[name] for name in needed},
         )
 
 
@@ -159,9 +195,14 @@ def _devices(facts: _TorchFacts, needs: Needs) -> CheckResult:
         meaning = "workers on that device would fail in the same way"
         remedy = "check the driver with nvidia-smi, and that it is new enough for torch's CUDA"
         return CheckResult(_TOPIC, "devices", verdict, facts.error, meaning, remedy)
+    untried = f"{_counted(facts.untried)} not tried: in use, or not known to be idle" if facts.untried else ""
     if facts.devices:
-        names = ", ".join(sorted(set(facts.devices)))
-        return ok(_TOPIC, "devices", f"{plural(len(facts.devices), 'GPU')}: {names}")
+        return ok(_TOPIC, "devices", "; ".join(filter(None, (_counted(facts.devices), untried))))
+    if facts.untried:
+        meaning = "torch finds them, and whether it can compute there is not known: a try takes memory there"
+        return CheckResult(
+            _TOPIC, "devices", "warning", untried, meaning, "run it again when nvidia-smi shows them idle"
+        )
     if wants_gpu:
         meaning = 'nodes.nproc_per_node = "gpu" starts no worker here'
         return CheckResult(
@@ -175,10 +216,13 @@ def _devices(facts: _TorchFacts, needs: Needs) -> CheckResult:
     return ok(_TOPIC, "devices", "no GPU: workers run on the CPU")
 
 
+def _counted(names: tuple[str, ...]) -> str:
+    return f"{plural(len(names), 'GPU')}: {', '.join(sorted(set(names)))}"
+
+
 def _backend(facts: _TorchFacts) -> CheckResult:
-    needed = {"gloo", "nccl"} if facts.devices else {"gloo"}
-    if missing := needed - set(facts.backends):
+    if missing := [name for name, is_there in facts.backends.items() if not is_there]:
         meaning = "workers cannot exchange gradients"
-        fact = f"{', '.join(sorted(missing))} is missing in this build"
+        fact = f"{', '.join(missing)} is missing in this build"
         return CheckResult(_TOPIC, "backends", "problem", fact, meaning, "install another build of torch")
     return ok(_TOPIC, "backends", ", ".join(facts.backends))

@@ -24,6 +24,7 @@ class NodeStandbys:
         seconds: Time that the slowest took to get ready, at low priority.
         memory: Sum of the bytes of their private memory.
         reason: Reason that the node no longer makes standbys.
+        without_device: Reason that one of them has not opened its worker's GPU; empty if there is none.
     """
 
     node: str
@@ -31,6 +32,7 @@ class NodeStandbys:
     seconds: float = 0.0
     memory: int = 0
     reason: str | None = None
+    without_device: str = ""
 
     @classmethod
     def of(cls, event: Record) -> NodeStandbys:
@@ -42,6 +44,7 @@ class NodeStandbys:
             float_of(event, "seconds") or 0.0,
             int_of(event, "memory"),
             text_of(event, "reason"),
+            text_of(event, "without_device") or "",
         )
 
     @property
@@ -51,9 +54,12 @@ class NodeStandbys:
 
 
 def in_words(nodes: Sequence[NodeStandbys]) -> str:
-    """Return `2 ready, 33 MB`, and the reasons of nodes without standbys."""
+    """Return `2 ready, 33 MB`, and the reasons of nodes without standbys, or whose standbys have not opened their GPUs."""
     ready = [pid for node in nodes for pid in node.pids]
     parts = [f"none on {node.node}: {node.reason}" for node in nodes if node.reason is not None]
+    parts += [
+        f"a GPU is not opened on {node.node}: {node.without_device}" for node in nodes if node.without_device
+    ]
     if ready:
         pids = ", ".join(map(str, ready[:8])) + (" ..." if len(ready) > 8 else "")
         memory = size(sum(node.memory for node in nodes))

@@ -235,12 +235,14 @@ class StandbysReady:
         pids: Process ids of the standbys, in the order of the local ranks.
         seconds: How long the slowest took to get ready, at low priority.
         memory: Bytes that they hold for themselves, in sum.
+        without_device: Why one of them has not opened its worker's GPU; empty if all have, or there is none to open.
     """
 
     node: str
     pids: tuple[int, ...]
     seconds: float
     memory: int
+    without_device: str = ""
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.system import atomic_files
 from elasticflow.system.records import BadJsonError, parse
@@ -87,9 +88,33 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def write_imports(path: Path) -> None:
-    """Write the names of the modules that this process has imported, in that order; the file is replaced whole.
+# Variables that cuBLAS, cuDNN and torch's use of them read when they begin, and on which bits may depend.
+_LIBRARIES = ("CUBLAS", "CUDNN", "NVIDIA_TF32_", "TORCH_ALLOW_TF32_", "TORCH_BLAS_", "TORCH_CUDNN_")
 
+
+class Imports(NamedTuple):
+    """A worker after its first step.
+
+    Attributes:
+        modules: Modules that it has imported, in that order.
+        variables: The worker's `library_variables`; None if they are not known.
+        device: Type of the device that it trains on; empty if it is not known.
+    """
+
+    modules: list[str]
+    variables: dict[str, str] | None = None
+    device: str = ""
+
+
+def library_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables in *environ* on which the bits of a GPU's libraries may depend."""
+    return {name: value for name, value in environ.items() if name.startswith(_LIBRARIES)}
+
+
+def write_imports(path: Path, device: str) -> None:
+    """Write what a process that is to replace this worker can do beforehand; the file is replaced whole.
+
+    These are the modules that this process has imported, in that order, its `library_variables` and its *device*'s type.
     On a full disk nothing is written: standbys import less then.
     """
     names = [
@@ -97,17 +122,20 @@ def write_imports(path: Path) -> None:
         for name, module in tuple(sys.modules.items())
         if name != "__main__" and getattr(module, "__spec__", None) is not None
     ]
+    record = {"modules": names, "variables": library_variables(os.environ), "device": device}
     with suppress(OSError):
-        atomic_files.replace(path, (json.dumps({"modules": names}).encode(),), sync=False)
+        atomic_files.replace(path, (json.dumps(record).encode(),), sync=False)
 
 
-def read_imports(path: Path) -> list[str]:
-    """Return the names that `write_imports` wrote; none if the file is absent or damaged: standbys import less then."""
+def read_imports(path: Path) -> Imports:
+    """Return what `write_imports` wrote; nothing if the file is absent or damaged: standbys do less beforehand then."""
     with suppress(OSError, BadJsonError):
-        names = parse(path.read_bytes()).get("modules")
+        record = parse(path.read_bytes())
+        names, variables, device = (record.get(name) for name in ("modules", "variables", "device"))
         if isinstance(names, list) and all(isinstance(name, str) for name in names):
-            return names
-    return []
+            is_known = isinstance(variables, dict) and all(isinstance(v, str) for v in variables.values())
+            return Imports(names, variables if is_known else None, device if isinstance(device, str) else "")
+    return Imports([])
 
 
 def known_record(state: Mapping[str, Any]) -> dict[str, Any]:

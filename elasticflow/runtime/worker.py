@@ -21,6 +21,7 @@ from elasticflow.runtime.process import (
     process_group,
     run_lock,
     seeded_imports,
+    standby_device,
     stopping,
 )
 from elasticflow.runtime.process.context import Worker
@@ -107,8 +108,7 @@ def _prepare_process() -> None:
     fault_injection.arm(os.environ)
     forked_children.set_apart()
     forked_children.call_in_children(_leave_to_parent)
-    # Read when CUDA begins; without a fixed workspace cuBLAS may add in another order each time.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    standby_device.fix_workspace()
     # A request to drain that comes before its handler is installed must not kill: `_listen` unblocks the signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     faulthandler.enable()
@@ -128,7 +128,9 @@ def _equip(worker: Worker, snapshots: SnapshotSettings) -> None:
     if worker.identity.started_by == "launcher":
         worker.moments.first_step.append(lambda: environment.log_loaded_modules(worker))
         if worker.identity.local_rank == 0:
-            worker.moments.first_step.append(lambda: write_imports(worker.run_folder.imports))
+            worker.moments.first_step.append(
+                lambda: write_imports(worker.run_folder.imports, worker.device.type)
+            )
     worker.trajectory_recorder = TrajectoryRecorder.from_environment(os.environ, worker)
     worker.listen = lambda: _listen(worker)
     worker.listen()

@@ -17,7 +17,7 @@ from elasticflow.doctor.network import network
 from elasticflow.doctor.project import packages, project
 from elasticflow.doctor.questions import needs_of
 from elasticflow.doctor.store import stores
-from elasticflow.doctor.torch_probe import TorchProbe
+from elasticflow.doctor.torch_probe import _PROGRAM, TorchProbe
 from tests.compiler.jobs import make_job
 
 if TYPE_CHECKING:
@@ -201,7 +201,10 @@ def test_a_torch_that_is_broken(tmp_path: Path, program: str, fact: str) -> None
         ({"version": "2.9.0"}, {}, {"torch": "warning"}),
         ({}, {"nodes__nproc_per_node": "gpu"}, {"devices": "problem"}),
         ({"error": "RuntimeError: driver too old"}, {}, {"devices": "warning"}),
-        ({"devices": [{"name": "H100"}]}, {}, {"backends": "problem"}),
+        ({"kind": "cuda", "devices": ["H100"]}, {}, {"backends": "problem"}),
+        ({"kind": "cuda", "nccl": True, "devices": ["H100"], "untried": ["H100"]}, {}, {}),
+        ({"kind": "cuda", "nccl": True, "untried": ["H100"]}, {}, {"devices": "warning"}),
+        ({"kind": "xpu", "nccl": True, "devices": ["Max 1550"]}, {}, {"backends": "problem"}),
     ],
 )
 def test_what_torch_tells(
@@ -215,8 +218,79 @@ def test_what_torch_tells(
         "seconds": 1.0,
         "gloo": True,
         "nccl": False,
+        "xccl": False,
     }
-    facts |= {"error": None, "devices": [], **told}
+    facts |= {"error": None, "kind": None, "devices": [], "untried": [], **told}
     probe = TorchProbe([sys.executable, "-S", "-c", f"import json; print(json.dumps({facts!r}))"])
     found = list(probe.results(_needs(tmp_path, **changes), lambda _: None))
     assert expected == _wrong(found)
+
+
+TORCH = """
+import pathlib, sys
+__version__ = "2.13.0"
+class version: cuda, hip = {build}
+class accelerator:
+    current_accelerator = staticmethod(lambda check_available: type("device", (), {{"type": "cuda"}}))
+    device_count = staticmethod(lambda: 3)
+class Module:
+    get_device_name = staticmethod(lambda number: f"GPU {{number}}")
+    get_device_properties = staticmethod(lambda number: type("properties", (), {{"uuid": "abc"[number]}}))
+    device_memory_used = staticmethod(lambda number: number << 30)
+    utilization = staticmethod(lambda number: 0)
+def get_device_module(device):
+    return Module
+class ones:
+    def __init__(self, size, device):
+        with pathlib.Path({opened!r}).open("a") as file: file.write(device + " ")
+    add_ = lambda self, _: self
+    item = lambda self: 2
+"""
+
+
+@pytest.mark.usefixtures("real_processes")
+@pytest.mark.parametrize(
+    ("build", "answer", "tried", "fact"),
+    [
+        (
+            ("13.0", None),
+            "GPU-a, 3, 0\nGPU-b, 71000, 97\nGPU-c, 3, 12",
+            "cuda:0 ",
+            "1 GPU: GPU 0; 2 GPUs: GPU 1, GPU 2 not tried",
+        ),
+        (
+            ("13.0", None),
+            "GPU-a, 3, 0\nGPU-b, 3, 0\nGPU-c, 3, 0",
+            "cuda:0 cuda:1 cuda:2 ",
+            "3 GPUs: GPU 0, GPU 1, GPU 2",
+        ),
+        (("13.0", None), "GPU-a, [N/A], [N/A]\nGPU-b, 3, [N/A]", "", "3 GPUs: GPU 0, GPU 1, GPU 2 not tried"),
+        (("13.0", None), "NVIDIA-SMI has failed", "", "3 GPUs: GPU 0, GPU 1, GPU 2 not tried"),
+        ((None, "6.4"), "", "cuda:0 ", "1 GPU: GPU 0; 2 GPUs: GPU 1, GPU 2 not tried"),
+    ],
+)
+def test_a_gpu_is_tried_only_where_its_driver_says_that_it_is_idle(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    build: tuple[str | None, str | None],
+    answer: str,
+    tried: str,
+    fact: str,
+) -> None:
+    """A try makes a context, which takes memory; torch and nvidia-smi are stand-ins."""
+    (tmp_path / "torch").mkdir()
+    opened = tmp_path / "opened"
+    opened.touch()
+    (tmp_path / "torch" / "__init__.py").write_text(TORCH.format(build=build, opened=str(opened)))
+    (tmp_path / "torch" / "distributed.py").write_text(
+        "def is_available(): return True\nis_gloo_available = is_nccl_available = is_available"
+    )
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\ncat <<'EOF'\n{answer}\nEOF\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = list(TorchProbe([sys.executable, "-c", _PROGRAM]).results(needs_of(tmp_path), lambda _: None))
+    assert tried == opened.read_text()
+    assert _named(found, "devices").fact.startswith(fact)
+    assert "nccl" in _named(found, "backends").fact

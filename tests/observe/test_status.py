@@ -76,6 +76,9 @@ def test_standbys_are_shown_while_the_run_runs(run: Path) -> None:
         standbys = read_status(RunFolder(run)).standbys
         assert (NodeStandbys("n0", (7, 8), 5.1, 33_000_000),) == standbys
     assert "2 ready (pid 7, 8), 33.0 MB" == in_words(standbys)
+    without = NodeStandbys("n1", (9,), 5.1, 33_000_000, without_device="900 MiB of its memory are free")
+    expected = "1 ready (pid 9), 33.0 MB; a GPU is not opened on n1: 900 MiB of its memory are free"
+    assert expected == in_words([without])
     assert () == read_status(RunFolder(run)).standbys
 
 

@@ -73,7 +73,7 @@ MESSAGES: tuple[Message, ...] = (
     Printed(3, (PrintedLine("stdout", "größer"), PrintedLine("stderr", "a warning")), 1_204),
     ProcessLeftBehind("n0", 4711, "tensorboard --logdir runs", was_killed=True),
     LogLeftOut("n0", 1, "stdout", 70_000, 56_000_000),
-    StandbysReady("n0", (4712, 4713), 5.125, 33_000_000),
+    StandbysReady("n0", (4712, 4713), 5.125, 33_000_000, "its driver does not report its free memory"),
     CompilerCacheMoved("n0", "saved", 30, 452_648, 0.641),
     CompilerCacheFailed("n0", "load", "its SHA-256 differs"),
     StandbysOff("n0", "they may take 1000 MB, and 1500 MB of memory are free"),

@@ -18,7 +18,6 @@ _REFUSED = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "without it a look for GPUs opens the driver, and workers cannot be forked",
     "PYTHONUNBUFFERED": "workers are unbuffered",
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "workers that are started again would look for dead ones",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "a lost peer has to end the workers that wait for it",
 }
 _OF_WORKERS = frozenset({
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "GROUP_WORLD_SIZE",

@@ -81,9 +81,9 @@ class StandbyKeeper:
     def _ask_and_tell(self) -> None:
         missing = [rank for rank in range(self._workers) if rank not in self._asked]
         if missing and self._has_memory_for(len(missing)):
-            modules = read_imports(self._imports)
+            imports = read_imports(self._imports)
             for rank in missing:
-                self._server.prepare(rank, self._workers, modules, self._heartbeats.fd)
+                self._server.prepare(rank, self._workers, imports, self._heartbeats.fd)
                 self._asked.add(rank)
         ready = self._server.standbys
         if not self._is_announced and len(ready) == self._workers:
@@ -91,7 +91,8 @@ class StandbyKeeper:
             pids = tuple(ready[rank].pid for rank in sorted(ready))
             seconds = max(standby.seconds for standby in ready.values())
             memory = sum(standby.memory for standby in ready.values())
-            self._post(StandbysReady(self._node, pids, seconds, memory))
+            without_device = next((reason for s in ready.values() if (reason := s.without_device)), "")
+            self._post(StandbysReady(self._node, pids, seconds, memory, without_device))
 
     def _count_deaths(self) -> bool:
         """Count the standbys that have ended; return False if making others is hopeless."""

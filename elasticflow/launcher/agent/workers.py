@@ -214,5 +214,4 @@ def environment_of(
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }

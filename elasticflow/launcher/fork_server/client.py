@@ -23,10 +23,11 @@ from elasticflow.launcher.fork_server.server_process import start_server
 from elasticflow.launcher.fork_server.torchrun_arguments import TorchrunOptions, TorchrunRefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from elasticflow.launcher.fork_server.protocol import Message
     from elasticflow.launcher.fork_server.server_process import ServerProcess
+    from elasticflow.protocol.run_files import Imports
 
 
 class ForkServer:
@@ -154,7 +155,7 @@ class ForkServer:
         self,
         local_rank: int,
         workers: int,
-        modules: Sequence[str],
+        imports: Imports,
         heartbeats: int | None,
     ) -> None:
         """Have the server start a standby, which the next `spawn` of *local_rank* takes; it has at most one.
@@ -162,7 +163,7 @@ class ForkServer:
         Args:
             local_rank: Local rank of the worker.
             workers: Workers of the node.
-            modules: Modules that the last workers had imported, in this order.
+            imports: The last workers' modules, variables and type of device.
             heartbeats: Descriptor of their heartbeats; None: no one trains.
 
         Raises:
@@ -173,11 +174,14 @@ class ForkServer:
             Prepare(
                 local_rank,
                 workers,
-                tuple(modules),
+                tuple(imports.modules),
                 setup.path,
                 setup.seed,
                 setup.entry_point,
                 heartbeats,
+                self._ready is not None and self._ready.has_gpu,
+                imports.variables,
+                imports.device,
             )
         )
 

@@ -36,6 +36,9 @@ WARM = (
     "elasticflow.runtime.state.state",
 )
 
+# A process that uses an accelerator opens CUDA's memory manager, which NVML does without, or AMD's compute driver.
+_OPENED = ("/dev/nvidia-uvm", "/dev/kfd")
+
 
 def warm_up() -> Iterator[str]:
     """Import the modules that every job's workers need; yield each name once it is imported."""
@@ -49,14 +52,24 @@ def seed_imports(seed: int) -> None:
     sys.modules["elasticflow.runtime.process.seeded_imports"].install(seed)
 
 
-def warm_up_compiler() -> None:
-    """Have torch's compiler ready, if workers compile; after `warm_up`, once the variables of the launch are known."""
+def warm_up_compiler(*, has_gpu: bool) -> None:
+    """Have torch's compiler ready, if workers compile; after `warm_up`, once the variables of the launch are known.
+
+    No accelerator is touched.
+
+    Args:
+        has_gpu: Workers compile for an accelerator.
+    """
     if COMPILER_CACHE in os.environ:
-        importlib.import_module("elasticflow.runtime.process.compiler").warm_up()
+        importlib.import_module("elasticflow.runtime.process.compiler").warm_up(has_gpu=has_gpu)
 
 
 def preload(
-    modules: Sequence[str], path: Sequence[str], tell: Callable[[str], None] = lambda _: None
+    modules: Sequence[str],
+    path: Sequence[str],
+    tell: Callable[[str], None] = lambda _: None,
+    *,
+    has_gpu: bool = False,
 ) -> list[RefusedModule]:
     """Import the job's modules that workers share; return those that each worker has to import for itself.
 
@@ -67,14 +80,15 @@ def preload(
         modules: Modules that the job names.
         path: Folders of the job's own code.
         tell: Called with each name before it is imported.
+        has_gpu: As in `unsafe_to_fork`.
     """
     refused = []
     for name in modules:
         tell(name)
         known = set(sys.modules)
         reason = _import(name)
-        if (unsafe := unsafe_to_fork()) is not None:
-            reason = f"{unsafe}: every worker is started anew instead of forked"
+        if (unsafe := unsafe_to_fork(has_gpu=has_gpu)) is not None:
+            reason = started_anew(unsafe)
         if reason:
             refused.append(RefusedModule(name, reason))
             _forget(set(sys.modules) - known, path)
@@ -124,12 +138,57 @@ def _rank_variables_watched() -> Iterator[set[str]]:
         type(os.environ).__getitem__ = get  # type: ignore[method-assign]
 
 
-def unsafe_to_fork() -> str | None:
-    """Return why this process must not fork workers after what it has imported; None if it may."""
-    if any(target.startswith("/dev/nvidia") for target in _open_files()):
-        return "touches the accelerator at import"
+def started_anew(unsafe: str) -> str:
+    """Return *unsafe*, a reason not to fork workers, with its consequence."""
+    return f"{unsafe}: every worker is started anew instead of forked"
+
+
+def unsafe_to_fork(*, has_gpu: bool) -> str | None:
+    """Return why this process must not fork workers after what it has imported; None if it may.
+
+    Args:
+        has_gpu: As in `open_accelerator`.
+    """
+    if (unsafe := open_accelerator(has_gpu=has_gpu)) is not None:
+        return unsafe
     missed = native_threads.missed_in_a_child()
     return None if missed is None else f"starts {missed} at import"
+
+
+def open_accelerator(*, has_gpu: bool) -> str | None:
+    """Return the reason if this process has opened the driver of an accelerator, which its children then cannot use.
+
+    Counting GPUs by NVML does not count: it opens `/dev/nvidiactl` and the devices, and children work.
+
+    Args:
+        has_gpu: Torch can use an accelerator on this machine. Where it cannot, no worker will miss what torch refuses
+            to a child of a process that looked for one.
+    """
+    is_open = any(target.startswith(_OPENED) for target in _open_files())
+    return "touches the accelerator at import" if is_open or (has_gpu and _is_refused_to_children()) else None
+
+
+def _is_refused_to_children() -> bool:
+    """Return whether torch refuses the accelerator to a child of this process: only a child knows.
+
+    Source: torch marks a child by `pthread_atfork` (`_cuda_isInBadFork` of its C++ side), also after no more than a count
+    of the devices by the driver, of which the parent's `torch.cuda.is_initialized()` knows nothing.
+    """
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            torch_private = importlib.import_module("elasticflow.runtime.process.torch_private")
+            os.write(write, b"1" if torch_private.is_accelerator_refused() else b"0")
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        answer = pipe.read()
+    with contextlib.suppress(
+        ChildProcessError
+    ):  # a module of the job may have its children reaped by the kernel
+        os.waitpid(pid, 0)
+    return answer != b"0"
 
 
 def _open_files() -> list[str]:

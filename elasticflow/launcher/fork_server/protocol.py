@@ -65,6 +65,9 @@ class Prepare:
         seed: As in `Setup`.
         entry_point: As in `Setup`.
         heartbeats: Descriptor of the heartbeats of the node's workers; None: no one trains.
+        has_gpu: Torch can use an accelerator on this machine.
+        variables: Variables of the last workers that libraries of a GPU read; None if they are not known.
+        device: Type of the device that the last workers trained on; empty if it is not known.
     """
 
     local_rank: int
@@ -74,16 +77,24 @@ class Prepare:
     seed: int
     entry_point: str
     heartbeats: int | None = None
+    has_gpu: bool = False
+    variables: dict[str, str] | None = None
+    device: str = ""
 
 
 @dataclass(frozen=True)
 class StandbyReady:
-    """From a standby, once: it took so many seconds to get ready, and holds so many bytes of memory of its own."""
+    """From a standby, once: it took so many seconds to get ready, and holds so many bytes of memory of its own.
+
+    Attributes:
+        without_device: Why it has not opened the worker's GPU; empty if it has, or the worker will have none.
+    """
 
     local_rank: int
     pid: int
     seconds: float
     memory: int
+    without_device: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,7 +119,7 @@ class Ready:
     Attributes:
         refused: Modules that each worker has to import for itself.
         shares_imports: Workers have the job's modules from the start; else each imports them for itself.
-        has_gpu: The machine has a GPU that torch can use.
+        has_gpu: Torch can use an accelerator on this machine.
         options: The launch's arguments as torchrun parses them; None if they were not wanted, or torchrun refuses them.
         refusal: Why torchrun refuses them.
     """

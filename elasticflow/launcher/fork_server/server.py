@@ -14,15 +14,19 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from elasticflow.launcher.fork_server.preload import (
+    open_accelerator,
     preload,
     seed_imports,
+    started_anew,
     unsafe_to_fork,
     warm_up,
     warm_up_compiler,
 )
+from elasticflow.launcher.fork_server.probe import Probe
 from elasticflow.launcher.fork_server.protocol import (
     MESSAGES,
     Exited,
@@ -36,21 +40,19 @@ from elasticflow.launcher.fork_server.protocol import (
 )
 from elasticflow.launcher.fork_server.script import run_script
 from elasticflow.launcher.fork_server.standbys import Standbys
-from elasticflow.launcher.fork_server.torchrun_arguments import (
-    ArgumentsReader,
-    TorchrunOptions,
-    TorchrunRefusedError,
-)
 from elasticflow.launcher.fork_server.worker_process import end_with, run_entry_point, set_apart, take_over
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.json_codec import to_json
+from elasticflow.protocol.messages import RefusedModule
 from elasticflow.system.masking import mask_streams
 from elasticflow.system.processes import append_output_to, die_with_parent
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elasticflow.launcher.fork_server.probe import ProbeAnswer
     from elasticflow.launcher.fork_server.protocol import Message
     from elasticflow.protocol.child_processes import Program
-    from elasticflow.protocol.messages import RefusedModule
 
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -68,50 +70,43 @@ def main() -> NoReturn:
     gc.disable()
     begun: _Begun | None = None
     for name in warm_up() if is_warm else ():
-        # The reader of torchrun's arguments wants torch, and reads beside the imports that follow.
+        # The probe wants torch, and asks it beside the imports that follow.
         if begun is None and name != "numpy" and select.select([connection], [], [], 0)[0]:
             begun = _begin(channel)
-    setup, reader = begun or _begin(channel)
-    arguments = _Arguments(None, "") if reader is None else _read(reader)
+    setup, probe = begun or _begin(channel)
+    answer = probe.answer()
     if setup.script is None:
         sys.path[:0] = setup.path
     else:  # `python -m` put the folder there in which this process was started; the script has its own
         sys.path[: 0 if getattr(sys.flags, "safe_path", False) else 1] = setup.path
-    if is_warm:
+    if not is_warm:
+        ready = _prepare(channel, setup, answer)
+    else:
         if setup.script is None:
             seed_imports(setup.seed)
-        warm_up_compiler()
-        ready = _let_child_serve(channel, setup, arguments)
-    else:
-        ready = _prepare(channel, setup, arguments)
+        warm_up_compiler(has_gpu=answer.has_gpu)
+        unsafe = open_accelerator(has_gpu=answer.has_gpu)
+        if unsafe is None:
+            ready = _let_child_serve(channel, setup, answer)
+        else:  # not the job's doing: torch itself, or an import that this Python makes at its start
+            setup = replace(setup, start_method="spawn")
+            ready = _ready((RefusedModule("torch", started_anew(unsafe)),), answer, shares_imports=False)
     _serve(channel, setup, ready)
 
 
 class _Begun(NamedTuple):
     setup: Setup
-    reader: ArgumentsReader | None
-
-
-class _Arguments(NamedTuple):
-    options: TorchrunOptions | None
-    refusal: str
+    probe: Probe
 
 
 def _begin(channel: MessageChannel) -> _Begun:
-    """Wait for the setup; take over its variables and its log, and start a child that reads torchrun's arguments."""
+    """Wait for the setup; take over its variables and its log, and start the child that asks torch."""
     setup = _wait_for_setup(channel)
     os.environ.update(setup.environment)
     if setup.log:
         _move_output_to(setup.log)
     mask_streams()
-    return _Begun(setup, ArgumentsReader(setup.arguments) if setup.arguments else None)
-
-
-def _read(reader: ArgumentsReader) -> _Arguments:
-    try:
-        return _Arguments(reader.options(), "")
-    except TorchrunRefusedError as error:
-        return _Arguments(None, error.reason)
+    return _Begun(setup, Probe(setup.arguments))
 
 
 def _move_output_to(log: str) -> None:
@@ -124,7 +119,7 @@ def _move_output_to(log: str) -> None:
     sys.stdout.flush()
 
 
-def _let_child_serve(channel: MessageChannel, setup: Setup, arguments: _Arguments) -> Ready:
+def _let_child_serve(channel: MessageChannel, setup: Setup, answer: ProbeAnswer) -> Ready:
     """Have a child import the job's modules and serve; return only if no worker must be forked from it.
 
     This process stays as it is, with torch imported and no threads. If a module of the job starts threads that workers
@@ -138,7 +133,7 @@ def _let_child_serve(channel: MessageChannel, setup: Setup, arguments: _Argument
     if child == 0:
         die_with_parent(parent)
         os.close(read)
-        ready = _prepare(channel, setup, arguments)
+        ready = _prepare(channel, setup, answer)
         if not ready.shares_imports:
             os.write(write, MESSAGES.encode(ready).encode())
             os._exit(0)
@@ -146,34 +141,33 @@ def _let_child_serve(channel: MessageChannel, setup: Setup, arguments: _Argument
         _serve(channel, setup, ready)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
-        answer = pipe.read()
-    if not answer:
+        message = pipe.read()
+    if not message:
         channel.connection.close()
     _, status = os.waitpid(child, 0)
-    if not answer:
+    if not message:
         _end_as(os.waitstatus_to_exitcode(status))
-    told = MESSAGES.decode(answer)
+    told = MESSAGES.decode(message)
     assert isinstance(told, Ready)
     return told
 
 
-def _prepare(channel: MessageChannel, setup: Setup, arguments: _Arguments) -> Ready:
+def _prepare(channel: MessageChannel, setup: Setup, answer: ProbeAnswer) -> Ready:
     """Import what the start method allows; return the message that tells the agent."""
-    refused: tuple[RefusedModule, ...] = ()
+    refused: list[RefusedModule] = []
     shares_imports = setup.start_method == "fork"
     if shares_imports:
-        refused = tuple(preload(setup.modules, setup.path, lambda name: channel.send(Importing(name))))
-        shares_imports = unsafe_to_fork() is None
-    return Ready(refused, shares_imports, _has_gpu(), *arguments)
+
+        def tell(name: str) -> None:
+            channel.send(Importing(name))
+
+        refused = preload(setup.modules, setup.path, tell, has_gpu=answer.has_gpu)
+        shares_imports = unsafe_to_fork(has_gpu=answer.has_gpu) is None
+    return _ready(refused, answer, shares_imports=shares_imports)
 
 
-def _has_gpu() -> bool:
-    """Return whether torch can use a GPU, as far as this process has torch; it opens none.
-
-    Source: torch asks NVML where `PYTORCH_NVML_BASED_CUDA_CHECK` is set, and leaves the driver alone (torch/cuda/__init__.py).
-    """
-    torch = sys.modules.get("torch")
-    return torch is not None and bool(torch.cuda.is_available())
+def _ready(refused: Sequence[RefusedModule], answer: ProbeAnswer, *, shares_imports: bool) -> Ready:
+    return Ready(tuple(refused), shares_imports, answer.has_gpu, answer.options, answer.refusal)
 
 
 def _serve(channel: MessageChannel, setup: Setup, ready: Ready) -> NoReturn:

@@ -7,12 +7,12 @@ hands it the rank of a worker. Until then it sees no data, counts as no one's fa
 from __future__ import annotations
 
 import contextlib
+import importlib
 import mmap
 import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING, NoReturn, Self
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 # A third of a core: after each slice of CPU time comes a pause of twice its length.
 _SLICE_S, _PAUSE_S = 0.02, 0.04
 _SNAPSHOT = b"snapshot"
-# Upper bound of a CUDA context's memory on its GPU; and the time the driver may take to report free memory.
-_CONTEXT_BYTES = 600 << 20
-_QUERY_LIMIT_S = 10.0
 
 
 class LowPriority:
@@ -107,13 +104,13 @@ def stand_by(connection: socket.socket) -> NoReturn:
         for _ in warm_up():
             pass
         seed_imports(prepare.seed)
-        warm_up_compiler()
+        warm_up_compiler(has_gpu=prepare.has_gpu)
         import_all(prepare.modules, prepare.path)
-        _open_device(prepare.local_rank, prepare.workers)
+        without_device = _open_device(prepare)
     seconds = round(time.monotonic() - began, 3)
     # The server does not listen any more if it needed the worker before that.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        channel.send(StandbyReady(prepare.local_rank, os.getpid(), seconds, _memory()))
+        channel.send(StandbyReady(prepare.local_rank, os.getpid(), seconds, _memory(), without_device))
     request = next(messages, None)
     if request is None:  # the server is gone
         os._exit(0)
@@ -130,25 +127,16 @@ def _messages(channel: MessageChannel) -> Iterator[Message]:
             yield from messages
 
 
-def _open_device(local_rank: int, workers: int) -> None:
-    """Create the CUDA context of the worker's GPU, if it will have one: it takes the longest of all that can be done before.
+def _open_device(prepare: Prepare) -> str:
+    """Open the worker's GPU, which takes the longest of all that can be done before; return why not, if so.
 
-    It takes memory that the worker which still trains may need, so it is created only where that is known to be free.
+    The last workers must have trained on one: a job may train on the CPU of a machine that has GPUs.
     """
-    cuda = sys.modules["torch"].cuda
-    if cuda.is_available() and cuda.device_count() >= workers:
-        free = _free_memory_of_gpu(str(cuda.get_device_properties(local_rank).uuid))
-        if free is not None and free >= 2 * _CONTEXT_BYTES:
-            sys.modules["torch"].zeros(1, device=f"cuda:{local_rank}")
-
-
-def _free_memory_of_gpu(uuid: str) -> int | None:
-    """Return the bytes that are free on a GPU, as its driver tells without a context there; None if it does not."""
-    query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits", f"--id=GPU-{uuid}"]
-    with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-        done = subprocess.run(query, capture_output=True, text=True, timeout=_QUERY_LIMIT_S, check=True)
-        return int(done.stdout) << 20
-    return None
+    if prepare.device in {"", "cpu"}:
+        return ""
+    device = importlib.import_module("elasticflow.runtime.process.standby_device")
+    reason: str = device.open_device(prepare.device, prepare.local_rank, prepare.workers, prepare.variables)
+    return reason
 
 
 def _memory() -> int:

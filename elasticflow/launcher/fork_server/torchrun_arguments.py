@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from elasticflow.protocol.json_codec import from_json, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,50 +74,3 @@ def read(arguments: Sequence[str]) -> TorchrunOptions:
         shown_stderrs=tuple(rank for rank, tee in tees.items() if tee & Std.ERR and rank in filtered),
         numa="" if launch.numa_options is None else launch.numa_options.affinity_mode.value,
     )
-
-
-class ArgumentsReader:
-    """A child of the fork server that reads *arguments*, while the server imports on.
-
-    The server itself must not: counting GPUs may open their driver, and a process that has done so must not fork workers.
-    """
-
-    def __init__(self, arguments: Sequence[str]) -> None:
-        from elasticflow.system.processes import die_with_parent
-
-        parent = os.getpid()
-        self._answer, answer = os.pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
-            die_with_parent(parent)
-            _answer_and_end(arguments, answer)
-        os.close(answer)
-
-    def options(self) -> TorchrunOptions:
-        """Return the parsed arguments; the child is gone then.
-
-        Raises:
-            TorchrunRefusedError: torchrun refuses them, or the child was killed.
-        """
-        with os.fdopen(self._answer) as pipe:
-            text = pipe.read()
-        os.waitpid(self._pid, 0)
-        if not text:
-            raise TorchrunRefusedError("their reader was killed")
-        answer = json.loads(text)
-        if "refused" in answer:
-            raise TorchrunRefusedError(answer["refused"])
-        return from_json(TorchrunOptions, answer)
-
-
-def _answer_and_end(arguments: Sequence[str], descriptor: int) -> None:
-    """Write the answer to *descriptor* and exit without unwinding into the server's frames."""
-    try:
-        try:
-            answer = to_json(read(arguments))
-        except TorchrunRefusedError as error:
-            answer = json.dumps({"refused": error.reason})
-        with os.fdopen(descriptor, "w") as pipe:
-            pipe.write(answer)
-    finally:
-        os._exit(0)

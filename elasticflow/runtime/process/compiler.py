@@ -15,13 +15,16 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.step_log import Heartbeat
 
 
-def warm_up() -> None:
-    """Make the compiler ready for this process and its forks, before any rank is known.
+def warm_up(*, has_gpu: bool) -> None:
+    """Make the compiler ready for this process and its forks, before any rank is known; no accelerator is touched.
 
     An error is printed and not raised: a worker that needs the compiler meets it again, and its traceback has a rank.
+
+    Args:
+        has_gpu: Workers compile for an accelerator.
     """
     try:
-        torch_private.warm_up_compiler()
+        torch_private.warm_up_compiler(has_gpu=has_gpu)
     except Exception:  # noqa: BLE001  importing a compiler may raise anything; a job on another device may not need it
         traceback.print_exc()
 

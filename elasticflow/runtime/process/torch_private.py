@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 import operator
 import pkgutil
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +29,7 @@ from elasticflow.errors import TorchChangedError
 from elasticflow.system import torch_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch.optim import Optimizer
 
@@ -56,6 +57,7 @@ __all__ = [
     "foreach_div_",
     "forget_loader_process",
     "has_plain_state",
+    "is_accelerator_refused",
     "is_compiled",
     "loader_processes_of",
     "on_compile",
@@ -218,13 +220,16 @@ def compile_deterministically() -> None:
     _inductor.config.deterministic = True  # no kernel is chosen by its speed
 
 
-def warm_up_compiler() -> None:
+def warm_up_compiler(*, has_gpu: bool) -> None:
     """Import torch's compiler, and have it do the work that is the same for every model, which saves each restart seconds.
 
-    Nothing is computed, and no thread remains: the process may fork workers afterwards. A name that a version of torch
-    lacks makes restarts slower, and is no error.
+    Nothing is computed, no accelerator is touched, and no thread remains: the process may fork workers afterwards. A name
+    that a version of torch lacks makes restarts slower, and is no error.
+
+    Args:
+        has_gpu: Workers compile for an accelerator; this process must not ask.
     """
-    import torch._inductor.compile_fx  # its first use would
+    import torch._inductor.compile_fx  # noqa: F401  # its first use would
     from torch._inductor import codecache, cpu_vec_isa
     from torch._inductor.codegen import common
 
@@ -232,10 +237,69 @@ def warm_up_compiler() -> None:
     getattr(common, "init_backend_registration", lambda: None)()
     # Digest of torch's own code, a part of every key of the cache: 0.2 s.
     getattr(codecache, "torch_key", lambda: None)()
-    if not torch.cuda.is_available():
+    if not has_gpu:
         # Tries, in a process of its own, the vector instructions that kernels for processors use: 0.3 s.
         getattr(cpu_vec_isa, "pick_vec_isa", lambda: None)()
-    _trace_for_the_first_time()
+    if _can_hide_accelerators():
+        with _accelerators_hidden():
+            _trace_for_the_first_time()
+
+
+# Modules whose `is_available` and `device_count` answer without asking a driver where `_is_compiled()` is false.
+_HIDDEN: tuple[Any, ...] = (torch.cuda, torch.xpu)
+
+
+def _can_hide_accelerators() -> bool:
+    from torch._dynamo import device_interface
+
+    return all(hasattr(module, "_is_compiled") for module in _HIDDEN) and hasattr(
+        device_interface, "_device_initialized"
+    )
+
+
+@contextmanager
+def _accelerators_hidden() -> Iterator[None]:
+    """Within this context torch finds no accelerator, and asks no driver; afterwards nothing of torch remembers that.
+
+    A trace reads the accelerator's random state and asks what Triton can do there, either of which opens the driver.
+    Public functions stay the same objects: dynamo's tables hold them. A module of torch that is imported meanwhile is told
+    the truth, which it keeps.
+
+    Source: torch/_dynamo/convert_frame.py (`preserve_global_state`), torch/utils/_triton.py (`has_triton` and its like
+    keep their answers), torch/_dynamo/device_interface.py (`init_device_reg` counts devices once); 2.13, 2.14.
+    """
+    from torch._dynamo import device_interface
+    from torch.utils import _triton
+
+    compiled = [module._is_compiled for module in _HIDDEN]
+    for module, is_compiled in zip(_HIDDEN, compiled, strict=True):
+        module._is_compiled = lambda is_compiled=is_compiled: _is_importing_torch() and is_compiled()
+    try:
+        yield
+    finally:
+        for module, is_compiled in zip(_HIDDEN, compiled, strict=True):
+            module._is_compiled = is_compiled
+        for function in vars(_triton).values():
+            getattr(function, "cache_clear", lambda: None)()
+        device_interface._device_initialized = False
+
+
+def _is_importing_torch() -> bool:
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__", "").startswith("torch."):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def is_accelerator_refused() -> bool:
+    """True if torch refuses the accelerator to this process, as it was forked from one that had opened the driver."""
+    modules = [torch.cuda, torch.xpu]
+    accelerator = torch.accelerator.current_accelerator()  # the build's: no driver is asked
+    if accelerator is not None:
+        modules.append(torch.get_device_module(accelerator))
+    return any(getattr(module, "_is_in_bad_fork", lambda: False)() for module in modules)
 
 
 def _trace_for_the_first_time() -> None:

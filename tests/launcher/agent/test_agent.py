@@ -263,7 +263,6 @@ os._exit(0)
         "MASTER_PORT": str(address.port),
         "TORCHELASTIC_RUN_ID": "run",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "ELASTICFLOW_RUN_ID": "run",
         "ELASTICFLOW_RUN_FOLDER": str(node.folder.path),
         "ELASTICFLOW_GENERATION": "5",

@@ -13,7 +13,7 @@ from elasticflow.launcher.agent import standby_keeper
 from elasticflow.launcher.agent.standby_keeper import StandbyKeeper
 from elasticflow.launcher.fork_server.protocol import Ready, StandbyEnded, StandbyReady
 from elasticflow.protocol.messages import StandbysOff, StandbysReady
-from elasticflow.protocol.run_files import read_imports, write_imports
+from elasticflow.protocol.run_files import Imports, read_imports, write_imports
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +26,7 @@ class Server:
     ready: Ready
     standbys: dict[int, StandbyReady] = field(default_factory=dict)
     ended_standbys: list[StandbyEnded] = field(default_factory=list)
-    asked: list[tuple[int, list[str]]] = field(default_factory=list)
+    asked: list[tuple[int, Imports]] = field(default_factory=list)
 
     def wait_ready(self) -> Ready:
         """Return what was given."""
@@ -36,16 +36,17 @@ class Server:
         self,
         local_rank: int,
         workers: int,
-        modules: list[str],
+        imports: Imports,
         heartbeats: int,
     ) -> None:
         """Note the request."""
-        self.asked.append((local_rank, modules))
+        self.asked.append((local_rank, imports))
 
-    def ready_now(self, memory: int = 10**6) -> None:
-        """All that were asked for are ready."""
+    def ready_now(self, memory: int = 10**6, without_device: str = "") -> None:
+        """All that were asked for are ready, the last one perhaps without its device."""
         for local_rank, _ in self.asked:
-            self.standbys[local_rank] = StandbyReady(local_rank, 100 + local_rank, 1.5, memory)
+            reason = without_device if local_rank == self.asked[-1][0] else ""
+            self.standbys[local_rank] = StandbyReady(local_rank, 100 + local_rank, 1.5, memory, reason)
 
 
 @dataclass
@@ -122,12 +123,12 @@ def test_none_is_begun_before_the_first_step_nor_during_a_snapshot(tmp_path: Pat
 
 def test_each_is_asked_for_once_and_all_are_told_once(tmp_path: Path) -> None:
     """With what the last workers had imported; a new generation gets new ones."""
-    write_imports(tmp_path / "imports.json")
+    write_imports(tmp_path / "imports.json", "cuda")
     node = Node(Server(APART), tmp_path)
     for _ in range(3):
         node.look()
     assert [(rank, read_imports(tmp_path / "imports.json")) for rank in (0, 1)] == node.server.asked
-    assert "json" in node.server.asked[0][1]
+    assert "json" in node.server.asked[0][1].modules
     node.server.ready_now()
     node.look()
     node.look()
@@ -171,9 +172,34 @@ def test_without_memory_there_are_none(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_damaged_record_of_imports_is_none(tmp_path: Path) -> None:
-    """Standbys import less then; nothing fails."""
+    """Standbys do less beforehand then; nothing fails. A record without variables says nothing about them."""
     path = tmp_path / "imports.json"
-    assert [] == read_imports(path)
+    assert Imports([]) == read_imports(path)
     for content in (b"", b"[1]", b'{"modules": 3}', b'{"modules": [1]}', b"\xff"):
         path.write_bytes(content)
-        assert [] == read_imports(path)
+        assert Imports([]) == read_imports(path)
+    for variables in (b"", b', "variables": 3', b', "variables": {"CUBLAS_A": 3}'):
+        path.write_bytes(b'{"modules": ["a"]' + variables + b"}")
+        assert Imports(["a"]) == read_imports(path)
+
+
+def test_variables_that_libraries_read_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They decide whether a standby may begin these libraries ahead of its worker; other variables may be secrets."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    monkeypatch.setenv("TORCH_BLAS_PREFER_CUBLASLT", "1")
+    monkeypatch.setenv("TOKEN", "secret")
+    write_imports(tmp_path / "imports.json", "cuda")
+    expected = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "TORCH_BLAS_PREFER_CUBLASLT": "1"}
+    imports = read_imports(tmp_path / "imports.json")
+    assert (expected, "cuda") == (imports.variables, imports.device)
+
+
+def test_a_standby_without_its_device_is_a_standby_and_told_of_once(tmp_path: Path) -> None:
+    """A GPU may allow one process; what the standby has imported saves time all the same."""
+    node = Node(Server(GPU), tmp_path)
+    node.look()
+    node.server.ready_now(without_device="900 MiB of its memory are free")
+    node.look()
+    node.look()
+    expected = StandbysReady("n0", (100, 101), 1.5, 2 * 10**6, "900 MiB of its memory are free")
+    assert [expected] == node.posted

@@ -354,3 +354,28 @@ def test_arguments_are_read_beside_a_server_that_imports_no_torch(tmp_path: Path
         assert "libtorch" not in Path(f"/proc/{server.process.pid}/maps").read_text()
     finally:
         close(server)
+
+
+def test_a_server_that_has_opened_the_accelerator_starts_workers_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the job's doing: something that this Python imports at its start. A fork could not use the GPU."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "from elasticflow.launcher.fork_server import preload\npreload._open_files = lambda: ['/dev/nvidia-uvm']\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    code = "import os, sys\nopen(os.environ['SEEN'], 'w').write(str('torch' in sys.modules))\n"
+    (tmp_path / "train.py").write_text(code)
+    (tmp_path / "model.py").write_text("")
+    server = ForkServer.start(Setup(str(tmp_path / "train.py"), (str(tmp_path),), ("model",)))
+    try:
+        ready = server.wait_ready()
+        group = group_of(server, tmp_path, {0: {"RANK": "0", "SEEN": str(tmp_path / "seen")}})
+        group.start()
+        assert ended(group) is GroupState.FINISHED
+    finally:
+        close(server)
+
+    reason = "touches the accelerator at import: every worker is started anew instead of forked"
+    assert ((("torch", reason),), False) == (ready.refused, ready.shares_imports)
+    assert "False" == (tmp_path / "seen").read_text()

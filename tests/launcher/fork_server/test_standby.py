@@ -6,9 +6,7 @@ import json
 import os
 import signal
 import socket
-import sys
 import time
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,8 +14,9 @@ import pytest
 from elasticflow.launcher.agent.workers import GroupState
 from elasticflow.launcher.fork_server import standby
 from elasticflow.launcher.fork_server.client import ForkServer
-from elasticflow.launcher.fork_server.protocol import Setup
+from elasticflow.launcher.fork_server.protocol import Prepare, Setup
 from elasticflow.launcher.fork_server.standby import LowPriority
+from elasticflow.protocol.run_files import Imports
 from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT
 from tests.launcher.conftest import close, is_alive, kill, wait_until
 from tests.launcher.fork_server.test_server import ended, group_of
@@ -83,7 +82,7 @@ def run_worker(server: ForkServer, folder: Path) -> dict[str, object]:
 
 def test_a_standby_becomes_the_worker_with_its_imports_done(server: ForkServer, tmp_path: Path) -> None:
     """Same process, a session of its own, the worker's rank; a module that reads its rank is left to the worker."""
-    server.prepare(0, 1, ["json", "model", "ranked", "no_such_module"], None)
+    server.prepare(0, 1, Imports(["json", "model", "ranked", "no_such_module"]), None)
     wait_until(lambda: is_ready(server))
     standby = server.standbys[0]
     assert standby.memory > 1 << 20
@@ -98,15 +97,15 @@ def test_a_standby_becomes_the_worker_with_its_imports_done(server: ForkServer, 
 
 def test_one_that_still_imports_is_taken_too(server: ForkServer, tmp_path: Path) -> None:
     """It is ahead of a worker that is started now; and the worker after it, which has no standby, is started as ever."""
-    server.prepare(0, 1, ["model"], None)
+    server.prepare(0, 1, Imports(["model"]), None)
     assert "any" == run_worker(server, tmp_path)["model"]
     assert "not imported" == run_worker(server, tmp_path)["model"]
 
 
 def test_a_rank_has_one_standby_and_its_death_is_told(server: ForkServer, tmp_path: Path) -> None:
     """It counts as no worker's; another one can be asked for."""
-    server.prepare(0, 1, (), None)
-    server.prepare(0, 1, (), None)
+    server.prepare(0, 1, Imports([]), None)
+    server.prepare(0, 1, Imports([]), None)
     wait_until(lambda: is_ready(server))
     first = server.standbys[0].pid
     os.kill(first, signal.SIGKILL)
@@ -116,14 +115,14 @@ def test_a_rank_has_one_standby_and_its_death_is_told(server: ForkServer, tmp_pa
     assert {} == server.standbys
     assert first not in server.exits
 
-    server.prepare(0, 1, (), None)
+    server.prepare(0, 1, Imports([]), None)
     wait_until(lambda: is_ready(server))
     assert first != server.standbys[0].pid
 
 
 def test_standbys_end_with_the_server(server: ForkServer) -> None:
     """Nobody's orphans: ready or not."""
-    server.prepare(0, 1, (), None)
+    server.prepare(0, 1, Imports([]), None)
     wait_until(lambda: is_ready(server))
     standby = server.standbys[0].pid
     kill(server.process.pid)
@@ -162,25 +161,20 @@ def test_low_priority_takes_pauses_and_waits_for_snapshots(heartbeats: int) -> N
     assert signal.getsignal(signal.SIGPROF) == signal.SIG_DFL
 
 
-@pytest.mark.parametrize(
-    ("answer", "is_opened"),
-    [("echo 79000", True), ("echo 900", False), ("echo [N/A]", False), ("exit 9", False)],
-)
-def test_a_gpu_is_opened_where_memory_is_known_to_be_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, *, is_opened: bool
+@pytest.mark.parametrize(("device", "is_opened"), [("cuda", True), ("cpu", False), ("", False)])
+def test_a_gpu_is_opened_where_the_last_workers_trained_on_one(
+    monkeypatch: pytest.MonkeyPatch, device: str, *, is_opened: bool
 ) -> None:
-    """A context takes of what the worker that trains may need; there is no GPU here: the driver's tool and torch are stand-ins."""
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text(f'#!/bin/sh\ncase "$*" in *--id=GPU-b*) {answer};; esac\n')
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    opened: list[str] = []
-    cuda = SimpleNamespace(
-        is_available=lambda: True,
-        device_count=lambda: 2,
-        get_device_properties=lambda number: SimpleNamespace(uuid="ab"[number]),
-    )
-    torch = SimpleNamespace(cuda=cuda, zeros=lambda _, device: opened.append(device))
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    standby._open_device(1, 2)
-    assert opened == (["cuda:1"] if is_opened else [])
+    """A job may train on the CPU of a machine with GPUs; a worker that has opened one could not."""
+    from elasticflow.runtime.process import standby_device
+
+    asked: list[tuple[object, ...]] = []
+
+    def open_device(*arguments: object) -> str:
+        asked.append(arguments)
+        return "its reason"
+
+    monkeypatch.setattr(standby_device, "open_device", open_device)
+    prepare = Prepare(1, 2, (), (), 0, "", variables={"CUBLAS_A": "1"}, has_gpu=True, device=device)
+    assert ("its reason" if is_opened else "") == standby._open_device(prepare)
+    assert ([("cuda", 1, 2, {"CUBLAS_A": "1"})] if is_opened else []) == asked

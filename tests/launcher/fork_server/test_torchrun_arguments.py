@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from elasticflow.launcher.fork_server.protocol import MESSAGES, Ready
 from elasticflow.launcher.fork_server.torchrun_arguments import (
-    ArgumentsReader,
     TorchrunOptions,
     TorchrunRefusedError,
     read,
@@ -76,21 +73,6 @@ def test_what_torchrun_refuses_is_told_in_its_own_words(
     assert str(refused.value).startswith(f"torchrun refuses the launch's arguments: {reason}")
     assert "\n" not in str(refused.value)
     assert "" == capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("real_processes")
-@pytest.mark.parametrize("refused", [False, True])
-def test_child_of_the_server_reads_them(*, refused: bool) -> None:
-    """It is gone once it has answered, and what torch did to count devices is gone with it."""
-    reader = ArgumentsReader([*_NODES, f"--nproc-per-node={'many' if refused else 2}", "train.py"])
-    if refused:
-        with pytest.raises(TorchrunRefusedError, match="ValueError: Unsupported nproc_per_node value: many"):
-            reader.options()
-    else:
-        assert TorchrunOptions(nproc=2) == reader.options()
-
-    with pytest.raises(ProcessLookupError):
-        os.kill(reader._pid, 0)
 
 
 def test_options_travel_in_the_message_that_the_server_is_ready() -> None:

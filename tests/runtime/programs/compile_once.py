@@ -19,11 +19,11 @@ def main() -> None:
     """Print one line of JSON."""
     list(warm_up())
     seed_imports(1)
-    warm_up_compiler()
+    warm_up_compiler(has_gpu=False)
     ready = {name for name in sys.modules if name.startswith("torch.")}
-    unsafe = unsafe_to_fork()
+    unsafe = unsafe_to_fork(has_gpu=False)
     drawn = torch.get_rng_state()
-    torch_private.warm_up_compiler()
+    torch_private.warm_up_compiler(has_gpu=False)
     compilation = Compilation(Heartbeat(None, 0))
     compilation.watch()
     sum_of_sines = torch.compile(lambda x: (x * 2).sin().sum())
