@@ -347,7 +347,7 @@ def pretended() -> Iterator[Pretence]:
     _register()
     with pytest.MonkeyPatch.context() as patch:
         _Pretence.now = now = Pretence()
-        for name in ("empty", "zeros", "empty_like"):
+        for name in ("empty", "zeros", "empty_like", "tensor"):
             patch.setattr(torch, name, _pinning(now, getattr(torch, name)))
         patch.setattr(Tensor, "pin_memory", lambda tensor, *_: now.pin(tensor.clone()))
         patch.setattr(Tensor, "is_pinned", lambda tensor, *_: now.is_pinned(tensor))

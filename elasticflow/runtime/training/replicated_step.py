@@ -12,17 +12,18 @@ from elasticflow.errors import NonFiniteLossError, StopTraining
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.measuring.scalars import Scalars
 from elasticflow.runtime.process.stopping import Leaving, request_stop
+from elasticflow.runtime.process.pinned_memory import LateTensor
 from elasticflow.runtime.process.torch_private import foreach_div_
 from elasticflow.runtime.process.votes import LEAVE
 from elasticflow.runtime.training import model_buffers, replicable
-from elasticflow.runtime.training.loss import parse_loss
+from elasticflow.runtime.training.loss import parse_loss, require_count
 from elasticflow.runtime.training.loss_weights import first_look
 from elasticflow.runtime.training.precision import autocast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from torch import nn
+    from torch import Tensor, nn
     from torch.amp import GradScaler
 
     from elasticflow.runtime.data.index_loader import Batch
@@ -98,6 +99,7 @@ class ReplicatedStep(ABC):
             worker.agree_to_stop()
             return math.nan
         worker.generators.are_used |= worker.vote.random
+        require_count(row.num_items, batch.end.step)
         scalars, loss = self._scalars.means(row.scalars), row.loss
         if row.num_items > 0:  # the step returned sums: only now is the count of all ranks known
             loss /= row.num_items
@@ -108,6 +110,13 @@ class ReplicatedStep(ABC):
             self._restore_buffers()
             self._skip(batch.end.step, loss)
         return float(loss)
+
+    def _read(self, row: Tensor) -> list[float]:
+        """Return the numbers of a step's row: the one wait of a step for its device.
+
+        The host cannot go on without them: a rank may have left the step out, or a loss that is not finite must reach no weight.
+        """
+        return LateTensor(row).tolist() if row.device.type != "cpu" else row.tolist()
 
     @abstractmethod
     def _sum_of(self, batch: Batch) -> StepRow:
