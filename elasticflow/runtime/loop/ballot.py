@@ -220,7 +220,9 @@ class Ballot:
 
     def _scalars_of(self, step: _Step, means: Sequence[float]) -> list[float]:
         weights = [step.samples if name in step.scalars else 0 for name in self._names]
-        return [number for mean, weight in zip(means, weights, strict=True) for number in (mean * weight, weight)]
+        return [
+            number for mean, weight in zip(means, weights, strict=True) for number in (mean * weight, weight)
+        ]
 
     def _settle(self, step: _Step, row: StepRow) -> int:
         """Give *step* its means over all ranks; return its samples."""

@@ -38,7 +38,7 @@ def wrap(model: nn.Module, device: torch.device, **options: Any) -> DistributedD
         device: Device of this rank.
         options: Options of DistributedDataParallel.
     """
-    if device.type == "cuda":
+    if device.type != "cpu":
         options = {"device_ids": [device.index], **options}
     replicas = DistributedDataParallel(model, **options)
     if hasattr(model, torch_private.COMPILED_MODEL) or options.get("static_graph"):
@@ -173,7 +173,11 @@ class _WithBallot(nn.Module):
 
     def __init__(self, model: nn.Module, forward: Callable[..., tuple[Tensor, ...]]) -> None:
         super().__init__()
-        self.model, self.ballot, self._call = model, nn.Parameter(torch.zeros(ROW_SIZE, dtype=torch.float32)), forward
+        self.model, self.ballot, self._call = (
+            model,
+            nn.Parameter(torch.zeros(ROW_SIZE, dtype=torch.float32)),
+            forward,
+        )
 
     def forward(self, *given: Any) -> tuple[Tensor, ...]:
         """Return the tensors to differentiate."""

@@ -140,7 +140,9 @@ class ExactStep(ReplicatedStep):
         determinism.require_deterministic()
         return loss.detach(), 0.0 if count is None else count
 
-    def _leaf(self, shard: int, given: tuple[Tensor | float, float | Tensor] | None) -> Sequence[Tensor | None]:
+    def _leaf(
+        self, shard: int, given: tuple[Tensor | float, float | Tensor] | None
+    ) -> Sequence[Tensor | None]:
         """Return a shard's tensors in the layout's order; the last tensor carries this rank's requests."""
         is_last = shard == self._high - 1
         if given is None and not is_last:

@@ -61,15 +61,19 @@ def parse_loss(result: Any) -> StepLoss:
     raise _refused(f"a {type(result).__name__}", _of_no_tensor(result))
 
 
-def require_count(number: float, step: int) -> None:
-    """Raise unless *number* can be the sum of the counts of *step*, some of which stayed on their device until now.
+def require_count(number: float, where: str) -> None:
+    """Raise unless *number* can be a sum of counts, which `parse_loss` leaves on their device, and so cannot check.
+
+    Args:
+        number: The sum.
+        where: Where the counts were returned, for the message: "step 7".
 
     Raises:
         StepResultError: a count was negative or not finite.
     """
     if not 0 <= number < math.inf:
         raise _refused(
-            f"a negative or infinite count of its loss in step {step}", "a count is a number from 0 on"
+            f"a negative or infinite count of its loss in {where}", "a count is a number from 0 on"
         )
 
 
@@ -118,7 +122,7 @@ def _scalar(loss: Tensor) -> Tensor:
 
 
 def _count_of(count: Any) -> float | Tensor:
-    """Return the count of a sum: as a tensor if it is on a device, for which nobody waits here."""
+    """Return the count of a sum: as a tensor if it is on a device, without waiting for the device."""
     if not isinstance(count, Tensor) or count.device.type == "cpu":
         return _number_of(count)
     number = count.detach().reshape(()).float()

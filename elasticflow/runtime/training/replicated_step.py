@@ -99,12 +99,13 @@ class ReplicatedStep(ABC):
             worker.agree_to_stop()
             return math.nan
         worker.generators.are_used |= worker.vote.random
-        require_count(row.num_items, batch.end.step)
+        num_items = float(row.num_items)
+        require_count(num_items, f"step {batch.end.step}")
         scalars, loss = self._scalars.means(row.scalars), row.loss
-        if row.num_items > 0:  # the step returned sums: only now is the count of all ranks known
-            loss /= row.num_items
-            foreach_div_([p.grad for p in self._parameters if p.grad is not None], row.num_items)
-        worker.progress.note_step(row.num_items, scalars)
+        if num_items > 0:  # the step returned sums: only now is the count of all ranks known
+            loss /= num_items
+            foreach_div_([p.grad for p in self._parameters if p.grad is not None], num_items)
+        worker.progress.note_step(num_items, scalars)
         self.was_skipped = not math.isfinite(loss)
         if self.was_skipped:
             self._restore_buffers()
@@ -112,9 +113,10 @@ class ReplicatedStep(ABC):
         return float(loss)
 
     def _read(self, row: Tensor) -> list[float]:
-        """Return the numbers of a step's row: the one wait of a step for its device.
+        """Return the numbers of a step's row: the only wait of the host for its device in a step.
 
-        The host cannot go on without them: a rank may have left the step out, or a loss that is not finite must reach no weight.
+        The optimizer's step depends on these numbers: all ranks leave a step out if a rank asked for that, and a loss that is not
+        finite must change no weight.
         """
         return LateTensor(row).tolist() if row.device.type != "cpu" else row.tolist()
 
@@ -147,7 +149,8 @@ class ReplicatedStep(ABC):
         if self._first_look is not None:
             self._first_look(result, data, num_samples)
         loss = parse_loss(result)
-        self._scalars.add(part, result, num_samples if loss.num_items is None else loss.num_items)
+        # A count that is still on its device stands beside a sum, and so beside no scalars.
+        self._scalars.add(part, result, loss.num_items if isinstance(loss.num_items, float) else num_samples)
         return loss
 
     def _skip(self, number: int, loss: float) -> None:
