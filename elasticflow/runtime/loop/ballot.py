@@ -13,6 +13,7 @@ import json
 import math
 import os
 import time
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ from elasticflow.runtime.process.stopping import Stopped
 from elasticflow.runtime.training.step_row import NO_REQUESTS, StepRow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.process.position import Position
@@ -174,6 +175,8 @@ class Ballot:
         now = time.monotonic()
         seconds, self._since = (now - self._since) / len(waiting), now
         share = max(1, min(_MOST_STEPS, int(_SHARED_S / max(seconds, 1e-6)))) if worker.rank == 0 else 0
+        if worker.device.type != "cpu":
+            self._bring_here()
         worker.vote.names_wanted = any(not step.scalars.keys() <= {*self._names} for step in waiting)
         rows = self._sums(worker.vote.requests(), share, is_pending=is_pending)
         worker.vote.resolve(rows[-1].requests)
@@ -191,15 +194,26 @@ class Ballot:
         self._share, self._waiting = share, []
         return sum(map(self._settle, waiting, rows))
 
+    def _bring_here(self) -> None:
+        """Replace the values of the waiting steps by numbers; the host waits for the device once."""
+        given = [
+            ((0.0 if step.loss is None else step.loss), *step.scalars.values()) for step in self._waiting
+        ]
+        numbers = iter(read_all(list(chain.from_iterable(given))))
+        for place, step in enumerate(self._waiting):
+            loss, scalars = next(numbers), {name: next(numbers) for name in step.scalars}
+            self._waiting[place] = step._replace(loss=None if step.loss is None else loss, scalars=scalars)
+
     def _sums(self, requests: Sequence[float], share: int, *, is_pending: bool) -> list[StepRow]:
         """Return the sum over all ranks of each waiting step's row. Collective: every rank."""
         places = 2 * len(self._names)
         numbers: list[float] = []
-        for step, (loss, *means) in zip(self._waiting, self._values(), strict=True):
+        for step in self._waiting:
             weight = 0 if step.loss is None else step.samples
+            loss = float(step.loss.detach() if hasattr(step.loss, "detach") else step.loss) if weight else 0.0
             # Behind the row: all samples; for how many steps the next meeting is, as rank 0 says.
             extra = step.samples, share, is_pending
-            row = StepRow(loss * weight, weight, requests, self._scalars_of(step, means), extra)
+            row = StepRow(loss * weight, weight, requests, self._scalars_of(step), extra)
             numbers += row.to_numbers(places)
         if self._worker.world_size > 1:
             tensor = torch.tensor(numbers, dtype=torch.float64)
@@ -208,21 +222,13 @@ class Ballot:
         size = len(numbers) // len(self._waiting)
         return [StepRow.from_sums(numbers[low : low + size], places) for low in range(0, len(numbers), size)]
 
-    def _values(self) -> Iterator[list[float]]:
-        """Yield each waiting step's loss and scalars, 0 for a value that does not count; one wait for the device brings all."""
-        values: list[Any] = []
-        for step in self._waiting:
-            given = step.loss, *map(step.scalars.get, self._names)
-            values += [0.0 if value is None or not step.samples else value for value in given]
-        numbers, width = read_all(values), 1 + len(self._names)
-        for low in range(0, len(numbers), width):
-            yield numbers[low : low + width]
-
-    def _scalars_of(self, step: _Step, means: Sequence[float]) -> list[float]:
-        weights = [step.samples if name in step.scalars else 0 for name in self._names]
-        return [
-            number for mean, weight in zip(means, weights, strict=True) for number in (mean * weight, weight)
-        ]
+    def _scalars_of(self, step: _Step) -> list[float]:
+        scalars: list[float] = []
+        for name in self._names:
+            value = step.scalars.get(name)
+            weight = 0 if value is None else step.samples
+            scalars += [float(value) * weight if weight else 0.0, weight]  # type: ignore[arg-type]
+        return scalars
 
     def _settle(self, step: _Step, row: StepRow) -> int:
         """Give *step* its means over all ranks; return its samples."""

@@ -91,7 +91,6 @@ class DDPStep(ReplicatedStep):
         super().__init__(worker, model, training_step, parts=worker.world_size, **options)
         self._loss: float | Tensor = 0.0
         self._count: float | Tensor = 0.0
-        self._is_here = worker.device.type == "cpu"
         self._values = torch.zeros(ROW_SIZE, dtype=torch.float32)
         # Written without torch's bookkeeping: read in the same step only. What a float cannot hold becomes inf.
         memory: Any = self._values.numpy()

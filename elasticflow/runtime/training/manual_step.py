@@ -87,6 +87,7 @@ class ManualStep:
         self._worker, self._model, self._step, self._made = worker, model, training_step, made
         replicable.require_whole(model)
         self._clip, self._logs_norm = clip_grad_norm, logs_grad_norm
+        self._is_here = worker.device.type == "cpu"
         named = several_optimizers.optimizers(made)
         self._names, self._optimizers = list(named), list(named.values())
         for number, optimizer in enumerate(self._optimizers):
@@ -254,14 +255,13 @@ class ManualStep:
             groups: The same parameters, those of one dtype together; empty with one worker.
             ranks: For each group, how many ranks have a gradient of each parameter. One that no rank has is removed.
         """
-        is_here = self._worker.device.type == "cpu"
-        if is_here:
+        if self._is_here:
             _remove_unused(groups, list(chain.from_iterable(used.tolist() for used in ranks)))
         gradients = [p.grad for p in parameters if p.grad is not None]
         if not gradients:
             return None
         norm = nn.utils.get_total_norm(gradients)
-        if is_here:
+        if self._is_here:
             return _Norm(norm, norm.item())
         # A gradient that no rank has is zeros until now, and adds nothing to the norm.
         numbers = torch.cat([norm.reshape(1), *(used.to(norm.dtype) for used in ranks)])

@@ -11,8 +11,8 @@ from elasticflow import events
 from elasticflow.errors import NonFiniteLossError, StopTraining
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.measuring.scalars import Scalars
-from elasticflow.runtime.process.stopping import Leaving, request_stop
 from elasticflow.runtime.process.pinned_memory import LateTensor
+from elasticflow.runtime.process.stopping import Leaving, request_stop
 from elasticflow.runtime.process.torch_private import foreach_div_
 from elasticflow.runtime.process.votes import LEAVE
 from elasticflow.runtime.training import model_buffers, replicable
@@ -73,6 +73,7 @@ class ReplicatedStep(ABC):
         self._precision, self._on_nonfinite, self._scaler = precision, on_nonfinite, scaler
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._scalars = Scalars(worker, parts)
+        self._is_here = worker.device.type == "cpu"
         self._watch = model_buffers.BufferWatch(worker, model)
         self._first_look: FirstLook | None = None
         self.was_skipped = False
@@ -99,10 +100,9 @@ class ReplicatedStep(ABC):
             worker.agree_to_stop()
             return math.nan
         worker.generators.are_used |= worker.vote.random
-        num_items = float(row.num_items)
-        require_count(num_items, f"step {batch.end.step}")
-        scalars, loss = self._scalars.means(row.scalars), row.loss
-        if num_items > 0:  # the step returned sums: only now is the count of all ranks known
+        scalars, loss, num_items = self._scalars.means(row.scalars), row.loss, float(row.num_items)
+        if num_items:  # the step returned sums: only now is the count of all ranks known
+            require_count(num_items, f"step {batch.end.step}")
             loss /= num_items
             foreach_div_([p.grad for p in self._parameters if p.grad is not None], num_items)
         worker.progress.note_step(num_items, scalars)
@@ -118,7 +118,7 @@ class ReplicatedStep(ABC):
         The optimizer's step depends on these numbers: all ranks leave a step out if a rank asked for that, and a loss that is not
         finite must change no weight.
         """
-        return LateTensor(row).tolist() if row.device.type != "cpu" else row.tolist()
+        return row.tolist() if self._is_here else LateTensor(row).tolist()
 
     @abstractmethod
     def _sum_of(self, batch: Batch) -> StepRow:

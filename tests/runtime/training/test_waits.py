@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from elasticflow import hugging_face
 from elasticflow.errors import NonFiniteLossError, StepResultError
 from elasticflow.runtime.data.index_loader import Batch
 from elasticflow.runtime.loop.ballot import Ballot
@@ -185,6 +186,32 @@ def test_count_that_cannot_be_is_refused_when_it_is_here(
         run(given._replace(micro_batches=iter(pieces)))
 
 
+class Tagger(nn.Module):
+    """A model with a loss of its own, as those of transformers have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 4)
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Return the loss."""
+        return {"loss": cross_entropy(self.inner(inputs), labels)}
+
+
+def test_model_of_transformers_counts_before_its_forward(me: Any, device: Pretence) -> None:
+    """The host waits for the labels' number, and not for the forward."""
+    model = Tagger().to(device.device)
+    me.device = device.device
+    pieces = [({"inputs": data[0], "labels": data[1]}, n) for data, n in batch(HERE, 6, 2).micro_batches]
+    given = batch(device.device, 6, 2)
+    moved = [({key: value.to(device.device) for key, value in data.items()}, n) for data, n in pieces]
+    step = DDPStep(me, model, hugging_face.training_step, precision="fp32", on_nonfinite="stop")
+    device.waits.clear()
+    step.forward_backward(given._replace(micro_batches=iter(moved)))
+    assert [wait.reason for wait in device.waits] == ["an event"] * 3
+    assert me.progress.noted["count"] == 8
+
+
 def test_half_counts_and_sums_of_them(me: Any, device: Pretence) -> None:
     """A count in half precision is added up in single precision."""
 
@@ -225,19 +252,20 @@ def test_waits_of_a_loop_of_the_scripts_own(me: Any, device: Pretence) -> None:
     """Steps without `gradients` wait for nothing, and a meeting of many steps once; with `gradients` as DDP's step."""
     me.device = device.device
     ballot = Ballot(me)
-    for _ in range(8):
-        ballot.note({"one": torch.ones((), device=device.device), "two": 2.0})
-        mean, scalars = ballot.add(torch.full((1,), 3.0, device=device.device), 4)
-    assert device.waits == []
-    ballot.meet()
-    assert len(device.waits) == 2  # the first meeting learns the scalars' names, and reads them
-    assert (float(mean), scalars) == (3.0, {"one": 1.0, "two": 2.0})
-    device.waits.clear()
-    for _ in range(8):
-        ballot.note({"one": torch.ones((), device=device.device), "two": 2.0})
-        ballot.add(torch.full((1,), 3.0, device=device.device), 4)
-    ballot.meet()
-    assert len(device.waits) == 1
+
+    def steps() -> list[tuple[float, dict[str, float]]]:
+        added = []
+        for number in range(8):
+            ballot.note({"one": torch.ones((), device=device.device), "two": 2.0})
+            added.append(ballot.add(torch.full((1,), float(number), device=device.device), 4))
+        assert device.waits == []
+        ballot.meet()
+        return [(float(mean), dict(scalars)) for mean, scalars in added]
+
+    for _ in range(2):  # the first meeting learns the scalars' names, too
+        assert steps() == [(float(number), {"one": 1.0, "two": 2.0}) for number in range(8)]
+        assert len(device.waits) == 1
+        device.waits.clear()
 
     model = nn.Linear(8, 4).to(device.device)
     step = LoopStep(me, Gradients(), {"model": model})
