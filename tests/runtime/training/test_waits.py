@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -22,6 +23,7 @@ from elasticflow.runtime.loop.ballot import Ballot
 from elasticflow.runtime.loop.gradients import Gradients, LoopStep
 from elasticflow.runtime.process.learning_rates import LearningRates
 from elasticflow.runtime.process.position import Position
+from elasticflow.runtime.training import model_buffers
 from elasticflow.runtime.training.ddp import DDPStep
 from elasticflow.runtime.training.exact import ExactStep
 from elasticflow.runtime.training.manual_step import ManualStep
@@ -221,6 +223,34 @@ def test_half_counts_and_sums_of_them(me: Any, device: Pretence) -> None:
     _, run = make(me, device.device, Row(DDPStep, step, (), ()), 4)
     run(batch(device.device, 6, 4))
     assert me.progress.noted["count"] == 4 * 2048
+
+
+def test_ranks_of_a_manual_step_meet_without_their_devices(
+    me: Any, device: Pretence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks with the same samples wait as often as one; a parameter that no rank uses has no gradient."""
+
+    def add_up(tensor: Tensor) -> None:  # the other rank's are the same
+        tensor.mul_(2)
+
+    me.world_size, me.device = 2, device.device
+    monkeypatch.setattr(dist, "all_reduce", add_up)
+    monkeypatch.setattr(model_buffers, "send", lambda *_: None)
+    model = nn.ModuleDict({"used": nn.Linear(8, 4), "unused": nn.Linear(8, 4)}).to(device.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(model: Any, data: Any, made: Any) -> Any:
+        loss = mean_loss(model["used"], data)
+        torch.autograd.backward(loss)
+        made.step()
+        return loss
+
+    run = ManualStep(me, model, step, optimizer).run
+    given = batch(device.device, 6, 1)._replace(samples=8)
+    device.waits.clear()
+    run(given)
+    assert [wait.reason for wait in device.waits] == ["an event"] * 2
+    assert [p.grad is None for p in model.parameters()] == [False, False, True, True]
 
 
 def test_loss_that_is_not_finite_reaches_no_weight(me: Any, device: Pretence) -> None:
