@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 _SINGLE = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
-def to_device(numbers: Sequence[float], device: torch.device) -> Tensor:
-    """Return *numbers* on *device*, in torch's default dtype; the host does not wait."""
+def to_device(numbers: Sequence[float], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Return *numbers* on *device*, in torch's default dtype if *dtype* is None; the host does not wait."""
     if device.type == "cpu":
-        return torch.tensor(numbers)
-    return torch.tensor(numbers, pin_memory=True).to(device, non_blocking=True)
+        return torch.tensor(numbers, dtype=dtype)
+    return torch.tensor(numbers, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
 class LateTensor:

@@ -161,7 +161,8 @@ class DDPStep(ReplicatedStep):
     def _votes(self, requests: Sequence[float]) -> Tensor:
         row = StepRow(self._loss, self._count, requests, self._scalars.numbers(self._worker.rank))
         if not self._is_here:
-            return row.fill_in(pinned_memory.to_device(row.to_numbers(), self._ballot.device))
+            numbers_there = pinned_memory.to_device(row.to_numbers(), self._ballot.device, torch.float32)
+            return row.fill_in(numbers_there)
         numbers = row.to_numbers(places=0)
         self._array[: len(numbers)] = numbers
         return self._values
@@ -172,11 +173,8 @@ class _WithBallot(nn.Module):
 
     def __init__(self, model: nn.Module, forward: Callable[..., tuple[Tensor, ...]]) -> None:
         super().__init__()
-        self.model, self.ballot, self._call = (
-            model,
-            nn.Parameter(torch.zeros(ROW_SIZE, dtype=torch.float32)),
-            forward,
-        )
+        self.model, self._call = model, forward
+        self.ballot = nn.Parameter(torch.zeros(ROW_SIZE, dtype=torch.float32))
 
     def forward(self, *given: Any) -> tuple[Tensor, ...]:
         """Return the tensors to differentiate."""

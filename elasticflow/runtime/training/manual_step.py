@@ -287,10 +287,9 @@ class ManualStep:
 def _add_up(parameters: list[nn.Parameter], weight: float) -> Tensor:
     """Give parameters of one dtype the sum over all ranks of gradient times weight; return how many ranks have each."""
     pieces = [_piece(parameter, weight) for parameter in parameters]
-    used = pinned_memory.to_device(
-        [float(parameter.grad is not None) for parameter in parameters], pieces[0].device
-    )
-    flat = torch.cat([*pieces, used.to(pieces[0].dtype)])
+    is_used = [float(parameter.grad is not None) for parameter in parameters]
+    used = pinned_memory.to_device(is_used, pieces[0].device, pieces[0].dtype)
+    flat = torch.cat([*pieces, used])
     dist.all_reduce(flat)
     *sums, counts = torch.split(flat, [*map(len, pieces), len(used)])
     for parameter, total in zip(parameters, sums, strict=True):
