@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     Run = Callable[[Batch], float]
 
 HERE = torch.device("cpu")
+# Buckets of torch's Reducer are made beneath the dispatch to Python, so that its copies of gradients look like the host's.
+REDUCER = "ddp._backward"
 
 
 @pytest.fixture
@@ -188,28 +190,52 @@ def test_count_that_cannot_be_is_refused_when_it_is_here(
         run(given._replace(micro_batches=iter(pieces)))
 
 
+@pytest.mark.parametrize("pieces", [1, 4])
+@pytest.mark.parametrize("how", ["DDP, mean", "DDP, (sum, count)", "DDP, mean and scalars"])
+def test_waits_beside_those_of_distributed_data_parallel(
+    me: Any, device: Pretence, how: str, pieces: int
+) -> None:
+    """Around torch's own module, here in a group of one, our code waits once."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        me.world_size = 2
+        _, run = make(me, device.device, TABLE[how], pieces)
+        for number in (6, 7, 8):
+            given = batch(device.device, number, pieces)
+            device.waits.clear()
+            run(given)
+        places = [wait.place for wait in device.waits if wait.place != REDUCER]
+        assert places == ["pinned_memory.tolist"]
+    finally:
+        dist.destroy_process_group()
+
+
 class Tagger(nn.Module):
     """A model with a loss of its own, as those of transformers have."""
 
-    def __init__(self) -> None:
+    def __init__(self, look: Callable[[], object]) -> None:
         super().__init__()
-        self.inner = nn.Linear(8, 4)
+        self.inner, self._look = nn.Linear(8, 4), look
 
     def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Return the loss."""
+        self._look()
         return {"loss": cross_entropy(self.inner(inputs), labels)}
 
 
 def test_model_of_transformers_counts_before_its_forward(me: Any, device: Pretence) -> None:
     """The host waits for the labels' number, and not for the forward."""
-    model = Tagger().to(device.device)
+    copies: list[int] = []
+    model = Tagger(lambda: copies.append(device.main.submitted)).to(device.device)
     me.device = device.device
     pieces = [({"inputs": data[0], "labels": data[1]}, n) for data, n in batch(HERE, 6, 2).micro_batches]
     given = batch(device.device, 6, 2)
     moved = [({key: value.to(device.device) for key, value in data.items()}, n) for data, n in pieces]
     step = DDPStep(me, model, hugging_face.training_step, precision="fp32", on_nonfinite="stop")
     device.waits.clear()
+    before = device.main.submitted
     step.forward_backward(given._replace(micro_batches=iter(moved)))
+    assert copies == [before + 1, before + 2]  # the count of each, and no forward between copy and event
     assert [wait.reason for wait in device.waits] == ["an event"] * 3
     assert me.progress.noted["count"] == 8
 
