@@ -1,7 +1,7 @@
 """A device that is not there: tensors that say they lie on it, computed on the CPU, and a log of what the host waits for.
 
-torch runs its real code for another device: modules, autograd, optimizers and autocast see `lazy:0`. The device
-obeys as few promises as it may:
+torch runs its real code for another device: modules, autograd, optimizers and DistributedDataParallel see `lazy:0`, for which
+there is no autocast. The device obeys as few promises as it may:
 
 * A kernel runs at once, since nothing can see how late it runs but the copies between the device and the host.
 * A copy to pinned memory without blocking arrives when the host has waited for it. Until then the memory holds nonsense.
@@ -144,6 +144,10 @@ class Stream:
         event = event or Event()
         event.record(self)
         return event
+
+    def is_capturing(self) -> bool:
+        """False: no graph is captured."""
+        return False
 
     def wait_event(self, event: Event) -> None:
         """Have this stream wait."""

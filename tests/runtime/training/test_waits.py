@@ -23,6 +23,7 @@ from elasticflow.runtime.loop.ballot import Ballot
 from elasticflow.runtime.loop.gradients import Gradients, LoopStep
 from elasticflow.runtime.process.learning_rates import LearningRates
 from elasticflow.runtime.process.position import Position
+from elasticflow.runtime.process.torch_private import HashStore
 from elasticflow.runtime.training import model_buffers
 from elasticflow.runtime.training.ddp import DDPStep
 from elasticflow.runtime.training.exact import ExactStep
@@ -196,7 +197,7 @@ def test_waits_beside_those_of_distributed_data_parallel(
     me: Any, device: Pretence, how: str, pieces: int
 ) -> None:
     """Around torch's own module, here in a group of one, our code waits once."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         me.world_size = 2
         _, run = make(me, device.device, TABLE[how], pieces)
