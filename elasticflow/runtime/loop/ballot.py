@@ -13,6 +13,7 @@ import json
 import math
 import os
 import time
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from elasticflow.errors import StateError, StepResultError
 from elasticflow.protocol import run_files, worker_environment
 from elasticflow.runtime.measuring.scalars import LOSS_KEYS, require_name, require_room, scalars_in
+from elasticflow.runtime.process.pinned_memory import read_all
 from elasticflow.runtime.process.step_log import LateNumber
 from elasticflow.runtime.process.stopping import Stopped
 from elasticflow.runtime.training.step_row import NO_REQUESTS, StepRow
@@ -173,6 +175,8 @@ class Ballot:
         now = time.monotonic()
         seconds, self._since = (now - self._since) / len(waiting), now
         share = max(1, min(_MOST_STEPS, int(_SHARED_S / max(seconds, 1e-6)))) if worker.rank == 0 else 0
+        if worker.device.type != "cpu":
+            self._bring_here()
         worker.vote.names_wanted = any(not step.scalars.keys() <= {*self._names} for step in waiting)
         rows = self._sums(worker.vote.requests(), share, is_pending=is_pending)
         worker.vote.resolve(rows[-1].requests)
@@ -189,6 +193,16 @@ class Ballot:
             )
         self._share, self._waiting = share, []
         return sum(map(self._settle, waiting, rows))
+
+    def _bring_here(self) -> None:
+        """Replace the values of the waiting steps by numbers; the host waits for the device once."""
+        given = [
+            ((0.0 if step.loss is None else step.loss), *step.scalars.values()) for step in self._waiting
+        ]
+        numbers = iter(read_all(list(chain.from_iterable(given))))
+        for place, step in enumerate(self._waiting):
+            loss, scalars = next(numbers), {name: next(numbers) for name in step.scalars}
+            self._waiting[place] = step._replace(loss=None if step.loss is None else loss, scalars=scalars)
 
     def _sums(self, requests: Sequence[float], share: int, *, is_pending: bool) -> list[StepRow]:
         """Return the sum over all ranks of each waiting step's row. Collective: every rank."""

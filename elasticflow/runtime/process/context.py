@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from elasticflow import events
 from elasticflow.errors import StopTraining
-from elasticflow.runtime.measuring.gradient_norm import norm_of, read_late
+from elasticflow.runtime.measuring.gradient_norm import norm_of
 from elasticflow.runtime.measuring.speed import Measures, device_name
 from elasticflow.runtime.measuring.step_profiler import StepProfiler
 from elasticflow.runtime.process import process_group, random_streams, stopping
 from elasticflow.runtime.process.compiler import Compilation
 from elasticflow.runtime.process.moments import Moments
+from elasticflow.runtime.process.pinned_memory import read_late
 from elasticflow.runtime.process.step_log import Heartbeat, LateNumber, Progress
 from elasticflow.runtime.process.votes import Vote
 from elasticflow.system import logs

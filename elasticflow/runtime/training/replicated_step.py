@@ -11,18 +11,19 @@ from elasticflow import events
 from elasticflow.errors import NonFiniteLossError, StopTraining
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.measuring.scalars import Scalars
+from elasticflow.runtime.process.pinned_memory import LateTensor
 from elasticflow.runtime.process.stopping import Leaving, request_stop
 from elasticflow.runtime.process.torch_private import foreach_div_
 from elasticflow.runtime.process.votes import LEAVE
 from elasticflow.runtime.training import model_buffers, replicable
-from elasticflow.runtime.training.loss import parse_loss
+from elasticflow.runtime.training.loss import parse_loss, require_count
 from elasticflow.runtime.training.loss_weights import first_look
 from elasticflow.runtime.training.precision import autocast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from torch import nn
+    from torch import Tensor, nn
     from torch.amp import GradScaler
 
     from elasticflow.runtime.data.index_loader import Batch
@@ -72,6 +73,7 @@ class ReplicatedStep(ABC):
         self._precision, self._on_nonfinite, self._scaler = precision, on_nonfinite, scaler
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._scalars = Scalars(worker, parts)
+        self._is_here = worker.device.type == "cpu"
         self._watch = model_buffers.BufferWatch(worker, model)
         self._first_look: FirstLook | None = None
         self.was_skipped = False
@@ -98,16 +100,25 @@ class ReplicatedStep(ABC):
             worker.agree_to_stop()
             return math.nan
         worker.generators.are_used |= worker.vote.random
-        scalars, loss = self._scalars.means(row.scalars), row.loss
-        if row.num_items > 0:  # the step returned sums: only now is the count of all ranks known
-            loss /= row.num_items
-            foreach_div_([p.grad for p in self._parameters if p.grad is not None], row.num_items)
-        worker.progress.note_step(row.num_items, scalars)
+        scalars, loss, num_items = self._scalars.means(row.scalars), row.loss, float(row.num_items)
+        if num_items:  # the step returned sums: only now is the count of all ranks known
+            require_count(num_items, f"step {batch.end.step}")
+            loss /= num_items
+            foreach_div_([p.grad for p in self._parameters if p.grad is not None], num_items)
+        worker.progress.note_step(num_items, scalars)
         self.was_skipped = not math.isfinite(loss)
         if self.was_skipped:
             self._restore_buffers()
             self._skip(batch.end.step, loss)
         return float(loss)
+
+    def _read(self, row: Tensor) -> list[float]:
+        """Return the numbers of a step's row: the only wait of the host for its device in a step.
+
+        The optimizer's step depends on these numbers: all ranks leave a step out if a rank asked for that, and a loss that is not
+        finite must change no weight.
+        """
+        return row.tolist() if self._is_here else LateTensor(row).tolist()
 
     @abstractmethod
     def _sum_of(self, batch: Batch) -> StepRow:
@@ -138,7 +149,8 @@ class ReplicatedStep(ABC):
         if self._first_look is not None:
             self._first_look(result, data, num_samples)
         loss = parse_loss(result)
-        self._scalars.add(part, result, num_samples if loss.num_items is None else loss.num_items)
+        # A count that is still on its device stands beside a sum, and so beside no scalars.
+        self._scalars.add(part, result, loss.num_items if isinstance(loss.num_items, float) else num_samples)
         return loss
 
     def _skip(self, number: int, loss: float) -> None:

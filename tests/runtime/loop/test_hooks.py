@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from elasticflow import StopTraining
 from elasticflow.errors import HookError
 from elasticflow.protocol.points import read_points
-from elasticflow.runtime.loop.hooks import Hook, Hooks
+from elasticflow.runtime.loop.hooks import Hook, Hooks, apart
 from elasticflow.runtime.process.position import Position
+from tests.pretended_device import pretended
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,6 +165,18 @@ def test_a_change_of_what_is_trained_is_found_out(
             assert refused.value.message.startswith(
                 f'hooks.on_step = "mine:on_step" {words}, which is trained'
             )
+
+
+def test_draws_on_a_device_are_a_hooks_own() -> None:
+    """A call draws there from its own seed, and training goes on in its stream."""
+    with pretended() as device:
+        generator = torch.get_device_module(device.device).default_generators[0]
+        before, drawn = generator.get_state(), []
+        for _ in range(2):
+            with apart(nn.Linear(2, 2).to(device.device), None, device.device, 7):
+                drawn.append(torch.rand(3, generator=generator).tolist())
+        assert drawn[0] == drawn[1]
+        assert torch.equal(generator.get_state(), before)
 
 
 def test_each_is_called_when_it_says(started: Callable[..., Hooks], me: Any, tmp_path: Path) -> None:
