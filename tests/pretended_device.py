@@ -145,6 +145,10 @@ class Stream:
         event.record(self)
         return event
 
+    def is_capturing(self) -> bool:
+        """False: no graph is captured."""
+        return False
+
     def wait_event(self, event: Event) -> None:
         """Have this stream wait."""
         event.wait(self)

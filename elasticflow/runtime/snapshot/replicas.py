@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from elasticflow import events
 from elasticflow.errors import NotExchangedError, ReplicasDifferError
@@ -23,9 +24,9 @@ from elasticflow.runtime.snapshot import checksums
 from elasticflow.snapshots.format.policy import Due
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from torch import Tensor, nn
+    from torch import nn
 
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.process.position import Position
@@ -48,7 +49,7 @@ class _Pending:
     """
 
     step: int
-    sums: Future[checksums.Started]
+    sums: Future[checksums.StartedSums]
     then: Callable[[], None]
     unhook: Callable[[], None]
 
@@ -92,6 +93,7 @@ class ReplicaCheck:
         self._equal_at = 0
         self._pending: _Pending | None = None
         self._thread: ThreadPoolExecutor | None = None
+        self._sums, self._summed = checksums.Sums({}), dict[str, Tensor]()
 
     def begin(self, position: Position) -> None:
         """Begin at *position*, where all ranks have loaded or built the same state. Collective: every rank.
@@ -143,7 +145,7 @@ class ReplicaCheck:
             then()
             return
         self._last = position
-        sums, unhook = self._start_sums(self._compared(captured))
+        sums, unhook = self._start_sums(captured)
         self._pending = _Pending(position.step, sums, then, unhook)
 
     @property
@@ -161,7 +163,7 @@ class ReplicaCheck:
         if pending is None:
             return
         pending.unhook()
-        if not self._are_equal(checksums.result(pending.sums.result())):
+        if not self._are_equal(pending.sums.result().result()):
             # The job's own code may have written to tensors while sums were computed, unseen by torch. A diverged replica
             # stays diverged.
             sums = self._sums_now()
@@ -174,17 +176,16 @@ class ReplicaCheck:
         """True if this step needs no comparison, or has been compared."""
         return not self._compares or (self._last is not None and self._last.step == position.step)
 
-    def _start_sums(
-        self, tensors: Mapping[str, Tensor]
-    ) -> tuple[Future[checksums.Started], Callable[[], None]]:
-        if any(tensor.device.type != "cpu" for tensor in tensors.values()):
+    def _start_sums(self, captured: Captured) -> tuple[Future[checksums.StartedSums], Callable[[], None]]:
+        sums = self._sums_of(captured)
+        if any(tensor.device.type != "cpu" for tensor in captured.tensors.values()):
             # The device's stream computes the sums in order, so before the optimizer's step.
-            started: Future[checksums.Started] = Future()
-            started.set_result(checksums.start(tensors))
+            started: Future[checksums.StartedSums] = Future()
+            started.set_result(sums.start())
             return started, lambda: None
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "compare")
-        started = self._thread.submit(checksums.start, tensors)
+        started = self._thread.submit(sums.start)
 
         def wait(*_: object) -> None:
             started.result()
@@ -198,10 +199,16 @@ class ReplicaCheck:
         return started, unhook
 
     def _sums_now(self) -> Sums:
-        return checksums.sums_of(self._compared(self._state.capture()))
+        return self._sums_of(self._state.capture()).start().result()
 
-    def _compared(self, captured: Captured) -> dict[str, Tensor]:
-        return {key: tensor for key, tensor in captured.tensors.items() if key not in captured.local}
+    def _sums_of(self, captured: Captured) -> checksums.Sums:
+        # The same dict holds the same tensors as before.
+        if captured.tensors is not self._summed:
+            self._summed = captured.tensors
+            self._sums = checksums.Sums(
+                {k: t for k, t in captured.tensors.items() if k not in captured.local}
+            )
+        return self._sums
 
     def _are_equal(self, sums: Sums) -> bool:
         return DigestComparison(repr(sums)).are_equal()

@@ -61,7 +61,7 @@ class TensorSet:
             key: identity_of(tensor) for key, tensor in self.tensors.items() if key not in self.scalars
         }
         scalars = {key: list(map(identity_of, scalars)) for key, scalars in self.scalars.items()}
-        return tensors, scalars, self.aliases, self.memory_formats
+        return tensors, scalars, self.aliases, self.memory_formats, self.frozen
 
     @cached_property
     def _packing(self) -> Copies:
@@ -107,13 +107,20 @@ class StatefulPart:
         state = self.stateful.state_dict()
         fingerprint = _fingerprint_of(state)
         if self._read is None or fingerprint is None or fingerprint != self._fingerprint:
-            tree, tensor_set = self._encode(state)
-            locations = tensor_set.locations()
-            if self._read is not None and locations == self._locations:
-                tensor_set = self._read[1]
-                tensor_set.refresh()
-            self._read, self._fingerprint, self._locations = (tree, tensor_set), fingerprint, locations
+            self._read, self._fingerprint = self._as_before(*self._encode(state)), fingerprint
         return self._read
+
+    def _as_before(self, tree: Any, tensor_set: TensorSet, *more: Any) -> tuple[Any, TensorSet]:
+        """Return *tree*, and the set of before if its tensors lie where they lay and *more* is equal.
+
+        Shards and sums are worked out again only for another set.
+        """
+        locations = (tensor_set.locations(), more)
+        if self._read is not None and locations == self._locations:
+            tensor_set = self._read[1]
+            tensor_set.refresh()
+        self._locations = locations
+        return tree, tensor_set
 
     def _encode(self, value: Any, *, in_place: bool = False) -> tuple[Any, TensorSet]:
         encoder = Encoder(in_place=in_place)
@@ -147,7 +154,8 @@ class ModulePart(StatefulPart):
         self._empty_tables = [table for table in tables if not table]
         tree, tensor_set = self._encode(self.stateful.state_dict(), in_place=True)
         frozen = {f"{self.name}/{key}" for key, p in self.stateful.named_parameters() if not p.requires_grad}
-        self._read = tree, replace(tensor_set, frozen=frozenset(frozen & tensor_set.tensors.keys()))
+        tensor_set = replace(tensor_set, frozen=frozenset(frozen & tensor_set.tensors.keys()))
+        self._read = self._as_before(tree, tensor_set)
         is_plain = all(map(has_plain_state, modules))
         self._identity_check = IdentityCheck(self._objects, _locations_and_forms) if is_plain else None
         return self._read
@@ -179,7 +187,8 @@ class OptimizerPart(StatefulPart):
         # From here on the fingerprint is of the groups' options alone.
         self._fingerprint = None
         # A set of its own: it stands for the groups, too.
-        self._read = tree, replace(tensor_set)
+        parameters = [list(map(id, group["params"])) for group in self.stateful.param_groups]
+        self._read = self._as_before(tree, replace(tensor_set), parameters)
         self._identity_check = IdentityCheck(self._objects, _locations) if self._is_plain() else None
         return self._read
 
