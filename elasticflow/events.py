@@ -262,8 +262,8 @@ STAGING_SINGLE = Event(
     emitter="worker",
     line=Template("short of memory", "each snapshot waits until the one before is written: {reason}"),
 )
-STATE_NOT_HELD = Event(
-    "memory.overtaken",
+STAGING_OVERTAKEN = Event(
+    "staging.overtaken",
     "a tensor was written while it was copied to the memory tier, and not by its optimizer's step: this step is not held",
     ("name",),
     level="warning",

@@ -59,8 +59,8 @@ def sums_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 class Sums:
     """Computes `sums_of` of the same tensors, as often as asked.
 
-    A device runs one kernel for each tensor of 4 KiB or more, one for each tensor that is not contiguous, and a few for all
-    smaller tensors together.
+    A device runs a kernel for each tensor of 4 KiB or more, another if it is not contiguous, and a few for all smaller tensors
+    together.
 
     Args:
         tensors: Tensors by key, which stay where they are in memory.

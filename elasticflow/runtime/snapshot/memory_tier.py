@@ -140,7 +140,7 @@ class MemoryTier:
         if overtaken is not None:
             # The slot has no label: it is filled again next.
             self._lost = step, overtaken
-            self._me.event(events.STATE_NOT_HELD, step=step, name=overtaken)
+            self._me.event(events.STAGING_OVERTAKEN, step=step, name=overtaken)
             return
         if shard is not self._shard:
             self._client.describe(shard.entries, shard.nbytes, record)

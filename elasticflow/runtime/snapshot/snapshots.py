@@ -397,8 +397,8 @@ class Snapshots:
             self._hold(self._memory_tier, position, waits=waits)
             if not (final or self._is_due):
                 return
-            # The writer takes this state, or a later one if this one was overtaken.
-            self._copier.then(lambda _: self._client.request_persist(position.step, trigger))
+            self._owes_snapshot = False
+            self._copier.then(partial(self._request_persist, position.step, trigger))
             self._awaits_writer = self._is_new_best(position)
         self._capture_check.start(self._state.capture())
         self._last, self._last_time = position, time.monotonic()
@@ -416,6 +416,11 @@ class Snapshots:
             self._copier.finish()
             if (overtaken := tier.lost(position)) is not None:
                 raise SnapshotError(_LAST_FAILED.format(_OVERTAKEN.format(overtaken)))
+
+    def _request_persist(self, step: int, trigger: str, overtaken: str | None) -> None:
+        self._owes_snapshot = overtaken is not None
+        if overtaken is None:
+            self._client.request_persist(step, trigger)
 
     def _await_writer(self) -> None:
         """Wait until the writer has begun to write the best state, which a newer state in the memory tier would replace."""

@@ -100,7 +100,7 @@ class DeviceCopier(Copier):
         self._memory = _PinnedMemory(device)
         self._comparison = _Comparison()
         self._thread = ThreadPoolExecutor(1, "copied")
-        # Whether tensors that the optimizer's step writes are waited for at the step, and not at once.
+        # Training waits at its optimizer's step for tensors that the step writes, and not at once.
         self._waits_late = self._was_overtaken = False
         self._bounced: tuple[memoryview, Tensor] | None = None
         # Its result is the key of a tensor that was written during the copy.

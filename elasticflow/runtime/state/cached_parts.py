@@ -22,10 +22,11 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.process.torch_private import has_plain_state, state_hooks_of, tables_of
+from elasticflow.runtime.process.torch_private import has_plain_state, scale_of, state_hooks_of, tables_of
 from elasticflow.runtime.state.codec import Encoder
 from elasticflow.runtime.state.tensors import Copies, identity_of
 
@@ -81,6 +82,8 @@ def part_of(name: str, stateful: Any) -> StatefulPart:
         return ModulePart(name, stateful)
     if isinstance(stateful, Optimizer):
         return OptimizerPart(name, stateful)
+    if isinstance(stateful, GradScaler) and type(stateful).state_dict is GradScaler.state_dict:
+        return ScalerPart(name, stateful)
     return StatefulPart(name, stateful)
 
 
@@ -104,11 +107,14 @@ class StatefulPart:
         Raises:
             StateError: the state holds something that neither JSON nor safetensors can express; named.
         """
-        state = self.stateful.state_dict()
+        state = self._state()
         fingerprint = _fingerprint_of(state)
         if self._read is None or fingerprint is None or fingerprint != self._fingerprint:
             self._read, self._fingerprint = self._as_before(*self._encode(state)), fingerprint
         return self._read
+
+    def _state(self) -> Any:
+        return self.stateful.state_dict()
 
     def _as_before(self, tree: Any, tensor_set: TensorSet, *more: Any) -> tuple[Any, TensorSet]:
         """Return *tree*, and the set of before if its tensors lie where they lay and *more* is equal.
@@ -132,6 +138,23 @@ class StatefulPart:
         if not encoder.tensors:
             return tree, _NO_TENSORS
         return tree, TensorSet(encoder.tensors, encoder.aliases, encoder.memory_formats, encoder.scalars)
+
+
+class ScalerPart(StatefulPart):
+    """A gradient scaler: numbers that lie on a device are captured as tensors, since `state_dict` waits for the device."""
+
+    def _state(self) -> Any:
+        scale, growth_tracker = scale_of(self.stateful)
+        if scale is None or growth_tracker is None or scale.device.type == "cpu":
+            return self.stateful.state_dict()
+        scaler = self.stateful
+        return {
+            "scale": scale,
+            "growth_factor": scaler.get_growth_factor(),
+            "backoff_factor": scaler.get_backoff_factor(),
+            "growth_interval": scaler.get_growth_interval(),
+            "_growth_tracker": growth_tracker,
+        }
 
 
 class ModulePart(StatefulPart):

@@ -11,15 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW
+from torch.optim.swa_utils import AveragedModel
 
 from elasticflow.runtime.snapshot import staging_copy
 from elasticflow.runtime.snapshot.rank_shard import ShardPlanner, view_of
 from elasticflow.runtime.snapshot.staging_copy import DeviceCopier
-from elasticflow.runtime.state import codec
+from elasticflow.runtime.state import codec, loading
 from elasticflow.runtime.state.state import State
 from elasticflow.runtime.state.tensors import BY_NAME
 from tests.pretended_device import DEVICE, DeviceTensor, pretended
 from tests.runtime.stored import bits, take_step
+from tests.runtime.test_trajectory import assert_same
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -163,6 +165,29 @@ def _values(tensor: Tensor) -> Tensor:
     return tensor.on_host if isinstance(tensor, DeviceTensor) else tensor
 
 
+@pytest.mark.e2e
+@pytest.mark.parametrize("memory", [(), ("--memory", "1 step")], ids=["staged", "held in memory"])
+def test_a_job_goes_on_after_an_overtaken_copy(groups: Callable[[str], Any], memory: tuple[str, ...]) -> None:
+    """A tensor of rank 1 was written while it was copied: that step has no snapshot, a later step has, and no bit differs."""
+    whole, parts = groups("whole"), groups("parts")
+    assert whole.run(2).codes == [0, 0]
+    assert parts.run(2, "--every", "5 steps", "--overtaken-at", "5", *memory).codes == [0, 0]
+    assert_same(whole.newest(), parts.newest())
+    failed = parts.lines("snapshot.failed")
+    overtaken = parts.lines("staging.overtaken", rank=1)
+    if memory:
+        assert failed == []
+        assert [(line["step"], line["name"]) for line in overtaken] == [(5, "model/w")]
+    else:
+        assert overtaken == []
+        reason = "model/w was written while it was copied, and not by its optimizer's step"
+        assert [(line["step"], line["reason"]) for line in failed] == [(5, reason)]
+    steps = [found.step for found in parts.catalog.committed()]
+    assert 5 not in steps
+    assert {6, 7, 8, 9} & {*steps}
+    assert steps[0] == 13
+
+
 HARMLESS = ("step", "forward")
 FOREIGN = ("stretch", "clamp", "clamp_data", "perturb", "replay")
 ACTIONS = st.one_of(
@@ -268,6 +293,38 @@ def test_the_host_waits_for_nothing() -> None:
         job.advance(1.0)
         job.finish()
         assert job.copies[-1].is_used
+
+
+def test_a_scalers_state_is_read_without_a_wait() -> None:
+    """Its numbers stay on the device until the copy brings them; a scaler on the CPU, also unused, takes them over."""
+    with pretended() as device:
+        job = Job(device)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3)
+        # What the first `scale` makes.
+        scaler._scale = torch.full((), 32.0, device=DEVICE)  # type: ignore[attr-defined]
+        scaler._growth_tracker = torch.full((), 2, dtype=torch.int32, device=DEVICE)  # type: ignore[attr-defined]
+        average = AveragedModel(job.model)  # type: ignore[no-untyped-call]
+        job.state = State(model=job.model, optimizer=job.optimizer, scaler=scaler, ema=average)
+        job.copy()
+        job.finish()
+        device.waits.clear()
+        job.step()
+        captured = job.state.capture()
+        shard = job.planner.shard_of(captured)
+        job.copy()
+        assert device.waits == []
+        job.finish()
+        assert all(copied.is_used for copied in job.copies)
+        stored = {key: _values(tensor).clone() for key, tensor in shard.tensors.items()}
+    for is_used in (False, True):
+        other = torch.amp.GradScaler("cpu", init_scale=4.0)
+        if is_used:
+            other.scale(torch.ones(1))
+        loading.load(other, codec.Decoder(stored, {}, copies=True).decode(captured.tree["scaler"]))
+        other.scale(torch.ones(1))
+        assert other.state_dict() == {
+            "scale": 32.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 3, "_growth_tracker": 2
+        }  # fmt: skip
 
 
 def test_without_the_comparison_a_torn_copy_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
