@@ -18,7 +18,7 @@ import traceback
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import pytest
 import torch
@@ -57,12 +57,12 @@ class DeviceTensor(Tensor):
     """A tensor on the pretended device; its values lie `on_host`."""
 
     on_host: Tensor
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # noqa: SLF001
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, values: Tensor) -> DeviceTensor:
+    def __new__(cls: type[Self], values: Tensor) -> Self:
         """Return a tensor on the device."""
-        made: DeviceTensor = Tensor._make_wrapper_subclass(  # noqa: SLF001
+        made: Self = Tensor._make_wrapper_subclass(
             cls, values.shape, strides=values.stride(), storage_offset=values.storage_offset(),
             dtype=values.dtype, device=DEVICE,
         )  # fmt: skip
@@ -162,7 +162,7 @@ class Stream:
         _now().wait("a stream")
         self.run_to(self.submitted)
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> Self:
         self._before.append(_now().stream)
         _now().stream = self
         return self
@@ -216,9 +216,9 @@ class Pretence:
         """Run an operation of which a tensor is on the device."""
         if func is aten.copy_.default:
             return self.copy(*args, **kwargs)
-        if func is aten._to_copy.default and not isinstance(args[0], DeviceTensor):  # noqa: SLF001
+        if func is aten._to_copy.default and not isinstance(args[0], DeviceTensor):
             return self._moved(*args, **kwargs)
-        if func is aten._to_copy.default and _is_host(kwargs.get("device")):  # noqa: SLF001
+        if func is aten._to_copy.default and _is_host(kwargs.get("device")):
             return self._moved(*args, **kwargs)
         if _reads_values(func, args):
             self.wait(f"a value: {func.overloadpacket.__name__}")
@@ -351,7 +351,7 @@ def pretended() -> Iterator[Pretence]:
     _register()
     with pytest.MonkeyPatch.context() as patch:
         _Pretence.now = now = Pretence()
-        for name in ("empty", "zeros", "empty_like"):
+        for name in ("empty", "zeros", "empty_like", "tensor"):
             patch.setattr(torch, name, _pinning(now, getattr(torch, name)))
         patch.setattr(Tensor, "pin_memory", lambda tensor, *_: now.pin(tensor.clone()))
         patch.setattr(Tensor, "is_pinned", lambda tensor, *_: now.is_pinned(tensor))

@@ -85,7 +85,7 @@ def test_parts_of_a_batch_have_the_whole_batchs_loss(kind: type[nn.Module], *, i
             assert loss.num_items is not None
             if loss.value is not None:
                 total = total + loss.value
-                count += loss.num_items
+                count += float(loss.num_items)
         torch.testing.assert_close(total / count, expected)
 
 
@@ -128,5 +128,5 @@ def test_count_is_that_of_transformers_own_losses(name: str) -> None:
         loss = parse_loss(hugging_face.training_step(model, part))
         assert loss.value is not None
         assert loss.num_items is not None
-        total, count = total + loss.value, count + loss.num_items
+        total, count = total + loss.value, count + float(loss.num_items)
     torch.testing.assert_close(total / count, expected)

@@ -96,7 +96,7 @@ class DeepRun:
         self._report.doing("a training step", key)
         if self._code.moves_optimizers:
             self.result = fn(batch)
-            self.loss = reported_loss(self.result)
+            self.loss = float(reported_loss(self.result))
         else:
             with autocast(self._code.precision, CPU):
                 self.result = fn(batch)

@@ -21,12 +21,13 @@ import torch.distributed as dist
 from elasticflow.errors import StateError, StepResultError
 from elasticflow.protocol import run_files, worker_environment
 from elasticflow.runtime.measuring.scalars import LOSS_KEYS, require_name, require_room, scalars_in
+from elasticflow.runtime.process.pinned_memory import read_all
 from elasticflow.runtime.process.step_log import LateNumber
 from elasticflow.runtime.process.stopping import Stopped
 from elasticflow.runtime.training.step_row import NO_REQUESTS, StepRow
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.process.position import Position
@@ -194,12 +195,11 @@ class Ballot:
         """Return the sum over all ranks of each waiting step's row. Collective: every rank."""
         places = 2 * len(self._names)
         numbers: list[float] = []
-        for step in self._waiting:
+        for step, (loss, *means) in zip(self._waiting, self._values(), strict=True):
             weight = 0 if step.loss is None else step.samples
-            loss = float(step.loss.detach() if hasattr(step.loss, "detach") else step.loss) if weight else 0.0
             # Behind the row: all samples; for how many steps the next meeting is, as rank 0 says.
             extra = step.samples, share, is_pending
-            row = StepRow(loss * weight, weight, requests, self._scalars_of(step), extra)
+            row = StepRow(loss * weight, weight, requests, self._scalars_of(step, means), extra)
             numbers += row.to_numbers(places)
         if self._worker.world_size > 1:
             tensor = torch.tensor(numbers, dtype=torch.float64)
@@ -208,13 +208,21 @@ class Ballot:
         size = len(numbers) // len(self._waiting)
         return [StepRow.from_sums(numbers[low : low + size], places) for low in range(0, len(numbers), size)]
 
-    def _scalars_of(self, step: _Step) -> list[float]:
-        scalars: list[float] = []
-        for name in self._names:
-            value = step.scalars.get(name)
-            weight = 0 if value is None else step.samples
-            scalars += [float(value) * weight if weight else 0.0, weight]  # type: ignore[arg-type]
-        return scalars
+    def _values(self) -> Iterator[list[float]]:
+        """Yield each waiting step's loss and scalars, 0 for a value that does not count; one wait for the device brings all."""
+        values: list[Any] = []
+        for step in self._waiting:
+            given = step.loss, *map(step.scalars.get, self._names)
+            values += [0.0 if value is None or not step.samples else value for value in given]
+        numbers, width = read_all(values), 1 + len(self._names)
+        for low in range(0, len(numbers), width):
+            yield numbers[low : low + width]
+
+    def _scalars_of(self, step: _Step, means: Sequence[float]) -> list[float]:
+        weights = [step.samples if name in step.scalars else 0 for name in self._names]
+        return [
+            number for mean, weight in zip(means, weights, strict=True) for number in (mean * weight, weight)
+        ]
 
     def _settle(self, step: _Step, row: StepRow) -> int:
         """Give *step* its means over all ranks; return its samples."""

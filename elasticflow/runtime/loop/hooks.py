@@ -172,10 +172,11 @@ def apart(model: nn.Module, average: nn.Module | None, device: torch.device, key
     """
     watched = [module for module in (model, average) if module is not None]
     state = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    of_device: Any = torch.get_device_module(device) if device.type != "cpu" else None
+    on_device = None if of_device is None else of_device.get_rng_state(device)
     random_streams.seed_all(key)
-    if on_device is not None:
-        torch.cuda.manual_seed(key)
+    if of_device is not None:
+        of_device.manual_seed(key)
     try:
         with evaluating(*watched), torch.no_grad():
             yield
@@ -183,5 +184,5 @@ def apart(model: nn.Module, average: nn.Module | None, device: torch.device, key
         random.setstate(state[0])
         np.random.set_state(state[1])  # noqa: NPY002
         torch.set_rng_state(state[2])
-        if on_device is not None:
-            torch.cuda.set_rng_state(on_device, device)
+        if of_device is not None:
+            of_device.set_rng_state(on_device, device)

@@ -43,7 +43,7 @@ class StepProfiler:
         heartbeat: This rank's.
         folder: The run's.
         rank: This rank.
-        device_type: Where the model lives: of `cuda` kernels are traced, too.
+        device_type: Type of the device of the model, whose kernels are traced, too.
         event: Logs an event of this rank.
         go_on: Called after time was spent that belongs to no step.
     """
@@ -88,7 +88,7 @@ class StepProfiler:
     def _begin(self, number: int, step: int) -> _Trace:
         request = from_json(ProfileRequest, json.loads(self._folder.profile_request(number).read_bytes()))
         place = self._folder.trace(number, self._rank)
-        trace = _Trace(request, number, place, with_cuda=self._device_type == "cuda")
+        trace = _Trace(request, number, place, device_type=self._device_type)
         trace.begin(step)
         # The first step of a trace only warms up.
         self._event(events.PROFILE_STARTED, profile=number, step=step + 1, steps=request.steps)
@@ -124,9 +124,9 @@ class StepProfiler:
 class _Trace:
     """One trace of torch's profiler: a step that warms up, then those that are recorded."""
 
-    def __init__(self, request: ProfileRequest, number: int, path: Path, *, with_cuda: bool) -> None:
+    def __init__(self, request: ProfileRequest, number: int, path: Path, *, device_type: str) -> None:
         self.number, self.path = number, path
-        self._request, self._with_cuda = request, with_cuda
+        self._request, self._device_type = request, device_type
         self._profiler: Any = None
         self.first = self.last = 0
         self._is_written = False
@@ -135,11 +135,11 @@ class _Trace:
         """Begin after *step*."""
         from torch.profiler import ProfilerActivity, profile, schedule
 
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._with_cuda else [])]
+        kernels = getattr(ProfilerActivity, self._device_type.upper(), ProfilerActivity.CPU)
         request = self._request
         self.first = self.last = step + 1
         self._profiler = profile(
-            activities=activities,
+            activities={ProfilerActivity.CPU, kernels},
             schedule=schedule(wait=0, warmup=1, active=request.steps, repeat=1),
             on_trace_ready=self._write,
             record_shapes=request.shapes,

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from elasticflow import events
 from elasticflow.errors import StopTraining
-from elasticflow.runtime.measuring.gradient_norm import norm_of, read_late
+from elasticflow.runtime.measuring.gradient_norm import norm_of
 from elasticflow.runtime.measuring.speed import Measures, device_name
 from elasticflow.runtime.measuring.step_profiler import StepProfiler
-from elasticflow.runtime.process import process_group, random_streams, stopping
+from elasticflow.runtime.process import pinned_memory, process_group, random_streams, stopping
 from elasticflow.runtime.process.compiler import Compilation
 from elasticflow.runtime.process.moments import Moments
 from elasticflow.runtime.process.step_log import Heartbeat, LateNumber, Progress
@@ -192,12 +192,12 @@ class Worker:
     def log_grad_norm(self, norm: Tensor) -> None:
         """Put *norm*, as `clip_grad_norm_` returned it, into the step's line; does not wait for the device."""
         if self.progress.is_next_logged:
-            self.progress.note_grad_norm(read_late(norm))
+            self.progress.note_grad_norm(pinned_memory.read_late(norm))
 
     def log_grad_norm_of(self, model: nn.Module) -> None:
         """Put the norm of the gradients in *model* into the step's line; it is computed only if the step has a line."""
         if self.progress.is_next_logged:
-            self.progress.note_grad_norm(read_late(norm_of(model.parameters())))
+            self.progress.note_grad_norm(pinned_memory.read_late(norm_of(model.parameters())))
 
     def reseed(self) -> None:
         """Put every random generator into one state on all ranks; each factory begins in a state of its own."""

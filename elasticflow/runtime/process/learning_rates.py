@@ -6,7 +6,11 @@ import json
 import math
 from collections.abc import Mapping
 from itertools import count
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, SupportsFloat, cast
+
+from torch import Tensor
+
+from elasticflow.runtime.process.pinned_memory import read_late
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -16,8 +20,8 @@ if TYPE_CHECKING:
     AnyOptimizers = Optimizer | Mapping[str, Optimizer] | Sequence[Optimizer]
     """One optimizer, or several by name or number."""
 
-Rates = tuple[float, ...]
-"""One rate per parameter group, in the optimizers' order."""
+Rates = tuple[SupportsFloat, ...]
+"""One rate per parameter group, in the optimizers' order. A rate that is a tensor of a device arrives late: `read_late`."""
 
 
 class LearningRates:
@@ -76,9 +80,11 @@ def _unique(names: list[str | None]) -> list[str]:
     ]
 
 
-def _rate(group: dict[str, Any]) -> float:
-    return float(group.get("lr", math.nan))
+def _rate(group: dict[str, Any]) -> SupportsFloat:
+    rate = group.get("lr", math.nan)
+    return read_late(rate) if isinstance(rate, Tensor) else float(rate)
 
 
-def _number(value: float) -> str:
-    return repr(value) if math.isfinite(value) else "null"
+def _number(value: SupportsFloat) -> str:
+    number = float(value)
+    return repr(number) if math.isfinite(number) else "null"

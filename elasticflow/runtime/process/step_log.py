@@ -231,8 +231,10 @@ class Progress:
             of_peak = self._of_peak * (position.samples - self._samples) / passed
         self._samples = position.samples
         is_due = now - self._written >= _LATE_S or len(self._waiting) >= _MOST_WAITING - 1
-        # The GPU still computes this norm: it arrives by the next step, without a wait.
-        is_late = not (norm is None or isinstance(norm, float | dict))
+        # A device still computes the norm or a rate: it arrives by the next step, without a wait.
+        is_late = not (norm is None or isinstance(norm, float | dict)) or any(
+            type(r) is not float for r in rates
+        )
         if is_late and is_due:
             self.flush()
         facts = (

@@ -6,6 +6,7 @@ ballot, a `StepRow`, travels as the gradient of a small parameter that we add, s
 
 from __future__ import annotations
 
+import math
 from ctypes import c_float
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.measuring.marks import mark
-from elasticflow.runtime.process import torch_private
+from elasticflow.runtime.process import pinned_memory, torch_private
 from elasticflow.runtime.training.replicated_step import ReplicatedStep
 from elasticflow.runtime.training.step_row import NO_REQUESTS, ROW_SIZE, StepRow
 
@@ -37,7 +38,7 @@ def wrap(model: nn.Module, device: torch.device, **options: Any) -> DistributedD
         device: Device of this rank.
         options: Options of DistributedDataParallel.
     """
-    if device.type == "cuda":
+    if device.type != "cpu":
         options = {"device_ids": [device.index], **options}
     replicas = DistributedDataParallel(model, **options)
     if hasattr(model, torch_private.COMPILED_MODEL) or options.get("static_graph"):
@@ -89,9 +90,9 @@ class DDPStep(ReplicatedStep):
                 nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         super().__init__(worker, model, training_step, parts=worker.world_size, **options)
         self._loss: float | Tensor = 0.0
-        self._count = 0.0
+        self._count: float | Tensor = 0.0
         self._is_here = worker.device.type == "cpu"
-        self._values = torch.zeros(ROW_SIZE)
+        self._values = torch.zeros(ROW_SIZE, dtype=torch.float32)
         # Written without torch's bookkeeping: read in the same step only. What a float cannot hold becomes inf.
         memory: Any = self._values.numpy()
         self._array: Any = (c_float * ROW_SIZE).from_buffer(memory)
@@ -122,7 +123,7 @@ class DDPStep(ReplicatedStep):
             else:
                 self._backward(data, count, batch.samples, None if left else self._worker.vote.requests)
         assert self._ballot.grad is not None
-        loss, count, *others = self._ballot.grad.tolist()  # waits for the device
+        loss, count, *others = self._read(self._ballot.grad)
         ranks = self._worker.world_size  # over which DistributedDataParallel averages
         return StepRow.from_sums([loss * ranks, _whole(count * ranks) if count else 0.0, *others])
 
@@ -160,9 +161,11 @@ class DDPStep(ReplicatedStep):
 
     def _votes(self, requests: Sequence[float]) -> Tensor:
         row = StepRow(self._loss, self._count, requests, self._scalars.numbers(self._worker.rank))
+        if not self._is_here:
+            return row.fill_in(pinned_memory.to_device(row.to_numbers(), self._ballot.device))
         numbers = row.to_numbers(places=0)
         self._array[: len(numbers)] = numbers
-        return self._values if self._is_here else row.fill_in(self._values.to(self._ballot.device))
+        return self._values
 
 
 class _WithBallot(nn.Module):
@@ -170,7 +173,11 @@ class _WithBallot(nn.Module):
 
     def __init__(self, model: nn.Module, forward: Callable[..., tuple[Tensor, ...]]) -> None:
         super().__init__()
-        self.model, self.ballot, self._call = model, nn.Parameter(torch.zeros(ROW_SIZE)), forward
+        self.model, self.ballot, self._call = (
+            model,
+            nn.Parameter(torch.zeros(ROW_SIZE, dtype=torch.float32)),
+            forward,
+        )
 
     def forward(self, *given: Any) -> tuple[Tensor, ...]:
         """Return the tensors to differentiate."""
@@ -179,6 +186,8 @@ class _WithBallot(nn.Module):
 
 def _whole(count: float) -> float:
     """Return a count that travelled as a mean over the ranks, in single precision; sums of weights stay fractions."""
+    if not math.isfinite(count):
+        return count
     nearest = round(count)
     return nearest if abs(count - nearest) <= 1e-6 * nearest else count
 

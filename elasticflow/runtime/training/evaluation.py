@@ -24,7 +24,7 @@ from elasticflow.runtime.evaluation.whole_set import OfBatch, WholeSet
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.training import loss_weights, model_buffers
-from elasticflow.runtime.training.loss import parse_loss
+from elasticflow.runtime.training.loss import parse_loss, require_count
 from elasticflow.runtime.training.modes import evaluating
 from elasticflow.runtime.training.precision import AUTOCAST, autocast
 from elasticflow.snapshots.format import fingerprints
@@ -339,4 +339,8 @@ def _loss_and_weight(result: Any, count: int) -> tuple[float, float]:
     loss, weight = parse_loss(result)
     if loss is None:
         return 0.0, 0.0
-    return (float(loss) * count, count) if weight is None else (float(loss), weight)
+    if weight is None:
+        return float(loss) * count, count
+    number = float(weight)
+    require_count(number, "an evaluation")
+    return float(loss), number

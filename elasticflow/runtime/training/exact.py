@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.measuring.marks import mark
-from elasticflow.runtime.process import environment
+from elasticflow.runtime.process import environment, pinned_memory
 from elasticflow.runtime.process.position import even_split
 from elasticflow.runtime.process.torch_private import foreach_copy_, foreach_div_
 from elasticflow.runtime.training import determinism, model_buffers
@@ -99,7 +99,7 @@ class ExactStep(ReplicatedStep):
                 self._exchange.push(shard, self._leaf(shard, given))
         with mark("exchange"):
             totals = self._exchange.total()
-        row = StepRow.from_sums(totals[0].tolist())  # waits for the device
+        row = StepRow.from_sums(self._read(totals[0]))
         with_samples, *used = row.extra
         gradients = totals[self._gradients_from :]
         for parameter, gradient, uses in zip(self._parameters, gradients, used, strict=True):
@@ -112,7 +112,7 @@ class ExactStep(ReplicatedStep):
 
     def _run(
         self, shard: int, data: Any, num_samples: int, total: int
-    ) -> tuple[Tensor | float, float] | None:
+    ) -> tuple[Tensor | float, float | Tensor] | None:
         """Leave a shard's gradients in the parameters; return its weighted loss, and items if the step counts them.
 
         Returns None, and nothing that counts, once this rank's code wants training to end.
@@ -138,9 +138,11 @@ class ExactStep(ReplicatedStep):
         except RuntimeError as error:
             raise determinism.named(error) from error
         determinism.require_deterministic()
-        return loss.detach(), count or 0.0
+        return loss.detach(), 0.0 if count is None else count
 
-    def _leaf(self, shard: int, given: tuple[Tensor | float, float] | None) -> Sequence[Tensor | None]:
+    def _leaf(
+        self, shard: int, given: tuple[Tensor | float, float | Tensor] | None
+    ) -> Sequence[Tensor | None]:
         """Return a shard's tensors in the layout's order; the last tensor carries this rank's requests."""
         is_last = shard == self._high - 1
         if given is None and not is_last:
@@ -157,8 +159,8 @@ class ExactStep(ReplicatedStep):
             carried = self._buffers.carried(is_first=shard == 0)
         extra = (float(given is not None), *used)
         row = StepRow(loss, count, requests, self._scalars.numbers(shard), extra)
-        numbers = torch.tensor(row.to_numbers(), device=self._worker.device)
-        return [row.fill_in(numbers), *carried, *gradients]
+        numbers = row.fill_in(pinned_memory.to_device(row.to_numbers(), self._worker.device))
+        return [numbers, *carried, *gradients]
 
 
 def _refuse(worker: Worker, model: nn.Module, virtual_shards: int) -> None:

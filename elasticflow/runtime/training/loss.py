@@ -24,15 +24,19 @@ class StepLoss(NamedTuple):
     Attributes:
         value: A sum over `num_items`; without them, a mean over the samples. None if it is a mean over no items,
             which is not a number: it counts for nothing.
-        num_items: Number of items in the sum, such as tokens without padding; the sum of their weights if weighted.
+        num_items: Number of items in the sum, such as tokens without padding; the sum of their weights if weighted. A tensor
+            if it lies on a device: NaN if it is negative, which `require_count` refuses once the number is here.
     """
 
     value: Tensor | None
-    num_items: float | None
+    num_items: float | Tensor | None
 
 
 def parse_loss(result: Any) -> StepLoss:
     """Return the loss that a training step returned; a mean over counted items becomes their sum.
+
+    A count beside a sum stays on its device. A count beside a mean is read, and the host waits for it: the mean over no items
+    is not a number, and neither are its gradients, so such a mean must have no backward.
 
     Raises:
         StepResultError: it has none of the forms that a step may return.
@@ -47,14 +51,30 @@ def parse_loss(result: Any) -> StepLoss:
             raise _refused(f"a dict whose `loss` is a {type(mean).__name__}", _of_no_tensor(mean))
         if count is None:
             return StepLoss(_scalar(mean), None)
-        count = _count_of(count)
-        if count == 0:
+        number = _number_of(count)
+        if number == 0:
             return StepLoss(None, 0.0)
         # Half precision would overflow at 65,504.
-        return StepLoss((_scalar(mean).float() if mean.dtype in HALVES else _scalar(mean)) * count, count)
+        return StepLoss((_scalar(mean).float() if mean.dtype in HALVES else _scalar(mean)) * number, number)
     if isinstance(result, tuple | list):
         return _of_pair(result)
     raise _refused(f"a {type(result).__name__}", _of_no_tensor(result))
+
+
+def require_count(number: float, where: str) -> None:
+    """Raise unless *number* can be a sum of counts, which `parse_loss` leaves on their device, and so cannot check.
+
+    Args:
+        number: The sum.
+        where: Where the counts were returned, for the message: "step 7".
+
+    Raises:
+        StepResultError: a count was negative or not finite.
+    """
+    if not 0 <= number < math.inf:
+        raise _refused(
+            f"a negative or infinite count of its loss in {where}", "a count is a number from 0 on"
+        )
 
 
 def with_count(result: Any, count: Any) -> dict[str, Any]:
@@ -101,7 +121,15 @@ def _scalar(loss: Tensor) -> Tensor:
     return loss
 
 
-def _count_of(count: Any) -> float:
+def _count_of(count: Any) -> float | Tensor:
+    """Return the count of a sum: as a tensor if it is on a device, without waiting for the device."""
+    if not isinstance(count, Tensor) or count.device.type == "cpu":
+        return _number_of(count)
+    number = count.detach().reshape(()).float()
+    return number.where(number >= 0, math.nan)
+
+
+def _number_of(count: Any) -> float:
     if not _is_number(count):
         raise _refused(f"{notes.form(count)} as the count of its loss", "a count is one number")
     number = float(count)

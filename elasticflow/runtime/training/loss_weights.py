@@ -88,9 +88,9 @@ def counts_of_labels(batch: Any, num_samples: int) -> set[float]:
     numbers: set[float] = set()
     for labels in _labels_in(batch):
         if labels.dim() and len(labels) == num_samples and not labels.is_floating_point():
-            counts = (labels != IGNORED).reshape(num_samples, -1).sum(1)
-            if int(counts.min()) < labels[0].numel():
-                numbers |= {float(count) for count in counts.tolist()}
+            counts = (labels != IGNORED).reshape(num_samples, -1).sum(1).tolist()
+            if min(counts) < labels[0].numel():
+                numbers |= {float(count) for count in counts}
     return numbers
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,13 +19,14 @@ from torch import Tensor, nn
 from elasticflow.errors import NonFiniteLossError, StateError, StopTraining
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.measuring.scalars import Scalars
-from elasticflow.runtime.process import stopping
+from elasticflow.runtime.process import pinned_memory, stopping
+from elasticflow.runtime.process.pinned_memory import LateTensor
 from elasticflow.runtime.training import model_buffers, replicable, several_optimizers
 from elasticflow.runtime.training.replicated_step import micro_batches
 from elasticflow.runtime.training.step_row import StepRow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch.optim import Optimizer
 
@@ -41,6 +43,13 @@ class _Met(NamedTuple):
 
     optimizer: int | None
     row: StepRow
+
+
+class _Norm(NamedTuple):
+    """The norm of an optimizer's gradients, on its device and here."""
+
+    tensor: Tensor
+    number: float
 
 
 class ManualStep:
@@ -145,9 +154,10 @@ class ManualStep:
                 "the training step took the optimizers, and moved none of them",
                 "call step() of each optimizer in model.step; or let it take (model, batch) and return a loss",
             )
-        loss = reported_loss(result) * weight
+        reported = reported_loss(result)
         self._scalars.add(self._worker.rank, result, weight)
-        return self._end(self._meet(None, loss))
+        loss, *scalars = pinned_memory.read_all([reported, *self._scalars.numbers(self._worker.rank)])
+        return self._end(self._meet(None, loss * weight, scalars))
 
     def _follow(self) -> float:
         """Follow the other ranks to the end of the step, without samples."""
@@ -176,16 +186,20 @@ class ManualStep:
 
         return meet
 
-    def _meet(self, number: int | None, loss: float, *, is_following: bool = False) -> _Met:
-        """Announce this rank's next action, and learn those of all ranks. Collective: every rank."""
+    def _meet(
+        self, number: int | None, loss: float, scalars: Sequence[float] = (), *, is_following: bool = False
+    ) -> _Met:
+        """Announce this rank's next action, and learn those of all ranks. Collective: every rank.
+
+        All that travels is known on the host, so that no rank waits for its device here.
+        """
         worker, vote = self._worker, self._worker.vote
         # Behind the row: the step is over, and for each optimizer the ranks that are about to move it.
         is_over = number is None and not is_following
         moves = [float(number == optimizer) for optimizer in range(len(self._optimizers))]
-        scalars = [float(scalar) for scalar in self._scalars.numbers(worker.rank)] if is_over else ()
         row = StepRow(loss, 0.0, vote.requests(), scalars, (float(is_over), *moves))
         if worker.world_size > 1:
-            sums = torch.tensor(row.to_numbers(), dtype=torch.float64, device=worker.device)
+            sums = torch.tensor(row.to_numbers(), dtype=torch.float64)
             dist.all_reduce(sums)
             row = StepRow.from_sums(sums.tolist())
         over, *moves = row.extra
@@ -213,24 +227,47 @@ class ManualStep:
     def _make_global(self, number: int, weight: float) -> None:
         """Make the gradients of an optimizer's parameters those of the global batch. Collective: every rank."""
         parameters = list(several_optimizers.parameters_of([self._optimizers[number]]))
+        by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
         if self._worker.world_size > 1:
-            by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
             for parameter in parameters:
                 by_dtype.setdefault(parameter.dtype, []).append(parameter)
-            for group in by_dtype.values():
-                _add_up(group, weight)
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        if not gradients:
+        groups = list(by_dtype.values())
+        norm = self._norm_of(parameters, groups, [_add_up(group, weight) for group in groups])
+        if norm is None:
             return
-        norm = nn.utils.get_total_norm(gradients)
-        self._norms[self._names[number].removeprefix("optimizer.")] = norm.item()
-        if not math.isfinite(norm.item()):
+        total = self._norms[self._names[number].removeprefix("optimizer.")] = norm.number
+        if not math.isfinite(total):
             raise NonFiniteLossError(
                 f"the gradients of {self._names[number]} in step {self._number} are not finite",
                 "look at the data and the learning rates",
             )
         if self._clip is not None:
-            nn.utils.clip_grads_with_norm_(parameters, self._clip, norm)
+            nn.utils.clip_grads_with_norm_(parameters, self._clip, norm.tensor)
+
+    def _norm_of(
+        self, parameters: list[nn.Parameter], groups: list[list[nn.Parameter]], ranks: list[Tensor]
+    ) -> _Norm | None:
+        """Return the norm of the gradients; None if there is none. The host waits for the device once.
+
+        Args:
+            parameters: All parameters of an optimizer.
+            groups: The same parameters, those of one dtype together; empty with one worker.
+            ranks: For each group, how many ranks have a gradient of each parameter. One that no rank has is removed.
+        """
+        is_here = self._worker.device.type == "cpu"
+        if is_here:
+            _remove_unused(groups, list(chain.from_iterable(used.tolist() for used in ranks)))
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if not gradients:
+            return None
+        norm = nn.utils.get_total_norm(gradients)
+        if is_here:
+            return _Norm(norm, norm.item())
+        # A gradient that no rank has is zeros until now, and adds nothing to the norm.
+        numbers = torch.cat([norm.reshape(1), *(used.to(norm.dtype) for used in ranks)])
+        number, *used_by = LateTensor(numbers).tolist()
+        _remove_unused(groups, used_by)
+        return _Norm(norm, number) if any(p.grad is not None for p in parameters) else None
 
     def _end(self, met: _Met) -> float:
         progress = self._worker.progress
@@ -247,15 +284,25 @@ class ManualStep:
         return loss
 
 
-def _add_up(parameters: list[nn.Parameter], weight: float) -> None:
-    """Give parameters of one dtype the sum over all ranks of gradient times weight; none, where no rank has one."""
+def _add_up(parameters: list[nn.Parameter], weight: float) -> Tensor:
+    """Give parameters of one dtype the sum over all ranks of gradient times weight; return how many ranks have each."""
     pieces = [_piece(parameter, weight) for parameter in parameters]
-    used = pieces[0].new_tensor([float(parameter.grad is not None) for parameter in parameters])
-    flat = torch.cat([*pieces, used])
+    used = pinned_memory.to_device(
+        [float(parameter.grad is not None) for parameter in parameters], pieces[0].device
+    )
+    flat = torch.cat([*pieces, used.to(pieces[0].dtype)])
     dist.all_reduce(flat)
     *sums, counts = torch.split(flat, [*map(len, pieces), len(used)])
-    for parameter, total, ranks in zip(parameters, sums, counts.tolist(), strict=True):
-        parameter.grad = total.view(parameter.shape) if ranks else None
+    for parameter, total in zip(parameters, sums, strict=True):
+        parameter.grad = total.view(parameter.shape)
+    return counts
+
+
+def _remove_unused(groups: list[list[nn.Parameter]], ranks: list[float]) -> None:
+    """Remove the gradients that no rank has."""
+    for parameter, used in zip(chain.from_iterable(groups), ranks, strict=True):
+        if not used:
+            parameter.grad = None
 
 
 def _piece(parameter: nn.Parameter, weight: float) -> Tensor:
@@ -266,15 +313,15 @@ def _piece(parameter: nn.Parameter, weight: float) -> Tensor:
     return dense.reshape(-1) * weight
 
 
-def reported_loss(result: Any) -> float:
-    """Return the loss that a step reports.
+def reported_loss(result: Any) -> float | Tensor:
+    """Return the loss that a step reports, where it lies.
 
     Raises:
         TypeError: it reports none.
     """
     value = result.get("loss") if isinstance(result, Mapping) else result
     if isinstance(value, Tensor) and value.numel() == 1:
-        return float(value.detach())
+        return value.detach()
     if isinstance(value, int | float):
         return float(value)
     raise TypeError(

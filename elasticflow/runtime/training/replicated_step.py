@@ -12,17 +12,18 @@ from elasticflow.errors import NonFiniteLossError, StopTraining
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.measuring.scalars import Scalars
 from elasticflow.runtime.process.stopping import Leaving, request_stop
+from elasticflow.runtime.process.pinned_memory import LateTensor
 from elasticflow.runtime.process.torch_private import foreach_div_
 from elasticflow.runtime.process.votes import LEAVE
 from elasticflow.runtime.training import model_buffers, replicable
-from elasticflow.runtime.training.loss import parse_loss
+from elasticflow.runtime.training.loss import parse_loss, require_count
 from elasticflow.runtime.training.loss_weights import first_look
 from elasticflow.runtime.training.precision import autocast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from torch import nn
+    from torch import Tensor, nn
     from torch.amp import GradScaler
 
     from elasticflow.runtime.data.index_loader import Batch
@@ -98,16 +99,26 @@ class ReplicatedStep(ABC):
             worker.agree_to_stop()
             return math.nan
         worker.generators.are_used |= worker.vote.random
+        num_items = float(row.num_items)
+        require_count(num_items, f"step {batch.end.step}")
         scalars, loss = self._scalars.means(row.scalars), row.loss
-        if row.num_items > 0:  # the step returned sums: only now is the count of all ranks known
-            loss /= row.num_items
-            foreach_div_([p.grad for p in self._parameters if p.grad is not None], row.num_items)
-        worker.progress.note_step(row.num_items, scalars)
+        if num_items > 0:  # the step returned sums: only now is the count of all ranks known
+            loss /= num_items
+            foreach_div_([p.grad for p in self._parameters if p.grad is not None], num_items)
+        worker.progress.note_step(num_items, scalars)
         self.was_skipped = not math.isfinite(loss)
         if self.was_skipped:
             self._restore_buffers()
             self._skip(batch.end.step, loss)
         return float(loss)
+
+    def _read(self, row: Tensor) -> list[float]:
+        """Return the numbers of a step's row: the only wait of the host for its device in a step.
+
+        The optimizer's step depends on these numbers: all ranks leave a step out if a rank asked for that, and a loss that is not
+        finite must change no weight.
+        """
+        return LateTensor(row).tolist() if row.device.type != "cpu" else row.tolist()
 
     @abstractmethod
     def _sum_of(self, batch: Batch) -> StepRow:
@@ -138,7 +149,8 @@ class ReplicatedStep(ABC):
         if self._first_look is not None:
             self._first_look(result, data, num_samples)
         loss = parse_loss(result)
-        self._scalars.add(part, result, num_samples if loss.num_items is None else loss.num_items)
+        # A count that is still on its device stands beside a sum, and so beside no scalars.
+        self._scalars.add(part, result, loss.num_items if isinstance(loss.num_items, float) else num_samples)
         return loss
 
     def _skip(self, number: int, loss: float) -> None:

@@ -29,7 +29,7 @@ class StepRow(NamedTuple):
     """
 
     loss: Any
-    num_items: float
+    num_items: float | Tensor
     requests: Sequence[float] = NO_REQUESTS
     scalars: Sequence[Any] = ()
     extra: Sequence[float] = ()
@@ -37,14 +37,17 @@ class StepRow(NamedTuple):
     def to_numbers(self, places: int = NUM_PLACES) -> list[float]:
         """Return the row as numbers; a tensor counts as 0 until `fill_in` writes it."""
         loss = 0.0 if isinstance(self.loss, Tensor) else self.loss
+        num_items = 0.0 if isinstance(self.num_items, Tensor) else self.num_items
         scalars = [0.0 if isinstance(number, Tensor) else number for number in self.scalars]
         padding = [0.0] * (places - len(scalars))
-        return [loss, self.num_items, *self.requests, *scalars, *padding, *self.extra]
+        return [loss, num_items, *self.requests, *scalars, *padding, *self.extra]
 
     def fill_in(self, numbers: Tensor) -> Tensor:
         """Write the tensors of this row into its *numbers*, without waiting for the device."""
         if isinstance(self.loss, Tensor):
             numbers[0] = self.loss
+        if isinstance(self.num_items, Tensor):
+            numbers[1] = self.num_items
         for place, number in enumerate(self.scalars, _SCALARS):
             if isinstance(number, Tensor):
                 numbers[place] = number
