@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from elasticflow.errors import RanksDifferError
+from elasticflow.runtime.process.pinned_memory import LateTensor, to_device
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -89,15 +90,20 @@ class StartedSums:
 
     def __init__(self, order: list[str], pieces: list[tuple[list[str], Tensor]]) -> None:
         self._order, self._pieces = order, pieces
+        self._late: list[Tensor | LateTensor] | None = None
 
-    def moved(self) -> StartedSums:
-        """Return the sums in main memory, once the device's current stream has come to the copy; does not wait."""
-        return StartedSums(self._order, [(keys, _in_main_memory(sums)) for keys, sums in self._pieces])
+    def fetch(self) -> None:
+        """Have the sums moved to main memory as soon as each device's current stream comes to it; does not wait."""
+        # The sums on the device stay: another stream may have made them, and could use their memory again.
+        self._late = [sums if sums.device.type == "cpu" else LateTensor(sums) for _, sums in self._pieces]
 
     def result(self) -> dict[str, int]:
-        """Return the sums by key; makes one transfer from each device."""
+        """Return the sums by key; waits until they are moved to main memory."""
+        if self._late is None:
+            self.fetch()
+        assert self._late is not None
         totals = dict.fromkeys(self._order, 0)
-        for keys, sums in self._pieces:
+        for (keys, _), sums in zip(self._pieces, self._late, strict=True):
             for key, number in zip(keys, sums.tolist(), strict=True):
                 totals[key] += number
         return {key: (total + 2**63) % 2**64 - 2**63 for key, total in totals.items()}
@@ -139,7 +145,7 @@ class _DeviceSums:
                 short[number] = size // 8 % _PARTS
         borders = [0, *accumulate((*short, *(size % 8 for size in sizes.values())))]
         self.keys = [*large, *medium, *tensors, *tensors]
-        self._borders = _on(device, torch.tensor(borders))
+        self._borders = to_device(borders, device)
         self._weights = torch.arange(1, 2 * _PARTS, 2, device=device)
 
     def pieces(self) -> Tensor:
@@ -192,16 +198,3 @@ def _cut(data: Tensor) -> _Cut:
     if count >= _MEDIUM:
         return _Cut(None, words, words[:0], end)
     return _Cut(None, None, words, end)
-
-
-def _in_main_memory(numbers: Tensor) -> Tensor:
-    """Return a copy in main memory, complete once the device's current stream has come to it."""
-    if numbers.device.type == "cpu":
-        return numbers
-    there = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-    return there.copy_(numbers, non_blocking=True)
-
-
-def _on(device: torch.device, numbers: Tensor) -> Tensor:
-    """Return *numbers* of main memory on *device*; does not wait for a device."""
-    return numbers if device.type == "cpu" else numbers.pin_memory().to(device, non_blocking=True)

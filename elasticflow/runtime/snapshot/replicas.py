@@ -182,6 +182,8 @@ class ReplicaCheck:
             # The device's stream computes the sums in order, so before the optimizer's step.
             started: Future[checksums.StartedSums] = Future()
             started.set_result(sums.start())
+            # `finish` waits for no more than the sums.
+            started.result().fetch()
             return started, lambda: None
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "compare")

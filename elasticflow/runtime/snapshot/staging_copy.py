@@ -214,7 +214,6 @@ class _Comparison:
         self._sums_of_views: dict[int, tuple[Mapping[str, Tensor], Sums]] = {}
         self._views: Mapping[str, Tensor] = {}
         self._started: StartedSums | None = None
-        self._fetched: StartedSums | None = None
 
     @property
     def is_on(self) -> bool:
@@ -223,7 +222,7 @@ class _Comparison:
 
     def begin(self, shard: RankShard, keys: Collection[str], views: Mapping[str, Tensor]) -> None:
         """Start to sum up the tensors *keys* of *shard*, on the device's current stream; *views* are their copies."""
-        self._started = self._fetched = None
+        self._started = None
         if not keys:
             return
         if shard is not self._shard or keys != self._keys:
@@ -234,18 +233,17 @@ class _Comparison:
     def fetch(self) -> None:
         """Move the sums to main memory, once the device's current stream comes to it."""
         if self._started is not None:
-            # `_started` keeps the sums on the device meanwhile: another stream made them, and could use their memory again.
-            self._fetched = self._started.moved()
+            self._started.fetch()
 
     def difference(self) -> str | None:
         """Return the first key whose copy differs; to be asked once the copy and `fetch` are complete."""
-        if self._fetched is None:
+        if self._started is None:
             return None
         known = self._sums_of_views.get(id(self._views))
         if known is None:
             sums = Sums({key: self._views[key] for key in self._keys})
             known = self._sums_of_views[id(self._views)] = self._views, sums
-        expected, copied = self._fetched.result(), known[1].start().result()
+        expected, copied = self._started.result(), known[1].start().result()
         return next((key for key, number in expected.items() if copied[key] != number), None)
 
 

@@ -301,9 +301,9 @@ def test_a_scalers_state_is_read_without_a_wait() -> None:
         job = Job(device)
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3)
         # What the first `scale` makes.
-        scaler._scale = torch.full((), 32.0, device=DEVICE)  # type: ignore[attr-defined]
-        scaler._growth_tracker = torch.full((), 2, dtype=torch.int32, device=DEVICE)  # type: ignore[attr-defined]
-        average = AveragedModel(job.model)  # type: ignore[no-untyped-call]
+        scaler._scale = torch.full((), 32.0, device=DEVICE)
+        scaler._growth_tracker = torch.full((), 2, dtype=torch.int32, device=DEVICE)
+        average = AveragedModel(job.model)
         job.state = State(model=job.model, optimizer=job.optimizer, scaler=scaler, ema=average)
         job.copy()
         job.finish()

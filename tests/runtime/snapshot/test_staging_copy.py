@@ -198,7 +198,7 @@ class Fresh:
 
 def _hooked() -> nn.Module:
     model = nn.Linear(8, 8)
-    model.register_state_dict_post_hook(lambda *_: None)
+    model.register_state_dict_post_hook(lambda *_: None)  # type: ignore[no-untyped-call]
     return model
 
 
