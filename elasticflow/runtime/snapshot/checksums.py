@@ -71,13 +71,19 @@ class Sums:
         by_device: dict[torch.device, dict[str, Tensor]] = defaultdict(dict)
         for key, tensor in tensors.items():
             by_device[tensor.device][key] = tensor.detach()
-        self._order = list(tensors)
+        self._tensors = dict(tensors)
         self._of_devices = [_DeviceSums(device, group) for device, group in by_device.items()]
+
+    def fits(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Return True if *tensors* are the same objects under the same keys."""
+        return tensors.keys() == self._tensors.keys() and all(
+            tensor is self._tensors[key] for key, tensor in tensors.items()
+        )
 
     def start(self) -> StartedSums:
         """Start to compute the sums of the current values; does not wait for devices other than the CPU."""
         with torch.no_grad():
-            return StartedSums(self._order, [(sums.keys, sums.pieces()) for sums in self._of_devices])
+            return StartedSums(list(self._tensors), [(sums.keys, sums.pieces()) for sums in self._of_devices])
 
 
 class StartedSums:

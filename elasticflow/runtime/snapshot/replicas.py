@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from elasticflow import events
 from elasticflow.errors import NotExchangedError, ReplicasDifferError
@@ -93,7 +92,7 @@ class ReplicaCheck:
         self._equal_at = 0
         self._pending: _Pending | None = None
         self._thread: ThreadPoolExecutor | None = None
-        self._sums, self._summed = checksums.Sums({}), dict[str, Tensor]()
+        self._sums = checksums.Sums({})
 
     def begin(self, position: Position) -> None:
         """Begin at *position*, where all ranks have loaded or built the same state. Collective: every rank.
@@ -177,17 +176,16 @@ class ReplicaCheck:
         return not self._compares or (self._last is not None and self._last.step == position.step)
 
     def _start_sums(self, captured: Captured) -> tuple[Future[checksums.StartedSums], Callable[[], None]]:
-        sums = self._sums_of(captured)
         if any(tensor.device.type != "cpu" for tensor in captured.tensors.values()):
             # The device's stream computes the sums in order, so before the optimizer's step.
             started: Future[checksums.StartedSums] = Future()
-            started.set_result(sums.start())
+            started.set_result(self._sums_of(captured).start())
             # `finish` waits for no more than the sums.
             started.result().fetch()
             return started, lambda: None
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "compare")
-        started = self._thread.submit(sums.start)
+        started = self._thread.submit(lambda: self._sums_of(captured).start())
 
         def wait(*_: object) -> None:
             started.result()
@@ -204,12 +202,9 @@ class ReplicaCheck:
         return self._sums_of(self._state.capture()).start().result()
 
     def _sums_of(self, captured: Captured) -> checksums.Sums:
-        # The same dict holds the same tensors as before.
-        if captured.tensors is not self._summed:
-            self._summed = captured.tensors
-            self._sums = checksums.Sums(
-                {k: t for k, t in captured.tensors.items() if k not in captured.local}
-            )
+        tensors = {key: tensor for key, tensor in captured.tensors.items() if key not in captured.local}
+        if not self._sums.fits(tensors):
+            self._sums = checksums.Sums(tensors)
         return self._sums
 
     def _are_equal(self, sums: Sums) -> bool:

@@ -207,11 +207,11 @@ class _Comparison:
     """Compares tensors with their copies in main memory by sums over their bits."""
 
     def __init__(self) -> None:
-        # Made once for a shard, and for each of its buffers.
+        self._sums = Sums({})
+        # Views of a shard's buffers, and the sums over them, by the id of the views.
+        self._sums_of_views: dict[int, tuple[Mapping[str, Tensor], Sums]] = {}
         self._shard: RankShard | None = None
         self._keys: Collection[str] = ()
-        self._sums = Sums({})
-        self._sums_of_views: dict[int, tuple[Mapping[str, Tensor], Sums]] = {}
         self._views: Mapping[str, Tensor] = {}
         self._started: StartedSums | None = None
 
@@ -225,9 +225,11 @@ class _Comparison:
         self._started = None
         if not keys:
             return
+        tensors = {key: shard.tensors[key] for key in keys}
+        if not self._sums.fits(tensors):
+            self._sums = Sums(tensors)
         if shard is not self._shard or keys != self._keys:
-            self._shard, self._keys = shard, keys
-            self._sums, self._sums_of_views = Sums({key: shard.tensors[key] for key in keys}), {}
+            self._shard, self._keys, self._sums_of_views = shard, keys, {}
         self._started, self._views = self._sums.start(), views
 
     def fetch(self) -> None:
