@@ -5,10 +5,10 @@ training stream waits for the copy as late as possible: at once for tensors that
 the job's own), at the optimizer's step for tensors that as a rule only that step writes.
 
 Other code may write such a tensor, too, before the step: an embedding with `max_norm` in its forward, a clamp at the top of
-a loop, the replay of a graph that contains the step. torch does not count all such writes (`_version` stays the same for
-writes through `.data`, for fused optimizers and for graphs; seen in torch 2.13). So the content is compared: the device sums
-up the tensors in the order of the training stream, where `start` was called, and a thread of this process sums up the
-copy. A copy with other sums is not handed over, and from then on the training stream waits at once.
+a loop, the replay of a graph that contains the step. torch does not count all such writes: `_version` stays the same for
+writes through `.data` and by fused optimizers (seen in torch 2.13), and the replay of a graph calls no hook. So the content
+is compared: the device sums up the tensors in the order of the training stream, where `start` was called, and a thread of
+this process sums up the copy. A copy with other sums is not handed over, and from then on the training stream waits at once.
 """
 
 from __future__ import annotations
