@@ -275,6 +275,14 @@ STAGING_SINGLE = Event(
     emitter="worker",
     line=Template("short of memory", "each snapshot waits until the one before is written: {reason}"),
 )
+STAGING_OVERTAKEN = Event(
+    "staging.overtaken",
+    "a tensor was written while it was copied to the memory tier, and not by its optimizer's step: this step is not held",
+    ("name",),
+    level="warning",
+    emitter="worker",
+    line=Template("not in memory", "step {step}: {name} was written while it was copied"),
+)
 SNAPSHOT_COMMITTED = Event(
     "snapshot.committed",
     "the snapshot exists",

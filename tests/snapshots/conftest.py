@@ -74,6 +74,7 @@ class Bench:
         rank: int = 0,
         generation: int = 1,
         size: int = 1000,
+        refusal: str | None = None,
         **about: Any,
     ) -> str:
         """Stage a share whose bytes tell step and rank; rank 0 gives the record with it."""
@@ -86,7 +87,8 @@ class Bench:
         ]
         facts = ManifestFacts(trigger="steps", samples=step * 10, **about)
         record = SnapshotRecord({"position": {"step": step}, "state": {}}, facts)
-        client.stage(name=name, step=step, tensors=entries, nbytes=size, record=record if rank == 0 else None)
+        given = record if rank == 0 else None
+        client.stage(name=name, step=step, tensors=entries, nbytes=size, record=given, refusal=refusal)
         return name
 
     @staticmethod

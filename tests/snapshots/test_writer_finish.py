@@ -39,6 +39,20 @@ def test_finish_gives_up_what_can_never_be_whole(bench: Bench) -> None:
     assert bench.catalog.committed() == []
 
 
+def test_a_shard_that_its_rank_refuses_fails_the_snapshot(bench: Bench) -> None:
+    """One of two ranks says that its buffer does not hold its shard: all are told why, and its buffer is free again."""
+    writer = bench.writer()
+    clients = [bench.connect(writer, rank, 2) for rank in range(2)]
+    for step in range(1, 5):
+        bench.share(clients[0], step)
+        bench.share(clients[1], step, rank=1, refusal="model/w was written" if step == 2 else None)
+    expected = [(1, None), (2, "model/w was written"), (3, None), (4, None)]
+    for client in clients:
+        assert [(report.step, report.reason) for report in bench.flushed(client, 100)] == expected
+    assert [found.step for found in bench.catalog.committed()] == [4, 3, 1]
+    writer.finish(20)
+
+
 def test_finish_of_an_idle_writer_returns_at_once(bench: Bench) -> None:
     """Nothing was handed over: the writer leaves within a moment; a dead one is no reason to wait either."""
     writer = bench.writer()

@@ -62,6 +62,7 @@ __all__ = [
     "loader_processes_of",
     "on_compile",
     "precompile_headers_if",
+    "scale_of",
     "state_hooks_of",
     "storage_id",
     "tables_of",
@@ -151,6 +152,12 @@ _require_attributes(
 state_hooks_of: Callable[[Optimizer], tuple[dict[int, Any], dict[int, Any]]] = operator.attrgetter(
     *_OPTIMIZER_HOOKS
 )
+
+
+# Scale of a GradScaler and steps since it changed, as tensors on the device; None before the first `scale`.
+_SCALE = "_scale", "_growth_tracker"
+_require_attributes(torch.amp.GradScaler("cpu"), _SCALE, "to capture a scaler's state without waiting")
+scale_of: Callable[[torch.amp.GradScaler], tuple[Tensor | None, Tensor | None]] = operator.attrgetter(*_SCALE)
 
 
 def storage_id(tensor: Tensor) -> int:

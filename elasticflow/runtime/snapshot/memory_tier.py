@@ -6,6 +6,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+from elasticflow import events
 from elasticflow.errors import StorageError
 from elasticflow.run_folder import SNAPSHOT_NAME
 from elasticflow.runtime.snapshot.rank_shard import view_of
@@ -85,6 +86,8 @@ class MemoryTier:
         self._last_time = time.monotonic()
         self._shard: RankShard | None = None
         self._held_step: int | None = None
+        # Step of a state whose copy was overtaken, and the tensor.
+        self._lost: tuple[int, str] | None = None
         if me.rank == 0 and self._due.seconds is not None:
             me.vote.when("memory", self._is_due_by_time)
 
@@ -101,8 +104,12 @@ class MemoryTier:
         """Have the writer prepare slots for *shard* while training continues."""
         self._client.reserve(shard.nbytes)
 
-    def hold(self, position: Position) -> None:
+    def hold(self, position: Position, *, waits: bool) -> None:
         """Copy this rank's shard into the writer's memory; waits for no other rank.
+
+        Args:
+            position: Position of the state.
+            waits: The copy must not be overtaken; see `Copier.start`.
 
         Raises:
             SnapshotError: the writer died, or has no memory.
@@ -116,13 +123,25 @@ class MemoryTier:
         record = self._metadata.record(position, captured, _TRIGGER)
         name = "" if record is None else self._metadata.name(position.step)
         slot = self._client.next_slot()
-        self._copier.start(shard, memoryview(slot.memory)[: shard.nbytes], captured.stepped)
+        target = memoryview(slot.memory)[: shard.nbytes]
+        self._copier.start(shard, target, captured.stepped, waits=waits)
         self._copier.then(partial(self._commit_slot, shard, slot, name, position.step, record))
         self._last, self._last_time, self._held_step = position, time.monotonic(), position.step
 
     def _commit_slot(
-        self, shard: RankShard, slot: Slot, name: str, step: int, record: SnapshotRecord | None
+        self,
+        shard: RankShard,
+        slot: Slot,
+        name: str,
+        step: int,
+        record: SnapshotRecord | None,
+        overtaken: str | None,
     ) -> None:
+        if overtaken is not None:
+            # The slot has no label: it is filled again next.
+            self._lost = step, overtaken
+            self._me.event(events.STAGING_OVERTAKEN, step=step, name=overtaken)
+            return
         if shard is not self._shard:
             self._client.describe(shard.entries, shard.nbytes, record)
             self._shard = shard
@@ -134,6 +153,10 @@ class MemoryTier:
     def holds(self, position: Position) -> bool:
         """True if this generation held the state after *position*, and no later one."""
         return self._held_step == position.step
+
+    def lost(self, position: Position) -> str | None:
+        """Return the tensor that was written while the state after *position* was copied; None: that state was not lost so."""
+        return self._lost[1] if self._lost is not None and self._lost[0] == position.step else None
 
     def forget(self, equal_at: int) -> None:
         """Keep later generations from resuming from the held state, or from its snapshots after step *equal_at*.

@@ -23,9 +23,9 @@ from elasticflow.runtime.snapshot import checksums
 from elasticflow.snapshots.format.policy import Due
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from torch import Tensor, nn
+    from torch import nn
 
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.process.position import Position
@@ -48,7 +48,7 @@ class _Pending:
     """
 
     step: int
-    sums: Future[checksums.Started]
+    sums: Future[checksums.StartedSums]
     then: Callable[[], None]
     unhook: Callable[[], None]
 
@@ -92,6 +92,7 @@ class ReplicaCheck:
         self._equal_at = 0
         self._pending: _Pending | None = None
         self._thread: ThreadPoolExecutor | None = None
+        self._sums = checksums.Sums({})
 
     def begin(self, position: Position) -> None:
         """Begin at *position*, where all ranks have loaded or built the same state. Collective: every rank.
@@ -143,7 +144,7 @@ class ReplicaCheck:
             then()
             return
         self._last = position
-        sums, unhook = self._start_sums(self._compared(captured))
+        sums, unhook = self._start_sums(captured)
         self._pending = _Pending(position.step, sums, then, unhook)
 
     @property
@@ -161,7 +162,7 @@ class ReplicaCheck:
         if pending is None:
             return
         pending.unhook()
-        if not self._are_equal(checksums.result(pending.sums.result())):
+        if not self._are_equal(pending.sums.result().result()):
             # The job's own code may have written to tensors while sums were computed, unseen by torch. A diverged replica
             # stays diverged.
             sums = self._sums_now()
@@ -174,17 +175,17 @@ class ReplicaCheck:
         """True if this step needs no comparison, or has been compared."""
         return not self._compares or (self._last is not None and self._last.step == position.step)
 
-    def _start_sums(
-        self, tensors: Mapping[str, Tensor]
-    ) -> tuple[Future[checksums.Started], Callable[[], None]]:
-        if any(tensor.device.type != "cpu" for tensor in tensors.values()):
+    def _start_sums(self, captured: Captured) -> tuple[Future[checksums.StartedSums], Callable[[], None]]:
+        if any(tensor.device.type != "cpu" for tensor in captured.tensors.values()):
             # The device's stream computes the sums in order, so before the optimizer's step.
-            started: Future[checksums.Started] = Future()
-            started.set_result(checksums.start(tensors))
+            started: Future[checksums.StartedSums] = Future()
+            started.set_result(self._sums_of(captured).start())
+            # `finish` waits for no more than the sums.
+            started.result().fetch()
             return started, lambda: None
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "compare")
-        started = self._thread.submit(checksums.start, tensors)
+        started = self._thread.submit(lambda: self._sums_of(captured).start())
 
         def wait(*_: object) -> None:
             started.result()
@@ -198,10 +199,13 @@ class ReplicaCheck:
         return started, unhook
 
     def _sums_now(self) -> Sums:
-        return checksums.sums_of(self._compared(self._state.capture()))
+        return self._sums_of(self._state.capture()).start().result()
 
-    def _compared(self, captured: Captured) -> dict[str, Tensor]:
-        return {key: tensor for key, tensor in captured.tensors.items() if key not in captured.local}
+    def _sums_of(self, captured: Captured) -> checksums.Sums:
+        tensors = {key: tensor for key, tensor in captured.tensors.items() if key not in captured.local}
+        if not self._sums.fits(tensors):
+            self._sums = checksums.Sums(tensors)
+        return self._sums
 
     def _are_equal(self, sums: Sums) -> bool:
         return DigestComparison(repr(sums)).are_equal()

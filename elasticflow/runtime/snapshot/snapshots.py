@@ -54,6 +54,8 @@ __all__ = ["Keep", "Policy", "Snapshots", "load_weights"]
 _FLUSH_LIMIT_S = 3600.0
 # Names of restored parts, in an event.
 _MOST_NAMES = 20
+_LAST_FAILED = "the last snapshot could not be written: {}"
+_OVERTAKEN = "{} was written while it was copied, and not by its optimizer's step"
 
 
 class MakesSteps(Protocol):
@@ -111,6 +113,9 @@ class Snapshots:
         self._metadata = SnapshotMetadata(worker, state, schedule, self._fingerprints())
         self._planner = ShardPlanner(worker.rank, worker.world_size)
         self._copier = copier_for(worker.device, state.optimizers.values())
+        self._client.dropping = self._copier.release
+        # The copy of a snapshot was overtaken: another snapshot is due in its place.
+        self._owes_snapshot = False
         self._capture_check = CaptureCheck(worker)
         self.unsaved = Unsaved(worker, state, policy.ignore)
         self._memory_tier = None
@@ -136,8 +141,8 @@ class Snapshots:
         self._changes: Sequence[OptionChange] = ()
         self._as_restored: tuple[dict[str, Any], dict[str, int]] | None = None
         self._is_prepared = False
-        if worker.rank == 0 and self._due.seconds is not None:
-            worker.vote.when("snapshot", self._is_due_by_time)
+        if worker.device.type != "cpu" or (worker.rank == 0 and self._due.seconds is not None):
+            worker.vote.when("snapshot", self._asks_for_snapshot)
         worker.moments.leave.append(self._finish)
         fault_injection.expose(partial(flip, state.model))
         self._tell_of_stateful_data()
@@ -311,7 +316,7 @@ class Snapshots:
             size: Samples of a step.
         """
         is_busy = self._replica_check.is_pending or self._capture_check.is_pending or self._copier.is_copying
-        if is_busy or not self._is_prepared or self.unsaved.looks_after_steps:
+        if is_busy or self._owes_snapshot or not self._is_prepared or self.unsaved.looks_after_steps:
             return 0
         while most > 0:
             ahead = position._replace(
@@ -380,18 +385,20 @@ class Snapshots:
         # A generation that resumes from this step does not log these lines again.
         worker.progress.flush()
         trigger = self._trigger(position, final=final)
+        # If this state is lost, no later one can take its place.
+        is_last = final or worker.should_leave or self._schedule.is_end(position)
+        waits = is_last or self._is_new_best(position)
         if self._memory_tier is None:
             worker.phase("snapshot")
-            self._hand_over(position, trigger)
+            self._hand_over(position, trigger, waits=waits)
             worker.phase("step")
             worker.progress.go_on()
-        elif not self._memory_tier.holds(position):
-            self._await_writer()
-            self._memory_tier.hold(position)
-        if self._memory_tier is not None:
+        else:
+            self._hold(self._memory_tier, position, waits=waits)
             if not (final or self._is_due):
                 return
-            self._copier.then(partial(self._client.request_persist, position.step, trigger))
+            self._owes_snapshot = False
+            self._copier.then(partial(self._request_persist, position.step, trigger))
             self._awaits_writer = self._is_new_best(position)
         self._capture_check.start(self._state.capture())
         self._last, self._last_time = position, time.monotonic()
@@ -399,6 +406,21 @@ class Snapshots:
         self._reports.stall_s = round(self._last_time - began, 6)
         if self._memory_tier is None:
             self._reports.log_staged(name=self._staged, step=position.step, trigger=trigger)
+
+    def _hold(self, tier: MemoryTier, position: Position, *, waits: bool) -> None:
+        if not tier.holds(position):
+            self._await_writer()
+            tier.hold(position, waits=waits)
+        elif waits:
+            # Code that ran since then may have overtaken the copy.
+            self._copier.finish()
+            if (overtaken := tier.lost(position)) is not None:
+                raise SnapshotError(_LAST_FAILED.format(_OVERTAKEN.format(overtaken)))
+
+    def _request_persist(self, step: int, trigger: str, overtaken: str | None) -> None:
+        self._owes_snapshot = overtaken is not None
+        if overtaken is None:
+            self._client.request_persist(step, trigger)
 
     def _await_writer(self) -> None:
         """Wait until the writer has begun to write the best state, which a newer state in the memory tier would replace."""
@@ -421,15 +443,16 @@ class Snapshots:
         self._note_size(captured)
         self._is_prepared = True
 
-    def _hand_over(self, position: Position, trigger: str) -> None:
+    def _hand_over(self, position: Position, trigger: str, *, waits: bool) -> None:
         self._copier.finish()
+        self._owes_snapshot = False
         captured = self._state.capture()
         shard = self._planner.shard_of(captured)
         # If there are more ranks than tensors, a rank without bytes gets no buffer.
         target = self._client.buffer(shard.nbytes) if shard.nbytes else memoryview(b"")
-        self._copier.start(shard, target, captured.stepped)
+        self._copier.start(shard, target, captured.stepped, waits=waits)
         send = partial(
-            self._client.stage,
+            self._send,
             name=self._metadata.name(position.step),
             step=position.step,
             tensors=shard.entries,
@@ -438,6 +461,11 @@ class Snapshots:
         )
         self._replica_check.start(position, captured, partial(self._copier.then, send))
         self._note_size(captured)
+
+    def _send(self, overtaken: str | None, **shard: Any) -> None:
+        self._owes_snapshot = overtaken is not None
+        refusal = None if overtaken is None else _OVERTAKEN.format(overtaken)
+        self._client.stage(**shard, refusal=refusal)
 
     def _note_size(self, captured: Captured) -> None:
         self._reports.nbytes = sum(nbytes_of(tensor) for tensor in captured.tensors.values())
@@ -495,8 +523,10 @@ class Snapshots:
         known = {name: fingerprint for name, fingerprint in fingerprints.items() if fingerprint is not None}
         return {**known, **marks_of(self._dataset.values)}
 
-    def _is_due_by_time(self) -> bool:
-        return self._due.is_due_by_time(time.monotonic() - self._last_time)
+    def _asks_for_snapshot(self) -> bool:
+        """True if this rank asks all ranks for a snapshot: by rank 0's clock, or in place of a snapshot that was overtaken."""
+        is_due = self._worker.rank == 0 and self._due.is_due_by_time(time.monotonic() - self._last_time)
+        return is_due or self._owes_snapshot
 
     def _trigger(self, position: Position, *, final: bool) -> str:
         if final:
@@ -517,5 +547,5 @@ class Snapshots:
         outcomes = [r for r in reports if isinstance(r, SnapshotReport) and r.name == self._staged]
         for outcome in outcomes:
             if outcome.event == events.SNAPSHOT_FAILED:
-                raise SnapshotError(f"the last snapshot could not be written: {outcome.reason}")
+                raise SnapshotError(_LAST_FAILED.format(outcome.reason))
         leaving.record_stop(self._worker, self._catalog)

@@ -1,28 +1,36 @@
-"""Copies from the device to staging memory; on CUDA the copy runs while training continues, and this process does not wait.
+"""Copies from the device to staging memory; the copy runs while training continues, and this process does not wait.
 
-On a CUDA device the copy runs on its own stream, after the work already queued on the training stream. On the device, the
+On a device the copy runs on its own stream, after the work already queued on the training stream. On the device, the
 training stream waits for the copy as late as possible: at once for tensors that a forward may write (buffers, objects of
-the job's own), at the optimizer's step for tensors that only that step writes. Each step checks if the copy is complete;
-then the writer receives its message.
+the job's own), at the optimizer's step for tensors that as a rule only that step writes.
+
+Other code may write such a tensor, too, before the step: an embedding with `max_norm` in its forward, a clamp at the top of
+a loop, the replay of a graph that contains the step. torch does not count all such writes: `_version` stays the same for
+writes through `.data` and by fused optimizers (seen in torch 2.13), and the replay of a graph calls no hook. So the content
+is compared: the device sums up the tensors in the order of the training stream, where `start` was called, and a thread of
+this process sums up the copy. A copy with other sums is not handed over, and from then on the training stream waits at once.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from elasticflow.runtime.snapshot.checksums import Sums
 from elasticflow.runtime.snapshot.rank_shard import address_of
 from elasticflow.runtime.state.tensors import copy
 from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
     from torch import Tensor
     from torch.optim import Optimizer
 
+    from elasticflow.runtime.snapshot.checksums import StartedSums
     from elasticflow.runtime.snapshot.rank_shard import RankShard
 
 # cudaHostRegisterPortable.
@@ -31,7 +39,7 @@ _PORTABLE = 1
 
 def copier_for(device: torch.device, optimizers: Collection[Optimizer]) -> Copier:
     """Return the copier for *device*; the steps of *optimizers* write the copied tensors."""
-    return CudaCopier(device, optimizers) if device.type == "cuda" else Copier()
+    return Copier() if device.type == "cpu" else DeviceCopier(device, optimizers)
 
 
 class Copier:
@@ -43,18 +51,27 @@ class Copier:
 
     is_copying = False
 
-    def start(self, shard: RankShard, target: memoryview, stepped: Collection[str]) -> None:
+    def start(
+        self, shard: RankShard, target: memoryview, stepped: Collection[str], *, waits: bool = False
+    ) -> None:
         """Begin to copy *shard* to the start of *target*, which nothing else may use until the copy is complete.
 
         Args:
+            shard: Tensors of this rank.
             target: Staging memory; not larger than the shard.
-            stepped: Keys of tensors that nothing but the optimizer's step writes.
+            stepped: Keys of tensors that as a rule nothing but the optimizer's step writes.
+            waits: The copy must not be overtaken: training waits for it at once, on the device.
         """
         shard.copy_into(target)
 
-    def then(self, action: Callable[[], None]) -> None:
-        """Call *action* once the copy is complete, after earlier actions; now, if the copy is complete."""
-        action()
+    def then(self, action: Callable[[str | None], None]) -> None:
+        """Call *action* once the copy is complete, after earlier actions; now, if the copy is complete.
+
+        Args:
+            action: Called with None, or with the key of a tensor that was written while it was copied: the copy is then not
+                the state after the step, and must not be used.
+        """
+        action(None)
 
     def poll(self) -> None:
         """Call the waiting actions if the copy is complete; never waits."""
@@ -62,11 +79,14 @@ class Copier:
     def finish(self) -> None:
         """Wait until the copy is complete, and call the waiting actions."""
 
+    def release(self) -> None:
+        """Let go of all staging memory, which is about to be unmapped."""
 
-class CudaCopier(Copier):
-    """Copies from a CUDA device.
 
-    A forward that writes to a parameter of an optimizer would change it during the copy; no module of torch does that.
+class DeviceCopier(Copier):
+    """Copies from a device.
+
+    The first copy waits for everything: each generation has a good copy, however often the job's own code overtakes later ones.
 
     Args:
         device: Device on which training runs.
@@ -75,105 +95,202 @@ class CudaCopier(Copier):
 
     def __init__(self, device: torch.device, optimizers: Collection[Optimizer]) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._is_read = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._is_through = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._stream = torch.Stream(device)
+        self._is_read, self._is_through = torch.Event(device), torch.Event(device)
         self._memory = _PinnedMemory(device)
-        # An optimizer's next step must wait for the copy.
-        self._must_wait = False
+        self._comparison = _Comparison()
+        self._thread = ThreadPoolExecutor(1, "copied")
+        # Training waits at its optimizer's step for tensors that the step writes, and not at once.
+        self._waits_late = self._was_overtaken = False
         self._bounced: tuple[memoryview, Tensor] | None = None
-        self._actions: list[Callable[[], None]] = []
+        # Its result is the key of a tensor that was written during the copy.
+        self._settled: Future[str | None] | None = None
+        self._overtaken: str | None = None
+        self._actions: list[Callable[[str | None], None]] = []
         self.is_copying = False
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(self._before_step)
 
-    def start(self, shard: RankShard, target: memoryview, stepped: Collection[str]) -> None:
+    def start(
+        self, shard: RankShard, target: memoryview, stepped: Collection[str], *, waits: bool = False
+    ) -> None:
         """Begin to copy; see `Copier`. Only the device waits for the copy."""
         self.finish()
+        self._overtaken = None
         if not shard.nbytes:
             return
-        memory = self._memory.of(shard, target)
+        memory = self._memory.of(target)
         self._bounced = None if memory is target else (target, torch.frombuffer(memory, dtype=torch.uint8))
         views = shard.views_in(memory)
-        on_device = [key for key in views if shard.tensors[key].device.type == "cuda"]
-        on_cpu = [key for key in views if key not in set(on_device)]
+        on_device = [key for key in views if shard.tensors[key].device.type != "cpu"]
+        on_cpu = [key for key in views if shard.tensors[key].device.type == "cpu"]
         copy([views[key] for key in on_cpu], [shard.tensors[key] for key in on_cpu])
-        training = torch.cuda.current_stream(self._device)
+        late = {key for key in on_device if key in stepped} if self._waits_late and not waits else set()
+        training = torch.accelerator.current_stream(self._device)
+        # On the training stream: no later write comes before the sums.
+        self._comparison.begin(shard, late, views)
         self._stream.wait_stream(training)
-        with torch.cuda.stream(self._stream), torch.no_grad():
+        with self._stream, torch.no_grad():
             for event, is_late in ((self._is_read, False), (self._is_through, True)):
                 for key in on_device:
-                    if (key in stepped) == is_late:
+                    if (key in late) == is_late:
                         # The device resolves conjugates and negations: the host would do it too early.
                         source = shard.tensors[key].resolve_conj().resolve_neg()
                         views[key].copy_(source, non_blocking=True)
+                if is_late:
+                    self._comparison.fetch()
                 event.record(self._stream)
         training.wait_event(self._is_read)
-        self._must_wait = self.is_copying = True
+        self.is_copying, self._waits_late = True, not self._was_overtaken
         fault_injection.reach("snapshot.after_copy")
 
-    def then(self, action: Callable[[], None]) -> None:
+    def then(self, action: Callable[[str | None], None]) -> None:
         """Call *action* once the copy is complete; see `Copier`."""
         self._actions.append(action)
         self.poll()
 
     def poll(self) -> None:
         """Call the waiting actions if the copy is complete; never waits."""
-        if not self.is_copying or self._is_through.query():  # type: ignore[no-untyped-call]
+        if self.is_copying and self._settled is None and self._is_through.query():
+            self._begin_to_settle()
+        if not self.is_copying or (self._settled is not None and self._settled.done()):
             self._act()
 
     def finish(self) -> None:
         """Wait until the copy is complete, and call the waiting actions."""
-        if self.is_copying:
+        if self.is_copying and self._settled is None:
             self._is_through.synchronize()
+            self._begin_to_settle()
         self._act()
 
-    def _act(self) -> None:
-        self.is_copying = False
+    def release(self) -> None:
+        """Let go of all staging memory, which is about to be unmapped."""
+        self.finish()
+        self._memory.release()
+        self._comparison = _Comparison()
+
+    def _begin_to_settle(self) -> None:
+        if self._comparison.is_on or self._bounced is not None:
+            self._settled = self._thread.submit(self._settle)
+        else:
+            self._settled = Future()
+            self._settled.set_result(None)
+
+    def _settle(self) -> str | None:
+        """Complete the copy in main memory; return the key of a tensor that was written meanwhile, if any. Runs in a thread."""
+        overtaken = self._comparison.difference()
         if self._bounced is not None:
             target, source = self._bounced
-            self._bounced = None
             torch.frombuffer(target, dtype=torch.uint8).copy_(source[: target.nbytes])
+        return overtaken
+
+    def _act(self) -> None:
+        if self._settled is not None:
+            self._overtaken = self._settled.result()
+            if self._overtaken is not None:
+                self._was_overtaken, self._waits_late = True, False
+            self._settled = self._bounced = None
+        self.is_copying = False
         actions, self._actions = self._actions, []
         for action in actions:
-            action()
+            action(self._overtaken)
 
     def _before_step(self, *_: Any) -> None:
-        if self._must_wait:
-            torch.cuda.current_stream(self._device).wait_event(self._is_through)
-            self._must_wait = False
+        if self.is_copying:
+            training = torch.accelerator.current_stream(self._device)
+            # A graph cannot wait for work outside of it; `torch.cuda.graph` waits for the device before it captures.
+            if not training.is_capturing():
+                training.wait_event(self._is_through)
+
+
+class _Comparison:
+    """Compares tensors with their copies in main memory by sums over their bits."""
+
+    def __init__(self) -> None:
+        self._sums = Sums({})
+        # Views of a shard's buffers, and the sums over them, by the id of the views.
+        self._sums_of_views: dict[int, tuple[Mapping[str, Tensor], Sums]] = {}
+        self._shard: RankShard | None = None
+        self._keys: Collection[str] = ()
+        self._views: Mapping[str, Tensor] = {}
+        self._started: StartedSums | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """True if the last copy is compared."""
+        return self._started is not None
+
+    def begin(self, shard: RankShard, keys: Collection[str], views: Mapping[str, Tensor]) -> None:
+        """Start to sum up the tensors *keys* of *shard*, on the device's current stream; *views* are their copies."""
+        self._started = None
+        if not keys:
+            return
+        tensors = {key: shard.tensors[key] for key in keys}
+        if not self._sums.fits(tensors):
+            self._sums = Sums(tensors)
+        if shard is not self._shard or keys != self._keys:
+            self._shard, self._keys, self._sums_of_views = shard, keys, {}
+        self._started, self._views = self._sums.start(), views
+
+    def fetch(self) -> None:
+        """Move the sums to main memory, once the device's current stream comes to it."""
+        if self._started is not None:
+            self._started.fetch()
+
+    def difference(self) -> str | None:
+        """Return the first key whose copy differs; to be asked once the copy and `fetch` are complete."""
+        if self._started is None:
+            return None
+        known = self._sums_of_views.get(id(self._views))
+        if known is None:
+            sums = Sums({key: self._views[key] for key in self._keys})
+            known = self._sums_of_views[id(self._views)] = self._views, sums
+        expected, copied = self._started.result(), known[1].start().result()
+        return next((key for key, number in expected.items() if copied[key] != number), None)
 
 
 class _PinnedMemory:
-    """Staging memory that the driver has pinned, so that the device writes to it directly."""
+    """Staging memory that the driver has pinned, so that the device writes to it directly.
+
+    A buffer is pinned once, and as long as it is mapped. Only CUDA can pin memory that is there already: for other devices,
+    and where the driver refuses, pinned memory of torch's own takes the place of the buffer.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._shard: RankShard | None = None
-        self._known: dict[int, memoryview] = {}
+        # By address; a view keeps its memory mapped.
+        self._pinned: dict[int, memoryview] = {}
+        self._can_pin = device.type == "cuda"
         self._bounce: Tensor | None = None
 
-    def of(self, shard: RankShard, target: memoryview) -> memoryview:
-        """Return *target*, pinned; other pinned memory if the driver refuses to pin *target*."""
-        # A new layout has new buffers: unpin the old buffers.
-        if shard is not self._shard:
-            for address in self._known:
-                torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
-            self._known, self._bounce, self._shard = {}, None, shard
-        if self._bounce is None and self._pin(target):
+    def of(self, target: memoryview) -> memoryview:
+        """Return *target*, pinned; or other pinned memory that is not smaller."""
+        if self._can_pin and self._pin(target):
             return target
-        if self._bounce is None:
-            self._bounce = torch.empty(shard.nbytes, dtype=torch.uint8, pin_memory=True)
+        self._can_pin = False
+        if self._bounce is None or self._bounce.numel() < target.nbytes:
+            self._bounce = torch.empty(target.nbytes, dtype=torch.uint8, pin_memory=True)
         return memoryview(self._bounce.numpy().data)
+
+    def release(self) -> None:
+        """Unpin all buffers: they are about to be unmapped."""
+        for address in self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+        self._pinned, self._bounce, self._can_pin = {}, None, self._device.type == "cuda"
 
     def _pin(self, target: memoryview) -> bool:
         address = address_of(target)
-        if address not in self._known:
-            cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            if int(cudart.cudaHostRegister(address, target.nbytes, _PORTABLE)) != 0:
-                # Clear the driver's last error, which the next kernel would report as its own.
-                with suppress(RuntimeError):
-                    torch.zeros(1, device=self._device)
-                return False
-            self._known[address] = target
+        pinned = self._pinned.get(address)
+        if pinned is not None and pinned.nbytes >= target.nbytes:
+            return True
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        if pinned is not None:
+            del self._pinned[address]
+            cudart.cudaHostUnregister(address)
+        if int(cudart.cudaHostRegister(address, target.nbytes, _PORTABLE)) != 0:
+            # Clear the driver's last error, which the next kernel would report as its own.
+            with suppress(RuntimeError):
+                torch.zeros(1, device=self._device)
+            return False
+        self._pinned[address] = target
         return True

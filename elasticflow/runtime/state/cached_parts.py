@@ -22,10 +22,11 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.process.torch_private import has_plain_state, state_hooks_of, tables_of
+from elasticflow.runtime.process.torch_private import has_plain_state, scale_of, state_hooks_of, tables_of
 from elasticflow.runtime.state.codec import Encoder
 from elasticflow.runtime.state.tensors import Copies, identity_of
 
@@ -61,7 +62,7 @@ class TensorSet:
             key: identity_of(tensor) for key, tensor in self.tensors.items() if key not in self.scalars
         }
         scalars = {key: list(map(identity_of, scalars)) for key, scalars in self.scalars.items()}
-        return tensors, scalars, self.aliases, self.memory_formats
+        return tensors, scalars, self.aliases, self.memory_formats, self.frozen
 
     @cached_property
     def _packing(self) -> Copies:
@@ -81,6 +82,8 @@ def part_of(name: str, stateful: Any) -> StatefulPart:
         return ModulePart(name, stateful)
     if isinstance(stateful, Optimizer):
         return OptimizerPart(name, stateful)
+    if isinstance(stateful, GradScaler) and type(stateful).state_dict is GradScaler.state_dict:
+        return ScalerPart(name, stateful)
     return StatefulPart(name, stateful)
 
 
@@ -104,16 +107,26 @@ class StatefulPart:
         Raises:
             StateError: the state holds something that neither JSON nor safetensors can express; named.
         """
-        state = self.stateful.state_dict()
+        state = self._state()
         fingerprint = _fingerprint_of(state)
         if self._read is None or fingerprint is None or fingerprint != self._fingerprint:
-            tree, tensor_set = self._encode(state)
-            locations = tensor_set.locations()
-            if self._read is not None and locations == self._locations:
-                tensor_set = self._read[1]
-                tensor_set.refresh()
-            self._read, self._fingerprint, self._locations = (tree, tensor_set), fingerprint, locations
+            self._read, self._fingerprint = self._as_before(*self._encode(state)), fingerprint
         return self._read
+
+    def _state(self) -> Any:
+        return self.stateful.state_dict()
+
+    def _as_before(self, tree: Any, tensor_set: TensorSet, *more: Any) -> tuple[Any, TensorSet]:
+        """Return *tree*, and the set of before if its tensors lie where they lay and *more* is equal.
+
+        Shards and sums are worked out again only for another set.
+        """
+        locations = (tensor_set.locations(), more)
+        if self._read is not None and locations == self._locations:
+            tensor_set = self._read[1]
+            tensor_set.refresh()
+        self._locations = locations
+        return tree, tensor_set
 
     def _encode(self, value: Any, *, in_place: bool = False) -> tuple[Any, TensorSet]:
         encoder = Encoder(in_place=in_place)
@@ -125,6 +138,23 @@ class StatefulPart:
         if not encoder.tensors:
             return tree, _NO_TENSORS
         return tree, TensorSet(encoder.tensors, encoder.aliases, encoder.memory_formats, encoder.scalars)
+
+
+class ScalerPart(StatefulPart):
+    """A gradient scaler: numbers that lie on a device are captured as tensors, since `state_dict` waits for the device."""
+
+    def _state(self) -> Any:
+        scale, growth_tracker = scale_of(self.stateful)
+        if scale is None or growth_tracker is None or scale.device.type == "cpu":
+            return self.stateful.state_dict()
+        scaler = self.stateful
+        return {
+            "scale": scale,
+            "growth_factor": scaler.get_growth_factor(),
+            "backoff_factor": scaler.get_backoff_factor(),
+            "growth_interval": scaler.get_growth_interval(),
+            "_growth_tracker": growth_tracker,
+        }
 
 
 class ModulePart(StatefulPart):
@@ -147,7 +177,8 @@ class ModulePart(StatefulPart):
         self._empty_tables = [table for table in tables if not table]
         tree, tensor_set = self._encode(self.stateful.state_dict(), in_place=True)
         frozen = {f"{self.name}/{key}" for key, p in self.stateful.named_parameters() if not p.requires_grad}
-        self._read = tree, replace(tensor_set, frozen=frozenset(frozen & tensor_set.tensors.keys()))
+        tensor_set = replace(tensor_set, frozen=frozenset(frozen & tensor_set.tensors.keys()))
+        self._read = self._as_before(tree, tensor_set)
         is_plain = all(map(has_plain_state, modules))
         self._identity_check = IdentityCheck(self._objects, _locations_and_forms) if is_plain else None
         return self._read
@@ -179,7 +210,8 @@ class OptimizerPart(StatefulPart):
         # From here on the fingerprint is of the groups' options alone.
         self._fingerprint = None
         # A set of its own: it stands for the groups, too.
-        self._read = tree, replace(tensor_set)
+        parameters = [list(map(id, group["params"])) for group in self.stateful.param_groups]
+        self._read = self._as_before(tree, replace(tensor_set), parameters)
         self._identity_check = IdentityCheck(self._objects, _locations) if self._is_plain() else None
         return self._read
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -117,6 +118,9 @@ def load(stateful: Any, state: Any) -> None:
         stateful.load_state_dict(versioned)
     elif isinstance(stateful, Optimizer) and type(stateful).load_state_dict is Optimizer.load_state_dict:
         _load_optimizer(stateful, state)
+    elif isinstance(stateful, GradScaler):
+        # Numbers, also where the snapshot holds the tensors of a device.
+        stateful.load_state_dict({k: v.item() if isinstance(v, Tensor) else v for k, v in state.items()})
     else:
         stateful.load_state_dict(state)
 

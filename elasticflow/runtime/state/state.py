@@ -51,7 +51,7 @@ class Captured:
         frozen: Keys of the model's parameters that take no gradient.
         local: Keys of tensors that may differ between ranks: buffers, packed scalars, objects of the job's own. Snapshots hold
             rank 0's tensors.
-        stepped: Keys of tensors that only the optimizer's step writes: its parameters and its own tensors.
+        stepped: Keys of tensors that as a rule only the optimizer's step writes: its parameters and its own tensors.
     """
 
     tree: dict[str, Any]
@@ -161,7 +161,7 @@ class State:
         by_key = {key: tensor for tensor_set in tensor_sets for key, tensor in tensor_set.tensors.items()}
         tensors = {key: by_key[key] for key in sorted(by_key)}
         trained = several_optimizers.parameters_of(self.optimizers.values())
-        addresses = {p.data_ptr() for p in trained if p.numel()}
+        addresses = {p.data_ptr() for p in trained if p.numel()} - _written_by_forward(self.model)
         stepped = {
             key
             for key, tensor in tensors.items()
@@ -280,6 +280,12 @@ class State:
         names = {id(p): f"model/{name}" for name, p in self.model.named_parameters()}
         groups = self.optimizers[part].param_groups
         return [[names.get(id(p)) for p in group["params"]] for group in groups]
+
+
+def _written_by_forward(model: nn.Module) -> set[int]:
+    """Return the addresses of parameters that torch's own modules write in their forward."""
+    kinds = nn.Embedding, nn.EmbeddingBag
+    return {m.weight.data_ptr() for m in model.modules() if isinstance(m, kinds) and m.max_norm is not None}
 
 
 def _stateful(name: str, value: Any) -> Any:

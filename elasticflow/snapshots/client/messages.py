@@ -52,12 +52,14 @@ class Stage:
         step: Finished steps.
         slot: Number of the buffer; None: the shard has no bytes.
         shard: Description of the shard in the buffer.
+        refusal: Why the buffer does not hold the shard, if so: the snapshot fails.
     """
 
     name: str
     step: int
     slot: int | None
     shard: StagedShard
+    refusal: str | None
 
 
 @dataclass(frozen=True)

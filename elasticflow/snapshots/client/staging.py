@@ -58,6 +58,7 @@ class StagingClient:
     Attributes:
         handlers: Called with a message, by its type; a message without a handler is ignored.
         waiting: Called every second while `receive_one` waits, for an hour at most.
+        dropping: Called before the shared memory reserved earlier is given up.
         slots: The shared memory reserved last; empty until the writer has it ready.
         single: Why this rank has one buffer instead of two, if so.
     """
@@ -65,6 +66,7 @@ class StagingClient:
     def __init__(self, channel: Channel[ToWriter, ToWorker]) -> None:
         self._channel = channel
         self.waiting: Callable[[], None] = lambda: None
+        self.dropping: Callable[[], None] = lambda: None
         self.slots: list[Slot] = []
         self._reserved = 0
         # The buffer that `buffer` gave and `stage` did not hand over yet.
@@ -251,6 +253,7 @@ class StagingClient:
         tensors: Sequence[TensorEntry],
         nbytes: int,
         record: SnapshotRecord | None = None,
+        refusal: str | None = None,
     ) -> None:
         """Hand the buffer last given by `buffer` to the writer and return at once.
 
@@ -260,6 +263,7 @@ class StagingClient:
             tensors: Place of each tensor of this rank's shard; may be empty.
             nbytes: Bytes of the buffer in use.
             record: Rank 0's; None on other ranks.
+            refusal: Why the buffer does not hold the shard, if so: the snapshot fails, on every rank.
 
         Raises:
             SnapshotError: the writer died.
@@ -271,7 +275,7 @@ class StagingClient:
             self._writing.add(number)
         self._open.add(name)
         self._untidied.add(name)
-        self.send(Stage(name, step, number, StagedShard(tensors, nbytes, record)))
+        self.send(Stage(name, step, number, StagedShard(tensors, nbytes, record), refusal))
         fault_injection.reach("snapshot.after_stage")
 
     def request_persist(self, step: int, trigger: str) -> None:
@@ -353,6 +357,8 @@ class StagingClient:
             self._requested = None
 
     def _drop_slots(self) -> None:
+        if self.slots:
+            self.dropping()
         for slot in self.slots:
             os.close(slot.descriptor)
         self.slots, self._filling = [], None

@@ -250,6 +250,8 @@ class Writer:
             message.name, message.step, hello.generation, hello.world_size, hello.local_world_size
         )
         pending = self._pending_snapshots.add(pending, worker.rank, shard.record, worker)
+        if message.refusal is not None:
+            self._pending_snapshots.refuse(pending, message.refusal)
         fault_injection.reach("writer.received")
         self._submit(worker.rank, pending, shard, buffer)
 

@@ -57,6 +57,19 @@ def test_no_other_module_leans_on_what_is_private() -> None:
     assert [] == found
 
 
+def test_a_scalers_numbers_are_tensors_once_it_is_used() -> None:
+    """The tensors of its state, which `state_dict` turns into numbers."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    assert torch_private.scale_of(scaler) == (None, None)
+    scaler.scale(torch.ones(1))
+    scale, growth_tracker = torch_private.scale_of(scaler)
+    assert scale is not None
+    assert growth_tracker is not None
+    state = scaler.state_dict()
+    assert (scale.item(), growth_tracker.item()) == (state["scale"], state["_growth_tracker"])
+    assert {*state} == {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}
+
+
 def test_many_tensors_at_once() -> None:
     """Copied and divided in place, whatever their shapes."""
     targets = [torch.zeros(2, 3), torch.zeros(()), torch.zeros(4)[::2]]

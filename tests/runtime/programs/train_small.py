@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,11 +22,15 @@ from elasticflow import StopTraining
 from elasticflow.runtime import worker
 from elasticflow.runtime.data import index_loader, index_schedule
 from elasticflow.runtime.snapshot import snapshots as snapshot
+from elasticflow.runtime.snapshot.staging_copy import Copier
 from elasticflow.runtime.state.state import State
 from elasticflow.runtime.training import ddp as replicas
 from elasticflow.runtime.training import evaluation as evaluate
 from elasticflow.runtime.training import exact
 from tests.runtime.programs import dying
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HERE = Path(__file__).resolve().parent
 
@@ -52,6 +56,9 @@ parser.add_argument(
 parser.add_argument("--nan-at", type=int, help="the loss is not a number in this step")
 parser.add_argument("--raise-at", type=int, help="rank 1 raises in this step")
 parser.add_argument("--flip-at", type=int, help="a bit of a parameter of rank 1 is flipped after this step")
+parser.add_argument(
+    "--overtaken-at", type=int, help="a copy of this step on rank 1 was written to, as on a device"
+)
 parser.add_argument("--compare", help="when replicas are compared")
 parser.add_argument("--on-nonfinite", default="stop")
 parser.add_argument("--precision", default="fp32")
@@ -185,6 +192,31 @@ def maybe_flip(model: nn.Module) -> None:
         parameter.view(-1)[:1].view(torch.int32).bitwise_xor_(1 << 10)
 
 
+def maybe_overtake(snapshots: snapshot.Snapshots, me: Any) -> None:
+    """Have *snapshots* copy as from a device."""
+    if args.overtaken_at:
+        snapshots._copier = Overtaken(me.rank)
+        if snapshots._memory_tier is not None:
+            snapshots._memory_tier._copier = snapshots._copier
+        me.vote.when("snapshot", snapshots._asks_for_snapshot)
+
+
+class Overtaken(Copier):
+    """Copies the CPU's memory, and says of one copy what a device's copier may say."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank, self._key = rank, ""
+
+    def start(self, shard: Any, target: memoryview, *_: Any, **__: Any) -> None:
+        """See `Copier`."""
+        shard.copy_into(target)
+        self._key = "model/w" if (step_now, self._rank) == (args.overtaken_at, 1) else ""
+
+    def then(self, action: Callable[[str | None], None]) -> None:
+        """See `Copier`."""
+        action(self._key or None)
+
+
 def training_step(model: nn.Module, batch: Any) -> Any:
     """Return the loss of one micro-batch; every rank."""
     rank = int(os.environ.get("RANK", "0"))
@@ -255,6 +287,7 @@ def main() -> None:
         ) if not args.sums else None  # fmt: skip
     state = State(model=model, optimizer=optimizer, scheduler=scheduler, evaluation=evaluation)
     snapshots = snapshot.Snapshots(me, state, group, schedule, dataset, policy, args.compare)
+    maybe_overtake(snapshots, me)
     position = snapshots.restore()
     me.start_training(position, schedule, model, log_every=1, restored=snapshots.restored)
     if evaluation is not None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import struct
 from threading import Barrier, Thread
 from types import SimpleNamespace
 from typing import Any
@@ -7,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from elasticflow.errors import RanksDifferError, StateError
 from elasticflow.runtime.snapshot import checksums
 from elasticflow.runtime.state.state import State
+from tests.pretended_device import pretended
+from tests.runtime.stored import bits
 
 
 def compared(*ranks: dict[str, Tensor]) -> list[str]:
@@ -84,6 +88,75 @@ def test_how_a_tensor_lies_does_not_matter() -> None:
     """The same elements in another memory format, or elsewhere in their memory, are the same."""
     there = {key: tensor.contiguous().clone() for key, tensor in tensors().items()}
     assert ["", ""] == compared(tensors(), there)
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operations that a device would run a kernel for: all but views."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.number = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count, and run."""
+        aliases = [result.alias_info for result in func._schema.returns]
+        self.number += not any(alias is not None and not alias.is_write for alias in aliases)
+        return func(*args, **(kwargs or {}))
+
+
+def test_small_tensors_are_summed_up_together() -> None:
+    """A device runs one kernel for each large tensor, and a few for all others."""
+    small = {f"small {number}": torch.full((number % 50,), 3.0) for number in range(1000)}
+    large = {f"large {number}": torch.full((10_000,), 3.0) for number in range(20)}
+    apart = {f"apart {number}": torch.ones(4, 5).t() for number in range(10)}
+    sums = checksums.Sums({**small, **large, **apart})
+    with Operations() as operations:
+        started = sums.start()
+    assert len(large) + len(apart) <= operations.number <= len(large) + len(apart) + 15
+    result = started.result()
+    assert all(result[key] == checksums.sums_of({key: tensor})[key] for key, tensor in small.items())
+
+
+def test_sums_are_of_the_bytes_in_words() -> None:
+    """Each sum is what its definition says, by plain arithmetic; computed again, it is of the new values."""
+    tensors = {
+        f"{dtype} {count}": torch.randint(0, 2, (count, dtype.itemsize), dtype=torch.uint8).view(dtype)[:, 0]
+        for dtype in (torch.uint8, torch.bfloat16, torch.float32, torch.float64)
+        for count in (0, 1, 7, 100, 4099, 40_003)
+    }
+    sums = checksums.Sums(tensors)
+    for _ in range(2):
+        assert sums.start().result() == {key: _by_hand(tensor) for key, tensor in tensors.items()}
+        for tensor in tensors.values():
+            tensor.copy_(tensor.flip(0))
+
+
+def _by_hand(tensor: Tensor) -> int:
+    data = bits(tensor)[2]
+    count = len(data) // 8
+    words: tuple[int, ...] = struct.unpack_from(f"<{count}q", data)
+    length = count // 64 if count >= 64 * 64 else 0
+    total = sum(data[8 * count :]) + sum(words[64 * length :])
+    total += sum((2 * part + 1) * sum(words[part * length : (part + 1) * length]) for part in range(64))
+    return (total + 2**63) % 2**64 - 2**63
+
+
+@pytest.mark.parametrize("is_fetched", [False, True])
+def test_a_device_computes_the_same_sums(is_fetched: bool) -> None:
+    """On a device they are those of the CPU, and the host does not wait where they are started."""
+    here = {key: tensor for key, tensor in tensors().items() if key not in {"complex", "small", "flags"}}
+    here["large"] = torch.arange(10_001.0)
+    with pretended() as device:
+        sums = checksums.Sums({key: tensor.to(device.device) for key, tensor in here.items()})
+        device.waits.clear()
+        started = sums.start()
+        if is_fetched:
+            started.fetch()
+        assert device.waits == []
+        result = started.result()
+        # Not for all that the device has to do.
+        assert [wait.reason for wait in device.waits] == ["an event"]
+    assert result == checksums.sums_of(here)
 
 
 class Noting(nn.Linear):

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import socket
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch import nn
-from torch.optim import AdamW
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+from torch.optim import AdamW, Optimizer
 
-from elasticflow.runtime.snapshot.rank_shard import ShardPlanner, view_of
-from elasticflow.runtime.snapshot.staging_copy import Copier, CudaCopier, copier_for
+from elasticflow.runtime.snapshot import staging_copy
+from elasticflow.runtime.snapshot.rank_shard import ShardPlanner, address_of, view_of
+from elasticflow.runtime.snapshot.staging_copy import Copier, DeviceCopier, copier_for
 from elasticflow.runtime.state.state import State
 from elasticflow.runtime.state.tensors import BY_NAME
+from elasticflow.snapshots.client.channel import Channel
+from elasticflow.snapshots.client.messages import TO_WORKER, TO_WRITER
+from elasticflow.snapshots.client.staging import StagingClient
+from elasticflow.snapshots.memory import Slot
 from tests.runtime.stored import bits, take_step
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from elasticflow.runtime.snapshot.rank_shard import RankShard
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -60,7 +72,7 @@ def test_copy_of_the_cpus_own_memory_is_through_at_once() -> None:
     copier = copier_for(torch.device("cpu"), [job.optimizer])
     assert type(copier) is Copier
     copier.start(job.shard, job.target, job.captured.stepped)
-    copier.then(lambda: told.append(1))
+    copier.then(lambda _: told.append(1))
     assert told == [1]
     assert job.expected() == job.staged()
     copier.poll()
@@ -75,14 +87,14 @@ def test_training_goes_on_while_the_device_copies(way: str, monkeypatch: pytest.
     """Steps taken right after `start` write nothing into the copy, and the writer is told when it is through."""
     job, told = Job("cuda", 1024), []
     copier = copier_for(torch.device("cuda"), [job.optimizer])
-    assert isinstance(copier, CudaCopier)
+    assert isinstance(copier, DeviceCopier)
     if way == "bounce":
         monkeypatch.setattr(copier._memory, "_pin", lambda _: False)
     for _ in range(3):
         expected = job.expected()
         torch.cuda._sleep(200_000_000)  # type: ignore[no-untyped-call]  # the copy cannot be through before this
         copier.start(job.shard, job.target, job.captured.stepped)
-        copier.then(lambda: told.append(1))
+        copier.then(lambda _: told.append(1))
         copier.poll()
         assert told == []
         job.step()
@@ -101,7 +113,7 @@ def test_memory_the_driver_refuses_is_bounced() -> None:
     """Memory that is registered already cannot be registered again: a pinned piece of our own takes its place."""
     job = Job("cuda")
     copier = copier_for(torch.device("cuda"), [job.optimizer])
-    assert isinstance(copier, CudaCopier)
+    assert isinstance(copier, DeviceCopier)
     view = torch.frombuffer(job.target, dtype=torch.uint8)
     cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     assert int(cudart.cudaHostRegister(view.data_ptr(), view.numel(), 1)) == 0
@@ -117,17 +129,136 @@ def test_memory_the_driver_refuses_is_bounced() -> None:
 
 @pytest.mark.gpu
 @needs_cuda
-def test_new_share_lets_go_of_old_memory() -> None:
-    """When the tensors are others, the buffers are, too: the old ones are given back to the driver."""
+def test_released_memory_is_unpinned() -> None:
+    """Before a buffer is unmapped the driver lets go of it: it can be registered again."""
     job = Job("cuda")
     copier = copier_for(torch.device("cuda"), [job.optimizer])
-    assert isinstance(copier, CudaCopier)
+    assert isinstance(copier, DeviceCopier)
     copier.start(job.shard, job.target, job.captured.stepped)
-    copier.finish()
-    job.model.register_buffer("more", torch.ones(3, device="cuda"))
-    captured = job.state.capture()
-    shard = ShardPlanner(0, 1).shard_of(captured)
-    other = memoryview(bytearray(shard.nbytes))
-    copier.start(shard, other, captured.stepped)
-    copier.finish()
-    assert list(copier._memory._known.values()) in ([other], [])
+    copier.release()
+    view = torch.frombuffer(job.target, dtype=torch.uint8)
+    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    assert int(cudart.cudaHostRegister(view.data_ptr(), view.numel(), 1)) == 0
+    cudart.cudaHostUnregister(view.data_ptr())
+
+
+class Driver:
+    """Counts what is pinned; stands for CUDA's runtime.
+
+    Attributes:
+        calls: Address and size of each registered range.
+        pinned: Addresses that are registered now.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, int]] = []
+        self.pinned: set[int] = set()
+
+    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:  # noqa: N802  # CUDA's name
+        """Register a range, which must not be registered."""
+        assert flags == 1
+        assert address not in self.pinned
+        self.calls.append((address, nbytes))
+        self.pinned.add(address)
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802  # CUDA's name
+        """Let go of a range."""
+        self.pinned.remove(address)
+        return 0
+
+
+class WholeSteps(Optimizer):
+    """Counts its steps by a whole number, as most optimizers outside torch do."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Take a step."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["step"] = state.get("step", 0) + 1
+                state.setdefault("mean", torch.zeros_like(parameter)).lerp_(parameter.grad, 0.1)
+                parameter.add_(state["mean"], alpha=-group["lr"])
+
+
+class Fresh:
+    """Makes a new tensor at each call of `state_dict`."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the state."""
+        return {"mean": torch.ones(3)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """See `state_dict`."""
+
+
+def _hooked() -> nn.Module:
+    model = nn.Linear(8, 8)
+    model.register_state_dict_post_hook(lambda *_: None)  # type: ignore[no-untyped-call]
+    return model
+
+
+JOBS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Optimizer], dict[str, Any]]] = {
+    "AdamW": (partial(nn.Linear, 8, 8), AdamW, {}),
+    "Adafactor": (partial(nn.Linear, 8, 8), torch.optim.Adafactor, {}),
+    "Muon": (partial(nn.Linear, 8, 8, bias=False), torch.optim.Muon, {}),
+    "weight_norm": (lambda: weight_norm(nn.Linear(8, 8)), AdamW, {}),
+    "whole steps": (partial(nn.Linear, 8, 8), WholeSteps, {}),
+    "a hook": (_hooked, AdamW, {}),
+    "a new tensor each time": (partial(nn.Linear, 8, 8), AdamW, {"fresh": Fresh()}),
+}
+
+
+@pytest.mark.parametrize("kind", JOBS)
+def test_a_buffer_is_pinned_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a job's state consists of: two buffers, filled in turn, are registered once each, until they are dropped."""
+    driver = Driver()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    memory = staging_copy._PinnedMemory(torch.device("cuda"))
+    make_model, make_optimizer, include = JOBS[kind]
+    model = make_model()
+    state = State(model=model, optimizer=make_optimizer(model.parameters()), include=include)
+    planner, inputs, shards = ShardPlanner(0, 1), torch.ones(2, 8), []
+    buffers = [bytearray(1 << 16) for _ in range(2)]
+    for number in range(6):
+        take_step(model, next(iter(state.optimizers.values())), inputs)
+        shards.append(planner.shard_of(state.capture()))
+        target = memoryview(buffers[number % 2])[: shards[-1].nbytes]
+        assert memory.of(target) is target
+    assert len(driver.calls) == 2
+    assert driver.pinned == {address_of(memoryview(buffer)) for buffer in buffers}
+    memory.release()
+    assert not driver.pinned
+    # A shard whose tensors stay where they are is planned once.
+    assert len(set(map(id, shards[1:]))) == (5 if include else 1)
+
+
+def test_a_larger_shard_in_the_same_buffer_is_pinned_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver pins all of the range that the device writes to."""
+    driver = Driver()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    memory, buffer = staging_copy._PinnedMemory(torch.device("cuda")), memoryview(bytearray(1 << 12))
+    for nbytes in (100, 200, 50, 200):
+        memory.of(buffer[:nbytes])
+    assert [nbytes for _, nbytes in driver.calls] == [100, 200]
+
+
+def test_a_client_that_drops_its_buffers_has_them_unpinned() -> None:
+    """The copier lets go before the client gives shared memory up: for larger buffers, and where it closes."""
+    told: list[str] = []
+    here, there = socket.socketpair()
+    client = StagingClient(Channel(here, TO_WRITER, TO_WORKER))
+    client.dropping = lambda: told.append("dropping")
+    client.reserve(10)
+    assert told == []
+    client.slots = [Slot(1, os.open(os.devnull, os.O_RDONLY), 10, mmap.mmap(-1, 10))]
+    client.reserve(20)
+    assert told == ["dropping"]
+    client.slots = [Slot(1, os.open(os.devnull, os.O_RDONLY), 20, mmap.mmap(-1, 20))]
+    client.close()
+    assert told == ["dropping"] * 2
+    there.close()
