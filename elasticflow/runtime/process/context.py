@@ -68,6 +68,7 @@ class Worker:
     Attributes:
         identity: The way the process was started and its place: rank, world size, node, folders.
         device: Device that the model is on.
+        wanted_device: Device type that was asked for by name, or "auto".
         store: Key-value store of all ranks, independent of the process group; None for a plain process.
         seed: Seed of the data order and of every random stream.
         generation: Number of the worker group, the same on every rank.
@@ -95,6 +96,7 @@ class Worker:
         job_digest: str,
         seed: int,
         device: torch.device,
+        wanted_device: str,
         store: Store | None,
         generation: int,
         log_level: str,
@@ -102,6 +104,7 @@ class Worker:
     ) -> None:
         self.identity, self.job, self.job_digest, self.seed = identity, job, job_digest, seed
         self.device, self.store, self.generation = device, store, generation
+        self.wanted_device = wanted_device
         self.rank, self.local_rank = identity.rank, identity.local_rank
         self.world_size, self.local_world_size = identity.world_size, identity.local_world_size
         self.run_id, self.run_folder, self.node = identity.run_id, identity.run_folder, identity.node
