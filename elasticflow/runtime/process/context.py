@@ -13,7 +13,7 @@ from elasticflow.errors import StopTraining
 from elasticflow.runtime.measuring.gradient_norm import norm_of, read_late
 from elasticflow.runtime.measuring.speed import Measures, device_name
 from elasticflow.runtime.measuring.step_profiler import StepProfiler
-from elasticflow.runtime.process import process_group, random_streams, stopping
+from elasticflow.runtime.process import float32, process_group, random_streams, stopping
 from elasticflow.runtime.process.compiler import Compilation
 from elasticflow.runtime.process.moments import Moments
 from elasticflow.runtime.process.step_log import Heartbeat, LateNumber, Progress
@@ -249,7 +249,7 @@ class Worker:
         self.started_at = position
         self.generators.rest()
         measures = measures or Measures()
-        of_peak = measures.of_peak(self.device, self.world_size, model)
+        of_peak = measures.of_peak(self.device, self.world_size, model, float32.matmul_precision(self.device))
         if of_peak is None and measures.flops_per_sample is not None and self.rank == 0:
             self.event(events.MFU_UNKNOWN, device=device_name(self.device))
         self.progress.start(
