@@ -37,9 +37,9 @@ def choose_device(identity: Identity, wanted: str = AUTO) -> torch.device:
     parameters are on the CPU (torch 2.13 and 2.14, `Optimizer._accelerator_graph_capture_health_check`), which opens a
     context on device 0 in each worker.
 
-    A machine with fewer devices than workers is refused, with one exception: where Slurm started each worker as a task of
-    its own, and shows each task one device (`srun --gpus-per-task=1`), that device has number 0 in every worker. Under
-    torchrun and under our agent all workers of a machine see the same devices, so that one device is one too few for two.
+    A machine with fewer devices than workers is refused, with one exception: `srun --gpus-per-task=1` starts each worker as a
+    Slurm task and gives each task a device, which has number 0 in every worker. torchrun and our agent are one task that
+    starts all workers of a machine, so that these see the same devices, and one device is too few for two workers.
 
     With ELASTICFLOW_SHARE_DEVICE=1 all workers of a machine share device 0, and gloo also exchanges its tensors, since NCCL
     refuses two ranks on one device. It is there for tests with several workers on a machine with one GPU.
