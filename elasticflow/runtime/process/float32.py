@@ -8,14 +8,11 @@ set to a value that they cannot express (torch 2.13 to 2.15, aten/src/ATen/Conte
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
 from elasticflow.errors import JobKeyError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _KEY = "train.tf32"
 # In the words of `torch.get_float32_matmul_precision`.
@@ -50,18 +47,14 @@ def _cudnn_tf32(precisions: dict[str, str]) -> str:
 
 def _precisions(device: torch.device) -> dict[str, str]:
     """Return "ieee", "tf32" or "bf16" for each kind of operation on *device*."""
-    backends = torch.backends
-    if device.type == "cuda":
-        matmul, others = backends.cuda.matmul, backends.cudnn
-    else:
-        matmul, others = backends.mkldnn.matmul, backends.mkldnn  # type: ignore[attr-defined]
-    read: dict[str, Callable[[], str]] = {
-        "matmul": lambda: matmul.fp32_precision,
-        "conv": lambda: others.conv.fp32_precision,
-        "rnn": lambda: others.rnn.fp32_precision,
-    }
+    backends: Any = torch.backends  # torch's type hints lack the switches
+    of_cuda = device.type == "cuda"
+    others = backends.cudnn if of_cuda else backends.mkldnn
+    matmul = backends.cuda.matmul if of_cuda else backends.mkldnn.matmul
+    switches = {"matmul": matmul, "conv": others.conv, "rnn": others.rnn}
     # "none": nobody has set it, and it is as precise as "ieee".
-    return {name: "ieee" if (found := get()) == "none" else found for name, get in read.items()}
+    read = {name: str(switch.fp32_precision) for name, switch in switches.items()}
+    return {name: "ieee" if precision == "none" else precision for name, precision in read.items()}
 
 
 def set_tf32(*, enabled: bool) -> None:

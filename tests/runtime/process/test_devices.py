@@ -115,9 +115,9 @@ def test_backend_of_a_device(tmp_path: Path, device: str, backend: str) -> None:
 @pytest.mark.parametrize("way", ["argument", "variable"])
 def test_the_cpu_by_name_hides_the_accelerators(machine: Machine, tmp_path: Path, way: str) -> None:
     """Else each worker's `Optimizer.step` would open a context on GPU 0, which takes its memory."""
-    given = {"ELASTICFLOW_DEVICE": "cpu"} if way == "variable" else {}
-    identity = _identity(tmp_path, workers=2, **given)
-    assert devices.choose_device(identity, "auto" if given else "cpu") == CPU
+    asked = "cpu" if way == "variable" else ""
+    identity = _identity(tmp_path, workers=2, ELASTICFLOW_DEVICE=asked)
+    assert devices.choose_device(identity, "auto" if asked else "cpu") == CPU
     assert torch.accelerator.current_accelerator(check_available=True) is None
     assert machine.selected == []
 

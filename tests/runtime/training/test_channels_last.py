@@ -22,7 +22,8 @@ class _Model(nn.Module):
     def forward(self, images: Tensor, *others: Any, mask: Any = None) -> Tensor:
         """Return scores of images."""
         self.seen = [images, others, mask]
-        return self.out(self.conv(images).mean((2, 3)))
+        scores: Tensor = self.out(self.conv(images).mean((2, 3)))
+        return scores
 
 
 def _is_last(tensor: Tensor) -> bool:
