@@ -251,6 +251,10 @@ class WorkerError(ElasticflowError):
     is_final: ClassVar[bool] = False
 
 
+class DeviceError(WorkerError):
+    """A worker finds no device as the job needs it: none of the type, too few, or another type than the others or before."""
+
+
 class DatasetError(WorkerError):
     """The dataset has no length, or a length other than declared, or is not the data of the snapshot."""
 

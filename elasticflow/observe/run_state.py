@@ -47,6 +47,7 @@ class RunState:
         loss: Loss of the last step.
         restarts: Restarts in the newest launch.
         workers: Workers of the newest group, whether it runs or not.
+        device: Type of the devices that the newest group trains on, such as "cuda"; None if unknown.
         snapshot: Name of the newest committed snapshot.
         script: The user's script, for `[script]` jobs; else None.
         resume_command: The command that resumes the run, if that is not `elasticflow resume`.
@@ -71,6 +72,7 @@ class RunState:
     loss: float | str | None = None
     restarts: int = 0
     workers: tuple[RunningWorker, ...] = ()
+    device: str | None = None
     snapshot: str | None = None
     script: str | None = None
     resume_command: str | None = None
@@ -111,6 +113,7 @@ class RunState:
                 for worker in (workers if isinstance(workers, list) else ())
                 if isinstance(worker, dict)
             ),
+            device=text_of(state, "device"),
             snapshot=text_of(state, "snapshot"),
             script=text_of(state, "script"),
             resume_command=text_of(state, "resume_command"),

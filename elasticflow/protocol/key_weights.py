@@ -63,6 +63,7 @@ _WEIGHTS: dict[str, tuple[Weight, str]] = {
     "train.steps": ("harmless", "the run ends sooner or later"),
     "train.stop_when": ("harmless", "the run ends sooner or later"),
     "train.time_limit": ("harmless", "counts from now on"),
+    "train.channels_last": ("harmless", "equal up to rounding"),
     "train.compile": ("harmless", "equal up to rounding"),
     "train.gradient_checkpointing": ("harmless", "the same numbers, computed again instead of kept"),
     "train.threads": ("harmless", "equal up to rounding"),
@@ -80,6 +81,7 @@ _WEIGHTS: dict[str, tuple[Weight, str]] = {
     "env": ("harmless", "libraries and the job's code read it, from here on"),
     "hooks": ("harmless", "a hook that changes what is trained is refused when it does"),
     "nodes": ("harmless", "the global batch is the same at every world size"),
+    "nodes.device": ("harmless", "equal up to rounding"),
     "restarts": ("harmless", "counts from now on"),
     "snapshots": ("harmless", "counts from now on"),
     "snapshots.include": ("corrupting", _OTHER_STATE),
@@ -94,6 +96,8 @@ _WEIGHTS: dict[str, tuple[Weight, str]] = {
 # In exact mode the bits are promised, not only the curve.
 BITS = 'train.consistency = "exact" promises bits that this may change'
 EXACT_WEIGHTS: dict[str, tuple[Weight, str]] = {
+    "nodes.device": ("trajectory", BITS),
+    "train.channels_last": ("trajectory", BITS),
     "train.compile": ("trajectory", BITS),
     "train.threads": ("trajectory", BITS),
     "env": ("trajectory", BITS),

@@ -25,6 +25,7 @@ class LoopSettings:
         log_every: Steps between two lines of the log.
         log_level: Lines below it are left out.
         threads: CPU threads of each worker; None: the node's cores shared out.
+        device: Device type to train on, or "auto".
     """
 
     job: str
@@ -34,6 +35,7 @@ class LoopSettings:
     log_every: int = 1
     log_level: str = "info"
     threads: int | None = None
+    device: str = "auto"
 
     def to_json(self) -> str:
         """Return the settings as one line of JSON."""

@@ -16,6 +16,7 @@ from elasticflow import errors, events
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.run_files import write_imports
 from elasticflow.runtime.process import (
+    devices,
     environment,
     failure,
     process_group,
@@ -55,6 +56,7 @@ def join(
     *,
     seed: int,
     threads: int | None,
+    device: str = devices.AUTO,
     log_level: str = "info",
     shows_log: bool = True,
 ) -> Worker:
@@ -69,24 +71,29 @@ def join(
         snapshots: Times and place of snapshots.
         seed: Seed of the data order and of every random stream.
         threads: CPU threads; None: the node's cores shared out among its workers.
+        device: Device type to train on, or "auto"; `ELASTICFLOW_DEVICE` wins.
         log_level: The rank logs leave out lines below it, except the lines that the supervisor follows.
         shows_log: Without a supervisor, rank 0 writes its log to standard output, too.
+
+    Raises:
+        DeviceError: no device of the type, fewer devices than workers, or devices of several types.
     """
     global _current  # noqa: PLW0603  # one worker per process
     _prepare_process()
     identity = Identity.read(os.environ, folder)
     run_lock.hold(identity)
     process_group.set_threads(threads, identity.local_world_size)
-    device = process_group.choose_device(identity)
+    chosen = devices.choose_device(identity, device)
     with forked_children.own_sockets():
-        store = process_group.connect(identity)
+        store = process_group.connect(identity, chosen)
     generation = _generation(identity, snapshots, store, job)
     worker = _current = Worker(
         identity,
         job=job,
         job_digest=job_digest,
         seed=seed,
-        device=device,
+        device=chosen,
+        wanted_device=devices.wanted_type(identity, device),
         store=store,
         generation=generation,
         log_level=log_level,
@@ -96,7 +103,7 @@ def join(
     if store is not None:
         process_group.announce(store, os.environ)
     with forked_children.own_sockets():
-        process_group.form(identity, store, device)
+        process_group.form(identity, store, chosen)
     worker.reseed()
     seeded_imports.install(seed)
     worker.phase("build")

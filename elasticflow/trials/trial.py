@@ -126,12 +126,11 @@ def job_of(trial: Trial, launch: TrialLaunch, job: Job) -> Job:
     snapshots: dict[str, Any] = {"uri": None, "options": {}, "every": every, "grace": _GRACE}
     if trial.snapshot_every is None:
         snapshots["memory"] = None
-    nodes = NodesTable(nproc_per_node=launch.world_size)
+    given: dict[str, Any] = {"nproc_per_node": launch.world_size, "device": job.nodes.device}
+    nodes = NodesTable(**given)
     restarts: dict[str, Any] = {"budget": max(1, job.restarts.budget)}
     if trial.plan is not None:
-        nodes = NodesTable(
-            min=trial.plan.least_nodes, max=trial.plan.most_nodes, nproc_per_node=launch.world_size
-        )
+        nodes = NodesTable(min=trial.plan.least_nodes, max=trial.plan.most_nodes, **given)
         restarts |= {"budget": 2 * len(trial.plan.faults) + 1, "hang_timeout": _HANG}
     return job.model_copy(
         update={
@@ -158,11 +157,10 @@ def check(job: Job, worlds: Sequence[int], steps: int, gpus: int) -> int:
         TrialRefusedError: the job cannot be tried at each of *worlds* on this machine; has reason and remedy.
     """
     largest = max(worlds)
-    if 0 < gpus < largest:
+    if job.nodes.device != "cpu" and 0 < gpus < largest:
         raise TrialRefusedError(
-            f"this machine has GPUs for {gpus} of {largest} workers: the others would compute on the CPU, "
-            "which rounds otherwise",
-            f"leave out world sizes above {gpus}, or compare on the CPU: CUDA_VISIBLE_DEVICES= elasticflow ...",
+            f"this machine has GPUs for {gpus} of {largest} workers, each of which needs one",
+            f"leave out world sizes above {gpus}, or compare on the CPU: --set nodes.device=cpu",
         )
     if job.script is None:
         _check_shares(job, largest)

@@ -74,7 +74,10 @@ def test_an_undisturbed_trial_takes_no_snapshot_before_it_leaves() -> None:
     """So what snapshots do to training shows as a difference of the disturbed one."""
     trial = trials.undisturbed(1, 2, 50)
 
-    made = trials.job_of(trial, trial.launches[0], job(snapshots={"memory": "1 step"}))
+    made = trials.job_of(
+        trial, trial.launches[0], job(snapshots={"memory": "1 step"}, nodes={"device": "cpu"})
+    )
+    assert made.nodes.device == "cpu"
 
     assert ("999999999 steps", None) == (made.snapshots.every, made.snapshots.memory)
     assert [trials.TrialAct(49, "drain")] == list(trial.launches[0].acts)
@@ -86,7 +89,7 @@ REFUSED: dict[str, tuple[dict[str, dict[str, object]], tuple[int, ...], int, int
         (1, 5), 50, 0, r"5 workers cannot share 4 virtual shards .* leave out world sizes above 4",
     ),
     "batch": ({}, (1, 9), 50, 0, r"9 workers cannot share a batch of 8 .* leave out world sizes above 8"),
-    "GPUs": ({}, (1, 3), 50, 2, r"GPUs for 2 of 3 workers.*CUDA_VISIBLE_DEVICES="),
+    "GPUs": ({}, (1, 3), 50, 2, r"GPUs for 2 of 3 workers.*nodes.device=cpu"),
     "steps": ({}, (1, 2), 5, 0, "5 steps are too few .* 6 are the fewest"),
     "a short job": ({"train": {"epochs": None, "steps": 4}}, (1, 2), 50, 0, "4 steps are too few"),
 }  # fmt: skip
@@ -106,5 +109,6 @@ def test_what_cannot_be_tried_is_refused(name: str) -> None:
 def test_what_can_be_tried_is_not_refused() -> None:
     """At the bounds; a machine without GPUs has no bound of its own."""
     assert 6 == trials.check(job(), (8, 1), 6, 0)
+    assert 6 == trials.check(job(nodes={"device": "cpu"}), (3,), 6, 2)
     assert 50 == trials.check(job(train={"consistency": "exact", "virtual_shards": 4}), (4,), 50, 4)
     assert 7 == trials.check(job(train={"epochs": None, "steps": 7}), (1,), 50, 0)

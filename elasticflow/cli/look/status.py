@@ -130,7 +130,8 @@ def _rows(status: RunStatus) -> list[tuple[str, str]]:
     if status.workers:
         who = ", ".join(f"rank {w.rank} pid {w.pid}" for w in status.workers[:8])
         more = f" and {len(status.workers) - 8} more" if len(status.workers) > 8 else ""
-        rows.append(("workers", f"{plural(len(status.workers), 'worker')}: {who}{more}"))
+        on = "" if status.device is None else f" on {status.device}"
+        rows.append(("workers", f"{plural(len(status.workers), 'worker')}{on}: {who}{more}"))
     if status.standbys:
         rows.append(("standbys", in_words(status.standbys)))
     if status.compilation is not None:

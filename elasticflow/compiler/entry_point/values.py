@@ -80,6 +80,7 @@ def _made_of_data(job: Job, functions: Mapping[str, Function]) -> dict[str, Line
     given |= {"values": Name("VALUES")} if values_of_data(job) else {}
     of_shards = call("open_shards", "worker", "build_dataset", quoted("train"), "SHARDS")
     return {
+        "tf32": None if job.train.tf32 is None else f"float32.set_tf32(enabled={job.train.tf32})",
         "prepare": None if table.prepare is None else call("prepare_data", "worker", "prepare"),
         "dataset": opened(functions["build_dataset"], "train", given) if table.shards is None else of_shards,
         "order": None if order is None else order.call(),
@@ -97,6 +98,7 @@ def _made_of_model(job: Job, functions: Mapping[str, Function], forms: CallForms
     return {
         "model": functions["build_model"].call(),
         "load_weights": None if job.model.weights is None else "load_weights(model, WEIGHTS)",
+        "channels_last": "to_channels_last(model)" if job.train.channels_last else None,
         "compile": "model.compile()" if job.train.compile else None,
         "optimizer": None if moves else optimizer,
         "optimizers": optimizer if moves else None,
@@ -261,6 +263,7 @@ def _join(job: Job, digest: str) -> Code:
         "seed": Name("SEED"),
         "snapshots": Name("SNAPSHOTS"),
         "gradients": Name("GRADIENTS"),
+        "device": _unless(job.nodes.device, "auto"),
         "compare_replicas": job.train.compare_replicas,
         "log_every": _unless(int(job.logging.every.split()[0]), 1),
         "log_level": _unless(job.logging.level, "info"),

@@ -31,6 +31,9 @@ _LATER: tuple[tuple[tuple[str, ...], Any], ...] = (
     *((("logging", name), None) for name in SINKS),
     (("logging", "custom"), {}),
     (("nodes", "token_file"), None),
+    (("nodes", "device"), "auto"),
+    (("train", "tf32"), None),
+    (("train", "channels_last"), False),
 )
 _OF_DATA = "$dataset"  # a value of the training data: {"$dataset": "vocab_size"}
 _FLOAT = "$float"  # JSON has no infinity and no NaN: {"$float": "inf"}

@@ -101,6 +101,12 @@ def _with_named_keys(schema: dict[str, Any]) -> None:
     schema["patternProperties"] = {VARIABLE_NAME: schema.pop("additionalProperties")}
 
 
+def _device_type(text: str) -> str:
+    if text in {"gpu", "nvidia", "hip", "rocm"}:
+        raise ValueError('is no device type of torch: write "cuda", which also stands for AMD\'s GPUs')
+    return text
+
+
 class VariableTable(Table):
     """A variable that is declared secret or not."""
 
@@ -149,6 +155,12 @@ class EnvTable(Table, extra="allow", json_schema_extra=_with_named_keys):
         )
 
 
+DeviceType = Annotated[
+    str,
+    Field(pattern=r"^[a-z][a-z0-9]{1,30}$", examples=["cpu", "cuda", "xpu"]),
+    AfterValidator(_device_type),
+    Description('"auto", "cpu", or a type of torch without a number, like "cuda" or "xpu"'),
+]
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _FILE = r"[^-\s\x00-\x1f\x7f][^\x00-\x1f\x7f]*"
 _MODULE = rf"^{_NAME}(\.{_NAME})*$"
@@ -219,6 +231,11 @@ class NodesTable(Table):
     max: int = Field(default=1, ge=1, le=MOST_NODES, description="Maximum number of nodes.")
     nproc_per_node: Literal["auto", "gpu", "cpu"] | Annotated[int, Field(ge=1, le=1024)] = Field(
         default="auto", description="Workers per node; auto: one per GPU, else one per core."
+    )
+    device: DeviceType = Field(
+        default="auto",
+        description="Type of device that workers train on, as torch calls it; auto: the machine's accelerator, else the CPU. A type "
+        "that a machine lacks is refused; cpu hides its accelerators.",
     )
     endpoint: Annotated[Endpoint | None, MayRefer()] = Field(
         default=None,

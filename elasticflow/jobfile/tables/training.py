@@ -238,6 +238,16 @@ class TrainTable(Table):
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         default="fp32", description="bf16: autocast; fp16: autocast with gradient scaling."
     )
+    tf32: bool | None = Field(
+        default=None,
+        description="On NVIDIA GPUs, compute float32 products of matrices, convolutions and recurrent layers by TF32 (faster, with "
+        "10 bits of mantissa), or none of them; default: torch's, which is convolutions and recurrent layers alone.",
+    )
+    channels_last: bool = Field(
+        default=False,
+        description="Keep images and weights with four dimensions in the channels-last memory format, in which convolutions in "
+        "half precision are faster.",
+    )
     compile: bool = Field(
         default=False,
         description="Compile the model with torch.compile; its cache is kept for the run and beside the snapshots.",

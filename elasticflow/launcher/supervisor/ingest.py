@@ -61,7 +61,9 @@ class Ingest:
             self._environment.data(line)
         elif name == events.TRAINING_STARTED:
             self._journal.durations.redone(self._metrics.settle(line["step"], line["generation"]))
-            self._journal.update(at_once=True, step=line["step"], steps=line["steps"], epoch=line["epoch"])
+            device = str(line["device"]).partition(":")[0]
+            facts = {"step": line["step"], "steps": line["steps"], "epoch": line["epoch"], "device": device}
+            self._journal.update(at_once=True, **facts)
         elif name == events.STAGE_STARTED:
             self._journal.update(at_once=True, steps=line["steps"])
         elif name == events.SNAPSHOT_CHOSEN:

@@ -119,7 +119,7 @@ def join_job(
         compare_replicas: Interval at which the ranks' replicas are compared bit for bit, such as "1000 steps". They are also
             compared before each snapshot.
         measures: Speeds that the log shows. None: steps and samples.
-        options: log_every, threads and log_level.
+        options: log_every, threads, log_level and device.
     """
     return _joined(
         LoopSettings(name, digest, seed, snapshots, **options), folder, gradients, is_job=True,
@@ -169,6 +169,7 @@ def _member(chosen: LoopSettings, place: Path, *, is_job: bool) -> Worker:
             chosen.snapshots,
             seed=chosen.seed,
             threads=chosen.threads,
+            device=chosen.device,
             log_level=chosen.log_level,
             shows_log=is_job,
         )

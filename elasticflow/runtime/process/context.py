@@ -13,7 +13,7 @@ from elasticflow.errors import StopTraining
 from elasticflow.runtime.measuring.gradient_norm import norm_of
 from elasticflow.runtime.measuring.speed import Measures, device_name
 from elasticflow.runtime.measuring.step_profiler import StepProfiler
-from elasticflow.runtime.process import process_group, random_streams, stopping
+from elasticflow.runtime.process import float32, process_group, random_streams, stopping
 from elasticflow.runtime.process.compiler import Compilation
 from elasticflow.runtime.process.moments import Moments
 from elasticflow.runtime.process.pinned_memory import read_late
@@ -69,6 +69,7 @@ class Worker:
     Attributes:
         identity: The way the process was started and its place: rank, world size, node, folders.
         device: Device that the model is on.
+        wanted_device: Device type that was asked for by name, or "auto".
         store: Key-value store of all ranks, independent of the process group; None for a plain process.
         seed: Seed of the data order and of every random stream.
         generation: Number of the worker group, the same on every rank.
@@ -96,6 +97,7 @@ class Worker:
         job_digest: str,
         seed: int,
         device: torch.device,
+        wanted_device: str,
         store: Store | None,
         generation: int,
         log_level: str,
@@ -103,6 +105,7 @@ class Worker:
     ) -> None:
         self.identity, self.job, self.job_digest, self.seed = identity, job, job_digest, seed
         self.device, self.store, self.generation = device, store, generation
+        self.wanted_device = wanted_device
         self.rank, self.local_rank = identity.rank, identity.local_rank
         self.world_size, self.local_world_size = identity.world_size, identity.local_world_size
         self.run_id, self.run_folder, self.node = identity.run_id, identity.run_folder, identity.node
@@ -247,7 +250,7 @@ class Worker:
         self.started_at = position
         self.generators.rest()
         measures = measures or Measures()
-        of_peak = measures.of_peak(self.device, self.world_size, model)
+        of_peak = measures.of_peak(self.device, self.world_size, model, float32.matmul_precision(self.device))
         if of_peak is None and measures.flops_per_sample is not None and self.rank == 0:
             self.event(events.MFU_UNKNOWN, device=device_name(self.device))
         self.progress.start(

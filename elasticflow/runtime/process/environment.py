@@ -20,6 +20,8 @@ import torch
 
 from elasticflow import events
 from elasticflow.errors import StateError
+from elasticflow.runtime.measuring.speed import device_name
+from elasticflow.runtime.process import float32
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,16 +53,17 @@ def describe(device: torch.device) -> dict[str, str]:
         "cpu": _cpu_model(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
-        "matmul_precision": torch.get_float32_matmul_precision(),
+        **float32.facts(device),
     }
     for name, pattern in _LIBRARIES.items():
         if match := re.search(pattern, configuration):
             facts[name] = match[1]
+    if device.type != "cpu":
+        facts["device"] = device.type
+        facts["gpu"] = device_name(device)
     if device.type == "cuda":
-        facts["gpu"] = torch.cuda.get_device_name(device)
         facts["cuda"] = str(torch.version.cuda)
         facts["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
-        facts["cudnn_tf32"] = str(torch.backends.cudnn.allow_tf32)
     return facts
 
 

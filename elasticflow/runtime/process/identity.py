@@ -34,6 +34,9 @@ class Identity:
             launch's keys.
         numa: torch's affinity mode, by which to bind this process to the cores near its GPU; None: do not bind it, or
             torchrun has bound it already.
+        device: Device type that this process has to train on, or "auto"; None: its environment does not say.
+        shares_device: All workers of the machine share device 0: for tests.
+        is_own_task: Slurm started this process as a task of its own, not an agent that it started.
     """
 
     started_by: StartedBy
@@ -51,6 +54,9 @@ class Identity:
     rendezvous: StoreAddress
     numa: str | None
     address: str | None = None
+    device: str | None = None
+    shares_device: bool = False
+    is_own_task: bool = False
 
     @classmethod
     def read(cls, environ: Mapping[str, str], folder: Path) -> Identity:
@@ -83,6 +89,11 @@ class Identity:
             rendezvous=_rendezvous(environ),
             numa=environ.get(worker_environment.NUMA) or None,
             address=environ.get(worker_environment.ADDRESS) or None,
+            device=environ.get(worker_environment.DEVICE) or None,
+            shares_device=environ.get(worker_environment.SHARE_DEVICE) == "1",
+            is_own_task=started_by == "torchrun"
+            and "TORCHELASTIC_RUN_ID" not in environ
+            and environ.get("SLURM_LOCALID") == environ.get("LOCAL_RANK"),
         )
 
 

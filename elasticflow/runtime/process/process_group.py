@@ -1,4 +1,4 @@
-"""Device, store and process group of a worker."""
+"""Threads, store and process group of a worker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from elasticflow.protocol import control_store
 from elasticflow.protocol.store_address import is_here
-from elasticflow.runtime.process import torch_private
+from elasticflow.runtime.process import devices, torch_private
 from elasticflow.runtime.process.torch_private import PrefixStore, TCPStore
 
 if TYPE_CHECKING:
@@ -41,39 +41,33 @@ _STORE = "store"
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
-def choose_device(identity: Identity) -> torch.device:
-    """Return this rank's GPU if the machine has one for every local rank, else the CPU.
-
-    Also binds this process to the cores near its GPU, if `[torchrun] numa_binding` asks for that.
-    """
-    if identity.numa is not None:
-        torch_private.bind_to_cores(identity.numa, identity.local_rank)
-    if torch.cuda.is_available() and torch.cuda.device_count() >= identity.local_world_size:
-        device = torch.device("cuda", identity.local_rank)
-        torch.cuda.set_device(device)
-        return device
-    return torch.device("cpu")
-
-
 def set_threads(threads: int | None, local_world_size: int) -> None:
     """Give this process *threads* CPU threads, or its share of the node's cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     torch.set_num_threads(threads or max(1, cores // local_world_size))
 
 
-def connect(identity: Identity) -> Store | None:
+def connect(identity: Identity, device: torch.device) -> Store | None:
     """Return the key-value store that all ranks share; None for a plain process. Every rank.
 
     Under our agent, rank 0 serves a new store in each generation, so that keys of a dead generation are never read, and
     neither the supervisor nor the agents need torch. The launch's keys hold the store's address.
+
+    Raises:
+        DeviceError: an earlier generation of this launch trained on another device type than *device*'s; rank 0.
     """
     if identity.started_by == "python":
         return None
     if identity.started_by == "torchrun":
         shared, _, _ = next(rendezvous("env://", timeout=_STORE_TIMEOUT))
-        return own_part(PrefixStore("elasticflow", shared), identity.rank, identity.world_size)
-    keys = control_store.connect(identity.rendezvous.under(f"run/{identity.generation}"))
+        of_all_groups = PrefixStore("elasticflow", shared)
+        if identity.rank == 0:
+            devices.require_type_of_launch(of_all_groups, device)
+        return own_part(of_all_groups, identity.rank, identity.world_size)
+    keys = control_store.connect(identity.rendezvous.under("run"))
+    address = f"{identity.generation}/{_STORE}"
     if identity.rank == 0:
+        devices.require_type_of_launch(keys, device)
         listener = _listen(identity)
         host, port = listener.getsockname()[:2]
         store = TCPStore(
@@ -84,10 +78,10 @@ def connect(identity: Identity) -> Store | None:
             wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )
-        keys.set(_STORE, json.dumps([_own_address(identity, keys), port]))
+        keys.set(address, json.dumps([_own_address(identity, keys), port]))
         return store
     # The process group's own limit: rank 0 may be slow, and its heartbeats show a hang.
-    host, port = json.loads(keys.get(_STORE, _TIMEOUT["launcher"].total_seconds()))
+    host, port = json.loads(keys.get(address, _TIMEOUT["launcher"].total_seconds()))
     # Without an address of its own, rank 0 is on the machine that serves the launch's keys.
     host = host or identity.rendezvous.host
     return TCPStore(host, port, is_master=False, timeout=_STORE_TIMEOUT, wait_for_workers=False)
@@ -171,17 +165,21 @@ def _own_address(identity: Identity, keys: RemoteControlStore) -> str | None:
 
 
 def form(identity: Identity, store: Store | None, device: torch.device) -> None:
-    """Form the process group: gloo for CPU tensors, nccl for CUDA's. Collective: every rank.
+    """Form the process group: gloo for CPU tensors, torch's default backend for the device's. Collective: every rank.
 
     A plain process forms a group of one rank, for the job's own code that needs a group; a group that the script has
     formed before stays.
+
+    Raises:
+        DeviceError: the ranks have devices of several types; on every rank.
     """
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    backend = _backend(identity, device)
     if store is None:
         if not dist.is_initialized():
             with _on_loopback():
                 dist.init_process_group(backend, store=torch_private.HashStore(), rank=0, world_size=1)
         return
+    devices.require_one_type(identity, store, device, _TIMEOUT[identity.started_by])
     dist.init_process_group(
         backend,
         # Each generation has its own prefix: keys of a dead group would be taken for keys of this group.
@@ -190,6 +188,13 @@ def form(identity: Identity, store: Store | None, device: torch.device) -> None:
         world_size=identity.world_size,
         timeout=_TIMEOUT[identity.started_by],
     )
+
+
+def _backend(identity: Identity, device: torch.device) -> str:
+    if device.type == "cpu":
+        return "gloo"
+    of_device = "gloo" if identity.shares_device else dist.get_default_backend_for_device(device)
+    return f"cpu:gloo,{device.type}:{of_device}"
 
 
 @contextmanager

@@ -138,8 +138,9 @@ class Generators:
     def __init__(self, seed: int, device: torch.device) -> None:
         self._resting = _key(_REST, seed, 0, 0, 0)
         self._seed_device: Callable[[int], object] | None = None
-        if device.type == "cuda":
-            self._seed_device = torch.cuda.default_generators[device.index or 0].manual_seed
+        if device.type != "cpu":
+            generators = torch.get_device_module(device).default_generators
+            self._seed_device = generators[device.index or 0].manual_seed
         words = _words_that_move()
         self.can_look = words is not None
         self.are_used = words is None

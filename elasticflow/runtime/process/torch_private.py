@@ -387,5 +387,5 @@ NO_MEMORY = "DefaultCPUAllocator: "
 # DistributedDataParallel: the step before left out a parameter; a gradient came twice in one backward.
 NO_GRADIENT = "Expected to have finished reduction in the prior iteration"
 GRADIENT_TWICE = "Expected to mark a variable ready only once"
-# The refusal of an operation without a deterministic form; its name.
-NOT_DETERMINISTIC = r"(\S+) does not have a deterministic"
+# The refusal of an operation without a deterministic form; its name, such as `put_` or `median CUDA with indices output`.
+NOT_DETERMINISTIC = r"([^\s:][^\n:]*) does not have a deterministic"

@@ -14,7 +14,7 @@ from elasticflow.runtime.data.dataset import EVALUATION_DATA, TRAINING_DATA, ope
 from elasticflow.runtime.data.order.order import require_same_order
 from elasticflow.runtime.data.values import marks_of
 from elasticflow.runtime.measuring.marks import mark
-from elasticflow.runtime.process import environment, leaving, random_streams
+from elasticflow.runtime.process import devices, environment, leaving, random_streams
 from elasticflow.runtime.process.context import Restored
 from elasticflow.runtime.snapshot import checksums, memory_tier, restore, writer_connection
 from elasticflow.runtime.snapshot.captured import CaptureCheck
@@ -481,6 +481,7 @@ class Snapshots:
         else:
             self._require_same_data(record, manifest)
         restore.complete_evaluation(record.tree, manifest)
+        devices.require_type_of_snapshot(worker.device, worker.wanted_device, manifest.versions)
         environment.log_changes(worker, manifest.versions, is_exact=self._step.is_exact)
         # Logged before the snapshot is used, which may cause a failure from here on.
         if worker.rank == 0:

@@ -13,8 +13,24 @@ from elasticflow.errors import StateError
 from elasticflow.runtime.process import torch_private
 
 _ERRORS = 2  # torch.get_deterministic_debug_mode: 0 is off, 1 only warns
-# Deterministic replacements, by the beginning of the name of an operation that has no deterministic form.
-_ALTERNATIVES = {"put_": "index_put_", "median": "sort", "kthvalue": "sort"}
+_ON_CPU = "the same operation on the CPU: x.cpu() before it, .to(x.device) after it"
+# Deterministic replacements that compute the same, by the beginning of the name by which torch refuses an operation that has no
+# deterministic form. Names of CUDA's operations: `alertNotDeterministic` in aten/src/ATen/native/cuda (torch 2.13, 2.14).
+_ALTERNATIVES = {
+    "put_": "index_put_",
+    "median": "sort",
+    "kthvalue": "sort",
+    "cumsum": "cumsum on the CPU: x.cpu().cumsum(dim).to(x.device)",
+    "nll_loss2d": "the loss of flat scores: cross_entropy(scores.movedim(1, -1).flatten(0, -2), target.flatten())",
+    "upsample_bilinear2d": "torch.nn.functional.interpolate without antialias, which torch can repeat, or interpolate on the CPU",
+    "upsample_": "interpolate on the CPU: interpolate(x.cpu(), ...).to(x.device)",
+    "adaptive_avg_pool2d": "avg_pool2d with kernel_size = input size // output size, where that divides without rest, or else the "
+    "pooling on the CPU",
+    "adaptive_max_pool2d": "max_pool2d with kernel_size = input size // output size, where that divides without rest, or else the "
+    "pooling on the CPU",
+    "ctc_loss": "ctc_loss on the CPU: ctc_loss(log_probs.cpu(), targets.cpu(), input_lengths, target_lengths)",
+    "reflection_pad": "an index that mirrors, such as x[..., [2, 1, 0, 1, 2]], or pad on the CPU",
+}
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _MOST = -3, -1, 2**30  # of mallopt
 
 
@@ -47,9 +63,8 @@ def named(error: RuntimeError) -> Exception:
     refused = re.search(torch_private.NOT_DETERMINISTIC, text)
     if refused is not None:
         operation = refused[1]
-        other = next(
-            (o for name, o in _ALTERNATIVES.items() if operation.startswith(name)), "another operation"
-        )
+        usual = _ON_CPU if re.search("cuda|gpu", operation, re.IGNORECASE) else "another operation"
+        other = next((o for name, o in _ALTERNATIVES.items() if operation.startswith(name)), usual)
         return StateError(
             f'train.consistency = "exact" cannot use {operation}: it may give other bits each time',
             f'use {other}, or consistency = "batch"',

@@ -182,6 +182,7 @@ def test_status_as_json(ran: Callable[..., Ran], project: Path) -> None:
         "compilation",
         "counted_per_s",
         "data",
+        "device",
         "doing",
         "durations",
         "epoch",

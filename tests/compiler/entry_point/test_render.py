@@ -29,6 +29,7 @@ SCHEDULER = {"entry": "torch.optim.lr_scheduler:StepLR", "args": {"step_size": 3
 # One job per feature of the template, and some of them together.
 FEATURES: dict[str, dict[str, Any]] = {
     "plain": {},
+    "devices": {"nodes__device": "cuda", "train__tf32": True, "train__channels_last": True},
     "shards": {"dataset__shards": 4},
     "steps": {"train__epochs": None, "train__steps": 10},
     "scheduler_step": {"lr_scheduler__entry": SCHEDULER["entry"], "lr_scheduler__args": SCHEDULER["args"]},

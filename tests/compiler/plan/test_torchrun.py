@@ -255,6 +255,18 @@ def test_every_variable_has_a_reason() -> None:
     assert values["GLOO_SOCKET_IFNAME"] == values["NCCL_SOCKET_IFNAME"] == "eth1"
 
 
+def test_the_device_type_is_told_to_every_process() -> None:
+    """A process that does not see a GPU opens no context on it; a type by name is checked by the workers."""
+
+    def told(device: str) -> dict[str, str]:
+        found = {variable.name: variable.value for variable in variables(make_job(nodes__device=device))}
+        return {name: value for name, value in found.items() if "DEVICE" in name}
+
+    assert told("auto") == {}
+    assert told("cuda") == {"ELASTICFLOW_DEVICE": "cuda"}
+    assert told("cpu") == {"ELASTICFLOW_DEVICE": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+
+
 @pytest.mark.usefixtures("real_processes")
 def test_the_script_quotes_for_the_shell() -> None:
     """Values that a shell would split or expand arrive whole."""

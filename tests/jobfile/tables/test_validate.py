@@ -17,10 +17,10 @@ KEYS = {
     "dataset": "entry args mix shards prepare collate samples sampler global_batch_size micro_batch_size num_workers tail",
     "evaluation": "entry args samples every batch_size collate metrics best weights overlap",
     "hooks": "on_start on_step on_evaluation on_snapshot on_finish",
-    "train": "epochs steps precision compile gradient_checkpointing ema threads on_nonfinite consistency virtual_shards compare_replicas time_limit stop_when",
+    "train": "epochs steps precision tf32 channels_last compile gradient_checkpointing ema threads on_nonfinite consistency virtual_shards compare_replicas time_limit stop_when",
     "ddp": "find_unused_parameters sync_batchnorm bucket_cap_mb gradient_as_bucket_view",
     "env": "",  # names of the job's own
-    "nodes": "min max nproc_per_node endpoint interface token_file",
+    "nodes": "min max nproc_per_node device endpoint interface token_file",
     "restarts": "budget refill hang_timeout warm",
     "snapshots": "uri every memory staging_limit keep include ignore integrity grace options",
     "logging": "level every count_name grad_norm peak_flops sinks tensorboard mlflow wandb trackio otlp prometheus custom",

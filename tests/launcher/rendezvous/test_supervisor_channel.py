@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
+import torch
 from torch.distributed.rendezvous import rendezvous
 
 from elasticflow.launcher.fork_server.helpers import HelperLostError
@@ -129,7 +130,7 @@ def test_process_groups_of_two_generations_share_no_key(launch: Launch, tmp_path
             },
             tmp_path,
         )
-        store = process_group.connect(identity)
+        store = process_group.connect(identity, torch.device("cpu"))
         assert store is not None
         stores.append(store)
     stores[0].set("pg/0/rank0", "stale address")
@@ -142,7 +143,7 @@ def test_store_of_a_generation_is_found_by_the_jobs_own_code(launch: Launch, tmp
     """`env://` leads to what rank 0 serves, as it does under torchrun."""
     place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "elsewhere"}
     environment = {"ELASTICFLOW_GENERATION": "7", "ELASTICFLOW_RENDEZVOUS": launch.address.url, **place}
-    store = process_group.connect(Identity.read(environment, tmp_path))
+    store = process_group.connect(Identity.read(environment, tmp_path), torch.device("cpu"))
     assert store is not None
     process_group.announce(store, environment)
     store.set("mine", "1")

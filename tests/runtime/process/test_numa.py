@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.numa import binding
 
-from elasticflow.runtime.process import process_group
+from elasticflow.runtime.process import devices
 from elasticflow.runtime.process.identity import Identity
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def test_worker_is_bound_to_the_cores_near_its_gpu(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(binding, "_get_logical_cpus_to_bind_to", cores_of)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     variables = {"ELASTICFLOW_GENERATION": "1", "LOCAL_RANK": "3", "ELASTICFLOW_NUMA": "socket"}
-    process_group.choose_device(Identity.read(variables, tmp_path))
+    devices.choose_device(Identity.read(variables, tmp_path))
 
     assert [(3, "socket")] == asked
     assert {core} == os.sched_getaffinity(0)
@@ -52,4 +52,4 @@ def test_binding_without_a_gpu_fails_as_torchs_does(tmp_path: Path) -> None:
     """Asked for and impossible: the worker fails and says so, as under torchrun."""
     variables = {"ELASTICFLOW_GENERATION": "1", "ELASTICFLOW_NUMA": "node"}
     with pytest.raises(Exception, match=r"(?i)cuda|nvidia|gpu|accelerator"):
-        process_group.choose_device(Identity.read(variables, tmp_path))
+        devices.choose_device(Identity.read(variables, tmp_path))

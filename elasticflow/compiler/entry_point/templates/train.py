@@ -29,9 +29,10 @@ from elasticflow.runtime.loop.hooks import Hook, Hooks  # = import.hooks
 from elasticflow.runtime.loop.join import join_job
 from elasticflow.runtime.loop.run import Run
 from elasticflow.runtime.measuring.speed import Measures  # = import.measures
-from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.process import float32, random_streams  # = import.process
 from elasticflow.runtime.process.context import Worker  # = import.worker
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy, load_weights  # = import.snapshots
+from elasticflow.runtime.training.channels_last import to_channels_last  # = import.channels
 from elasticflow.runtime.training.evaluation import Evaluation  # = import.evaluation
 from elasticflow.runtime.training.gradient_checkpointing import checkpoint_activations  # = import.ac
 from elasticflow.runtime.training.loss import with_count  # = import.count
@@ -87,6 +88,7 @@ def main() -> None:
     """Train to the end, or to the step at which all ranks agree to exit; every rank calls this."""
     run = join_job(folder=HERE, seed=SEED, snapshots=SNAPSHOTS, gradients=GRADIENTS)  # = join
     worker = run.worker
+    float32.set_tf32(enabled=True)  # = tf32
     prepare_data(worker, prepare)  # = prepare  # by one worker of each node
     dataset = open_dataset(worker, build_dataset, "train")  # = dataset
     order = build_order(worker, dataset)  # = order
@@ -94,6 +96,7 @@ def main() -> None:
     batches = run.batches(dataset, size=GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL)  # = batches
     model = build_model()  # = model
     model.to(run.device)
+    to_channels_last(model)  # = channels_last
     load_weights(model, WEIGHTS)  # = load_weights
     model.compile()  # = compile
     optimizer = build_optimizer(model)  # = optimizer
