@@ -47,6 +47,7 @@ class RunState:
         loss: Loss of the last step.
         restarts: Restarts in the newest launch.
         workers: Workers of the newest group, whether it runs or not.
+        devices: The accelerators of the newest group's workers: rank, node, device, and memory in bytes, as in `RankFigures`.
         snapshot: Name of the newest committed snapshot.
         script: The user's script, for `[script]` jobs; else None.
         resume_command: The command that resumes the run, if that is not `elasticflow resume`.
@@ -71,6 +72,7 @@ class RunState:
     loss: float | str | None = None
     restarts: int = 0
     workers: tuple[RunningWorker, ...] = ()
+    devices: tuple[Record, ...] = ()
     snapshot: str | None = None
     script: str | None = None
     resume_command: str | None = None
@@ -89,7 +91,7 @@ class RunState:
     def from_json(cls, state: Record) -> RunState:
         """Return the state in the fields of state.json."""
         workers, verdict, durations = (state.get(name) for name in ("workers", "verdict", "durations"))
-        activities = state.get("activities")
+        activities, devices = state.get("activities"), state.get("devices")
         durations = durations if isinstance(durations, dict) else {}
         loss = state.get("loss")
         return cls(
@@ -110,6 +112,11 @@ class RunState:
                 )
                 for worker in (workers if isinstance(workers, list) else ())
                 if isinstance(worker, dict)
+            ),
+            devices=tuple(
+                device
+                for device in (devices if isinstance(devices, list) else ())
+                if isinstance(device, dict)
             ),
             snapshot=text_of(state, "snapshot"),
             script=text_of(state, "script"),

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from elasticflow import events
 from elasticflow.errors import StopTraining
+from elasticflow.runtime.measuring.device_memory import UsageReader
 from elasticflow.runtime.measuring.gradient_norm import norm_of, read_late
+from elasticflow.runtime.measuring.own_time import own_time
 from elasticflow.runtime.measuring.speed import Measures, device_name
 from elasticflow.runtime.measuring.step_profiler import StepProfiler
 from elasticflow.runtime.process import process_group, random_streams, stopping
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from elasticflow.events import Event
+    from elasticflow.runtime.measuring.own_time import StepTimes
     from elasticflow.runtime.process.identity import Identity
     from elasticflow.runtime.process.learning_rates import AnyOptimizers
     from elasticflow.runtime.process.position import Position, Schedule
@@ -122,6 +125,7 @@ class Worker:
         self.progress = self._open_log(log_level, shows_log=shows_log)
         self.log = logs.get_logger(events.OURS)  # bound to the log opened before
         self.compilation = Compilation(self.heartbeat)
+        self._usage = UsageReader(device)
         self._profiler = StepProfiler(
             self.heartbeat, self.run_folder, self.rank, device.type, self.event, self.progress.go_on
         )
@@ -256,6 +260,8 @@ class Worker:
             count_name=measures.count_name,
             of_peak=of_peak,
         )
+        self.progress.own_time = own_time(self.device, self._report_figures)
+        self.vote.end_own_part = self.progress.own_time.end_own_part
         steps = None if left is None else position.step + left
         if self.rank == 0:
             samples, batch = schedule.samples, schedule.global_batch_size
@@ -274,6 +280,11 @@ class Worker:
                 parameters=sum(p.numel() for p in model.parameters()),
             )
         self.phase("compile")  # until the first step is done, which includes many one-time costs
+
+    def _report_figures(self, times: StepTimes) -> None:
+        usage = self._usage.read()
+        self.progress.usage = usage
+        self.heartbeat.figures(times, str(self.device), usage)
 
     def _open_log(self, level: str, *, shows_log: bool) -> Progress:
         stream = logs.open_log(self.run_folder.rank_log(self.generation, self.rank))
