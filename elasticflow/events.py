@@ -210,7 +210,7 @@ RANK_SLOW = Event(
     level="warning",
     line=Template(
         "slow rank",
-        "rank {rank} ({node}, {device}) takes {own_s:span} of its own for a step, {factor:number} times as long as the others: "
+        "rank {rank} ({node}, {device}) takes {own_s:span} of its own for a step, {factor} times as long as the others: "
         "they wait for it",
     ),
 )

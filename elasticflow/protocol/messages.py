@@ -328,7 +328,7 @@ class RankFigures(NamedTuple):
         windows: How often the worker has written them.
         own_s: Seconds of a step that are the worker's own, without waiting for others: the median.
         step_s: Seconds of a step: the mean.
-        device: Its device, such as `cuda:0`.
+        device: Device of the worker's model, such as `cuda:0`.
         allocated: Bytes in its tensors on an accelerator; 0 on the CPU.
         reserved: Bytes that its allocator has taken from the accelerator.
         peak: Most bytes in its tensors so far.

@@ -24,10 +24,10 @@ class SlowRank(NamedTuple):
     """A rank that was slow for a while.
 
     Attributes:
-        device: Its device.
-        factor: Its own time of a step divided by the median of the others'.
-        own_s: Its own time of a step.
-        others_s: The median of the others'.
+        device: Device of its model, such as `cuda:0`.
+        factor: The rank's own time of a step divided by the median of the others'.
+        own_s: Seconds of a step that are the rank's own.
+        others_s: The median of the same of the other ranks.
         step_s: Seconds of a whole step.
     """
 

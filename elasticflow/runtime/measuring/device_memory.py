@@ -46,8 +46,7 @@ class UsageReader:
         """Return the usage, with the utilization as it was at the call before; None on the CPU."""
         if self._device.type == "cpu":
             return None
-        stats = torch.accelerator.memory_stats(self._device)
-        allocated, reserved, peak = (int(stats.get(name, 0)) for name in _SIZES)
+        allocated, reserved, peak = _sizes(self._device)
         if self._ask is not None and (self._thread is None or not self._thread.is_alive()):
             self._thread = threading.Thread(target=self._look, daemon=True)
             self._thread.start()
@@ -60,8 +59,23 @@ class UsageReader:
             self._ask = self._utilization = None
 
 
+def _sizes(device: torch.device) -> tuple[int, ...]:
+    stats = torch.accelerator.memory_stats(device)
+    return tuple(int(stats.get(name, 0)) for name in _SIZES)
+
+
+def memory_line(device: torch.device) -> str | None:
+    """Return how much memory of *device* this process has, in a line for the error of a failure; None: unknown. Never raises."""
+    if device.type == "cpu":
+        return None
+    with suppress(Exception):
+        allocated, reserved, peak = (f"{size / 1e9:.2f} GB" for size in _sizes(device))
+        return f"{device}: {allocated} in tensors, peak {peak}, {reserved} reserved by torch's allocator"
+    return None
+
+
 def memory_summary(device: torch.device) -> str | None:
-    """Return the allocator's summary of *device*, shortened, for the record of an out-of-memory failure; None: there is none.
+    """Return the allocator's summary of *device*, shortened, for a worker's standard error; None: unknown.
 
     Never raises: it is called while a failure is reported.
     """

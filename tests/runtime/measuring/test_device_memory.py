@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from elasticflow.runtime.measuring.device_memory import DeviceUsage, UsageReader, memory_summary
+from elasticflow.runtime.measuring.device_memory import DeviceUsage, UsageReader, memory_line, memory_summary
 
 CUDA = torch.device("cuda", 0)
 STATS = {
@@ -40,7 +40,7 @@ def joined(reader: UsageReader) -> DeviceUsage | None:
 def test_cpu_has_no_usage() -> None:
     """Nothing is asked."""
     assert UsageReader(torch.device("cpu")).read() is None
-    assert memory_summary(torch.device("cpu")) is None
+    assert memory_summary(torch.device("cpu")) is memory_line(torch.device("cpu")) is None
 
 
 def test_memory_is_known_without_the_drivers_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,4 +94,13 @@ def test_summary_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("no driver")
 
     monkeypatch.setattr(torch, "get_device_module", broken)
-    assert memory_summary(CUDA) is None
+    monkeypatch.setattr(torch.accelerator, "memory_stats", broken)
+    assert memory_summary(CUDA) is memory_line(CUDA) is None
+
+
+def test_line_of_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In GB, of the device by its name."""
+    sizes = dict(zip(STATS, (70_100_000_000, 72_300_000_000, 71_000_000_000), strict=True))
+    monkeypatch.setattr(torch.accelerator, "memory_stats", lambda _: sizes)
+    expected = "cuda:0: 70.10 GB in tensors, peak 71.00 GB, 72.30 GB reserved by torch's allocator"
+    assert memory_line(CUDA) == expected
