@@ -126,6 +126,8 @@ class Worker:
         self.log = logs.get_logger(events.OURS)  # bound to the log opened before
         self.compilation = Compilation(self.heartbeat)
         self._usage = UsageReader(device)
+        self.progress.own_time = own_time(device, self._report_figures)
+        self.vote.end_own_part = self.progress.own_time.end_own_part
         self._profiler = StepProfiler(
             self.heartbeat, self.run_folder, self.rank, device.type, self.event, self.progress.go_on
         )
@@ -260,8 +262,6 @@ class Worker:
             count_name=measures.count_name,
             of_peak=of_peak,
         )
-        self.progress.own_time = own_time(self.device, self._report_figures)
-        self.vote.end_own_part = self.progress.own_time.end_own_part
         steps = None if left is None else position.step + left
         if self.rank == 0:
             samples, batch = schedule.samples, schedule.global_batch_size

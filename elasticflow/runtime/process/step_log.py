@@ -135,7 +135,7 @@ class Progress:
         after_step: Called last after each finished step, with its position and loss.
         scalars: Scalars that the job's step returned in the last step, as means over the global batch; on every rank.
         loss: Loss of the last step; None before the first.
-        own_time: Measures the part of each step that is this rank's own; None before training begins.
+        own_time: Measures the part of each step that is this rank's own; None: not measured.
         usage: Memory and use of the device, for the next line; None: they were in a line already, or there is no device.
     """
 
