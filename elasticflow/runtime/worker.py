@@ -255,7 +255,7 @@ def _report(error: BaseException) -> None:
             if kind == "oom" and _current is not None:
                 device = _current.device
                 message = "\n  ".join([message, *filter(None, [device_memory.memory_line(device)])])
-                text += device_memory.memory_summary(device) or ""
+                text += f"{device_memory.memory_summary(device) or ''}\n"
             final = isinstance(error, errors.WorkerError) and error.is_final
             facts = {
                 "class": kind,

@@ -136,7 +136,7 @@ def _rows(status: RunStatus) -> list[tuple[str, str]]:
         who = ", ".join(f"rank {w.rank} pid {w.pid}" for w in status.workers[:8])
         more = f" and {len(status.workers) - 8} more" if len(status.workers) > 8 else ""
         rows.append(("workers", f"{plural(len(status.workers), 'worker')}: {who}{more}"))
-    rows += [("devices" if first else "", text) for first, text in device_rows(status.devices)]
+    rows += [("" if n else "devices", text) for n, text in enumerate(device_rows(status.devices))]
     if status.standbys:
         rows.append(("standbys", in_words(status.standbys)))
     if status.compilation is not None:

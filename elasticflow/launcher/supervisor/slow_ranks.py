@@ -6,7 +6,7 @@ slowest in each step, so the whole of a step does not tell who it is.
 
 from __future__ import annotations
 
-from statistics import median
+from bisect import bisect_left
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -58,13 +58,18 @@ class SlowRanks:
             for of_ranks in (self._newest, self._slow_windows, self._named):  # which are other workers now
                 of_ranks.clear()
         self._newest |= {each.rank: each for each in figures.ranks}
-        return [slow for each in figures.ranks if (slow := self._judged(figures.node, each)) is not None]
+        if len(self._newest) < 2:
+            return []
+        of_all = sorted(each.own_s for each in self._newest.values())
+        judged = (self._judged(figures.node, each, of_all) for each in figures.ranks)
+        return [slow for slow in judged if slow is not None]
 
-    def _judged(self, node: str, mine: RankFigures) -> SlowRank | None:
-        others = [each.own_s for rank, each in self._newest.items() if rank != mine.rank]
-        if not others:
-            return None
-        typical = max(median(others), 1e-9)
+    def _judged(self, node: str, mine: RankFigures, of_all: list[float]) -> SlowRank | None:
+        place = bisect_left(of_all, mine.own_s)
+        # The median of the others, out of the sorted times of all: a thousand ranks may report every few seconds.
+        middle = (len(of_all) - 1) // 2
+        others = [of_all[n + (n >= place)] for n in ((len(of_all) - 2) // 2, middle)]
+        typical = max(sum(others) / 2, 1e-9)
         is_slow = mine.own_s >= FACTOR * typical and mine.own_s - typical >= SHARE * mine.step_s
         self._slow_windows[mine.rank] = self._slow_windows.get(mine.rank, 0) + 1 if is_slow else 0
         if self._slow_windows[mine.rank] < WINDOWS or mine.rank in self._named:

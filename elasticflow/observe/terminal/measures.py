@@ -35,10 +35,10 @@ def parts_of_step(record: Record) -> list[str]:
     return parts if norm is None else [*parts, f"grad norm {norm}"]
 
 
-def device_rows(devices: Sequence[Record]) -> list[tuple[bool, str]]:
+def device_rows(devices: Sequence[Record]) -> list[str]:
     """Return `rank 0 (n0, cuda:0): 12.3 GB in tensors, peak 15.1 GB, 16.0 GB reserved, 87 % busy` for each device.
 
-    The rows are marked: the first row is True. Of many devices some with the highest peaks are shown.
+    If there are many, those with the highest peaks are shown.
     """
     rows = []
     shown = sorted(devices, key=lambda device: -int_of(device, "peak"))[:_MOST_DEVICES]
@@ -49,7 +49,7 @@ def device_rows(devices: Sequence[Record]) -> list[tuple[bool, str]]:
         rows.append(f"{place}: {allocated} in tensors, peak {peak}, {reserved} reserved{busy}")
     if len(devices) > len(shown):
         rows.append(f"and {len(devices) - len(shown)} with less")
-    return [(number == 0, text) for number, text in enumerate(rows)]
+    return rows
 
 
 def norm_of(record: Record) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from statistics import median
 
 import pytest
 
@@ -74,6 +75,20 @@ def test_next_generation_begins_anew() -> None:
     for window in range(2, WINDOWS):
         assert named(judge, figures(window, slow, generation=2)) == []
     assert [slow.rank for slow in named(judge, figures(WINDOWS, slow, generation=2))] == [1]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 9])
+def test_rank_is_compared_with_the_median_of_the_others(ranks: int) -> None:
+    """Whatever its place among them, and if some are equal."""
+    draw = random.Random(ranks)
+    for _ in range(50):
+        own = {rank: round(draw.uniform(0.01, 0.05), 2) for rank in range(ranks)}
+        slow = draw.randrange(ranks)
+        own[slow] = 0.2
+        judge = SlowRanks()
+        found = [each for window in range(1, WINDOWS + 2) for each in named(judge, figures(window, own))]
+        others = median(time for rank, time in own.items() if rank != slow)
+        assert others == pytest.approx(next(each.others_s for each in found if each.rank == slow))
 
 
 def test_single_rank_is_never_slow() -> None:
