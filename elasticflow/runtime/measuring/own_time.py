@@ -7,7 +7,6 @@ in exact mode and where a step moves its optimizers itself; in a loop that the s
 
 from __future__ import annotations
 
-import math
 import time
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
@@ -41,21 +40,19 @@ class OwnTime:
         self._report = report
         self._began: float | None = None
         self._owns: list[float] = []
-        self._since, self._steps = math.inf, 0
+        self._since: float | None = None
+        self._steps, self._due = 0, 0.0
 
     def begin_step(self) -> None:
         """Begin a step; the step before is finished. The first call begins the first window: a first step is like no other."""
-        now = time.perf_counter()
+        now = self._began = time.perf_counter()
         self._steps += 1
-        self._mark_begin(now)
-        if self._since == math.inf:
-            self._since, self._steps = now, 0
-        elif now - self._since >= WINDOW_S and self._steps >= _FEWEST_STEPS:
+        if now >= self._due:
             self._end_window(now)
 
     def begin_anew(self) -> None:
         """Begin the step behind other work, such as an evaluation."""
-        self._mark_begin(time.perf_counter())
+        self._began = time.perf_counter()
 
     def end_own_part(self) -> None:
         """End this rank's own part of the step; the first call in a step counts."""
@@ -63,19 +60,19 @@ class OwnTime:
             self._owns.append(time.perf_counter() - self._began)
             self._began = None
 
-    def _mark_begin(self, now: float) -> None:
-        self._began = now
-
     def _taken(self) -> list[float]:
         """Return the own parts of the window's steps, and forget them."""
         owns, self._owns = self._owns, []
         return owns
 
     def _end_window(self, now: float) -> None:
-        seconds, steps = now - self._since, self._steps
-        self._since, self._steps = now, 0
-        if owns := self._taken():
-            self._report(StepTimes(median(owns), seconds / steps))
+        since, steps = self._since, self._steps
+        if since is not None and steps < _FEWEST_STEPS:
+            return
+        self._since, self._steps, self._due = now, 0, now + WINDOW_S
+        owns = self._taken()
+        if since is not None and owns:
+            self._report(StepTimes(median(owns), (now - since) / steps))
 
 
 class DeviceOwnTime(OwnTime):
@@ -90,14 +87,20 @@ class DeviceOwnTime(OwnTime):
         self._first: torch.Event | None = None
         self._parts: list[tuple[torch.Event, torch.Event]] = []
 
+    def begin_step(self) -> None:
+        """Begin a step; see `OwnTime`."""
+        super().begin_step()
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Begin the step behind other work."""
+        self._first = self._event() if len(self._parts) < _MOST_STEPS else None
+
     def end_own_part(self) -> None:
         """End this rank's own part of the step."""
         if self._first is not None:
             self._parts.append((self._first, self._event()))
             self._first = None
-
-    def _mark_begin(self, now: float) -> None:
-        self._first = self._event() if len(self._parts) < _MOST_STEPS else None
 
     def _taken(self) -> list[float]:
         through = [part for part in self._parts if part[1].query()]
