@@ -216,6 +216,17 @@ NODE_AWAITED = Event(
     level="warning",
     line=Template("waiting", "{present:count} of at least {least:node} ready"),
 )
+RANK_SLOW = Event(
+    "rank.slow",
+    "a rank's own part of a step took for a while `factor` times as long as the median of the other ranks', which wait for it",
+    ("rank", "node", "device", "factor", "own_s", "others_s", "step_s"),
+    level="warning",
+    line=Template(
+        "slow rank",
+        "rank {rank} ({node}, {device}) takes {own_s:span} of its own for a step, {factor} times as long as the others: "
+        "they wait for it",
+    ),
+)
 SCRIPT_STARTED = Event(
     "script.started", "all workers of a group run the job's own script", ("script", "seconds_since_failure")
 )
@@ -651,7 +662,8 @@ CONNECTION_REFUSED = Event(
 STEP = Event(
     "step",
     "one finished optimizer step, in_epoch counted from 1; lr has names where there are several parameter groups; beside these "
-    "count, ..._per_s, mfu and grad_norm where they are known, and the scalars that the job's own step returned",
+    "count, ..._per_s, mfu and grad_norm where they are known, every few seconds memory_... and utilization of an accelerator, "
+    "and the scalars that the job's own step returned",
     ("epoch", "in_epoch", "samples", "loss", "lr", "time", "seconds"),
     emitter="worker",
     is_kept=False,
@@ -804,6 +816,14 @@ FIELDS: dict[str, Field] = {
     "last_step": Field("whole", "the last of several steps"),
     "batch": Field("whole", "samples of a step"),
     "parameters": Field("whole", "numbers that are trained or frozen"),
+    "factor": Field("number", "how many times as long"),
+    "own_s": Field("number", "seconds of a step without waiting for other ranks"),
+    "others_s": Field("number", "the median of the same of the other ranks"),
+    "step_s": Field("number", "seconds of a step"),
+    "memory_allocated": Field("whole", "bytes in tensors on rank 0's device"),
+    "memory_reserved": Field("whole", "bytes that its allocator has taken from the device"),
+    "memory_peak": Field("whole", "most bytes in tensors so far"),
+    "utilization": Field("whole", "percentage of time in which the device ran kernels"),
     "loss": Field("number or text?", "mean over the global batch"),
     "lr": Field("number or numbers", "learning rate, or rates by parameter group"),
     "count": Field("number", "items that the loss is a mean over"),

@@ -70,6 +70,7 @@ FROZEN = {
     "standbys.off": {"node", "reason"},
     "compiler.cache": {"action", "bytes", "files", "node", "seconds"},
     "compiler.cache_failed": {"action", "node", "reason"},
+    "rank.slow": {"device", "factor", "node", "others_s", "own_s", "rank", "step_s"},
     "node.joined": {"host", "node", "nproc"},
     "node.left": {"node"},
     "node.lost": {"node", "reason"},

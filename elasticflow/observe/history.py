@@ -343,6 +343,7 @@ class RunHistory:
         last: The newest record of each event.
         datasets: The newest `dataset.opened` record of each dataset.
         data_warnings: The newest record of each kind about a dataset whose samples vary or were not checked.
+        slow_ranks: The newest `rank.slow` record of each rank that has one.
         began_anew: The newest `script.began_anew` record, unless a step was reported since.
         standbys: By node, its standby workers beside the newest generation, or the reason it makes none.
         standbys_seen: The newest standbys that were ready.
@@ -382,6 +383,7 @@ class RunHistory:
     last: dict[str, Record] = field(default_factory=dict)
     datasets: dict[str, Record] = field(default_factory=dict)
     data_warnings: dict[tuple[str, str], Record] = field(default_factory=dict)
+    slow_ranks: dict[int, Record] = field(default_factory=dict)
     began_anew: Record | None = None
     standbys: dict[str, NodeStandbys] = field(default_factory=dict)
     standbys_seen: NodeStandbys | None = None
@@ -648,6 +650,9 @@ class RunHistory:
         if event.get("name") == "train":
             self.samples = int_of(event, "samples") or None
 
+    def _rank_slow(self, event: Record, at: float | None) -> None:
+        self.slow_ranks[int_of(event, "rank")] = event
+
     def _data_warning(self, event: Record, at: float | None) -> None:
         self.data_warnings[event["event"], str(event.get("name"))] = event
 
@@ -666,6 +671,7 @@ class RunHistory:
         events.NODE_EXCLUDED: _node_gone,
         events.AGENT_RESTARTED: _agent_restarted,
         events.HANG_DETECTED: _hang_detected,
+        events.RANK_SLOW: _rank_slow,
         events.SCRIPT_STARTED: _script_started,
         events.SCRIPT_BEGAN_ANEW: _began_anew,
         events.TRAINING_STARTED: _training_started,

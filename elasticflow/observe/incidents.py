@@ -76,6 +76,11 @@ def data_warnings_of(history: RunHistory) -> list[str]:
     return [_text_of(record) for record in history.data_warnings.values()]
 
 
+def slow_ranks_of(history: RunHistory) -> list[str]:
+    """Return the run's warnings of ranks that were slower than the others, the newest of each rank."""
+    return [f"{_text_of(r)} (generation {r.get('generation')})" for r in history.slow_ranks.values()]
+
+
 def restart_anew_of(history: RunHistory) -> str | None:
     """Return a warning that the job's script was started again with no step known; None if it was not."""
     record = history.began_anew

@@ -48,6 +48,7 @@ class RunState:
         restarts: Restarts in the newest launch.
         workers: Workers of the newest group, whether it runs or not.
         device: Type of the devices that the newest group trains on, such as "cuda"; None if unknown.
+        devices: The accelerators of the newest group's workers: rank, node, device, and memory in bytes, as in `RankFigures`.
         snapshot: Name of the newest committed snapshot.
         script: The user's script, for `[script]` jobs; else None.
         resume_command: The command that resumes the run, if that is not `elasticflow resume`.
@@ -73,6 +74,7 @@ class RunState:
     restarts: int = 0
     workers: tuple[RunningWorker, ...] = ()
     device: str | None = None
+    devices: tuple[Record, ...] = ()
     snapshot: str | None = None
     script: str | None = None
     resume_command: str | None = None
@@ -91,7 +93,7 @@ class RunState:
     def from_json(cls, state: Record) -> RunState:
         """Return the state in the fields of state.json."""
         workers, verdict, durations = (state.get(name) for name in ("workers", "verdict", "durations"))
-        activities = state.get("activities")
+        activities, devices = state.get("activities"), state.get("devices")
         durations = durations if isinstance(durations, dict) else {}
         loss = state.get("loss")
         return cls(
@@ -114,6 +116,11 @@ class RunState:
                 if isinstance(worker, dict)
             ),
             device=text_of(state, "device"),
+            devices=tuple(
+                device
+                for device in (devices if isinstance(devices, list) else ())
+                if isinstance(device, dict)
+            ),
             snapshot=text_of(state, "snapshot"),
             script=text_of(state, "script"),
             resume_command=text_of(state, "resume_command"),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class RunStatus(RunState):
     """The present state of a run: the supervisor's record as far as it still holds, and facts from the other files.
 
-    A run that is not running has no workers, no state held in memory, and no process id of a supervisor.
+    A run that is not running has no workers, no devices, no state held in memory, and no process id of a supervisor.
 
     Attributes:
         status: Running, or the way it ended; a run whose supervisor vanished is interrupted.
@@ -144,6 +144,7 @@ def read_status(folder: RunFolder) -> RunStatus:
         epoch=state.epoch if state.epoch is not None else last_step.get("epoch"),
         loss=state.loss if state.loss is not None else last_step.get("loss"),
         workers=state.workers if is_running else (),
+        devices=state.devices if is_running else (),
         snapshot=state.snapshot or (None if committed is None else committed.name),
         held=state.held if is_running else None,
         launched=launched,

@@ -7,7 +7,7 @@ Agents, and machines that joined, send a `Message` to the supervisor, which answ
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from elasticflow.events import EventRecord  # noqa: TC001  # the codec reads the fields' types
 from elasticflow.protocol.json_codec import MessageCodec
@@ -329,6 +329,45 @@ class Printed:
     left_out: int
 
 
+class RankFigures(NamedTuple):
+    """Figures of a worker over its last steps.
+
+    Attributes:
+        windows: How often the worker has written them.
+        own_s: Seconds of a step that are the worker's own, without waiting for others: the median.
+        step_s: Seconds of a step: the mean.
+        device: Device of the worker's model, such as `cuda:0`.
+        allocated: Bytes in its tensors on an accelerator; 0 on the CPU.
+        reserved: Bytes that its allocator has taken from the accelerator.
+        peak: Most bytes in its tensors so far.
+        utilization: Percentage of time in which the accelerator ran kernels; None: unknown.
+    """
+
+    rank: int
+    windows: int
+    own_s: float
+    step_s: float
+    device: str
+    allocated: int = 0
+    reserved: int = 0
+    peak: int = 0
+    utilization: int | None = None
+
+    def usage(self) -> dict[str, Any]:
+        """Return the fields about the device, as state.json has them."""
+        names = "rank", "device", "allocated", "reserved", "peak", "utilization"
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class NodeFigures:
+    """Figures of a node's workers in a generation."""
+
+    generation: int
+    node: str
+    ranks: tuple[RankFigures, ...]
+
+
 @dataclass(frozen=True)
 class Standstill:
     """All workers of a node have made no progress for too long (*is_so*), or one makes progress again."""
@@ -424,6 +463,7 @@ Message = (
     | StandbysOff
     | CompilerCacheMoved
     | CompilerCacheFailed
+    | NodeFigures
     | Standstill
     | Stacks
     | WorkersEnded
@@ -448,6 +488,7 @@ MESSAGES: MessageCodec[Message] = MessageCodec(
         "no_standbys": StandbysOff,
         "compiler_cache": CompilerCacheMoved,
         "no_compiler_cache": CompilerCacheFailed,
+        "figures": NodeFigures,
         "standstill": Standstill,
         "stacks": Stacks,
         "ended": WorkersEnded,

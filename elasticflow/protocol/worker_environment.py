@@ -38,4 +38,7 @@ HELD = struct.Struct("<q")  # right behind: newest step whose state this rank ho
 PROFILE = struct.Struct(
     "<q"
 )  # behind that, written by the agent: number of the newest request for a trace; 0: none
-HEARTBEAT_SLOT = 64  # bytes per local rank: a cache line, so that ranks do not disturb each other
+FIGURES = struct.Struct(
+    "<qddqqqq16s"
+)  # behind that: see `RankFigures` of messages.py; windows counts how often they were written
+HEARTBEAT_SLOT = 128  # bytes per local rank: whole cache lines, so that ranks do not disturb each other

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from elasticflow import errors, events
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.run_files import write_imports
+from elasticflow.runtime.measuring import device_memory
 from elasticflow.runtime.process import (
     devices,
     environment,
@@ -260,6 +261,10 @@ def _report(error: BaseException) -> None:
         log = _current.log if _current is not None else _log_before_join()
         if log is not None:
             kind, message = failure.classify(error), failure.describe(error)
+            if kind == "oom" and _current is not None:
+                device = _current.device
+                message = "\n  ".join([message, *filter(None, [device_memory.memory_line(device)])])
+                text += f"{device_memory.memory_summary(device) or ''}\n"
             final = isinstance(error, errors.WorkerError) and error.is_final
             facts = {
                 "class": kind,

@@ -25,12 +25,14 @@ from elasticflow.protocol.messages import (
     LogLeftOut,
     LogLines,
     Message,
+    NodeFigures,
     NodeLeaving,
     NodeReady,
     Order,
     Printed,
     PrintedLine,
     ProcessLeftBehind,
+    RankFigures,
     RefusedModule,
     Stacks,
     StalledWorker,
@@ -58,6 +60,11 @@ STALLED = StalledWorker(
     log="/r/rank1.stderr",
 )
 MESSAGES: tuple[Message, ...] = (
+    NodeFigures(
+        2,
+        "n0",
+        (RankFigures(0, 7, 0.25, 0.5, "cuda:0", 1, 2, 3, 87), RankFigures(1, 7, 0.25, 0.5, "cpu")),
+    ),
     NodeReady("n0", "host", 2, None, (RefusedModule("net", "it starts a thread"),)),
     NodeReady("n1", "host", 2, 1),
     NodeReady("host-1", "host", 2, has_own_folder=True),

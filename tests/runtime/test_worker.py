@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from elasticflow import errors
 from elasticflow.events import COMMON_FIELDS, EVENTS, WORKER_FIELDS
+from elasticflow.runtime import worker
+from elasticflow.runtime.measuring import device_memory
 from elasticflow.runtime.process import failure
 from elasticflow.runtime.process.identity import Identity
 
@@ -35,6 +39,24 @@ Groups = "Callable[[str], Any]"
 def test_classes_of_failures(error: BaseException, expected: str) -> None:
     """Each exception is counted under one class of the restart budget."""
     assert failure.classify(error) == expected
+
+
+def test_memory_of_the_device_is_told_with_a_failure_for_want_of_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the error, and whole on standard error; of another failure it is not asked."""
+    told: list[dict[str, Any]] = []
+    device, log = torch.device("cuda", 0), SimpleNamespace(error=lambda _, **facts: told.append(facts))
+    monkeypatch.setattr(worker, "_current", SimpleNamespace(device=device, log=log))
+    monkeypatch.setattr(device_memory, "memory_line", lambda on: f"{on}: 70 GB in tensors")
+    monkeypatch.setattr(device_memory, "memory_summary", lambda on: f"summary of {on}")
+    worker._report(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
+    worker._report(ValueError("x"))
+    memory, other = told
+    assert memory["class"] == "oom"
+    assert memory["error"].endswith("Tried to allocate 2 GiB\n  cuda:0: 70 GB in tensors")
+    assert other["error"] == "ValueError: x"
+    assert capsys.readouterr().err.count("summary of cuda:0") == 1
 
 
 def test_identity_of_a_plain_process(tmp_path: Path) -> None:

@@ -13,14 +13,14 @@ from elasticflow.errors import ANSWER_IS_NO, EXIT_CODES, FINISHED, INTERRUPTED
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.by_hand import RunByHand
 from elasticflow.observe.history import RunHistory
-from elasticflow.observe.incidents import data_warnings_of, overlap_of, restart_anew_of
+from elasticflow.observe.incidents import data_warnings_of, overlap_of, restart_anew_of, slow_ranks_of
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.standbys import in_words
 from elasticflow.observe.status import read_status
 from elasticflow.observe.terminal.durations import goodput, percent, took
 from elasticflow.observe.terminal.event_lines import of_weights, said_on_stderr, user_frames, values
 from elasticflow.observe.terminal.formats import elapsed, local_time, number, plural
-from elasticflow.observe.terminal.measures import parts_of_step, percent_of_peak
+from elasticflow.observe.terminal.measures import device_rows, parts_of_step, percent_of_peak
 from elasticflow.protocol.resume_command import resume_command
 from elasticflow.protocol.run_files import GRAD_NORM
 from elasticflow.run_folder import SNAPSHOT_NAME
@@ -70,7 +70,12 @@ def command(run: str | None, form: str, *, is_following: bool, with_exit_code: b
     show_damage(folder)
     history = RunHistory.read(folder)
     overlap, anew = overlap_of(history), restart_anew_of(history)
-    notes = {"overlap": overlap, "began_anew": anew, "data": data_warnings_of(history)}
+    notes = {
+        "overlap": overlap,
+        "began_anew": anew,
+        "data": data_warnings_of(history),
+        "slow_ranks": slow_ranks_of(history),
+    }
     if form == "json":
         print_json({**status.to_json(), **notes})
     else:
@@ -132,6 +137,7 @@ def _rows(status: RunStatus) -> list[tuple[str, str]]:
         more = f" and {len(status.workers) - 8} more" if len(status.workers) > 8 else ""
         on = "" if status.device is None else f" on {status.device}"
         rows.append(("workers", f"{plural(len(status.workers), 'worker')}{on}: {who}{more}"))
+    rows += [("" if n else "devices", text) for n, text in enumerate(device_rows(status.devices))]
     if status.standbys:
         rows.append(("standbys", in_words(status.standbys)))
     if status.compilation is not None:

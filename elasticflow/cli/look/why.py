@@ -17,6 +17,7 @@ from elasticflow.observe.incidents import (
     log_of,
     overlap_of,
     restart_anew_of,
+    slow_ranks_of,
     to_json,
 )
 from elasticflow.observe.runs import find_run
@@ -56,12 +57,8 @@ def command(run: str | None, form: str) -> None:
         click.echo(f"  {paint('took   ', dim=True)} {took(status.durations)}")
     if (stopped := (status.verdict or {}).get("stopped")) is not None:
         click.echo(f"  {paint('stopped', dim=True)} {stopped}")
-    if (overlap := overlap_of(history)) is not None:
-        click.echo(f"  {paint('overlap', 'yellow')} {overlap}")
-    for warning in data_warnings_of(history):
-        click.echo(f"  {paint('data   ', 'yellow')} {warning}")
-    if (anew := restart_anew_of(history)) is not None:
-        click.echo(f"  {paint('restart', 'yellow')} {anew}")
+    for label, text in _warnings(history):
+        click.echo(f"  {paint(f'{label:<7}', 'yellow')} {text}")
     if failures:
         *earlier, newest = failures
         _print_whole(newest, folder, status.script)
@@ -69,6 +66,14 @@ def command(run: str | None, form: str) -> None:
             click.echo(f"\n{paint('before that', dim=True)}")
         for stop in reversed(earlier):
             click.echo(f"  {local_time(stop.at)}  {stop.headline}: {_outcome(stop)}")
+
+
+def _warnings(history: RunHistory) -> list[tuple[str, str]]:
+    found = [("overlap", overlap_of(history))]
+    found += [("data", warning) for warning in data_warnings_of(history)]
+    found += [("slow", warning) for warning in slow_ranks_of(history)]
+    found.append(("restart", restart_anew_of(history)))
+    return [(label, text) for label, text in found if text is not None]
 
 
 def _print_whole(stop: Stop, folder: RunFolder, script: str | None) -> None:

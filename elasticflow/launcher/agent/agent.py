@@ -258,6 +258,7 @@ class Agent:
                 return False, set()
             self._look_for_hang(workers, generation)
             self._reporter.activity()
+            self._reporter.figures()
             self._reporter.left_out(workers.cut_streams())
             self._standbys.look(time.monotonic())
             self._profiles.look(time.monotonic(), generation, self._ranks)

@@ -12,6 +12,7 @@ from elasticflow.protocol.messages import (
     Activity,
     LogLeftOut,
     LogLines,
+    NodeFigures,
     Printed,
     ProcessLeftBehind,
     Stacks,
@@ -42,6 +43,8 @@ _MOST_LINES = 20
 # Shorter activities are not reported.
 _MOMENT_S = 0.8
 _LOOK_S = 0.2
+# Each worker writes its figures every few seconds.
+_FIGURES_S = 1.0
 # Each message costs agent and supervisor more than a line in it: those of several short steps travel together.
 _FORWARD_S = 0.1
 
@@ -67,12 +70,12 @@ class Reporter:
         self._logs: list[RankLog] = []
         self._prints: RankPrints | None = None
         self._told: tuple[str, int] | None = None  # phase and step of the last activity
-        self._looked = 0.0
-        self._forwarded = 0.0
+        self._looked = self._forwarded = self._figures_at = 0.0
+        self._windows: list[int] = []
 
     def started(self, generation: int, ranks: Mapping[int, int], pids: Mapping[int, int]) -> None:
         """Report that workers of *generation* have started, and follow their logs; *ranks* and *pids* are by local rank."""
-        self._generation, self._ranks = generation, ranks
+        self._generation, self._ranks, self._windows = generation, ranks, []
         self._logs = [RankLog(self._folder, generation, rank) for rank in ranks.values()]
         self._prints = RankPrints(self._folder, generation, time.monotonic) if 0 in ranks.values() else None
         workers = tuple(
@@ -124,6 +127,20 @@ class Reporter:
             subject = "torch.compile" if self._compiles and awaited.phase == "compile" else ""
             activity = Activity(self._node, awaited.phase, subject, awaited.step, round(awaited.seconds, 3))
         self._outbox.post(activity)
+
+    def figures(self) -> None:
+        """Report the workers' figures once each of them has written new ones."""
+        now = time.monotonic()
+        if now < self._figures_at + _FIGURES_S:
+            return
+        self._figures_at = now
+        ranks = self._heartbeats.figures(self._ranks)
+        windows = [each.windows for each in ranks]
+        if len(ranks) == len(self._ranks) and all(
+            new > old for new, old in zip(windows, self._windows or [0] * len(windows), strict=True)
+        ):
+            self._windows = windows
+            self._outbox.post(NodeFigures(self._generation, self._node, ranks))
 
     def left_out(self, cuts: Sequence[LeftOut]) -> None:
         """Report the lines taken out of the files of workers' streams."""

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.launcher.agent.hang_timeouts import HangTimeouts
-from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT, HELD, PROFILE
+from elasticflow.protocol.messages import RankFigures
+from elasticflow.protocol.worker_environment import FIGURES, HEARTBEAT, HEARTBEAT_SLOT, HELD, PROFILE
 from elasticflow.system.shared_memory import memory_file
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Mapping
 
 # On one node; the bound of nodes.nproc_per_node.
 MOST_WORKERS = 1024
@@ -97,6 +98,21 @@ class WorkerHeartbeats:
         """Return the newest step whose state all local ranks hold in memory; None if one of them holds none."""
         offsets = (rank * HEARTBEAT_SLOT + HEARTBEAT.size for rank in range(len(self._slots)))
         return min((HELD.unpack_from(self._memory, offset)[0] for offset in offsets), default=0) or None
+
+    def figures(self, ranks: Mapping[int, int]) -> tuple[RankFigures, ...]:
+        """Return the newest figures of the workers that have written some; *ranks*: global ranks by local rank."""
+        found = []
+        for local_rank in range(len(self._slots)):
+            offset = local_rank * HEARTBEAT_SLOT + HEARTBEAT.size + HELD.size + PROFILE.size
+            windows, own_s, step_s, allocated, reserved, peak, used, device = FIGURES.unpack_from(
+                self._memory, offset
+            )
+            if windows and local_rank in ranks:
+                name = device.rstrip(b"\0").decode("ascii", "replace")
+                utilization = None if used < 0 else used
+                figures = windows, own_s, step_s, name, allocated, reserved, peak, utilization
+                found.append(RankFigures(ranks[local_rank], *figures))
+        return tuple(found)
 
     def request_profile(self, local_rank: int, number: int) -> None:
         """Have a local rank answer request *number* for a trace, after its step."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from elasticflow.events import Event, EventRecord
     from elasticflow.launcher.journal.durations import Parts
-    from elasticflow.protocol.messages import Activity, Printed, StartedWorker
+    from elasticflow.protocol.messages import Activity, NodeFigures, Printed, StartedWorker
     from elasticflow.run_folder import RunFolder
 
 _STATE_EVERY_S = 0.25
@@ -114,6 +114,7 @@ class Journal:
             "resume_command": None,
             "activities": {},
             "workers": [],
+            "devices": [],
             "verdict": None,
             "pid": os.getpid(),
             MACHINE: Machine.here().to_json(),
@@ -153,6 +154,8 @@ class Journal:
                 self.know(budget_left=record["left"])
             case events.BUDGET_REFILLED:
                 self.know(budget_left=record["budget"])
+            case events.GENERATION_STARTED if self.state["devices"]:
+                self.update(devices=[])
             case events.GENERATION_ENDED if activities:
                 activities.clear()
                 self.know(activities={})
@@ -192,6 +195,16 @@ class Journal:
         for worker in workers:
             bisect.insort(listed, vars(worker), key=itemgetter("rank"))
         self.update()
+
+    def figures(self, figures: NodeFigures) -> None:
+        """Put the accelerators of a node's workers and their usage into the state, in the order of the ranks."""
+        used = [each for each in figures.ranks if each.device != "cpu"]
+        if not used or figures.generation != self.generation:
+            return
+        ranks = {each.rank for each in used}
+        rows = [row for row in self.state["devices"] if row["rank"] not in ranks]
+        rows += [{"node": figures.node, **each.usage()} for each in used]
+        self.update(devices=sorted(rows, key=itemgetter("rank")))
 
     def turn(self) -> None:
         """Write and show delayed changes, once it is time; to be called many times a second."""

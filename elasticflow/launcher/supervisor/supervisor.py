@@ -44,6 +44,7 @@ from elasticflow.launcher.supervisor.lifecycle import UNTRAINED_S, Lifecycle, Ru
 from elasticflow.launcher.supervisor.local_agents import LocalAgents
 from elasticflow.launcher.supervisor.nodes import Nodes
 from elasticflow.launcher.supervisor.profiles import Profiles
+from elasticflow.launcher.supervisor.slow_ranks import SlowRanks
 from elasticflow.protocol.handshake import TOKEN
 from elasticflow.protocol.messages import (
     Activity,
@@ -53,6 +54,7 @@ from elasticflow.protocol.messages import (
     FilesSent,
     LogLeftOut,
     LogLines,
+    NodeFigures,
     NodeReady,
     Printed,
     ProcessLeftBehind,
@@ -117,6 +119,7 @@ class Supervisor:
         self._remote_files = RemoteFiles(launch.folder)
         self._follower = Follower(launch.follower, launch.folder, self._journal)
         self._profiles = Profiles(launch.folder, self._journal)
+        self._slow_ranks = SlowRanks()
         self._nodes = Nodes(launch.plan.nodes_min, launch.plan.nodes_max)
         self._ledger = RestartLedger(launch.folder.ledger, require_held)
         self._lifecycle = self._first_lifecycle()
@@ -262,7 +265,7 @@ class Supervisor:
         tell(TimePassed())
         self._journal.turn()
 
-    def _hear(self, message: Message, tell: Callable[[LifecycleEvent], None]) -> None:
+    def _hear(self, message: Message, tell: Callable[[LifecycleEvent], None]) -> None:  # noqa: C901  # a case for each message
         """Record *message*, and pass on the events that the lifecycle needs."""
         match message:
             case LogLines():
@@ -279,6 +282,10 @@ class Supervisor:
                 tell(_on_own_clock(message))
             case Activity():
                 self._journal.activity(message)
+            case NodeFigures():
+                self._journal.figures(message)
+                for slow in self._slow_ranks.hear(message):
+                    self._journal.event(events.RANK_SLOW, **slow._asdict())
             case Printed():
                 self._journal.printed(message)
             case FilePiece() | FilesSent() | NodeReady():

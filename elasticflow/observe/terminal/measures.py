@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from elasticflow.observe.terminal.formats import number
+from elasticflow.observe.terminal.formats import number, size
 from elasticflow.protocol.run_files import GRAD_NORM, MFU, rates_of, scalars_of
-from elasticflow.system.records import float_of
+from elasticflow.system.records import float_of, int_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from elasticflow.system.records import Record
+
+_MOST_DEVICES = 8
 
 
 def parts_of_speed(record: Record) -> list[str]:
@@ -29,6 +33,23 @@ def parts_of_step(record: Record) -> list[str]:
     parts = [f"{name} {number(value)}" for name, value in scalars_of(record).items()]
     norm = norm_of(record)
     return parts if norm is None else [*parts, f"grad norm {norm}"]
+
+
+def device_rows(devices: Sequence[Record]) -> list[str]:
+    """Return `rank 0 (n0, cuda:0): 12.3 GB in tensors, peak 15.1 GB, 16.0 GB reserved, 87 % busy` for each device.
+
+    If there are many, those with the highest peaks are shown.
+    """
+    rows = []
+    shown = sorted(devices, key=lambda device: -int_of(device, "peak"))[:_MOST_DEVICES]
+    for device in sorted(shown, key=lambda device: int_of(device, "rank")):
+        allocated, peak, reserved = (size(int_of(device, name)) for name in ("allocated", "peak", "reserved"))
+        busy = "" if device.get("utilization") is None else f", {int_of(device, 'utilization')} % busy"
+        place = f"rank {int_of(device, 'rank')} ({device.get('node')}, {device.get('device')})"
+        rows.append(f"{place}: {allocated} in tensors, peak {peak}, {reserved} reserved{busy}")
+    if len(devices) > len(shown):
+        rows.append(f"and {len(devices) - len(shown)} with less")
+    return rows
 
 
 def norm_of(record: Record) -> str | None:

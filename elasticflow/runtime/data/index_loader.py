@@ -14,6 +14,7 @@ from elasticflow.runtime.data.dataset import (
     require_the_same_samples,
     source_of,
 )
+from elasticflow.runtime.data.device_transfer import transfer_to
 from elasticflow.runtime.data.fingerprint import look_at
 from elasticflow.runtime.data.loader_processes import LoaderProcesses
 from elasticflow.runtime.data.sample_reader import SampleReader
@@ -24,8 +25,6 @@ from elasticflow.runtime.process import random_streams, stopping
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-
-    import torch
 
     from elasticflow.runtime.data.index_schedule import IndexSchedule
     from elasticflow.runtime.data.step_plan import Read
@@ -136,7 +135,8 @@ class IndexLoader:
         virtual_shards: int | None = None,
         seed: int | None = None,
     ) -> None:
-        self._worker, self._num_workers, self._stays_here = worker, num_workers, worker.device.type == "cpu"
+        self._worker, self._num_workers = worker, num_workers
+        self._transfer = transfer_to(worker.device)
         seed = worker.seed if seed is None else seed
         self._plan = StepPlan(
             schedule,
@@ -167,24 +167,21 @@ class IndexLoader:
 
     def _fetched(self, fetch: Iterator[Any]) -> Any:
         with mark("data"):
-            return self._placed(next(fetch))
+            return next(fetch)
 
     def _read(self, read: Read) -> tuple[Any, int]:
         place, indices = read
         with mark("data"):
-            return self._placed(self._reader.read(place, indices)), len(indices)
-
-    def _placed(self, batch: Any) -> Any:
-        return batch if self._stays_here else to_device(batch, self._worker.device)
+            return self._transfer.move(self._reader.read(place, indices)), len(indices)
 
     def _in_processes(self, position: Position) -> Iterator[Any]:
         reads = (read for step in self._plan.after(position) for read in step.reads)
-        is_cuda = self._worker.device.type == "cuda"
         self._worker.moments.begin()
-        wait = LeaveWhileWaiting(self._worker)
-        return LoaderProcesses(
-            self._reader, self._content, reads, self._num_workers, pins_memory=is_cuda, wait=wait
+        wait, pins_memory = LeaveWhileWaiting(self._worker), self._transfer.pins_memory
+        processes = LoaderProcesses(
+            self._reader, self._content, reads, self._num_workers, pins_memory=pins_memory, wait=wait
         )
+        return self._transfer.move_ahead(processes)
 
 
 class LeaveWhileWaiting:
@@ -209,14 +206,3 @@ class LeaveWhileWaiting:
         """Called once data is there."""
         self._worker.heartbeat.phase(self._phase)
         self._phase = ""
-
-
-def to_device(value: Any, device: torch.device) -> Any:
-    """Return a batch with everything in it that can be moved on *device*."""
-    if isinstance(value, dict):
-        return {key: to_device(item, device) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(to_device(item, device) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(to_device(item, device) for item in value)
-    return value.to(device, non_blocking=True) if hasattr(value, "to") else value

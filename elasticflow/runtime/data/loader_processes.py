@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from elasticflow.errors import DatasetError, LoaderProcessError, WorkerError
 from elasticflow.runtime.data import notes
-from elasticflow.runtime.process.torch_private import LOADER_TIMED_OUT, loader_processes_of
+from elasticflow.runtime.process.torch_private import LOADER_TIMED_OUT, is_next_delivered, loader_processes_of
 from elasticflow.system.processes import LOADER, die_with_parent, set_name
 
 if TYPE_CHECKING:
@@ -109,6 +109,11 @@ class LoaderProcesses:
 
     def __iter__(self) -> Iterator[Any]:
         return self
+
+    @property
+    def is_next_here(self) -> bool:
+        """True if the next batch, or the error in its place, is taken without waiting; known of pinned batches alone."""
+        return is_next_delivered(self._batches)
 
     def __next__(self) -> Any:
         has_waited = False

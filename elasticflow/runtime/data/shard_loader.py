@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from elasticflow import events
 from elasticflow.errors import DatasetError
 from elasticflow.runtime.data.dataset import OpenedDataset, confirm, opened
-from elasticflow.runtime.data.index_loader import Batch, LeaveWhileWaiting, to_device
+from elasticflow.runtime.data.device_transfer import transfer_to
+from elasticflow.runtime.data.index_loader import Batch, LeaveWhileWaiting
 from elasticflow.runtime.data.sample_reader import checked_collate
 from elasticflow.runtime.data.shard_reader import Chunk, ShardReader, read_ahead, require_iterable
 from elasticflow.runtime.data.step_plan import micro_batches
@@ -187,7 +188,7 @@ class ShardLoader:
     def _micro_batches(
         self, step: int, pieces: list[tuple[tuple[int, int], list[Any]]]
     ) -> Iterator[tuple[Any, int]]:
-        worker = self._worker
+        worker, transfer = self._worker, transfer_to(self._worker.device)
         for (first, second), samples in pieces:
             with mark("data"):
                 batch = None
@@ -196,8 +197,7 @@ class ShardLoader:
                     random_streams.seed_all(random_streams.batch_key(worker.seed, step, first, second))
                     batch = self._collate(samples)
                     worker.generators.after_data()
-                if worker.device.type != "cpu":
-                    batch = to_device(batch, worker.device)
+                    batch = transfer.move(batch)
             yield batch, len(samples)
 
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.data.dataset import OpenedDataset
-from elasticflow.runtime.data.index_loader import IndexLoader, open_dataset, to_device
+from elasticflow.runtime.data.device_transfer import transfer_to
+from elasticflow.runtime.data.index_loader import IndexLoader, open_dataset
 from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.data.sample_reader import SampleReader
 from elasticflow.runtime.data.shard_loader import ShardLoader
@@ -114,7 +115,7 @@ class Source:
         first = part.end.offset - part.samples
         places = np.arange(first, first + min(_FILLERS, part.samples), dtype=np.int64)
         data = reader.read(first, self.schedule.indices(places).tolist())
-        return to_device(data, self._worker.device)
+        return transfer_to(self._worker.device).move(data)
 
     def _number_in_epoch(self, part: OwnPart) -> int | None:
         if isinstance(self.schedule, ShardSchedule):

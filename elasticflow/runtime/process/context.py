@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from elasticflow import events
 from elasticflow.errors import StopTraining
+from elasticflow.runtime.measuring.device_memory import UsageReader
 from elasticflow.runtime.measuring.gradient_norm import norm_of
+from elasticflow.runtime.measuring.own_time import own_time
 from elasticflow.runtime.measuring.speed import Measures, device_name
 from elasticflow.runtime.measuring.step_profiler import StepProfiler
 from elasticflow.runtime.process import float32, process_group, random_streams, stopping
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from elasticflow.events import Event
+    from elasticflow.runtime.measuring.own_time import StepTimes
     from elasticflow.runtime.process.identity import Identity
     from elasticflow.runtime.process.learning_rates import AnyOptimizers
     from elasticflow.runtime.process.position import Position, Schedule
@@ -126,6 +129,9 @@ class Worker:
         self.progress = self._open_log(log_level, shows_log=shows_log)
         self.log = logs.get_logger(events.OURS)  # bound to the log opened before
         self.compilation = Compilation(self.heartbeat)
+        self._usage = UsageReader(device)
+        self.progress.own_time = own_time(device, self._report_figures)
+        self.vote.end_own_part = self.progress.own_time.end_own_part
         self._profiler = StepProfiler(
             self.heartbeat, self.run_folder, self.rank, device.type, self.event, self.progress.go_on
         )
@@ -278,6 +284,11 @@ class Worker:
                 parameters=sum(p.numel() for p in model.parameters()),
             )
         self.phase("compile")  # until the first step is done, which includes many one-time costs
+
+    def _report_figures(self, times: StepTimes) -> None:
+        usage = self._usage.read()
+        self.progress.usage = usage
+        self.heartbeat.figures(times, str(self.device), usage)
 
     def _open_log(self, level: str, *, shows_log: bool) -> Progress:
         stream = logs.open_log(self.run_folder.rank_log(self.generation, self.rank))

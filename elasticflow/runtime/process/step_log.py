@@ -10,13 +10,15 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat
 
 from elasticflow import events
-from elasticflow.protocol.run_files import COUNT, GRAD_NORM, MFU, RATE
-from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT, HELD, PROFILE
+from elasticflow.protocol.run_files import COUNT, DEVICE_USAGE, GRAD_NORM, MFU, RATE
+from elasticflow.protocol.worker_environment import FIGURES, HEARTBEAT, HEARTBEAT_SLOT, HELD, PROFILE
 from elasticflow.runtime.process.learning_rates import LearningRates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from elasticflow.runtime.measuring.device_memory import DeviceUsage
+    from elasticflow.runtime.measuring.own_time import OwnTime, StepTimes
     from elasticflow.runtime.process.learning_rates import AnyOptimizers, Rates
     from elasticflow.runtime.process.position import Position
 
@@ -32,7 +34,7 @@ class Heartbeat:
     def __init__(self, descriptor: int | None, local_rank: int) -> None:
         self._memory = None if descriptor is None else mmap.mmap(descriptor, 0)
         self._offset = local_rank * HEARTBEAT_SLOT
-        self._beats = 0
+        self._beats = self._windows = 0
         self._step = 0
         self._phase = b"start"
 
@@ -58,6 +60,17 @@ class Heartbeat:
         """Report that the node's memory holds the state after *step*."""
         if self._memory is not None:
             HELD.pack_into(self._memory, self._offset + HEARTBEAT.size, step)
+
+    def figures(self, times: StepTimes, device: str, usage: DeviceUsage | None) -> None:
+        """Report the times of a window of steps, and the device with its usage."""
+        if self._memory is not None:
+            self._windows += 1
+            allocated, reserved, peak, utilization = usage or (0, 0, 0, None)
+            FIGURES.pack_into(
+                self._memory, self._offset + HEARTBEAT.size + HELD.size + PROFILE.size,
+                self._windows, *times, allocated, reserved, peak,
+                -1 if utilization is None else utilization, device.encode(),
+            )  # fmt: skip
 
     def requested_profile(self) -> int:
         """Return the number of the newest request for a trace that this rank has got; 0: none."""
@@ -92,7 +105,7 @@ class LateNumber:
 
 
 class _Facts(NamedTuple):
-    """Content of a step's line. `per_s`: items per second; `of_peak`: share of the devices' peak."""
+    """Content of a step's line. `per_s`: items per second; `of_peak`: share of the devices' peak; `usage`: of rank 0's device."""
 
     position: Position
     loss: float | LateNumber
@@ -104,6 +117,7 @@ class _Facts(NamedTuple):
     per_s: float
     of_peak: float | None
     grad_norm: GradientNorm
+    usage: DeviceUsage | None
 
 
 class Progress:
@@ -121,6 +135,8 @@ class Progress:
         after_step: Called last after each finished step, with its position and loss.
         scalars: Scalars that the job's step returned in the last step, as means over the global batch; on every rank.
         loss: Loss of the last step; None before the first.
+        own_time: Measures the part of each step that is this rank's own; None: not measured.
+        usage: Memory and use of the device, for the next line; None: they were in a line already, or there is no device.
     """
 
     def __init__(
@@ -144,6 +160,8 @@ class Progress:
         self._waiting: list[_Facts] = []
         self.scalars: Mapping[str, float] = {}
         self.loss: float | LateNumber | None = None
+        self.own_time: OwnTime | None = None
+        self.usage: DeviceUsage | None = None
         self._count, self._counted = 0.0, 0.0  # items of the step, and of all steps since the last line
         self._grad_norm: GradientNorm = None
         self._count_field = f"items{RATE}"
@@ -181,6 +199,8 @@ class Progress:
         """Exclude the time since the last step from the next line's seconds."""
         self._since, self._steps = time.perf_counter(), 0
         self._counted, self._samples = 0.0, self._trained
+        if self.own_time is not None:
+            self.own_time.begin_anew()
 
     @property
     def is_next_logged(self) -> bool:
@@ -218,6 +238,8 @@ class Progress:
             self._on_first_step = None
         if self.after_step is not None:
             self.after_step(position, float(loss))
+        if self.own_time is not None:
+            self.own_time.begin_step()
 
     def _report(self, position: Position, loss: float | LateNumber, optimizers: AnyOptimizers) -> None:
         now = time.perf_counter()
@@ -249,7 +271,8 @@ class Progress:
             of_peak,
         )
         is_finite = isinstance(loss, LateNumber) or math.isfinite(loss)
-        self._waiting.append(_Facts(*facts, norm if is_finite else None))
+        usage, self.usage = self.usage, None
+        self._waiting.append(_Facts(*facts, norm if is_finite else None, usage))
         if is_due and not is_late:
             self.flush()
         if is_due:
@@ -289,6 +312,12 @@ class Progress:
             text += f', "{MFU}": {facts.of_peak:.4f}'
         if facts.grad_norm is not None:
             text += f', "{GRAD_NORM}": {_norm(facts.grad_norm)}'
+        if facts.usage is not None:
+            text += "".join(
+                f', "{name}": {value}'
+                for name, value in zip(DEVICE_USAGE, facts.usage, strict=True)
+                if value is not None
+            )
         return text + "".join(f', "{name}": {_number(value)}' for name, value in facts.scalars.items())
 
 

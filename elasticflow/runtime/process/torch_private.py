@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 import operator
 import pkgutil
+import queue
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,7 @@ __all__ = [
     "has_plain_state",
     "is_accelerator_refused",
     "is_compiled",
+    "is_next_delivered",
     "loader_processes_of",
     "on_compile",
     "precompile_headers_if",
@@ -179,6 +181,23 @@ def loader_processes_of(batches: Any) -> list[Any]:
     _require_attributes(batches, ["_workers"], "to watch and end loader processes")
     processes: list[Any] = batches._workers
     return processes
+
+
+def is_next_delivered(batches: Any) -> bool:
+    """Return whether an iterator of a DataLoader with workers and pinned memory gives its next batch without waiting.
+
+    False where that cannot be told: batches are not pinned, or a version of torch lacks a name. Nothing is taken out.
+    """
+    tasks, wanted = getattr(batches, "_task_info", {}), getattr(batches, "_rcvd_idx", None)
+    if len(tasks.get(wanted, ())) == 2:  # it came before its turn: worker and batch
+        return True
+    delivered = getattr(batches, "_data_queue", None)
+    if not isinstance(
+        delivered, queue.Queue
+    ):  # without the thread that pins: of processes, which does not show what is in it
+        return False
+    with delivered.mutex:
+        return any(number == wanted for number, _ in delivered.queue)
 
 
 def forget_loader_process() -> None:

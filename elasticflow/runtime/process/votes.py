@@ -39,6 +39,7 @@ class Vote:
         random: All ranks seed python's and numpy's generators from the next step on.
         names: All ranks agree on the places of scalars after this step.
         end: Some rank's script wants training to end; `Run` decides after which step.
+        end_own_part: Called when this rank is about to exchange something with the others; see `measuring/own_time.py`.
     """
 
     def __init__(self) -> None:
@@ -51,6 +52,7 @@ class Vote:
         self.names_wanted = self.end_wanted = False
         self.leave = self.stop = self.snapshot = self.evaluation = self.memory = self.count = False
         self.buffers = self.random = self.names = self.end = False
+        self.end_own_part: Callable[[], None] = lambda: None
 
     def when(self, request: Asked, is_wanted: Callable[[], bool]) -> None:
         """Have *is_wanted* decide once per step if this rank makes the *request*; replaces an earlier callback.
@@ -61,7 +63,8 @@ class Vote:
         self._asked[request] = is_wanted
 
     def requests(self) -> tuple[float, ...]:
-        """Return this rank's current requests and its changes in this step, 1 or 0 each."""
+        """Return this rank's current requests and its changes in this step, 1 or 0 each, to be exchanged now."""
+        self.end_own_part()
         return (
             self.leave_wanted,
             self.stop_wanted is not None,

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from elasticflow import events
-from elasticflow.runtime.data import index_loader
 from elasticflow.runtime.data.dataset import opened
+from elasticflow.runtime.data.device_transfer import transfer_to
 from elasticflow.runtime.data.order.permutation import Permutation
 from elasticflow.runtime.data.sample_reader import EVALUATION, SampleReader
 from elasticflow.runtime.evaluation import several
@@ -289,7 +289,7 @@ class Evaluation:
         begin = number * self._batch_size
         end = min(begin + self._batch_size, len(self._indices))
         batch = self._reader.read(begin, list(self._indices[begin:end]))
-        return index_loader.to_device(batch, self._worker.device), end - begin
+        return transfer_to(self._worker.device).move(batch), end - begin
 
     def _look(self, model: nn.Module, batch: Any, count: int) -> None:
         """Warn once in a run if the loss depends on how a batch is cut; every rank that has a batch."""

@@ -135,6 +135,41 @@ def test_status_of_a_run_that_is_held_in_memory(ran: Callable[..., Ran], project
     assert lines[at + 1] == "  in memory   step 47"
 
 
+def test_status_of_a_run_on_accelerators(ran: Callable[..., Ran], project: Path) -> None:
+    """Memory and use of each device while the run is led; a rank that makes others wait."""
+    sizes = {"allocated": 12_300_000_000, "peak": 15_100_000_000, "reserved": 16_000_000_000}
+    devices = [
+        {"node": "n0", "rank": 0, "device": "cuda:0", **sizes, "utilization": 87},
+        {"node": "n0", "rank": 1, "device": "cuda:1", **sizes, "utilization": None},
+    ]
+    change(project, status="running", devices=devices)
+    run = project / "runs" / "mnist" / RUN_ID
+    slow = {
+        "rank": 1,
+        "node": "n0",
+        "device": "cuda:1",
+        "factor": 2.4,
+        "own_s": 0.12,
+        "others_s": 0.05,
+        "step_s": 0.2,
+    }
+    with (run / "events.jsonl").open("a") as file:
+        file.write(json.dumps(event(5, "rank.slow", **slow)) + "\n")
+    with (run / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        lines = ran("status")[1].splitlines()
+        facts = json.loads(ran("status", "--format", "json")[1])
+    text = "12.3 GB in tensors, peak 15.1 GB, 16.0 GB reserved"
+    at = lines.index(f"  devices     rank 0 (n0, cuda:0): {text}, 87 % busy")
+    assert lines[at + 1] == f"              rank 1 (n0, cuda:1): {text}"
+    told = "rank 1 (n0, cuda:1) takes 0.12 s of its own for a step, 2.4 times as long as the others: they wait for it"
+    assert f"  slow ranks  {told} (generation 1)" in lines
+    assert facts["devices"] == devices
+    assert facts["slow_ranks"] == [f"{told} (generation 1)"]
+    assert f"  slow    {told} (generation 1)" in ran("why")[1].splitlines()
+    assert " cuda:0" not in ran("status")[1], "nobody leads it"
+
+
 def test_status_of_a_run_that_is_at_something_long(ran: Callable[..., Ran], project: Path) -> None:
     """An evaluation that lasts, and what failures may still cost, as the supervisor wrote them down."""
     activities = {
@@ -183,6 +218,7 @@ def test_status_as_json(ran: Callable[..., Ran], project: Path) -> None:
         "counted_per_s",
         "data",
         "device",
+        "devices",
         "doing",
         "durations",
         "epoch",
@@ -211,6 +247,7 @@ def test_status_as_json(ran: Callable[..., Ran], project: Path) -> None:
         "scalars",
         "script",
         "seconds_left",
+        "slow_ranks",
         "snapshot",
         "standbys",
         "started",

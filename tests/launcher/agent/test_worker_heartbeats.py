@@ -12,7 +12,10 @@ import pytest
 from elasticflow.launcher.agent import worker_heartbeats as heartbeats_module
 from elasticflow.launcher.agent.hang_timeouts import ENOUGH, FACTOR, FLOOR_S, HangTimeouts
 from elasticflow.launcher.agent.worker_heartbeats import MOST_WORKERS, WorkerHeartbeats
-from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT, HELD
+from elasticflow.protocol.messages import RankFigures
+from elasticflow.protocol.worker_environment import FIGURES, HEARTBEAT, HEARTBEAT_SLOT, HELD, PROFILE
+from elasticflow.runtime.measuring.device_memory import DeviceUsage
+from elasticflow.runtime.measuring.own_time import StepTimes
 from elasticflow.runtime.process.step_log import Heartbeat
 
 if TYPE_CHECKING:
@@ -61,7 +64,28 @@ def watched(clock: Clock) -> Iterator[WorkerHeartbeats]:
 
 def test_slot_holds_a_heartbeat() -> None:
     """No rank writes into its neighbour's slot."""
-    assert HEARTBEAT.size + HELD.size <= HEARTBEAT_SLOT
+    assert HEARTBEAT.size + HELD.size + PROFILE.size + FIGURES.size <= HEARTBEAT_SLOT
+
+
+def test_figures_of_the_workers(watched: WorkerHeartbeats) -> None:
+    """They have global ranks, and stand apart from all else in the slot; a worker that has written none has none."""
+    first, second = Heartbeat(watched.fd, 0), Heartbeat(watched.fd, 1)
+    second.beat(7)
+    second.hold(6)
+    watched.request_profile(1, 3)
+    second.figures(StepTimes(0.25, 0.5), "cuda:1", DeviceUsage(700, 2000, 900, 87))
+    ranks = {0: 4, 1: 5}
+    assert watched.figures(ranks) == (RankFigures(5, 1, 0.25, 0.5, "cuda:1", 700, 2000, 900, 87),)
+    first.figures(StepTimes(1.0, 2.0), "cpu", None)
+    second.figures(StepTimes(0.25, 0.5), "cuda:1", DeviceUsage(700, 2000, 900))
+    assert watched.figures(ranks) == (
+        RankFigures(4, 1, 1.0, 2.0, "cpu"),
+        RankFigures(5, 2, 0.25, 0.5, "cuda:1", 700, 2000, 900, None),
+    )
+    assert second.requested_profile() == 3
+    assert watched.progress()[1].step == 7
+    watched.reset(2)
+    assert watched.figures(ranks) == ()
 
 
 def test_newest_step_that_all_hold(watched: WorkerHeartbeats) -> None:

@@ -15,7 +15,14 @@ from elasticflow.launcher.journal.environment_record import EnvironmentRecord
 from elasticflow.launcher.journal.journal import Journal
 from elasticflow.launcher.journal.metrics import Metrics
 from elasticflow.launcher.supervisor.ingest import Ingest
-from elasticflow.protocol.messages import Activity, Printed, PrintedLine, StartedWorker
+from elasticflow.protocol.messages import (
+    Activity,
+    NodeFigures,
+    Printed,
+    PrintedLine,
+    RankFigures,
+    StartedWorker,
+)
 from elasticflow.protocol.run_files import is_only_shown
 from elasticflow.run_folder import RunFolder
 from elasticflow.system.json_lines import AppendedLines
@@ -131,6 +138,26 @@ def test_what_no_event_tells_is_in_the_state_and_shown(
     assert {"known": {"epochs": 5, "budget_left": 3, "activities": {}}} == shown[-2]
     written = [json.loads(line) for line in folder.events.read_text().splitlines()]
     assert written == [record for record in shown if not is_only_shown(record)]
+
+
+def test_accelerators_are_in_the_state(folder: RunFolder) -> None:
+    """By rank, of all nodes, as they were told last; not those of an earlier generation, and no CPU."""
+    journal = Journal(folder, 1, _ignore)
+    journal.generation = 2
+
+    def tell(node: str, *ranks: RankFigures, generation: int = 2) -> None:
+        journal.figures(NodeFigures(generation, node, ranks))
+
+    tell("n1", RankFigures(2, 1, 0.1, 0.2, "cuda:0", 5, 6, 7, 80), RankFigures(3, 1, 0.1, 0.2, "cpu"))
+    tell("n0", RankFigures(1, 1, 0.1, 0.2, "cuda:1", 1, 2, 3), RankFigures(0, 1, 0.1, 0.2, "cuda:0", 1, 2, 3))
+    tell("n0", RankFigures(1, 2, 0.1, 0.2, "cuda:1", 10, 20, 30))
+    tell("n0", RankFigures(1, 9, 0.1, 0.2, "cuda:1", 0, 0, 0), generation=1)
+    found = [(row["node"], row["rank"], row["device"], row["peak"]) for row in journal.state["devices"]]
+    assert found == [("n0", 0, "cuda:0", 3), ("n0", 1, "cuda:1", 30), ("n1", 2, "cuda:0", 7)]
+    assert journal.state["devices"][2]["utilization"] == 80
+    journal.event(events.GENERATION_STARTED, world_size=1, nodes=1, members=["n0"], reason="crash")
+    assert journal.state["devices"] == []
+    journal.close()
 
 
 def test_fields_may_be_called_as_the_event_is(folder: RunFolder) -> None:

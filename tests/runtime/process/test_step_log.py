@@ -14,7 +14,9 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 
+from elasticflow.protocol.run_files import DEVICE_USAGE
 from elasticflow.runtime.data.index_schedule import IndexSchedule
+from elasticflow.runtime.measuring.device_memory import DeviceUsage
 from elasticflow.runtime.process.learning_rates import LearningRates
 from elasticflow.runtime.process.step_log import Heartbeat, Progress
 
@@ -71,6 +73,26 @@ def test_logged_rate_is_how_far_the_step_moved_a_weight(log: int, log_every: int
     assert [line["step"] for line in found] == list(range(log_every, 7, log_every))
     for line in found:
         assert line["lr"] == pytest.approx(dict(zip(("first", "1"), moved[line["step"] - 1], strict=True)))
+
+
+def test_usage_of_the_device_stands_in_one_line(log: int) -> None:
+    """The next line has none until it was read again; what is unknown is left out."""
+    optimizer, position = SGD([parameter()], lr=0.1), SCHEDULE.start
+    progress = Progress(Heartbeat(None, 0), [log], {"job": "j"}, lambda _: None)
+    progress.start(0, 1)
+    for usage in (None, DeviceUsage(700, 2000, 900, 87), None, DeviceUsage(800, 2000, 950)):
+        progress.usage = usage or progress.usage
+        position = SCHEDULE.batch(position)[2]
+        progress.step(position, 0.0, optimizer)
+    progress.flush()
+    found = [{name: line[name] for name in DEVICE_USAGE if name in line} for line in lines(log)]
+    memory = {"memory_allocated": 700, "memory_reserved": 2000, "memory_peak": 900}
+    assert found == [
+        {},
+        {**memory, "utilization": 87},
+        {},
+        {**memory, "memory_allocated": 800, "memory_peak": 950},
+    ]
 
 
 def test_a_warm_up_from_nothing_is_logged_as_nothing(log: int) -> None:

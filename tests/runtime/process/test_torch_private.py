@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 import signal
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -231,6 +232,43 @@ def test_loader_processes() -> None:
     finally:
         process.kill()
         process.join()
+
+
+@pytest.mark.usefixtures("real_processes")
+def test_batch_that_is_delivered_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a thread pins what processes read; one that is slow is not there, and looking takes nothing."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda _: None)
+    loader: DataLoader[Any] = DataLoader(
+        _Slow(),  # type: ignore[arg-type]
+        num_workers=2,
+        batch_size=None,
+        pin_memory=True,
+        generator=torch.Generator(),
+        multiprocessing_context="fork",
+    )
+    before = signal.getsignal(signal.SIGCHLD)
+    batches = iter(loader)
+    signal.signal(signal.SIGCHLD, before)
+    processes = torch_private.loader_processes_of(batches)
+    try:
+        deadline = time.monotonic() + 60
+        while not torch_private.is_next_delivered(batches):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert torch_private.is_next_delivered(batches)
+        assert next(batches) is True
+        assert not torch_private.is_next_delivered(batches)
+        assert next(batches) is True
+        assert not torch_private.is_next_delivered(batches)
+        assert next(batches, None) is None
+        assert not torch_private.is_next_delivered(object())
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
 
 
 def test_compilations_are_told() -> None:
