@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import uuid
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,6 +37,11 @@ settings.load_profile("ours")
 # Before torch is imported, and for all processes that tests start: threads of OpenMP that wait sleep. Spinning, they keep a
 # busy machine's cores from the threads that they wait for, and training takes twice as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# Tests start hundreds of interpreters. Where the environment forbids bytecode, as images of containers do, each of them
+# compiles every module that it imports: more CPU than all else that a launch does.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 T = TypeVar("T")
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +29,7 @@ from elasticflow.cli.main import COMMANDS, group
 from elasticflow.errors import EXIT_CODES
 from elasticflow.guide.pages import text_of
 from elasticflow.jobfile.tables.job import Job
+from tests.end_to_end.harness import copy_examples
 from tests.fenced_blocks import GUIDE_PAGES, PAGES, ROOT, Block, blocks, commands, parts
 
 if TYPE_CHECKING:
@@ -146,8 +146,7 @@ def page_ids(pages: Sequence[Path] = PAGES) -> list[str]:
 @pytest.fixture
 def project(tmp_path: Path, real_processes: None) -> Path:
     """Return a copy of what the pages speak of."""
-    for name in ("jobs", "examples"):
-        shutil.copytree(ROOT / name, tmp_path / name)
+    copy_examples(tmp_path)
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "copy"\nversion = "0"\n')
     return tmp_path
 

@@ -206,10 +206,9 @@ class Project:
 
     def elsewhere(self, root: Path) -> Project:
         """Return the project in another folder, as another machine has it; its launches are looked after here."""
-        for part in ("pyproject.toml", "examples", "jobs"):
-            copy = shutil.copytree if (self.root / part).is_dir() else shutil.copy
-            root.mkdir(exist_ok=True)
-            copy(self.root / part, root / part)
+        root.mkdir(exist_ok=True)
+        shutil.copy(self.root / "pyproject.toml", root)
+        copy_examples(root, self.root)
         return Project(root, self.started)
 
     def write(self, name: str, text: str) -> Path:
@@ -220,13 +219,18 @@ class Project:
         return path
 
 
+def copy_examples(to: Path, source: Path = ROOT) -> None:
+    """Copy the example jobs and their code into the folder *to*, but no bytecode: processes that run in *source* write it meanwhile."""
+    for part in ("examples", "jobs"):
+        shutil.copytree(source / part, to / part, ignore=shutil.ignore_patterns("__pycache__"))
+
+
 @contextmanager
 def project_at(root: Path) -> Iterator[Project]:
     """Yield a project in *root* with the example job; afterwards nothing of its launches is alive."""
     root.mkdir(parents=True, exist_ok=True)
     (root / "pyproject.toml").write_text('[project]\nname = "trial"\nversion = "0"\n')
-    for part in ("examples", "jobs"):
-        shutil.copytree(ROOT / part, root / part)
+    copy_examples(root)
     made = Project(root)
     try:
         yield made

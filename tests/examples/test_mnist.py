@@ -101,7 +101,7 @@ def test_digits_of_a_folder_load_no_fsspec() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.stdout == "False\n"
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.end_to_end.harness import ROOT, Project, wait_gone
+from tests.end_to_end.harness import Project, copy_examples, wait_gone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,8 +24,7 @@ def projects(tmp_path: Path) -> Iterator[Callable[[str], Project]]:
         root = tmp_path / name
         root.mkdir()
         (root / "pyproject.toml").write_text(f'[project]\nname = "{name}"\nversion = "0"\n')
-        shutil.copytree(ROOT / "examples", root / "examples")
-        shutil.copytree(ROOT / "jobs", root / "jobs")
+        copy_examples(root)
         made.append(Project(root))
         return made[-1]
 

@@ -68,7 +68,7 @@ class Hook:
             command = [*_cut_off(), *command]
             environment |= NOWHERE
         done = subprocess.run(
-            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=200, check=False
+            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600, check=False
         )  # fmt: skip
         return done.returncode, done.stdout
 

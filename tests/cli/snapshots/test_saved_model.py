@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from elasticflow.cli.snapshots.saved_model import save
-from elasticflow.errors import ExportError
+from elasticflow.errors import ExportError, StateError
 from elasticflow.jobfile.load import require_job
 from elasticflow.jobfile.tables.job import Job
+from elasticflow.protocol.child_processes import SaveRequest
+from elasticflow.runtime.state import save_pretrained
 from tests.end_to_end.harness import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("real_processes")
 
@@ -38,11 +38,6 @@ class Net(torch.nn.Linear):
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps({"width": self.in_features, "flag": os.environ["FLAG"]}))
         save_file(self.state_dict(), folder / "model.safetensors")
-
-
-class Plain(torch.nn.Linear):
-    def __init__(self, width):
-        super().__init__(width, 2)
 """
 
 
@@ -102,19 +97,35 @@ def test_an_adapter_is_loaded_again_onto_its_base_model(tmp_path: Path) -> None:
     assert not torch.allclose(untrained, found)
 
 
-@pytest.mark.parametrize(
-    ("entry", "width", "said"),
-    [
-        ("named:Plain", 3, "model.entry returns a Plain, which has no save_pretrained()"),
-        ("named:Net", 4, "weight has shape (2, 3) in the snapshot, (2, 4) in the job"),
-        ("named:Gone", 3, "ImportError: cannot import name 'Gone'"),
-    ],
-)
-def test_what_cannot_be_saved_is_refused(entry: str, width: int, said: str, tmp_path: Path) -> None:
-    """A model without a way of its own, another model than the snapshot's, code that is gone."""
+def test_code_that_is_gone_is_refused(tmp_path: Path) -> None:
+    """What the other process says is the error."""
     (tmp_path / "named.py").write_text(MODEL)
     save_file({"weight": torch.randn(2, 3), "bias": torch.randn(2)}, tmp_path / "weights")
     with pytest.raises(ExportError) as caught:
-        save(job(entry, width), tmp_path, tmp_path / "weights", tmp_path / "out", None)
-    assert said in caught.value.message
+        save(job("named:Gone"), tmp_path, tmp_path / "weights", tmp_path / "out", None)
+    assert "ImportError: cannot import name 'Gone'" in caught.value.message
+    assert not (tmp_path / "out").exists()
+
+
+class Saving(torch.nn.Linear):
+    """A model that knows how it is saved."""
+
+    def save_pretrained(self, folder: str) -> None:
+        """Write nothing that anybody reads."""
+        Path(folder).mkdir()
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (torch.nn.Linear(3, 2), "model.entry returns a Linear, which has no save_pretrained()"),
+        (Saving(4, 2), "weight has shape (2, 3) in the snapshot, (2, 4) in the job"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused(model: torch.nn.Linear, said: str, tmp_path: Path) -> None:
+    """A model without a way of its own, another model than the snapshot's."""
+    save_file({"weight": torch.randn(2, 3), "bias": torch.randn(2)}, tmp_path / "weights")
+    request = SaveRequest("", [], str(tmp_path / "weights"), str(tmp_path / "out"), None)
+    with pytest.raises(StateError, match=re.escape(said)):
+        save_pretrained.save(model, request)
     assert not (tmp_path / "out").exists()

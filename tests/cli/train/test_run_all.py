@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from elasticflow.cli.main import call
 from elasticflow.cli.train.run_all import run_all
 from elasticflow.cli.train.run_options import RunOptions, run_id_of
 from elasticflow.errors import CaseError, StorageError
+from tests.end_to_end.harness import copy_examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.load import LoadedJob
     from elasticflow.run_folder import RunFolder
 
-ROOT = Path(__file__).resolve().parents[3]
 SWEEP = """extends = "mnist.toml"
 
 [nodes]
@@ -39,8 +38,7 @@ Ran = tuple[int, str, str]
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a project with the example job and a sweep of it, which is also the current folder."""
-    for part in ("jobs", "examples"):
-        shutil.copytree(ROOT / part, tmp_path / part)
+    copy_examples(tmp_path)
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / "jobs" / "sweep.toml").write_text(SWEEP, "utf-8")
     monkeypatch.chdir(tmp_path)
