@@ -78,6 +78,11 @@ budget = 5
 every = "{EVERY} steps"
 """
 EXACT = ("train.consistency=exact", "train.virtual_shards=4")
+# Lines for the loss, by the class of the failure that each leads to.
+FAULTS = {
+    "oom": "torch.empty(1 << 50, dtype=torch.uint8, device=outputs.device)",
+    "user_error": "outputs[torch.tensor([99], device=outputs.device)].sum().item()",
+}
 
 
 def write(project: Project, *, at_import: str = "", in_loss: str = "pass", is_slow: bool = False) -> None:

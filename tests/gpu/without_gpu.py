@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,14 +77,16 @@ class Launched:
         """Return the exit code, and the reason of a failure in the words of the command."""
         said = re.findall(r"(?:✗ (?:failed|worker failed) +|error\S*: )(.*)", self.output)
         ended = "does not end in time" if self.exit_code is None else f"exit code {self.exit_code}"
-        return ended + (f": {said[-1].strip()}" if self.exit_code and said else "")
+        return ended + (f": {said[0].strip()}" if self.exit_code and said else "")
 
     def words(self) -> str:
         """Return the outcome as a row has it."""
         first = next(iter(self.inits), None)
         opened = "no process initialises CUDA"
         if first is not None:
-            stack = [name for name in first["by"] if not name.startswith(("_lazy", "<"))]
+            stack = [
+                name for name, _ in groupby(first["by"]) if not name.startswith(("_lazy", "_call_with", "<"))
+            ]
             where = "fork server" if self.in_fork_server() else Path(first["command"][0]).name
             opened = f"first initialisation in the {where}: {' < '.join(stack[:3])}"
         trained = ", then ".join(self.devices())

@@ -197,6 +197,8 @@ def _on_cpu(torch: Any) -> Any:
         def __torch_function__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
         ) -> Any:
+            if func is torch.device:
+                return func(*args, **(kwargs or {}))
             kwargs = {key: moved(value) for key, value in (kwargs or {}).items() if key != "pin_memory"}
             if func in {torch.Tensor.pin_memory, torch.Tensor.cuda}:
                 return args[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,12 +14,16 @@ from elasticflow.runtime.snapshot.rank_shard import ShardPlanner, view_of
 from elasticflow.runtime.snapshot.staging_copy import Copier, CudaCopier, copier_for
 from elasticflow.runtime.state.state import State
 from elasticflow.runtime.state.tensors import BY_NAME
+from tests.gpu.marks import on_a_gpu
 from tests.runtime.stored import bits, take_step
 
 if TYPE_CHECKING:
     from elasticflow.runtime.snapshot.rank_shard import RankShard
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+def shared_memory(size: int) -> memoryview:
+    """Return memory of the kind that staging memory is: drivers may pin other kinds in another way."""
+    return memoryview(mmap.mmap(-1, size))
 
 
 class Job:
@@ -36,7 +41,7 @@ class Job:
         self.step()
         self.captured = self.state.capture()
         self.shard: RankShard = ShardPlanner(0, 1).shard_of(self.captured)
-        self.target = memoryview(bytearray(self.shard.nbytes))
+        self.target = shared_memory(self.shard.nbytes)
 
     def step(self) -> None:
         """Take a step."""
@@ -68,8 +73,7 @@ def test_copy_of_the_cpus_own_memory_is_through_at_once() -> None:
     assert told == [1]
 
 
-@pytest.mark.gpu
-@needs_cuda
+@on_a_gpu
 @pytest.mark.parametrize("way", ["registered", "bounce"])
 def test_training_goes_on_while_the_device_copies(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps taken right after `start` write nothing into the copy, and the writer is told when it is through."""
@@ -78,6 +82,8 @@ def test_training_goes_on_while_the_device_copies(way: str, monkeypatch: pytest.
     assert isinstance(copier, CudaCopier)
     if way == "bounce":
         monkeypatch.setattr(copier._memory, "_pin", lambda _: False)
+    copier.start(job.shard, job.target, job.captured.stepped)  # pinning memory may wait for the device
+    copier.finish()
     for _ in range(3):
         expected = job.expected()
         torch.cuda._sleep(200_000_000)  # type: ignore[no-untyped-call]  # the copy cannot be through before this
@@ -95,8 +101,7 @@ def test_training_goes_on_while_the_device_copies(way: str, monkeypatch: pytest.
         job.state.capture()  # packs the scalars anew
 
 
-@pytest.mark.gpu
-@needs_cuda
+@on_a_gpu
 def test_memory_the_driver_refuses_is_bounced() -> None:
     """Memory that is registered already cannot be registered again: a pinned piece of our own takes its place."""
     job = Job("cuda")
@@ -115,8 +120,7 @@ def test_memory_the_driver_refuses_is_bounced() -> None:
         cudart.cudaHostUnregister(view.data_ptr())
 
 
-@pytest.mark.gpu
-@needs_cuda
+@on_a_gpu
 def test_new_share_lets_go_of_old_memory() -> None:
     """When the tensors are others, the buffers are, too: the old ones are given back to the driver."""
     job = Job("cuda")
@@ -127,7 +131,7 @@ def test_new_share_lets_go_of_old_memory() -> None:
     job.model.register_buffer("more", torch.ones(3, device="cuda"))
     captured = job.state.capture()
     shard = ShardPlanner(0, 1).shard_of(captured)
-    other = memoryview(bytearray(shard.nbytes))
+    other = shared_memory(shard.nbytes)
     copier.start(shard, other, captured.stepped)
     copier.finish()
     assert list(copier._memory._known.values()) in ([other], [])
