@@ -58,7 +58,7 @@ def test_exact_bits_are_those_of_an_undisturbed_run(project: Project, device: st
 def test_standby_with_a_context_takes_the_place_of_a_killed_worker(project: Project, device: str) -> None:
     """It is ready before the kill, and it is the process that goes on."""
     small_job.write(project, is_slow=True)
-    running = _run(project, "standby", device)
+    running = _run(project, "standby", device, "restarts.warm=standby")
     running.wait_for("a standby", lambda: named(running.events(), events.STANDBYS_READY))
     standby = named(running.events(), events.STANDBYS_READY)[0]["pids"][0]
     _kill(running, 0)

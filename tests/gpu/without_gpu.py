@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _PRETENDED = Path(__file__).with_name("pretended")
-_LIMIT_S = 150
+_LIMIT_S = 240
+_MOST_CHARACTERS = 200
 _MIG = "MIG-00000000-0000-0000-0000-000000000000"
 
 # In the 13th step of a process, while the folder has fewer than two marks.
@@ -77,7 +78,8 @@ class Launched:
         """Return the exit code, and the reason of a failure in the words of the command."""
         said = re.findall(r"(?:✗ (?:failed|worker failed) +|error\S*: )(.*)", self.output)
         ended = "does not end in time" if self.exit_code is None else f"exit code {self.exit_code}"
-        return ended + (f": {said[0].strip()}" if self.exit_code and said else "")
+        reason = re.sub(r" \(pid \d+\)", "", said[0].strip())[:_MOST_CHARACTERS] if said else ""
+        return ended + (f": {reason}" if self.exit_code and reason else "")
 
     def words(self) -> str:
         """Return the outcome as a row has it."""

@@ -202,8 +202,6 @@ def _on_cpu(torch: Any) -> Any:
             kwargs = {key: moved(value) for key, value in (kwargs or {}).items() if key != "pin_memory"}
             if func in {torch.Tensor.pin_memory, torch.Tensor.cuda}:
                 return args[0]
-            if func is torch.Tensor.record_stream:
-                return None
             return func(*map(moved, args), **kwargs)
 
     return OnCpu()
@@ -254,6 +252,7 @@ def _pretend(torch: Any) -> None:
     for name, function in above.items():
         setattr(cuda, name, function)
     torch.Stream, torch.Event = _Stream, _Event
+    torch.Tensor.record_stream = lambda *_: None
 
 
 def _without_nccl(distributed: Any) -> None:
