@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _PRETENDED = Path(__file__).with_name("pretended")
-_LIMIT_S = 240
+_LIMIT_S, _TESTS_LIMIT_S = 240, 900
 _MOST_CHARACTERS = 200
 _MIG = "MIG-00000000-0000-0000-0000-000000000000"
 
@@ -89,8 +89,8 @@ class Launched:
             stack = [
                 name for name, _ in groupby(first["by"]) if not name.startswith(("_lazy", "_call_with", "<"))
             ]
-            where = "fork server" if self.in_fork_server() else Path(first["command"][0]).name
-            opened = f"first initialisation in the {where}: {' < '.join(stack[:3])}"
+            where = "the fork server" if self.in_fork_server() else Path(first["command"][0]).name
+            opened = f"first initialisation in {where}: {' < '.join(stack[:3])}"
         trained = ", then ".join(self.devices())
         return f"{self.end()}; {f'trained on {trained}; ' if trained else ''}{opened}"
 
@@ -249,6 +249,32 @@ os.waitpid(pid, 0)
 """
 
 
+def tests(bench: Bench) -> Seen:
+    """The tests for a GPU that launch jobs: the code of a test must not run for the first time on a lent machine."""
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", *_LAUNCHING]
+    # A pretended id of MIG has a device behind it; fp32 stands for the precisions, of which kernels make the difference.
+    command += ["-k", "not mig and not bf16 and not fp16", f"--basetemp={bench.folder / 'tests'}"]
+    environment = {**os.environ, **bench.environment(nvml=True), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_TESTS_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Seen(f"do not end in {_TESTS_LIMIT_S} s", is_right=False)
+    lines = done.stdout.splitlines()
+    broken = [line.partition(" - ")[0] for line in lines if line.startswith(("FAILED", "ERROR"))]
+    return Seen("; ".join([*lines[-1:], *broken]), done.returncode == 0)
+
+
+_LAUNCHING = ("tests/gpu/test_launches.py", "tests/gpu/test_main_job.py")
+
+
 def _said(command: list[str], environment: dict[str, str]) -> str:
     checked = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     done = subprocess.run(
@@ -299,6 +325,7 @@ ROWS: dict[str, tuple[str, Callable[[Bench], Seen]]] = {
     "opened_at_import": ("B6: the control", opened_at_import),
     "killed": ("D: a kill, a standby", killed),
     "two_workers": ("D: W = 2", two_workers),
+    "tests": ("D: the tests themselves", tests),
 }
 
 
@@ -362,17 +389,20 @@ def main() -> int:
     parser.add_argument("--nvml", type=Path, required=True, help="folder of the pretended libnvidia-ml.so.1")
     parser.add_argument("--before", type=Path, help="checkout whose product gives the column before")
     parser.add_argument("--table", type=Path, default=Path(__file__).with_suffix(".md"))
-    parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS), help="rows to try")
+    parser.add_argument("--tests", action="store_true", help="try the row `tests`, too, which takes minutes")
+    parser.add_argument("--only", nargs="+", choices=ROWS, help="rows to try")
     options = parser.parse_args()
     began = time.monotonic()
+    rows = options.only or [row for row in ROWS if row != "tests" or options.tests]
     before = earlier(options.table)
     with tempfile.TemporaryDirectory(prefix="elasticflow-") as folder, ThreadPoolExecutor(2) as pool:
         if options.before is not None:
             bench = Bench(Path(folder), options.nvml, options.before.resolve())
-            found = zip(options.only, pool.map(partial(tried, bench=bench), options.only), strict=True)
+            earlier_rows = [row for row in rows if row != "tests"]  # they are this checkout's
+            found = zip(earlier_rows, pool.map(partial(tried, bench=bench), earlier_rows), strict=True)
             before |= {row: seen.words for row, seen in found}
         bench = Bench(Path(folder), options.nvml, ROOT)
-        now = dict(zip(options.only, pool.map(partial(tried, bench=bench), options.only), strict=True))
+        now = dict(zip(rows, pool.map(partial(tried, bench=bench), rows), strict=True))
     bound_to = facts() | {"seconds": f"{time.monotonic() - began:.0f}"}
     if options.before is not None:
         bound_to["before"] = _git(options.before, "rev-parse", "--short", "HEAD")

@@ -2,11 +2,11 @@
 # The CUDA path on a machine without a GPU, by hand, in one command: torch's CUDA build (some 5 GB), an NVML and a driver that
 # are only pretended (pretended/), and one row of a table for each check. Exit code: 0 if every row is as it should be.
 #
-#   tests/gpu/without_gpu.sh [--torch VERSION] [--environment FOLDER] [--before CHECKOUT] [--only ROW ...] [--table FILE]
+#   tests/gpu/without_gpu.sh [--torch VERSION] [--environment FOLDER] [--before CHECKOUT] [--table FILE] [--tests] [--only ROW ...]
 #
 # --torch: 2.14.1. --environment: a virtual environment that has the CUDA build and the project's packages; else it is made, and
 # deleted afterwards. --before: the product of another checkout is tried as well, for the column "before"; without it
-# the column is taken from FILE as it is. FILE: tests/gpu/without_gpu.md.
+# the column is taken from FILE as it is. FILE: tests/gpu/without_gpu.md. --tests: the launches of `run.sh`, too: minutes more.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -15,6 +15,7 @@ while [ $# -gt 0 ]; do
   case $1 in
     --torch) torch=$2; shift 2 ;;
     --environment) environment=$2; shift 2 ;;
+    --tests) rest+=("$1"); shift ;;
     --before | --table) rest+=("$1" "$2"); shift 2 ;;
     --only) rest+=("$@"); break ;;
     *) sed -n '2,9p' "$0" >&2; exit 2 ;;

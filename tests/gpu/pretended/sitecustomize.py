@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import ModuleType
 
-_MEMORY = 80 << 30
+_MEMORY = 2 << 30
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
