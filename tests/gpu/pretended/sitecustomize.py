@@ -21,6 +21,7 @@ import json
 import os
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
@@ -60,6 +61,7 @@ class _Stream:
     """A stream on which nothing is ever outstanding."""
 
     device_index, stream_id, cuda_stream = 0, 0, 0
+    device: Any = None
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -212,6 +214,7 @@ def _pretend(torch: Any) -> None:
     if not hasattr(torch._C, "_cuda_getDeviceCount"):
         raise SystemExit("the pretended driver needs torch's CUDA build")
     driver = _Driver(torch)
+    _Stream.device = torch.device("cuda", 0)
     stream = _Stream()
     below: dict[str, Any] = {
         "_cuda_init": driver.init,
@@ -223,7 +226,6 @@ def _pretend(torch: Any) -> None:
         "_cuda_memoryStats": lambda *_: {},
         "_cuda_resetPeakMemoryStats": lambda *_: None,
         "_cuda_emptyCache": lambda: None,
-        "_cuda_isCurrentStreamCapturing": lambda: False,
         "_accelerator_getDeviceIndex": driver.device,
         "_accelerator_setDeviceIndex": driver.set_device,
         "_accelerator_exchangeDevice": driver.exchange,
@@ -235,15 +237,17 @@ def _pretend(torch: Any) -> None:
     for name, function in below.items():
         setattr(torch._C, name, function)
     cuda = torch.cuda
+    # The compiler has a table of these by identity: no two names may have one function.
     above: dict[str, Any] = {
         "_is_in_bad_fork": driver.is_in_bad_fork,
         "_exchange_device": driver.exchange,
-        "_maybe_exchange_device": driver.exchange,
+        "_maybe_exchange_device": partial(driver.exchange),
         "Stream": _Stream,
         "Event": _Event,
         "stream": lambda stream: stream or _Stream(),
         "current_stream": lambda *_: stream,
         "default_stream": lambda *_: stream,
+        "is_current_stream_capturing": lambda: False,
         "mem_get_info": lambda *_: (_MEMORY, _MEMORY),
         "cudart": lambda: SimpleNamespace(
             cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0, cudaGetLastError=lambda: 0
@@ -267,4 +271,11 @@ def _without_nccl(distributed: Any) -> None:
     distributed.init_process_group = init_process_group
 
 
-sys.meta_path.insert(0, _AfterImport({"torch": _pretend, "torch.distributed": _without_nccl}))
+def _without_triton(of_triton: Any) -> None:
+    """Have the compiler ask no driver for the GPU's kind: it makes kernels for the CPU."""
+    of_triton.has_triton = lambda: False
+    of_triton.triton_hash_with_backend = lambda: "pretended"
+
+
+_CHANGES = {"torch": _pretend, "torch.distributed": _without_nccl, "torch.utils._triton": _without_triton}
+sys.meta_path.insert(0, _AfterImport(_CHANGES))
