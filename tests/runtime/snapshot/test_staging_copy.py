@@ -20,10 +20,7 @@ from tests.runtime.stored import bits, take_step
 if TYPE_CHECKING:
     from elasticflow.runtime.snapshot.rank_shard import RankShard
 
-
-def shared_memory(size: int) -> memoryview:
-    """Return memory of the kind that staging memory is: drivers may pin other kinds in another way."""
-    return memoryview(mmap.mmap(-1, size))
+needs_cuda = on_a_gpu
 
 
 class Job:
@@ -41,7 +38,8 @@ class Job:
         self.step()
         self.captured = self.state.capture()
         self.shard: RankShard = ShardPlanner(0, 1).shard_of(self.captured)
-        self.target = shared_memory(self.shard.nbytes)
+        # Shared, as staging memory is: drivers may pin memory of other kinds in another way.
+        self.target = memoryview(mmap.mmap(-1, self.shard.nbytes))
 
     def step(self) -> None:
         """Take a step."""
@@ -73,7 +71,8 @@ def test_copy_of_the_cpus_own_memory_is_through_at_once() -> None:
     assert told == [1]
 
 
-@on_a_gpu
+@pytest.mark.gpu
+@needs_cuda
 @pytest.mark.parametrize("way", ["registered", "bounce"])
 def test_training_goes_on_while_the_device_copies(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps taken right after `start` write nothing into the copy, and the writer is told when it is through."""
@@ -101,7 +100,8 @@ def test_training_goes_on_while_the_device_copies(way: str, monkeypatch: pytest.
         job.state.capture()  # packs the scalars anew
 
 
-@on_a_gpu
+@pytest.mark.gpu
+@needs_cuda
 def test_memory_the_driver_refuses_is_bounced() -> None:
     """Memory that is registered already cannot be registered again: a pinned piece of our own takes its place."""
     job = Job("cuda")
@@ -120,7 +120,8 @@ def test_memory_the_driver_refuses_is_bounced() -> None:
         cudart.cudaHostUnregister(view.data_ptr())
 
 
-@on_a_gpu
+@pytest.mark.gpu
+@needs_cuda
 def test_new_share_lets_go_of_old_memory() -> None:
     """When the tensors are others, the buffers are, too: the old ones are given back to the driver."""
     job = Job("cuda")
@@ -131,7 +132,7 @@ def test_new_share_lets_go_of_old_memory() -> None:
     job.model.register_buffer("more", torch.ones(3, device="cuda"))
     captured = job.state.capture()
     shard = ShardPlanner(0, 1).shard_of(captured)
-    other = shared_memory(shard.nbytes)
+    other = memoryview(bytearray(shard.nbytes))
     copier.start(shard, other, captured.stepped)
     copier.finish()
     assert list(copier._memory._known.values()) in ([other], [])
