@@ -30,7 +30,7 @@ from tests.end_to_end.harness import tensors
 from tests.measured.benchmarks import recovery_figures as figures
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 ROOT = Path(__file__).resolve().parents[2]
 # The most valuable first, with the seconds that each may take: a machine is lent for half an hour.
@@ -141,7 +141,7 @@ class Bench:
         ended = "left out: no time was left"
         if limit_s > 0:
             with log.open("w") as stream:
-                ended = _ended(command, stream.fileno(), limit_s)
+                ended = ended_as(command, stream.fileno(), limit_s)
         shown = shlex.join(["python" if part == sys.executable else part for part in command])
         self.results.steps.append(Step(name, shown, ended, time.monotonic() - began))
         return log.read_text(errors="replace") if log.exists() else ""
@@ -151,11 +151,19 @@ class Bench:
         (self.out / "table.md").write_text(self.results.table(), encoding="utf-8")
 
 
-def _ended(command: list[str], output: int, limit_s: float) -> str:
+def ended_as(
+    command: list[str], output: int, limit_s: float, environment: Mapping[str, str] | None = None
+) -> str:
     """Return how *command* ended: its exit code, or that it was interrupted at the limit, and killed if that did not end it."""
     try:
         process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            command,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env=environment,
         )
     except OSError as error:
         return str(error)

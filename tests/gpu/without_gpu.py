@@ -23,9 +23,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from elasticflow import events
 from tests.end_to_end.harness import ROOT, Running, named, project_at, read_lines
 from tests.gpu import small_job
+from tests.gpu.measure import ended_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,7 +135,7 @@ class Bench:
             running = project.run(small_job.FILE, root.name, *sets, job=small_job.NAME, **environment)
             with suppress(subprocess.TimeoutExpired):
                 # It fails when the run ends too early: the exit code is told below.
-                with suppress(BaseException):
+                with suppress(pytest.fail.Exception):
                     if during is not None:
                         during(running)
                 small_job.hurry(project)
@@ -255,21 +258,12 @@ def tests(bench: Bench) -> Seen:
     # A pretended id of MIG has a device behind it; fp32 stands for the precisions, of which kernels make the difference.
     command += ["-k", "not mig and not bf16 and not fp16", f"--basetemp={bench.folder / 'tests'}"]
     environment = {**os.environ, **bench.environment(nvml=True), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-    try:
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=_TESTS_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return Seen(f"do not end in {_TESTS_LIMIT_S} s", is_right=False)
-    lines = done.stdout.splitlines()
+    log = bench.folder / "tests.log"
+    with log.open("w") as stream:
+        ended = ended_as(command, stream.fileno(), _TESTS_LIMIT_S, environment)
+    lines = log.read_text().splitlines()
     broken = [line.partition(" - ")[0] for line in lines if line.startswith(("FAILED", "ERROR"))]
-    return Seen("; ".join([*lines[-1:], *broken]), done.returncode == 0)
+    return Seen("; ".join([f"exit code {ended}", *lines[-1:], *broken]), ended == "0")
 
 
 _LAUNCHING = ("tests/gpu/test_launches.py", "tests/gpu/test_main_job.py")
@@ -310,7 +304,7 @@ def _kill(running: Running, rank: int) -> None:
     os.kill(running.pid_of(rank), signal.SIGKILL)
 
 
-# By number in the review of this path.
+# With the number of the finding that each is about, of issue 31.
 ROWS: dict[str, tuple[str, Callable[[Bench], Seen]]] = {
     "plain": ("A1: the control", plain),
     "compiled": ("A1", compiled),

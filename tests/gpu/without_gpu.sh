@@ -27,7 +27,9 @@ trap 'rm -rf "$work"' EXIT
 if [ -z "$environment" ]; then
   environment=$work/venv
   python3 -m venv "$environment"
-  "$environment/bin/python" -m pip install --quiet "torch==$torch" -e '.[torch]' pytest
+  "$environment/bin/python" tests/gpu/packages.py > "$work/requirements.txt"
+  "$environment/bin/python" -m pip install --quiet "torch==$torch" -r "$work/requirements.txt"
+  "$environment/bin/python" -m pip install --quiet --no-deps --no-build-isolation -e .
 fi
 python=$environment/bin/python
 is_for_cuda='import sys, torch; sys.exit(torch.version.cuda is None)'
