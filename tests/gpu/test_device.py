@@ -114,7 +114,7 @@ def test_slow_copy_holds_the_state_after_its_step(device: str) -> None:
     copier: Any = copier_for(torch.device(device), [optimizer])
     told: list[object] = []
     if device == "cuda":
-        with torch.cuda.stream(copier._stream):
+        with copier._stream:
             torch.cuda._sleep(1_000_000_000)  # type: ignore[no-untyped-call]  # half a second
     copier.start(shard, target, captured.stepped)
     copier.then(lambda *overtaken: told.append(*overtaken or (None,)))
