@@ -101,7 +101,7 @@ def test_snapshot_of_the_device_goes_on_on_the_cpu_and_back(project: Project, de
 def test_errors_of_a_device_have_their_class(project: Project, device: str, fault: str) -> None:
     """Out of memory is `oom`; an index out of range, which a GPU reports late and by a broken context, is the job's own."""
     small_job.write(project, in_loss=small_job.FAULTS[fault])
-    running = _run(project, "fault", device)
+    running = _run(project, "fault", device, "restarts.budget=1")
     assert running.end() not in {0, 75}, running.told()
     assert {fault} == {event["class"] for event in named(running.events(), events.GENERATION_ENDED)}
 
