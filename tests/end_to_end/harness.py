@@ -30,6 +30,8 @@ LIMIT_S = 300  # of one wait: a guard alone, which a busy machine must not reach
 # Inherited by all that this process starts: another one may be testing runs of the same ids on this machine.
 OWNER = "TESTS_PROCESS"
 os.environ[OWNER] = str(os.getpid())
+# What was on the path stays there, behind this checkout: the pretended driver of `tests/gpu/`, for instance.
+_PATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
 @dataclass
@@ -191,7 +193,7 @@ class Project:
                 stdin=subprocess.DEVNULL,
                 text=True,
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+                env={**os.environ, "PYTHONPATH": _PATH, **environment},
             )
         running = Running(process, RunFolder.of(self.root, job, run_id), output)
         self.started.append(running)

@@ -23,6 +23,7 @@ from elasticflow.snapshots.client.channel import Channel
 from elasticflow.snapshots.client.messages import TO_WORKER, TO_WRITER
 from elasticflow.snapshots.client.staging import StagingClient
 from elasticflow.snapshots.memory import Slot
+from tests.gpu.marks import on_a_gpu
 from tests.runtime.stored import bits, take_step
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from elasticflow.runtime.snapshot.rank_shard import RankShard
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+needs_cuda = on_a_gpu
 
 
 class Job:
@@ -48,7 +49,8 @@ class Job:
         self.step()
         self.captured = self.state.capture()
         self.shard: RankShard = ShardPlanner(0, 1).shard_of(self.captured)
-        self.target = memoryview(bytearray(self.shard.nbytes))
+        # Shared, as staging memory is: drivers may pin memory of other kinds in another way.
+        self.target = memoryview(mmap.mmap(-1, self.shard.nbytes))
 
     def step(self) -> None:
         """Take a step."""
@@ -90,6 +92,8 @@ def test_training_goes_on_while_the_device_copies(way: str, monkeypatch: pytest.
     assert isinstance(copier, DeviceCopier)
     if way == "bounce":
         monkeypatch.setattr(copier._memory, "_pin", lambda _: False)
+    copier.start(job.shard, job.target, job.captured.stepped)  # pinning memory may wait for the device
+    copier.finish()
     for _ in range(3):
         expected = job.expected()
         torch.cuda._sleep(200_000_000)  # type: ignore[no-untyped-call]  # the copy cannot be through before this
