@@ -88,7 +88,7 @@ def test_snapshot_of_the_device_goes_on_on_the_cpu_and_back(project: Project, de
     small_job.write(project, is_slow=True)
     _drain(_run(project, "moved", device))
     on_cpu = _resume(project, "cpu")
-    on_cpu.wait_for_step(2 * small_job.EVERY + 5)
+    on_cpu.wait_for_step(small_job.EVERY + 5)
     _drain(on_cpu)
     small_job.hurry(project)
     back = _resume(project, device)
@@ -175,6 +175,8 @@ def _open_in_fork_servers(running: Running) -> set[str]:
 _HOLDS_MEMORY = """
 import sys
 import torch
+if sys.argv[1] == "cuda":
+    torch.cuda.init()
 free = torch.cuda.mem_get_info()[0] if sys.argv[1] == "cuda" else 80 << 20
 held = torch.zeros(int(0.8 * free), dtype=torch.uint8, device=sys.argv[1])
 print("held", flush=True)
