@@ -186,7 +186,7 @@ NODE_LOST = Event(
 )
 NODE_EXCLUDED = Event(
     "node.excluded",
-    "a node takes no part any more: it failed twice in a row while others did not, or a device of its is faulty",
+    "a node takes no part any more: it failed twice in a row while others did not, or one of its devices is faulty",
     ("node", "reason"),
     level="warning",
     line=Template("node excluded", "{node} takes no part any more: {reason}", symbol="wrong", tone="bad"),
@@ -218,7 +218,7 @@ NODE_AWAITED = Event(
 )
 RANK_SLOW = Event(
     "rank.slow",
-    "a rank's own part of a step took for a while `factor` times as long as the median of the other ranks', which wait for it",
+    "for a while, this rank's own part of a step took `factor` times as long as the median of the others, which wait for it",
     ("rank", "node", "device", "factor", "own_s", "others_s", "step_s"),
     level="warning",
     line=Template(

@@ -90,11 +90,17 @@ def _print_whole(stop: Stop, folder: RunFolder, script: str | None) -> None:
         ("others", stop.others),
         ("then", _outcome(stop)),
         ("log", shortest_path(Path(log)) if (log := log_of(stop, folder)) else None),
-        ("dumps", f"torchfrtrace {shortest_path(Path(dumps))}" if (dumps := stop.dumps_folder) else None),
+        ("collectives", _reader_of(stop)),
     ]
-    for name, text in rows:
-        if text:
-            click.echo(f"  {paint(f'{name:<6}', dim=True)} {text}")
+    shown = [(name, text) for name, text in rows if text]
+    width = max(len("others"), *(len(name) for name, _ in shown))
+    for name, text in shown:
+        click.echo(f"  {paint(f'{name:<{width}}', dim=True)} {text}")
+
+
+def _reader_of(stop: Stop) -> str | None:
+    """Return the command that reads what NCCL's flight recorders dumped."""
+    return None if stop.dumps_folder is None else f"torchfrtrace {shortest_path(Path(stop.dumps_folder))}"
 
 
 def _where(stop: Stop) -> str | None:

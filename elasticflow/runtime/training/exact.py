@@ -2,9 +2,9 @@
 
 The batch is cut into a fixed number of virtual shards. Every shard is one forward and backward on its own, from the
 same buffers and under its own seed, whichever rank does it; what the shards give is added up in the order of one
-fixed binary tree. A rank adds the subtrees it holds, all_to_all and all_gather move bytes and add nothing, and the
-owner of a slice adds the rest. A library's reduction would add in an order that depends on the world size, its
-buckets and its algorithm.
+fixed binary tree. A rank adds the subtrees it holds and sends their slices to the slices' owners, each of which adds the
+rest and sends the total to all (`fixed_order_sum.py`). The library's part is `send` and `recv`, which add nothing; its
+reductions would add in an order that depends on the world size, its buckets and its algorithm.
 """
 
 from __future__ import annotations

@@ -5,9 +5,11 @@ is that of the binary tree over leaves 0 .. n-1: ((0 + 1) + (2 + 3)) + ... A ran
 the whole subtrees among them; whoever gets those of all ranks adds the rest (`TreeSum`).
 
 What the shards give is cut into buckets (`BucketLayout`), each on its way by itself: this rank's subtrees are added up,
-their slices go to the slices' owners, who add the rest, and the totals come back to all (`FixedOrderAllReduce`). Sent
-from one to one, for gloo's all_gather takes three times as long as its sends (torch 2.13). What runs over one link is
-matched by its order, so every rank sends the same buckets in the same order, whenever each is ready.
+their slices go to the slices' owners, who add the rest, and the totals come back to all (`FixedOrderAllReduce`). Both
+exchanges are point to point (`batch_isend_irecv`): gloo's all_gather takes three times as long as its sends (torch 2.13).
+NCCL's are point to point, too, in one group of calls for each bucket: to wait for them, in `add_slices`, is then a wait of
+the stream of the training, and not of the host. What runs over one link is matched by its order, so every rank sends the
+same buckets in the same order, whenever each is ready.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def test_why_of_a_hang_has_the_command_that_reads_the_dumps(ran: Callable[..., R
 
     code, told, _ = ran("why")
     assert 0 == code
-    assert f"  dumps  torchfrtrace runs/mnist/{RUN_ID}/logs/g0001/flight_recorder\n" in told
+    assert f"  collectives torchfrtrace runs/mnist/{RUN_ID}/logs/g0001/flight_recorder\n" in told
 
 
 def test_why_of_a_run_without_a_failure(ran: Callable[..., Ran], project: Path) -> None:
