@@ -10,6 +10,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from elasticflow.protocol.device_usage import DeviceUsage
 from elasticflow.system import atomic_files
 from elasticflow.system.records import BadJsonError, parse
 
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 COUNT, GRAD_NORM, MFU, RATE = "count", "grad_norm", "mfu", "_per_s"
 """Of a step's line, where they are known: over how many items the loss is; the norm of the gradient; the share of the
 devices' peak; and the end of the field that has the items of a second, as in `tokens_per_s`."""
-
-DEVICE_USAGE = "memory_allocated", "memory_reserved", "memory_peak", "utilization"
-"""Of a step's line every few seconds, where the model is on an accelerator: bytes in tensors, bytes taken from the device,
-most bytes in tensors so far, and the percentage of time in which kernels ran, where that is known; of rank 0's device."""
 
 # Fields of all lines of metrics.jsonl; the job's own step returned the other fields of a step's line.
 _OURS = frozenset(
@@ -44,7 +41,7 @@ _OURS = frozenset(
             "world_size",
         ),
         *("step", "epoch", "in_epoch", "samples", "loss", "lr", "time", "seconds", "stop"),
-        *("eval", "eval_raw", "weights", "best", COUNT, GRAD_NORM, MFU, *DEVICE_USAGE),
+        *("eval", "eval_raw", "weights", "best", COUNT, GRAD_NORM, MFU, *DeviceUsage._fields),
     }
 )
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,99}")
