@@ -85,7 +85,7 @@ class RunFolder:
 
     @property
     def imports(self) -> Path:
-        """Modules that workers have imported; standbys import them before they are needed."""
+        """The modules, variables and device of workers; standbys prepare these before they are needed."""
         return self.path / "imports.json"
 
     @property

@@ -48,7 +48,7 @@ class RunState:
         restarts: Restarts in the newest launch.
         workers: Workers of the newest group, whether it runs or not.
         device: Type of the devices that the newest group trains on, such as "cuda"; None if unknown.
-        devices: The accelerators of the newest group's workers: rank, node, device, and memory in bytes, as in `RankFigures`.
+        devices: The accelerators of the newest group's workers: rank, node, device, and the fields of `DeviceUsage`.
         snapshot: Name of the newest committed snapshot.
         script: The user's script, for `[script]` jobs; else None.
         resume_command: The command that resumes the run, if that is not `elasticflow resume`.

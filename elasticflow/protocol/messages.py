@@ -7,9 +7,10 @@ Agents, and machines that joined, send a `Message` to the supervisor, which answ
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from elasticflow.events import EventRecord  # noqa: TC001  # the codec reads the fields' types
+from elasticflow.protocol.device_usage import DeviceUsage  # noqa: TC001  # as above
 from elasticflow.protocol.json_codec import MessageCodec
 
 MOST_PROFILED = 1000
@@ -337,10 +338,7 @@ class RankFigures(NamedTuple):
         own_s: Seconds of a step that are the worker's own, without waiting for others: the median.
         step_s: Seconds of a step: the mean.
         device: Device of the worker's model, such as `cuda:0`.
-        allocated: Bytes in its tensors on an accelerator; 0 on the CPU.
-        reserved: Bytes that its allocator has taken from the accelerator.
-        peak: Most bytes in its tensors so far.
-        utilization: Percentage of time in which the accelerator ran kernels; None: unknown.
+        usage: Memory and use of that device; None on the CPU.
     """
 
     rank: int
@@ -348,15 +346,7 @@ class RankFigures(NamedTuple):
     own_s: float
     step_s: float
     device: str
-    allocated: int = 0
-    reserved: int = 0
-    peak: int = 0
-    utilization: int | None = None
-
-    def usage(self) -> dict[str, Any]:
-        """Return the fields about the device, as state.json has them."""
-        names = "rank", "device", "allocated", "reserved", "peak", "utilization"
-        return {name: getattr(self, name) for name in names}
+    usage: DeviceUsage | None = None
 
 
 @dataclass(frozen=True)

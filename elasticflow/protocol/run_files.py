@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from elasticflow.protocol.device_usage import DeviceUsage
 from elasticflow.system import atomic_files
 from elasticflow.system.records import BadJsonError, parse
 
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 COUNT, GRAD_NORM, MFU, RATE = "count", "grad_norm", "mfu", "_per_s"
 """Of a step's line, where they are known: over how many items the loss is; the norm of the gradient; the share of the
 devices' peak; and the end of the field that has the items of a second, as in `tokens_per_s`."""
-
-DEVICE_USAGE = "memory_allocated", "memory_reserved", "memory_peak", "utilization"
-"""Of a step's line every few seconds, where the model is on an accelerator: bytes in tensors, bytes taken from the device,
-most bytes in tensors so far, and the percentage of time in which kernels ran, where that is known; of rank 0's device."""
 
 # Fields of all lines of metrics.jsonl; the job's own step returned the other fields of a step's line.
 _OURS = frozenset(
@@ -44,7 +40,7 @@ _OURS = frozenset(
             "world_size",
         ),
         *("step", "epoch", "in_epoch", "samples", "loss", "lr", "time", "seconds", "stop"),
-        *("eval", "eval_raw", "weights", "best", COUNT, GRAD_NORM, MFU, *DEVICE_USAGE),
+        *("eval", "eval_raw", "weights", "best", COUNT, GRAD_NORM, MFU, *DeviceUsage._fields),
     }
 )
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,99}")
@@ -92,16 +88,12 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-# Variables that cuBLAS, cuDNN and torch's use of them read when they begin, and on which bits may depend.
-_LIBRARIES = ("CUBLAS", "CUDNN", "NVIDIA_TF32_", "TORCH_ALLOW_TF32_", "TORCH_BLAS_", "TORCH_CUDNN_")
-
-
-class Imports(NamedTuple):
-    """A worker after its first step.
+class Preparation(NamedTuple):
+    """All that a standby prepares, as a worker had it after its first step.
 
     Attributes:
-        modules: Modules that it has imported, in that order.
-        variables: The worker's `library_variables`; None if they are not known.
+        modules: Modules that the worker has imported, in that order.
+        variables: Variables on which the bits of a GPU's libraries may depend; None if they are not known.
         device: Type of the device that it trains on; empty if it is not known.
     """
 
@@ -110,36 +102,31 @@ class Imports(NamedTuple):
     device: str = ""
 
 
-def library_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables in *environ* on which the bits of a GPU's libraries may depend."""
-    return {name: value for name, value in environ.items() if name.startswith(_LIBRARIES)}
+def write_preparation(path: Path, variables: Mapping[str, str], device: str) -> None:
+    """Write the `Preparation` of a process that is to replace this worker; the file is replaced whole.
 
-
-def write_imports(path: Path, device: str) -> None:
-    """Write what a process that is to replace this worker can do beforehand; the file is replaced whole.
-
-    These are the modules that this process has imported, in that order, its `library_variables` and its *device*'s type.
-    On a full disk nothing is written: standbys import less then.
+    The modules are those that this process has imported. On a full disk nothing is written: standbys import less then.
     """
     names = [
         name
         for name, module in tuple(sys.modules.items())
         if name != "__main__" and getattr(module, "__spec__", None) is not None
     ]
-    record = {"modules": names, "variables": library_variables(os.environ), "device": device}
+    record = {"modules": names, "variables": dict(variables), "device": device}
     with suppress(OSError):
         atomic_files.replace(path, (json.dumps(record).encode(),), sync=False)
 
 
-def read_imports(path: Path) -> Imports:
-    """Return what `write_imports` wrote; nothing if the file is absent or damaged: standbys do less beforehand then."""
+def read_preparation(path: Path) -> Preparation:
+    """Return what `write_preparation` wrote; nothing if the file is absent or damaged: standbys do less beforehand then."""
     with suppress(OSError, BadJsonError):
         record = parse(path.read_bytes())
         names, variables, device = (record.get(name) for name in ("modules", "variables", "device"))
         if isinstance(names, list) and all(isinstance(name, str) for name in names):
             is_known = isinstance(variables, dict) and all(isinstance(v, str) for v in variables.values())
-            return Imports(names, variables if is_known else None, device if isinstance(device, str) else "")
-    return Imports([])
+            kind = device if isinstance(device, str) else ""
+            return Preparation(names, variables if is_known else None, kind)
+    return Preparation([])
 
 
 def known_record(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,6 @@ PROFILE = struct.Struct(
     "<q"
 )  # behind that, written by the agent: number of the newest request for a trace; 0: none
 FIGURES = struct.Struct(
-    "<qddqqqq16s"
-)  # behind that: see `RankFigures` of messages.py; windows counts how often they were written
+    "<qdd4q16s"
+)  # behind that: `windows`, `own_s`, `step_s`, usage and device of `RankFigures` in messages.py
 HEARTBEAT_SLOT = 128  # bytes per local rank: whole cache lines, so that ranks do not disturb each other

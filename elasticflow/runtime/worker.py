@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from elasticflow import errors, events
 from elasticflow.protocol import worker_environment
-from elasticflow.protocol.run_files import write_imports
+from elasticflow.protocol.run_files import write_preparation
 from elasticflow.runtime.measuring import device_memory
 from elasticflow.runtime.process import (
     devices,
@@ -137,7 +137,11 @@ def _equip(worker: Worker, snapshots: SnapshotSettings) -> None:
         worker.moments.first_step.append(lambda: environment.log_loaded_modules(worker))
         if worker.identity.local_rank == 0:
             worker.moments.first_step.append(
-                lambda: write_imports(worker.run_folder.imports, worker.device.type)
+                lambda: write_preparation(
+                    worker.run_folder.imports,
+                    standby_device.library_variables(os.environ),
+                    worker.device.type,
+                )
             )
     worker.trajectory_recorder = TrajectoryRecorder.from_environment(os.environ, worker)
     worker.listen = lambda: _listen(worker)

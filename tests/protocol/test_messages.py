@@ -9,6 +9,7 @@ from typing import get_args
 import pytest
 
 from elasticflow.protocol import messages
+from elasticflow.protocol.device_usage import DeviceUsage
 from elasticflow.protocol.messages import (
     Activity,
     AgentDied,
@@ -63,7 +64,10 @@ MESSAGES: tuple[Message, ...] = (
     NodeFigures(
         2,
         "n0",
-        (RankFigures(0, 7, 0.25, 0.5, "cuda:0", 1, 2, 3, 87), RankFigures(1, 7, 0.25, 0.5, "cpu")),
+        (
+            RankFigures(0, 7, 0.25, 0.5, "cuda:0", DeviceUsage(1, 2, 3, 87)),
+            RankFigures(1, 7, 0.25, 0.5, "cpu"),
+        ),
     ),
     NodeReady("n0", "host", 2, None, (RefusedModule("net", "it starts a thread"),)),
     NodeReady("n1", "host", 2, 1),

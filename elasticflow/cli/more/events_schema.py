@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
 from elasticflow.events import FIELDS, SCHEMA_VERSION
-from elasticflow.protocol.run_files import DEVICE_USAGE
+from elasticflow.protocol.device_usage import DeviceUsage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -69,7 +69,7 @@ TYPES: dict[str, Schema] = {
 _OF_WORKERS = ("origin", *events.WORKER_FIELDS)
 # metrics.jsonl leaves out fields that are the same on each of its lines.
 _OF_METRICS = ("generation", "world_size", "step")
-_OF_STEPS = ("count", "grad_norm", "mfu", *DEVICE_USAGE)
+_OF_STEPS = ("count", "grad_norm", "mfu", *DeviceUsage._fields)
 _POINT_KINDS = {"scalar": {"type": ["number", "null"]}, "text": _TEXT, "image": _TEXT}
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.protocol.child_processes import MEMORY_FACTOR
 from elasticflow.protocol.messages import StandbysOff, StandbysReady
-from elasticflow.protocol.run_files import read_imports
+from elasticflow.protocol.run_files import read_preparation
 from elasticflow.system.free_memory import available
 from elasticflow.system.processes import signal_or_code
 
@@ -34,7 +34,7 @@ class StandbyKeeper:
         server: Starts them; it is ready.
         heartbeats: Heartbeats of the node's workers.
         workers: How many workers the node has.
-        imports: File that says what the last workers had imported.
+        imports: File of the `Preparation`, from the last workers.
         node: Id of the node inside the launch.
         post: Sends a message to the supervisor.
     """
@@ -81,9 +81,9 @@ class StandbyKeeper:
     def _ask_and_tell(self) -> None:
         missing = [rank for rank in range(self._workers) if rank not in self._asked]
         if missing and self._has_memory_for(len(missing)):
-            imports = read_imports(self._imports)
+            preparation = read_preparation(self._imports)
             for rank in missing:
-                self._server.prepare(rank, self._workers, imports, self._heartbeats.fd)
+                self._server.prepare(rank, self._workers, preparation, self._heartbeats.fd)
                 self._asked.add(rank)
         ready = self._server.standbys
         if not self._is_announced and len(ready) == self._workers:

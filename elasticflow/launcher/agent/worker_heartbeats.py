@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.launcher.agent.hang_timeouts import HangTimeouts
+from elasticflow.protocol import device_usage
 from elasticflow.protocol.messages import RankFigures
 from elasticflow.protocol.worker_environment import FIGURES, HEARTBEAT, HEARTBEAT_SLOT, HELD, PROFILE
 from elasticflow.system.shared_memory import memory_file
@@ -104,13 +105,10 @@ class WorkerHeartbeats:
         found = []
         for local_rank in range(len(self._slots)):
             offset = local_rank * HEARTBEAT_SLOT + HEARTBEAT.size + HELD.size + PROFILE.size
-            windows, own_s, step_s, allocated, reserved, peak, used, device = FIGURES.unpack_from(
-                self._memory, offset
-            )
+            windows, own_s, step_s, *usage, device = FIGURES.unpack_from(self._memory, offset)
             if windows and local_rank in ranks:
                 name = device.rstrip(b"\0").decode("ascii", "replace")
-                utilization = None if used < 0 else used
-                figures = windows, own_s, step_s, name, allocated, reserved, peak, utilization
+                figures = windows, own_s, step_s, name, device_usage.from_numbers(usage)
                 found.append(RankFigures(ranks[local_rank], *figures))
         return tuple(found)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from elasticflow.launcher.fork_server.protocol import Message
     from elasticflow.launcher.fork_server.server_process import ServerProcess
-    from elasticflow.protocol.run_files import Imports
+    from elasticflow.protocol.run_files import Preparation
 
 
 class ForkServer:
@@ -155,7 +155,7 @@ class ForkServer:
         self,
         local_rank: int,
         workers: int,
-        imports: Imports,
+        preparation: Preparation,
         heartbeats: int | None,
     ) -> None:
         """Have the server start a standby, which the next `spawn` of *local_rank* takes; it has at most one.
@@ -163,7 +163,7 @@ class ForkServer:
         Args:
             local_rank: Local rank of the worker.
             workers: Workers of the node.
-            imports: The last workers' modules, variables and type of device.
+            preparation: The last workers' modules, variables and type of device.
             heartbeats: Descriptor of their heartbeats; None: no one trains.
 
         Raises:
@@ -174,14 +174,14 @@ class ForkServer:
             Prepare(
                 local_rank,
                 workers,
-                tuple(imports.modules),
+                tuple(preparation.modules),
                 setup.path,
                 setup.seed,
                 setup.entry_point,
                 heartbeats,
                 self._ready is not None and self._ready.has_gpu,
-                imports.variables,
-                imports.device,
+                preparation.variables,
+                preparation.device,
             )
         )
 

@@ -198,12 +198,15 @@ class Journal:
 
     def figures(self, figures: NodeFigures) -> None:
         """Put the accelerators of a node's workers and their usage into the state, in the order of the ranks."""
-        used = [each for each in figures.ranks if each.device != "cpu"]
+        used = [
+            {"node": figures.node, "rank": each.rank, "device": each.device, **each.usage._asdict()}
+            for each in figures.ranks
+            if each.usage is not None
+        ]
         if not used or figures.generation != self.generation:
             return
-        ranks = {each.rank for each in used}
-        rows = [row for row in self.state["devices"] if row["rank"] not in ranks]
-        rows += [{"node": figures.node, **each.usage()} for each in used]
+        ranks = {row["rank"] for row in used}
+        rows = used + [row for row in self.state["devices"] if row["rank"] not in ranks]
         self.update(devices=sorted(rows, key=itemgetter("rank")))
 
     def turn(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elasticflow import events
+from elasticflow.launcher.supervisor.slow_ranks import SlowRanks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,15 +14,17 @@ if TYPE_CHECKING:
     from elasticflow.launcher.journal.environment_record import EnvironmentRecord
     from elasticflow.launcher.journal.journal import Journal
     from elasticflow.launcher.journal.metrics import Metrics
+    from elasticflow.protocol.messages import NodeFigures
 
 
 class Ingest:
-    """Takes in lines and reports, from which nothing follows for the launch."""
+    """Takes in lines, reports and figures, from which nothing follows for the launch."""
 
     def __init__(self, journal: Journal, metrics: Metrics, environment: EnvironmentRecord) -> None:
         self._journal = journal
         self._metrics = metrics
         self._environment = environment
+        self._slow_ranks = SlowRanks()
 
     def lines(self, lines: Sequence[EventRecord]) -> None:
         """Take in followed lines of the rank logs, in the order they were written.
@@ -82,3 +85,9 @@ class Ingest:
             if name in events.EVENTS:
                 fields = {key: value for key, value in report.items() if key not in ("event", "generation")}
                 self._journal.event(events.EVENTS[name], **fields)
+
+    def figures(self, figures: NodeFigures) -> None:
+        """Take in the figures of a node's workers; name the ranks that make the others wait."""
+        self._journal.figures(figures)
+        for slow in self._slow_ranks.hear(figures):
+            self._journal.event(events.RANK_SLOW, **slow._asdict())

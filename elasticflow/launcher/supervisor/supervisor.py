@@ -44,7 +44,6 @@ from elasticflow.launcher.supervisor.lifecycle import UNTRAINED_S, Lifecycle, Ru
 from elasticflow.launcher.supervisor.local_agents import LocalAgents
 from elasticflow.launcher.supervisor.nodes import Nodes
 from elasticflow.launcher.supervisor.profiles import Profiles
-from elasticflow.launcher.supervisor.slow_ranks import SlowRanks
 from elasticflow.protocol.handshake import TOKEN
 from elasticflow.protocol.messages import (
     Activity,
@@ -119,7 +118,6 @@ class Supervisor:
         self._remote_files = RemoteFiles(launch.folder)
         self._follower = Follower(launch.follower, launch.folder, self._journal)
         self._profiles = Profiles(launch.folder, self._journal)
-        self._slow_ranks = SlowRanks()
         self._nodes = Nodes(launch.plan.nodes_min, launch.plan.nodes_max)
         self._ledger = RestartLedger(launch.folder.ledger, require_held)
         self._lifecycle = self._first_lifecycle()
@@ -265,7 +263,7 @@ class Supervisor:
         tell(TimePassed())
         self._journal.turn()
 
-    def _hear(self, message: Message, tell: Callable[[LifecycleEvent], None]) -> None:  # noqa: C901  # a case for each message
+    def _hear(self, message: Message, tell: Callable[[LifecycleEvent], None]) -> None:
         """Record *message*, and pass on the events that the lifecycle needs."""
         match message:
             case LogLines():
@@ -274,18 +272,13 @@ class Supervisor:
                 self._profiles.heard(message.lines)
                 tell(message)
             case WriterReports():
-                fenced = [r["generation"] for r in message.reports if r.get("reason") == FENCED]
-                self._ingest.reports(message.reports)
-                for generation in fenced:
-                    tell(SnapshotFenced(generation))
+                self._hear_writer(message, tell)
             case WorkersEnded():
                 tell(_on_own_clock(message))
             case Activity():
                 self._journal.activity(message)
             case NodeFigures():
-                self._journal.figures(message)
-                for slow in self._slow_ranks.hear(message):
-                    self._journal.event(events.RANK_SLOW, **slow._asdict())
+                self._ingest.figures(message)
             case Printed():
                 self._journal.printed(message)
             case FilePiece() | FilesSent() | NodeReady():
@@ -303,6 +296,12 @@ class Supervisor:
                 self._journal.event(_EVENTS[type(message)], **asdict(message))
             case _:
                 tell(message)
+
+    def _hear_writer(self, message: WriterReports, tell: Callable[[LifecycleEvent], None]) -> None:
+        self._ingest.reports(message.reports)
+        for report in message.reports:
+            if report.get("reason") == FENCED:
+                tell(SnapshotFenced(report["generation"]))
 
     def _hear_last(self, message: Message, tell: Callable[[LifecycleEvent], None]) -> None:
         """Take in the messages that still matter once the launch has its verdict."""

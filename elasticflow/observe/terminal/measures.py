@@ -41,9 +41,10 @@ def device_rows(devices: Sequence[Record]) -> list[str]:
     If there are many, those with the highest peaks are shown.
     """
     rows = []
-    shown = sorted(devices, key=lambda device: -int_of(device, "peak"))[:_MOST_DEVICES]
+    shown = sorted(devices, key=lambda device: -int_of(device, "memory_peak"))[:_MOST_DEVICES]
     for device in sorted(shown, key=lambda device: int_of(device, "rank")):
-        allocated, peak, reserved = (size(int_of(device, name)) for name in ("allocated", "peak", "reserved"))
+        sizes = (size(int_of(device, f"memory_{name}")) for name in ("allocated", "peak", "reserved"))
+        allocated, peak, reserved = sizes
         busy = "" if device.get("utilization") is None else f", {int_of(device, 'utilization')} % busy"
         place = f"rank {int_of(device, 'rank')} ({device.get('node')}, {device.get('device')})"
         rows.append(f"{place}: {allocated} in tensors, peak {peak}, {reserved} reserved{busy}")

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from elasticflow.errors import StateError, StepResultError
 from elasticflow.protocol import run_files, worker_environment
 from elasticflow.runtime.measuring.scalars import LOSS_KEYS, require_name, require_room, scalars_in
-from elasticflow.runtime.process.pinned_memory import read_all
+from elasticflow.runtime.process.host_copies import read_together
 from elasticflow.runtime.process.step_log import LateNumber
 from elasticflow.runtime.process.stopping import Stopped
 from elasticflow.runtime.training.step_row import NO_REQUESTS, StepRow
@@ -199,7 +199,7 @@ class Ballot:
         given = [
             ((0.0 if step.loss is None else step.loss), *step.scalars.values()) for step in self._waiting
         ]
-        numbers = iter(read_all(list(chain.from_iterable(given))))
+        numbers = iter(read_together(list(chain.from_iterable(given))))
         for place, step in enumerate(self._waiting):
             loss, scalars = next(numbers), {name: next(numbers) for name in step.scalars}
             self._waiting[place] = step._replace(loss=None if step.loss is None else loss, scalars=scalars)

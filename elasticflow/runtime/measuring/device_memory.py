@@ -5,28 +5,14 @@ from __future__ import annotations
 import importlib.util
 import threading
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from elasticflow.protocol.device_usage import DeviceUsage
+
 _SUMMARY_LINES = 25
 _SIZES = "allocated_bytes.all.current", "reserved_bytes.all.current", "allocated_bytes.all.peak"
-
-
-class DeviceUsage(NamedTuple):
-    """Memory and use of a device.
-
-    Attributes:
-        allocated: Bytes in tensors of this process.
-        reserved: Bytes that its allocator has taken from the device.
-        peak: Most bytes in tensors since the process began.
-        utilization: Share of time in which kernels ran, in percent, of all processes; None: unknown.
-    """
-
-    allocated: int
-    reserved: int
-    peak: int
-    utilization: int | None = None
 
 
 class UsageReader:

@@ -17,8 +17,8 @@ from elasticflow.runtime.measuring.speed import Measures, device_name
 from elasticflow.runtime.measuring.step_profiler import StepProfiler
 from elasticflow.runtime.process import float32, process_group, random_streams, stopping
 from elasticflow.runtime.process.compiler import Compilation
+from elasticflow.runtime.process.host_copies import copy_to_host
 from elasticflow.runtime.process.moments import Moments
-from elasticflow.runtime.process.pinned_memory import read_late
 from elasticflow.runtime.process.step_log import Heartbeat, LateNumber, Progress
 from elasticflow.runtime.process.votes import Vote
 from elasticflow.system import logs
@@ -202,12 +202,12 @@ class Worker:
     def log_grad_norm(self, norm: Tensor) -> None:
         """Put *norm*, as `clip_grad_norm_` returned it, into the step's line; does not wait for the device."""
         if self.progress.is_next_logged:
-            self.progress.note_grad_norm(read_late(norm))
+            self.progress.note_grad_norm(copy_to_host(norm))
 
     def log_grad_norm_of(self, model: nn.Module) -> None:
         """Put the norm of the gradients in *model* into the step's line; it is computed only if the step has a line."""
         if self.progress.is_next_logged:
-            self.progress.note_grad_norm(read_late(norm_of(model.parameters())))
+            self.progress.note_grad_norm(copy_to_host(norm_of(model.parameters())))
 
     def reseed(self) -> None:
         """Put every random generator into one state on all ranks; each factory begins in a state of its own."""

@@ -53,7 +53,7 @@ def describe(device: torch.device) -> dict[str, str]:
         "cpu": _cpu_model(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
-        **float32.facts(device),
+        **float32.precision_facts(device),
     }
     for name, pattern in _LIBRARIES.items():
         if match := re.search(pattern, configuration):

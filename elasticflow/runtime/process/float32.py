@@ -27,7 +27,7 @@ def matmul_precision(device: torch.device) -> str:
     return _WORDS.get(_precisions(device)["matmul"], _HIGHEST)
 
 
-def facts(device: torch.device) -> dict[str, str]:
+def precision_facts(device: torch.device) -> dict[str, str]:
     """Return the switches that count on *device*, by name: facts of `environment.describe`.
 
     `matmul_precision` and `cudnn_tf32` stand in older snapshots, too, with the same values.

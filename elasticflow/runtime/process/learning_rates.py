@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, cast
 
 from torch import Tensor
 
-from elasticflow.runtime.process.pinned_memory import read_late
+from elasticflow.runtime.process.host_copies import copy_to_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     """One optimizer, or several by name or number."""
 
 Rates = tuple[SupportsFloat, ...]
-"""One rate per parameter group, in the optimizers' order. A rate that is a tensor of a device arrives late: `read_late`."""
+"""One rate per parameter group, in the optimizers' order. A rate that is a tensor of a device arrives late: `copy_to_host`."""
 
 
 class LearningRates:
@@ -82,7 +82,7 @@ def _unique(names: list[str | None]) -> list[str]:
 
 def _rate(group: dict[str, Any]) -> SupportsFloat:
     rate = group.get("lr", math.nan)
-    return read_late(rate) if isinstance(rate, Tensor) else float(rate)
+    return copy_to_host(rate) if isinstance(rate, Tensor) else float(rate)
 
 
 def _number(value: SupportsFloat) -> str:

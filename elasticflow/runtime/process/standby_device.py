@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.nn import functional, grad
 
-from elasticflow.protocol.run_files import library_variables
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# Variables that cuBLAS, cuDNN and torch's use of them read when they begin, and on which bits may depend.
+_LIBRARIES = ("CUBLAS", "CUDNN", "NVIDIA_TF32_", "TORCH_ALLOW_TF32_", "TORCH_BLAS_", "TORCH_CUDNN_")
 # Upper bounds of what a context takes of its GPU's memory, and of kernels and workspaces of cuBLAS and cuDNN beside it. Both
 # are estimates, and are asked for twice over.
 _CONTEXT_BYTES, _LIBRARIES_BYTES = 600 << 20, 600 << 20
@@ -27,6 +27,11 @@ _CONTEXT_BYTES, _LIBRARIES_BYTES = 600 << 20, 600 << 20
 _QUERY_LIMIT_S = 10.0
 # Sizes that no job has: a library may keep its choice of a kernel for each size.
 _IMAGES, _WEIGHTS, _ROWS = (2, 24, 11, 13), (40, 24, 3, 3), (56, 72)
+
+
+def library_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables in *environ* on which the bits of a GPU's libraries may depend."""
+    return {name: value for name, value in environ.items() if name.startswith(_LIBRARIES)}
 
 
 def fix_workspace() -> None:

@@ -10,14 +10,15 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat
 
 from elasticflow import events
-from elasticflow.protocol.run_files import COUNT, DEVICE_USAGE, GRAD_NORM, MFU, RATE
+from elasticflow.protocol import device_usage
+from elasticflow.protocol.run_files import COUNT, GRAD_NORM, MFU, RATE
 from elasticflow.protocol.worker_environment import FIGURES, HEARTBEAT, HEARTBEAT_SLOT, HELD, PROFILE
 from elasticflow.runtime.process.learning_rates import LearningRates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from elasticflow.runtime.measuring.device_memory import DeviceUsage
+    from elasticflow.protocol.device_usage import DeviceUsage
     from elasticflow.runtime.measuring.own_time import OwnTime, StepTimes
     from elasticflow.runtime.process.learning_rates import AnyOptimizers, Rates
     from elasticflow.runtime.process.position import Position
@@ -65,12 +66,9 @@ class Heartbeat:
         """Report the times of a window of steps, and the device with its usage."""
         if self._memory is not None:
             self._windows += 1
-            allocated, reserved, peak, utilization = usage or (0, 0, 0, None)
-            FIGURES.pack_into(
-                self._memory, self._offset + HEARTBEAT.size + HELD.size + PROFILE.size,
-                self._windows, *times, allocated, reserved, peak,
-                -1 if utilization is None else utilization, device.encode(),
-            )  # fmt: skip
+            offset = self._offset + HEARTBEAT.size + HELD.size + PROFILE.size
+            of_device = *device_usage.to_numbers(usage), device.encode()
+            FIGURES.pack_into(self._memory, offset, self._windows, *times, *of_device)
 
     def requested_profile(self) -> int:
         """Return the number of the newest request for a trace that this rank has got; 0: none."""
@@ -314,9 +312,7 @@ class Progress:
             text += f', "{GRAD_NORM}": {_norm(facts.grad_norm)}'
         if facts.usage is not None:
             text += "".join(
-                f', "{name}": {value}'
-                for name, value in zip(DEVICE_USAGE, facts.usage, strict=True)
-                if value is not None
+                f', "{name}": {value}' for name, value in facts.usage._asdict().items() if value is not None
             )
         return text + "".join(f', "{name}": {_number(value)}' for name, value in facts.scalars.items())
 

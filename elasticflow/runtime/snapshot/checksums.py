@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from elasticflow.errors import RanksDifferError
-from elasticflow.runtime.process.pinned_memory import LateTensor, to_device
+from elasticflow.runtime.process.host_copies import HostCopy, to_device
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,12 +96,12 @@ class StartedSums:
 
     def __init__(self, order: list[str], pieces: list[tuple[list[str], Tensor]]) -> None:
         self._order, self._pieces = order, pieces
-        self._late: list[Tensor | LateTensor] | None = None
+        self._late: list[Tensor | HostCopy] | None = None
 
     def fetch(self) -> None:
         """Have the sums moved to main memory as soon as each device's current stream comes to it; does not wait."""
         # The sums on the device stay: another stream may have made them, and could use their memory again.
-        self._late = [sums if sums.device.type == "cpu" else LateTensor(sums) for _, sums in self._pieces]
+        self._late = [sums if sums.device.type == "cpu" else HostCopy(sums) for _, sums in self._pieces]
 
     def result(self) -> dict[str, int]:
         """Return the sums by key; waits until they are moved to main memory."""

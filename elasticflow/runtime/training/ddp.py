@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.measuring.marks import mark
-from elasticflow.runtime.process import pinned_memory, torch_private
+from elasticflow.runtime.process import host_copies, torch_private
 from elasticflow.runtime.training.replicated_step import ReplicatedStep
 from elasticflow.runtime.training.step_row import NO_REQUESTS, ROW_SIZE, StepRow
 
@@ -161,7 +161,7 @@ class DDPStep(ReplicatedStep):
     def _votes(self, requests: Sequence[float]) -> Tensor:
         row = StepRow(self._loss, self._count, requests, self._scalars.numbers(self._worker.rank))
         if not self._is_here:
-            numbers_there = pinned_memory.to_device(row.to_numbers(), self._ballot.device, torch.float32)
+            numbers_there = host_copies.to_device(row.to_numbers(), self._ballot.device, torch.float32)
             return row.fill_in(numbers_there)
         numbers = row.to_numbers(places=0)
         self._array[: len(numbers)] = numbers

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.measuring.marks import mark
-from elasticflow.runtime.process import environment, pinned_memory
+from elasticflow.runtime.process import environment, host_copies
 from elasticflow.runtime.process.position import even_split
 from elasticflow.runtime.process.torch_private import foreach_copy_, foreach_div_
 from elasticflow.runtime.training import determinism, model_buffers
@@ -159,7 +159,7 @@ class ExactStep(ReplicatedStep):
             carried = self._buffers.carried(is_first=shard == 0)
         extra = (float(given is not None), *used)
         row = StepRow(loss, count, requests, self._scalars.numbers(shard), extra)
-        numbers = row.fill_in(pinned_memory.to_device(row.to_numbers(), self._worker.device))
+        numbers = row.fill_in(host_copies.to_device(row.to_numbers(), self._worker.device))
         return [numbers, *carried, *gradients]
 
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from elasticflow.errors import NonFiniteLossError, StateError, StopTraining
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.measuring.scalars import Scalars
-from elasticflow.runtime.process import pinned_memory, stopping
-from elasticflow.runtime.process.pinned_memory import LateTensor
+from elasticflow.runtime.process import host_copies, stopping
+from elasticflow.runtime.process.host_copies import HostCopy
 from elasticflow.runtime.training import model_buffers, replicable, several_optimizers
 from elasticflow.runtime.training.replicated_step import micro_batches
 from elasticflow.runtime.training.step_row import StepRow
@@ -157,7 +157,7 @@ class ManualStep:
             )
         reported = reported_loss(result)
         self._scalars.add(self._worker.rank, result, weight)
-        loss, *scalars = pinned_memory.read_all([reported, *self._scalars.numbers(self._worker.rank)])
+        loss, *scalars = host_copies.read_together([reported, *self._scalars.numbers(self._worker.rank)])
         return self._end(self._meet(None, loss * weight, scalars))
 
     def _follow(self) -> float:
@@ -265,7 +265,7 @@ class ManualStep:
             return _Norm(norm, norm.item())
         # A gradient that no rank has is zeros until now, and adds nothing to the norm.
         numbers = torch.cat([norm.reshape(1), *(used.to(norm.dtype) for used in ranks)])
-        number, *used_by = LateTensor(numbers).tolist()
+        number, *used_by = HostCopy(numbers).tolist()
         _remove_unused(groups, used_by)
         return _Norm(norm, number) if any(p.grad is not None for p in parameters) else None
 
@@ -288,7 +288,7 @@ def _add_up(parameters: list[nn.Parameter], weight: float) -> Tensor:
     """Give parameters of one dtype the sum over all ranks of gradient times weight; return how many ranks have each."""
     pieces = [_piece(parameter, weight) for parameter in parameters]
     is_used = [float(parameter.grad is not None) for parameter in parameters]
-    used = pinned_memory.to_device(is_used, pieces[0].device, pieces[0].dtype)
+    used = host_copies.to_device(is_used, pieces[0].device, pieces[0].dtype)
     flat = torch.cat([*pieces, used])
     dist.all_reduce(flat)
     *sums, counts = torch.split(flat, [*map(len, pieces), len(used)])

@@ -11,7 +11,7 @@ from elasticflow import events
 from elasticflow.errors import NonFiniteLossError, StopTraining
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.measuring.scalars import Scalars
-from elasticflow.runtime.process.pinned_memory import LateTensor
+from elasticflow.runtime.process.host_copies import HostCopy
 from elasticflow.runtime.process.stopping import Leaving, request_stop
 from elasticflow.runtime.process.torch_private import foreach_div_
 from elasticflow.runtime.process.votes import LEAVE
@@ -118,7 +118,7 @@ class ReplicatedStep(ABC):
         The optimizer's step depends on these numbers: all ranks leave a step out if a rank asked for that, and a loss that is not
         finite must change no weight.
         """
-        return row.tolist() if self._is_here else LateTensor(row).tolist()
+        return row.tolist() if self._is_here else HostCopy(row).tolist()
 
     @abstractmethod
     def _sum_of(self, batch: Batch) -> StepRow:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elasticflow.cli.main import call
+from elasticflow.protocol.device_usage import DeviceUsage
 from tests.observe.hand_made import RUN_ID, event, make_run
 
 if TYPE_CHECKING:
@@ -137,10 +138,10 @@ def test_status_of_a_run_that_is_held_in_memory(ran: Callable[..., Ran], project
 
 def test_status_of_a_run_on_accelerators(ran: Callable[..., Ran], project: Path) -> None:
     """Memory and use of each device while the run is led; a rank that makes others wait."""
-    sizes = {"allocated": 12_300_000_000, "peak": 15_100_000_000, "reserved": 16_000_000_000}
+    sizes = 12_300_000_000, 16_000_000_000, 15_100_000_000
     devices = [
-        {"node": "n0", "rank": 0, "device": "cuda:0", **sizes, "utilization": 87},
-        {"node": "n0", "rank": 1, "device": "cuda:1", **sizes, "utilization": None},
+        {"node": "n0", "rank": 0, "device": "cuda:0", **DeviceUsage(*sizes, 87)._asdict()},
+        {"node": "n0", "rank": 1, "device": "cuda:1", **DeviceUsage(*sizes)._asdict()},
     ]
     change(project, status="running", devices=devices)
     run = project / "runs" / "mnist" / RUN_ID

@@ -12,7 +12,7 @@ from elasticflow import events
 from elasticflow.cli.main import call
 from elasticflow.cli.more import events_schema as schema
 from elasticflow.events import FIELDS, SCHEMA_VERSION
-from elasticflow.protocol.run_files import DEVICE_USAGE
+from elasticflow.protocol.device_usage import DeviceUsage
 from tests import run_folders
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def test_every_field_of_an_event_has_a_type_and_a_meaning_and_no_other_has() -> 
     """The table of fields is complete, and none stands in it that nobody writes."""
     of_events = {name for event in events.EVENTS.values() for name in event.fields}
     of_lines = {*events.COMMON_FIELDS, *events.WORKER_FIELDS, "origin", "logger", "process", "exception"}
-    assert set(FIELDS) == of_events | of_lines | {"count", "grad_norm", "mfu", *DEVICE_USAGE}
+    assert set(FIELDS) == of_events | of_lines | {"count", "grad_norm", "mfu", *DeviceUsage._fields}
     assert all(field.type.removesuffix("?") in schema.TYPES and field.meaning for field in FIELDS.values())
 
 

@@ -13,7 +13,7 @@ from elasticflow.launcher.agent import standby_keeper
 from elasticflow.launcher.agent.standby_keeper import StandbyKeeper
 from elasticflow.launcher.fork_server.protocol import Ready, StandbyEnded, StandbyReady
 from elasticflow.protocol.messages import StandbysOff, StandbysReady
-from elasticflow.protocol.run_files import Imports, read_imports, write_imports
+from elasticflow.protocol.run_files import Preparation, read_preparation, write_preparation
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +26,7 @@ class Server:
     ready: Ready
     standbys: dict[int, StandbyReady] = field(default_factory=dict)
     ended_standbys: list[StandbyEnded] = field(default_factory=list)
-    asked: list[tuple[int, Imports]] = field(default_factory=list)
+    asked: list[tuple[int, Preparation]] = field(default_factory=list)
 
     def wait_ready(self) -> Ready:
         """Return what was given."""
@@ -36,11 +36,11 @@ class Server:
         self,
         local_rank: int,
         workers: int,
-        imports: Imports,
+        preparation: Preparation,
         heartbeats: int,
     ) -> None:
         """Note the request."""
-        self.asked.append((local_rank, imports))
+        self.asked.append((local_rank, preparation))
 
     def ready_now(self, memory: int = 10**6, without_device: str = "") -> None:
         """All that were asked for are ready, the last one perhaps without its device."""
@@ -123,11 +123,11 @@ def test_none_is_begun_before_the_first_step_nor_during_a_snapshot(tmp_path: Pat
 
 def test_each_is_asked_for_once_and_all_are_told_once(tmp_path: Path) -> None:
     """With what the last workers had imported; a new generation gets new ones."""
-    write_imports(tmp_path / "imports.json", "cuda")
+    write_preparation(tmp_path / "imports.json", {}, "cuda")
     node = Node(Server(APART), tmp_path)
     for _ in range(3):
         node.look()
-    assert [(rank, read_imports(tmp_path / "imports.json")) for rank in (0, 1)] == node.server.asked
+    assert [(rank, read_preparation(tmp_path / "imports.json")) for rank in (0, 1)] == node.server.asked
     assert "json" in node.server.asked[0][1].modules
     node.server.ready_now()
     node.look()
@@ -174,24 +174,21 @@ def test_without_memory_there_are_none(tmp_path: Path, monkeypatch: pytest.Monke
 def test_damaged_record_of_imports_is_none(tmp_path: Path) -> None:
     """Standbys do less beforehand then; nothing fails. A record without variables says nothing about them."""
     path = tmp_path / "imports.json"
-    assert Imports([]) == read_imports(path)
+    assert Preparation([]) == read_preparation(path)
     for content in (b"", b"[1]", b'{"modules": 3}', b'{"modules": [1]}', b"\xff"):
         path.write_bytes(content)
-        assert Imports([]) == read_imports(path)
+        assert Preparation([]) == read_preparation(path)
     for variables in (b"", b', "variables": 3', b', "variables": {"CUBLAS_A": 3}'):
         path.write_bytes(b'{"modules": ["a"]' + variables + b"}")
-        assert Imports(["a"]) == read_imports(path)
+        assert Preparation(["a"]) == read_preparation(path)
 
 
-def test_variables_that_libraries_read_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They decide whether a standby may begin these libraries ahead of its worker; other variables may be secrets."""
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    monkeypatch.setenv("TORCH_BLAS_PREFER_CUBLASLT", "1")
-    monkeypatch.setenv("TOKEN", "secret")
-    write_imports(tmp_path / "imports.json", "cuda")
-    expected = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "TORCH_BLAS_PREFER_CUBLASLT": "1"}
-    imports = read_imports(tmp_path / "imports.json")
-    assert (expected, "cuda") == (imports.variables, imports.device)
+def test_variables_and_device_of_the_last_workers_are_recorded(tmp_path: Path) -> None:
+    """They decide what a standby may begin ahead of its worker."""
+    variables = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
+    write_preparation(tmp_path / "imports.json", variables, "cuda")
+    preparation = read_preparation(tmp_path / "imports.json")
+    assert (variables, "cuda") == (preparation.variables, preparation.device)
 
 
 def test_a_standby_without_its_device_is_a_standby_and_told_of_once(tmp_path: Path) -> None:

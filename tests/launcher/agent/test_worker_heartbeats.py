@@ -12,9 +12,9 @@ import pytest
 from elasticflow.launcher.agent import worker_heartbeats as heartbeats_module
 from elasticflow.launcher.agent.hang_timeouts import ENOUGH, FACTOR, FLOOR_S, HangTimeouts
 from elasticflow.launcher.agent.worker_heartbeats import MOST_WORKERS, WorkerHeartbeats
+from elasticflow.protocol.device_usage import DeviceUsage
 from elasticflow.protocol.messages import RankFigures
 from elasticflow.protocol.worker_environment import FIGURES, HEARTBEAT, HEARTBEAT_SLOT, HELD, PROFILE
-from elasticflow.runtime.measuring.device_memory import DeviceUsage
 from elasticflow.runtime.measuring.own_time import StepTimes
 from elasticflow.runtime.process.step_log import Heartbeat
 
@@ -75,12 +75,14 @@ def test_figures_of_the_workers(watched: WorkerHeartbeats) -> None:
     watched.request_profile(1, 3)
     second.figures(StepTimes(0.25, 0.5), "cuda:1", DeviceUsage(700, 2000, 900, 87))
     ranks = {0: 4, 1: 5}
-    assert watched.figures(ranks) == (RankFigures(5, 1, 0.25, 0.5, "cuda:1", 700, 2000, 900, 87),)
+    assert watched.figures(ranks) == (
+        RankFigures(5, 1, 0.25, 0.5, "cuda:1", DeviceUsage(700, 2000, 900, 87)),
+    )
     first.figures(StepTimes(1.0, 2.0), "cpu", None)
     second.figures(StepTimes(0.25, 0.5), "cuda:1", DeviceUsage(700, 2000, 900))
     assert watched.figures(ranks) == (
         RankFigures(4, 1, 1.0, 2.0, "cpu"),
-        RankFigures(5, 2, 0.25, 0.5, "cuda:1", 700, 2000, 900, None),
+        RankFigures(5, 2, 0.25, 0.5, "cuda:1", DeviceUsage(700, 2000, 900)),
     )
     assert second.requested_profile() == 3
     assert watched.progress()[1].step == 7

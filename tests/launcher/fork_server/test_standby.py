@@ -16,7 +16,7 @@ from elasticflow.launcher.fork_server import standby
 from elasticflow.launcher.fork_server.client import ForkServer
 from elasticflow.launcher.fork_server.protocol import Prepare, Setup
 from elasticflow.launcher.fork_server.standby import LowPriority
-from elasticflow.protocol.run_files import Imports
+from elasticflow.protocol.run_files import Preparation
 from elasticflow.protocol.worker_environment import HEARTBEAT, HEARTBEAT_SLOT
 from tests.launcher.conftest import close, is_alive, kill, wait_until
 from tests.launcher.fork_server.test_server import ended, group_of
@@ -82,7 +82,7 @@ def run_worker(server: ForkServer, folder: Path) -> dict[str, object]:
 
 def test_a_standby_becomes_the_worker_with_its_imports_done(server: ForkServer, tmp_path: Path) -> None:
     """Same process, a session of its own, the worker's rank; a module that reads its rank is left to the worker."""
-    server.prepare(0, 1, Imports(["json", "model", "ranked", "no_such_module"]), None)
+    server.prepare(0, 1, Preparation(["json", "model", "ranked", "no_such_module"]), None)
     wait_until(lambda: is_ready(server))
     standby = server.standbys[0]
     assert standby.memory > 1 << 20
@@ -97,15 +97,15 @@ def test_a_standby_becomes_the_worker_with_its_imports_done(server: ForkServer, 
 
 def test_one_that_still_imports_is_taken_too(server: ForkServer, tmp_path: Path) -> None:
     """It is ahead of a worker that is started now; and the worker after it, which has no standby, is started as ever."""
-    server.prepare(0, 1, Imports(["model"]), None)
+    server.prepare(0, 1, Preparation(["model"]), None)
     assert "any" == run_worker(server, tmp_path)["model"]
     assert "not imported" == run_worker(server, tmp_path)["model"]
 
 
 def test_a_rank_has_one_standby_and_its_death_is_told(server: ForkServer, tmp_path: Path) -> None:
     """It counts as no worker's; another one can be asked for."""
-    server.prepare(0, 1, Imports([]), None)
-    server.prepare(0, 1, Imports([]), None)
+    server.prepare(0, 1, Preparation([]), None)
+    server.prepare(0, 1, Preparation([]), None)
     wait_until(lambda: is_ready(server))
     first = server.standbys[0].pid
     os.kill(first, signal.SIGKILL)
@@ -115,14 +115,14 @@ def test_a_rank_has_one_standby_and_its_death_is_told(server: ForkServer, tmp_pa
     assert {} == server.standbys
     assert first not in server.exits
 
-    server.prepare(0, 1, Imports([]), None)
+    server.prepare(0, 1, Preparation([]), None)
     wait_until(lambda: is_ready(server))
     assert first != server.standbys[0].pid
 
 
 def test_standbys_end_with_the_server(server: ForkServer) -> None:
     """Nobody's orphans: ready or not."""
-    server.prepare(0, 1, Imports([]), None)
+    server.prepare(0, 1, Preparation([]), None)
     wait_until(lambda: is_ready(server))
     standby = server.standbys[0].pid
     kill(server.process.pid)

@@ -15,6 +15,7 @@ from elasticflow.launcher.journal.environment_record import EnvironmentRecord
 from elasticflow.launcher.journal.journal import Journal
 from elasticflow.launcher.journal.metrics import Metrics
 from elasticflow.launcher.supervisor.ingest import Ingest
+from elasticflow.protocol.device_usage import DeviceUsage
 from elasticflow.protocol.messages import (
     Activity,
     NodeFigures,
@@ -148,13 +149,19 @@ def test_accelerators_are_in_the_state(folder: RunFolder) -> None:
     def tell(node: str, *ranks: RankFigures, generation: int = 2) -> None:
         journal.figures(NodeFigures(generation, node, ranks))
 
-    tell("n1", RankFigures(2, 1, 0.1, 0.2, "cuda:0", 5, 6, 7, 80), RankFigures(3, 1, 0.1, 0.2, "cpu"))
-    tell("n0", RankFigures(1, 1, 0.1, 0.2, "cuda:1", 1, 2, 3), RankFigures(0, 1, 0.1, 0.2, "cuda:0", 1, 2, 3))
-    tell("n0", RankFigures(1, 2, 0.1, 0.2, "cuda:1", 10, 20, 30))
-    tell("n0", RankFigures(1, 9, 0.1, 0.2, "cuda:1", 0, 0, 0), generation=1)
-    found = [(row["node"], row["rank"], row["device"], row["peak"]) for row in journal.state["devices"]]
+    def on(device: str, rank: int, *usage: int) -> RankFigures:
+        return RankFigures(rank, 1, 0.1, 0.2, device, DeviceUsage(*usage))
+
+    tell("n1", on("cuda:0", 2, 5, 6, 7, 80), RankFigures(3, 1, 0.1, 0.2, "cpu"))
+    tell("n0", on("cuda:1", 1, 1, 2, 3), on("cuda:0", 0, 1, 2, 3))
+    tell("n0", on("cuda:1", 1, 10, 20, 30))
+    tell("n0", on("cuda:1", 1, 0, 0, 0), generation=1)
+    found = [
+        (row["node"], row["rank"], row["device"], row["memory_peak"]) for row in journal.state["devices"]
+    ]
     assert found == [("n0", 0, "cuda:0", 3), ("n0", 1, "cuda:1", 30), ("n1", 2, "cuda:0", 7)]
-    assert journal.state["devices"][2]["utilization"] == 80
+    names = "memory_allocated", "memory_reserved", "memory_peak", "utilization"
+    assert [journal.state["devices"][2][name] for name in names] == [5, 6, 7, 80]
     journal.event(events.GENERATION_STARTED, world_size=1, nodes=1, members=["n0"], reason="crash")
     assert journal.state["devices"] == []
     journal.close()

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from elasticflow.runtime.measuring.device_memory import DeviceUsage, UsageReader, memory_line, memory_summary
+from elasticflow.protocol.device_usage import DeviceUsage
+from elasticflow.runtime.measuring.device_memory import UsageReader, memory_line, memory_summary
 
 CUDA = torch.device("cuda", 0)
 STATS = {

@@ -20,14 +20,14 @@ from elasticflow.runtime.process import environment, float32
 def read(kind):
     device = torch.device(kind)
     kind_of_peak = Measures().kind(torch.nn.Linear(1, 1), float32.matmul_precision(device))
-    return {**float32.facts(device), "kind": kind_of_peak}
+    return {**float32.precision_facts(device), "kind": kind_of_peak}
 
 for statement in json.loads(sys.argv[1]):
     if os.fork() == 0:
         try:
             exec(statement)
             found = {kind: read(kind) for kind in ("cpu", "cuda")}
-            assert environment.describe(torch.device("cpu")).items() >= float32.facts(torch.device("cpu")).items()
+            assert environment.describe(torch.device("cpu")).items() >= float32.precision_facts(torch.device("cpu")).items()
         except JobKeyError as error:
             found = {"refused": error.message}
         print(json.dumps(found), flush=True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from elasticflow.runtime.process import standby_device
-from elasticflow.runtime.process.standby_device import load_libraries, open_device
+from elasticflow.runtime.process.standby_device import library_variables, load_libraries, open_device
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,6 +60,12 @@ class Machine:
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, real_processes: None) -> Machine:
     """Return the machine; its driver answers nothing yet."""
     return Machine(tmp_path / "nvidia-smi", monkeypatch)
+
+
+def test_variables_that_libraries_read_are_told_from_others() -> None:
+    """The others may be secrets: these are written to the run folder."""
+    read = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "TORCH_BLAS_PREFER_CUBLASLT": "1"}
+    assert library_variables({**read, "TOKEN": "secret"}) == read
 
 
 @pytest.mark.parametrize(

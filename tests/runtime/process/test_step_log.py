@@ -14,9 +14,8 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 
-from elasticflow.protocol.run_files import DEVICE_USAGE
+from elasticflow.protocol.device_usage import DeviceUsage
 from elasticflow.runtime.data.index_schedule import IndexSchedule
-from elasticflow.runtime.measuring.device_memory import DeviceUsage
 from elasticflow.runtime.process.learning_rates import LearningRates
 from elasticflow.runtime.process.step_log import Heartbeat, Progress
 
@@ -85,7 +84,7 @@ def test_usage_of_the_device_stands_in_one_line(log: int) -> None:
         position = SCHEDULE.batch(position)[2]
         progress.step(position, 0.0, optimizer)
     progress.flush()
-    found = [{name: line[name] for name in DEVICE_USAGE if name in line} for line in lines(log)]
+    found = [{name: line[name] for name in DeviceUsage._fields if name in line} for line in lines(log)]
     memory = {"memory_allocated": 700, "memory_reserved": 2000, "memory_peak": 900}
     assert found == [
         {},

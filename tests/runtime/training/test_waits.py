@@ -206,7 +206,7 @@ def test_waits_beside_those_of_distributed_data_parallel(
             device.waits.clear()
             run(given)
         places = [wait.place for wait in device.waits if wait.place != REDUCER]
-        assert places == ["pinned_memory.tolist"]
+        assert places == ["host_copies.tolist"]
     finally:
         dist.destroy_process_group()
 
@@ -302,7 +302,7 @@ def test_waits_with_a_gradient_scaler(me: Any, device: Pretence) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         scaler.step(optimizer)
         scaler.update()
-    assert [wait.place.partition(".")[0] for wait in device.waits] == ["pinned_memory", "grad_scaler"]
+    assert [wait.place.partition(".")[0] for wait in device.waits] == ["host_copies", "grad_scaler"]
 
 
 def test_waits_of_a_loop_of_the_scripts_own(me: Any, device: Pretence) -> None:

@@ -25,7 +25,7 @@ def to_device(numbers: Sequence[float], device: torch.device, dtype: torch.dtype
     return torch.tensor(numbers, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
-class LateTensor:
+class HostCopy:
     """Values of a device's tensor as they are now, on their way to the host.
 
     Args:
@@ -50,12 +50,12 @@ class LateTensor:
         return float(self._here)
 
 
-def read_late(number: Tensor) -> SupportsFloat:
+def copy_to_host(number: Tensor) -> SupportsFloat:
     """Return a tensor's only value; the host waits for a device's value when `float` is called."""
-    return LateTensor(number) if number.device.type != "cpu" else float(number.detach())
+    return HostCopy(number) if number.device.type != "cpu" else float(number.detach())
 
 
-def read_all(values: Sequence[SupportsFloat]) -> list[float]:
+def read_together(values: Sequence[SupportsFloat]) -> list[float]:
     """Return *values* as numbers; those on a device are read together, in one wait.
 
     Args:
@@ -71,7 +71,7 @@ def read_all(values: Sequence[SupportsFloat]) -> list[float]:
     for placed in by_device.values():
         is_single = _SINGLE.issuperset(tensor.dtype for _, tensor in placed)
         dtype = torch.float32 if is_single else torch.float64
-        packed = LateTensor(torch.stack([tensor.reshape(()).to(dtype) for _, tensor in placed]))
+        packed = HostCopy(torch.stack([tensor.reshape(()).to(dtype) for _, tensor in placed]))
         for (place, _), number in zip(placed, packed.tolist(), strict=True):
             numbers[place] = number
     return numbers
