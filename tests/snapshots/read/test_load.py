@@ -32,7 +32,7 @@ from elasticflow.system import fault_injection
 from tests.snapshots.conftest import Bench
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from elasticflow.snapshots.client.writer_process import WriterProcess
     from elasticflow.snapshots.read.load import LoadedSnapshot
@@ -60,26 +60,32 @@ def loader(bench: Bench, writer: WriterProcess, rank: int = 0, generation: int =
     return NodeLoader(bench.connect(writer, rank, 2, generation=generation), lambda: None)
 
 
-OPEN_BEFORE: set[str] = set()
+OPEN_BEFORE: set[tuple[str, int]] = set()
 
 
 @pytest.fixture(autouse=True)
 def nothing_held_before() -> None:
-    """Note what earlier tests of this process have left open."""
-    gc.collect()  # else a number may be given back, and be another file's, in the middle of the test
+    """Note what earlier tests of this process have left open.
+
+    A thread that such a test began may close its file in the middle of this one, and its number is then another file's.
+    """
+    gc.collect()
     OPEN_BEFORE.clear()
-    OPEN_BEFORE.update(link.name for link in Path("/proc/self/fd").iterdir())
+    OPEN_BEFORE.update((link.name, file) for link, file, _ in opened("self"))
+
+
+def opened(pid: int | str) -> Iterator[tuple[Path, int, str]]:
+    """Yield each descriptor of a process, with its file's inode and name."""
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            yield link, link.stat().st_ino, str(link.readlink())
 
 
 def held(pid: int | str, committed: str) -> list[str]:
     """What a process has open of a snapshot; what this one held before the test does not count."""
-    found = []
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        if pid == "self" and link.name in OPEN_BEFORE:
-            continue
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            found.append(str(link.readlink()))
-    return [target for target in found if f"/{committed}/" in target or "elasticflow-loading" in target]
+    left = OPEN_BEFORE if pid == "self" else set()
+    names = [name for link, file, name in opened(pid) if (link.name, file) not in left]
+    return [name for name in names if f"/{committed}/" in name or "elasticflow-loading" in name]
 
 
 def comes_true(condition: Callable[[], bool]) -> bool:
