@@ -18,6 +18,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from elasticflow.protocol import worker_environment
 from elasticflow.protocol.device_findings import Finding
 from elasticflow.system.device_errors import class_of_device_error
 from elasticflow.system.kernel_files import kernel_log
@@ -53,9 +54,12 @@ class _Gpu:
 
 
 def main() -> None:
-    """Write each finding as soon as it is known."""
+    """Write each finding as soon as it is known; none where the job trains on the CPU."""
     die_with_parent(int(sys.argv[1]))
-    found = ask_driver(float(sys.argv[2]))
+    if os.environ.get(worker_environment.DEVICE) == "cpu":
+        return
+    # GPUs that are hidden are none of the job's.
+    found = [] if worker_environment.hides_gpus(os.environ) else ask_driver(float(sys.argv[2]))
     # Without the variable all devices of the machine are the job's.
     is_limited = "CUDA_VISIBLE_DEVICES" in os.environ
     if not is_limited:

@@ -24,8 +24,6 @@ AUTO = "auto"
 _CPU = torch.device("cpu")
 # Key of the device type on which the launch began.
 _BEGAN_ON = "device"
-# Variables that hide accelerators from a process that has not asked for them yet; ROCm's devices have CUDA's type.
-_HIDES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _ONE_DEVICE_FOR_ALL = "start at most as many workers on a node as it has devices: nodes.nproc_per_node"
 
 
@@ -101,7 +99,7 @@ def _accelerators(wanted: str) -> tuple[str | None, int]:
 
 
 def _hide_accelerators(identity: Identity) -> None:
-    for name in _HIDES:
+    for name in worker_environment.HIDING:
         os.environ[name] = ""
     found = torch.accelerator.current_accelerator(check_available=True)
     if found is not None and found.type == "cuda":
