@@ -47,6 +47,10 @@ FIGURES = struct.Struct(
 )  # behind that: see `RankFigures` of messages.py; windows counts how often they were written
 HEARTBEAT_SLOT = 128  # bytes per local rank: whole cache lines, so that ranks do not disturb each other
 
+# Without a fixed workspace cuBLAS may add in another order each time; with CUDA this value fixes it.
+# Source: https://docs.nvidia.com/cuda/cublas/index.html#results-reproducibility
+CUBLAS_WORKSPACE_CONFIG, CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+
 _CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 # Variables that hide accelerators from a process that has not asked for them yet; ROCm's devices have CUDA's type.
 HIDING = (_CUDA_VISIBLE_DEVICES, "HIP_VISIBLE_DEVICES")

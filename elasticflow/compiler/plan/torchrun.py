@@ -69,7 +69,8 @@ def variables(job: Job) -> tuple[Variable, ...]:
     ]
     if job.script is None and job.train.consistency == "exact":
         reason = "without a fixed workspace cuBLAS may add in another order each time"
-        listed.append(Variable("CUBLAS_WORKSPACE_CONFIG", ":4096:8", reason))
+        name, value = worker_environment.CUBLAS_WORKSPACE_CONFIG, worker_environment.CUBLAS_WORKSPACE
+        listed.append(Variable(name, value, reason))
     if job.nodes.device != "auto":
         listed.append(Variable(worker_environment.DEVICE, job.nodes.device, "workers train on nodes.device"))
     if job.nodes.device == "cpu":

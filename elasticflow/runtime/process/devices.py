@@ -81,6 +81,11 @@ def choose_device(identity: Identity, wanted: str = AUTO) -> torch.device:
     return device
 
 
+def fix_workspace() -> None:
+    """Have cuBLAS add in the same order each time, unless the launch says otherwise; to be called before CUDA begins."""
+    os.environ.setdefault(worker_environment.CUBLAS_WORKSPACE_CONFIG, worker_environment.CUBLAS_WORKSPACE)
+
+
 def wanted_type(identity: Identity, wanted: str) -> str:
     """Return the device type that the environment of the process asks for, else *wanted*."""
     return identity.device or wanted

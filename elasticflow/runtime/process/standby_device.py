@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional, grad
 
 from elasticflow.protocol.run_files import library_variables
+from elasticflow.runtime.process import devices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,11 +28,6 @@ _CONTEXT_BYTES, _LIBRARIES_BYTES = 600 << 20, 600 << 20
 _QUERY_LIMIT_S = 10.0
 # Sizes that no job has: a library may keep its choice of a kernel for each size.
 _IMAGES, _WEIGHTS, _ROWS = (2, 24, 11, 13), (40, 24, 3, 3), (56, 72)
-
-
-def fix_workspace() -> None:
-    """Have cuBLAS add in the same order each time, unless the launch says otherwise; to be called before CUDA begins."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def open_device(kind: str, local_rank: int, workers: int, variables: Mapping[str, str] | None) -> str:
@@ -61,7 +57,7 @@ def open_device(kind: str, local_rank: int, workers: int, variables: Mapping[str
         return "its compute mode allows one process, which is the worker"
     if memory.free < 2 * _CONTEXT_BYTES:
         return f"{memory.free >> 20} MiB of its memory are free"
-    fix_workspace()
+    devices.fix_workspace()
     device = torch.device(kind, local_rank)
     try:
         torch.zeros(1, device=device)
