@@ -253,6 +253,8 @@ def check_gpus(job: Job) -> None:
     version = metadata.version("torch")
     if "+cpu" in version:
         why = f"torch {version} is built without CUDA"
+    elif "+xpu" in version:
+        return
     elif worker_environment.hides_gpus(os.environ):
         why = f'CUDA_VISIBLE_DEVICES is "{os.environ["CUDA_VISIBLE_DEVICES"]}"'
     elif "+rocm" not in version and not Path("/dev/nvidiactl").exists():
