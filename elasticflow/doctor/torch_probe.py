@@ -51,9 +51,9 @@ def is_idle(module, number, idle):
 
 try:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is not None and accelerator.type != "mps":
+    module = None if accelerator is None else torch.get_device_module(accelerator)
+    if hasattr(module, "default_generators"):  # as in runtime/process/devices.py
         facts["kind"] = accelerator.type
-        module = torch.get_device_module(accelerator)
         try:
             idle = idle_by_nvidia_smi() if facts["cuda"] else set()
         except Exception:  # no nvidia-smi here, or a driver that does not answer it

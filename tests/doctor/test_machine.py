@@ -274,6 +274,7 @@ class accelerator:
     current_accelerator = staticmethod(lambda check_available: type("device", (), {{"type": "cuda"}}))
     device_count = staticmethod(lambda: 3)
 class Module:
+    default_generators = ()
     get_device_name = staticmethod(lambda number: f"GPU {{number}}")
     get_device_properties = staticmethod(lambda number: type("properties", (), {{"uuid": "abc"[number]}}))
     device_memory_used = staticmethod(lambda number: number << 30)

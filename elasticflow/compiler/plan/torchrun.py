@@ -75,7 +75,7 @@ def variables(job: Job) -> tuple[Variable, ...]:
         listed.append(Variable(worker_environment.DEVICE, job.nodes.device, "workers train on nodes.device"))
     if job.nodes.device == "cpu":
         reason = "a process that does not see a GPU opens no context on it"
-        listed.append(Variable("CUDA_VISIBLE_DEVICES", "", reason))
+        listed += [Variable(name, "", reason) for name in worker_environment.HIDING]
     # Each machine finds its own interface that has a given address, or an address of a given network.
     if job.nodes.interface is not None and not is_address(job.nodes.interface):
         reason = "workers talk over nodes.interface"

@@ -66,9 +66,10 @@ def main() -> None:
         _tell(finding for _, finding in found)
     import torch
 
-    devices = []
-    if (kind := torch.accelerator.current_accelerator(check_available=True)) is not None:
-        devices = [torch.device(kind.type, number) for number in range(torch.accelerator.device_count())]
+    from elasticflow.runtime.process.devices import accelerators
+
+    kind, count = accelerators()
+    devices = [torch.device(f"{kind}:{number}") for number in range(count)]
     for device in devices:
         _tell([Finding(str(device), is_begun=True)])
         _tell([compute(device)])
