@@ -205,7 +205,7 @@ WORKER_STUCK = Event(
     line=Template(
         "worker stuck",
         "rank {rank} of {node} (pid {pid}) does not end, though it was killed: the kernel has it in state {state}",
-        ("its device may still be in use: it is checked before the next worker starts",),
+        ("its GPU, if it has one, may still be in use: it is checked before the next worker starts",),
         tone="bad",
     ),
 )

@@ -51,9 +51,9 @@ def is_idle(module, number, idle):
 
 try:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is not None and accelerator.type != "mps":
+    module = None if accelerator is None else torch.get_device_module(accelerator)
+    if hasattr(module, "default_generators"):  # as in runtime/process/devices.py
         facts["kind"] = accelerator.type
-        module = torch.get_device_module(accelerator)
         try:
             idle = idle_by_nvidia_smi() if facts["cuda"] else set()
         except Exception:  # no nvidia-smi here, or a driver that does not answer it
@@ -70,6 +70,7 @@ except Exception as error:
     facts["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
 print("\\n" + json.dumps(facts))
 """
+_AUTO, _CPU = "auto", "cpu"  # nodes.device
 _BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
 
 
@@ -82,6 +83,7 @@ class _TorchFacts:
         build: Kind of the build, in words.
         seconds: Duration of its import.
         error: Error of a device; None if all devices work.
+        kind: Type of the devices; None if there are none.
         devices: Name of each device that works.
         untried: Name of each device that nothing was computed on, since it is in use or may be.
         backends: Backends of torch.distributed that are needed here; true for each that this build has.
@@ -91,6 +93,7 @@ class _TorchFacts:
     build: str
     seconds: float
     error: str | None
+    kind: str | None
     devices: tuple[str, ...]
     untried: tuple[str, ...]
     backends: dict[str, bool]
@@ -105,6 +108,7 @@ class _TorchFacts:
             build=cuda or ("for ROCm" if facts["hip"] else "for CPU"),
             seconds=facts["seconds"],
             error=facts["error"],
+            kind=facts["kind"],
             devices=tuple(facts["devices"]),
             untried=tuple(facts["untried"]),
             backends={name: facts[name] for name in needed},
@@ -171,7 +175,7 @@ class TorchProbe:
         facts = _TorchFacts.from_json(json.loads(out.strip().splitlines()[-1]))
         yield _version(facts)
         yield _devices(facts, needs)
-        yield _backend(facts)
+        yield _backend(facts, needs)
 
     def close(self) -> None:
         """End the child if it is still running."""
@@ -188,13 +192,32 @@ def _version(facts: _TorchFacts) -> CheckResult:
     return CheckResult(_TOPIC, "torch", "warning", fact, meaning, _INSTALL)
 
 
+def _wanted(needs: Needs) -> str:
+    return _AUTO if needs.job is None else needs.job.nodes.device
+
+
 def _devices(facts: _TorchFacts, needs: Needs) -> CheckResult:
+    wanted = _wanted(needs)
+    seen = _counted((*facts.devices, *facts.untried))
+    if wanted == _CPU:
+        hidden = f"{seen}, hidden: " if facts.kind is not None else ""
+        return ok(_TOPIC, "devices", f'{hidden}workers run on the CPU, as nodes.device = "cpu" says')
     wants_gpu = needs.job is not None and needs.job.nodes.nproc_per_node == "gpu"
-    verdict: Verdict = "problem" if wants_gpu else "warning"
+    verdict: Verdict = "problem" if wants_gpu or wanted != _AUTO else "warning"
     if facts.error is not None:
         meaning = "workers on that device would fail in the same way"
         remedy = "check the driver with nvidia-smi, and that it is new enough for torch's CUDA"
         return CheckResult(_TOPIC, "devices", verdict, facts.error, meaning, remedy)
+    has_driver = Path("/proc/driver/nvidia/version").exists()
+    if wanted not in {_AUTO, facts.kind}:
+        fact = f'no "{wanted}" device'
+        if facts.kind is not None:
+            fact += f', but {seen} ("{facts.kind}")'
+        elif has_driver:
+            fact += ", and there is an NVIDIA driver"
+        meaning = f'nodes.device = "{wanted}" starts no worker here'
+        remedy = "use a machine with such a device, and a build of torch for its driver"
+        return CheckResult(_TOPIC, "devices", "problem", fact, meaning, remedy)
     untried = f"{_counted(facts.untried)} not tried: in use, or not known to be idle" if facts.untried else ""
     if facts.devices:
         return ok(_TOPIC, "devices", "; ".join(filter(None, (_counted(facts.devices), untried))))
@@ -208,7 +231,7 @@ def _devices(facts: _TorchFacts, needs: Needs) -> CheckResult:
         return CheckResult(
             _TOPIC, "devices", "problem", "no GPU", meaning, 'use a machine with GPUs, or "auto"'
         )
-    if Path("/proc/driver/nvidia/version").exists():
+    if has_driver:
         meaning = "there is an NVIDIA driver, and torch sees no device: workers run on the CPU"
         return CheckResult(
             _TOPIC, "devices", "warning", "no GPU", meaning, "install a build of torch for this driver"
@@ -220,9 +243,10 @@ def _counted(names: tuple[str, ...]) -> str:
     return f"{plural(len(names), 'GPU')}: {', '.join(sorted(set(names)))}"
 
 
-def _backend(facts: _TorchFacts) -> CheckResult:
-    if missing := [name for name, is_there in facts.backends.items() if not is_there]:
+def _backend(facts: _TorchFacts, needs: Needs) -> CheckResult:
+    needed = ["gloo"] if _wanted(needs) == _CPU else list(facts.backends)
+    if missing := [name for name in needed if not facts.backends[name]]:
         meaning = "workers cannot exchange gradients"
         fact = f"{', '.join(missing)} is missing in this build"
         return CheckResult(_TOPIC, "backends", "problem", fact, meaning, "install another build of torch")
-    return ok(_TOPIC, "backends", ", ".join(facts.backends))
+    return ok(_TOPIC, "backends", ", ".join(needed))

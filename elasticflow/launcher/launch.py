@@ -23,6 +23,7 @@ from elasticflow.launcher.rendezvous.token import given_token, open_port_warning
 from elasticflow.launcher.supervisor.launch_record import Launch
 from elasticflow.launcher.supervisor.scale_schedule import ALONE, check_scale
 from elasticflow.launcher.supervisor.supervisor import Supervisor
+from elasticflow.protocol import worker_environment
 from elasticflow.run_folder import snapshot_place
 from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.store.catalog import Catalog
@@ -249,11 +250,13 @@ def check_gpus(job: Job) -> None:
     """
     if job.nodes.nproc_per_node != "gpu":
         return
-    version, visible = metadata.version("torch"), os.environ.get("CUDA_VISIBLE_DEVICES")
+    version = metadata.version("torch")
     if "+cpu" in version:
         why = f"torch {version} is built without CUDA"
-    elif visible is not None and visible.strip() in {"", "-1"}:
-        why = f'CUDA_VISIBLE_DEVICES is "{visible}"'
+    elif "+xpu" in version:
+        return
+    elif worker_environment.hides_gpus(os.environ):
+        why = f'CUDA_VISIBLE_DEVICES is "{os.environ["CUDA_VISIBLE_DEVICES"]}"'
     elif "+rocm" not in version and not Path("/dev/nvidiactl").exists():
         why = "no NVIDIA driver is loaded: there is no /dev/nvidiactl"
     else:

@@ -7,6 +7,10 @@ them.
 from __future__ import annotations
 
 import struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 RUN_ID = "ELASTICFLOW_RUN_ID"  # also the mark by which every process of a run can be found
 LAUNCH_ID = (
@@ -42,3 +46,16 @@ FIGURES = struct.Struct(
     "<qdd4q16s"
 )  # behind that: `windows`, `own_s`, `step_s`, usage and device of `RankFigures` in messages.py
 HEARTBEAT_SLOT = 128  # bytes per local rank: whole cache lines, so that ranks do not disturb each other
+
+# Without a fixed workspace cuBLAS may add in another order each time; with CUDA this value fixes it.
+# Source: https://docs.nvidia.com/cuda/cublas/index.html#results-reproducibility
+CUBLAS_WORKSPACE_CONFIG, CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+
+_CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+# Variables that hide accelerators from a process that has not asked for them yet; ROCm's devices have CUDA's type.
+HIDING = (_CUDA_VISIBLE_DEVICES, "HIP_VISIBLE_DEVICES")
+
+
+def hides_gpus(environ: Mapping[str, str]) -> bool:
+    """True if the environment hides all GPUs of CUDA's type."""
+    return environ.get(_CUDA_VISIBLE_DEVICES, "all").strip() in {"", "-1"}

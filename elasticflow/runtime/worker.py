@@ -23,7 +23,6 @@ from elasticflow.runtime.process import (
     process_group,
     run_lock,
     seeded_imports,
-    standby_device,
     stopping,
 )
 from elasticflow.runtime.process.context import Worker
@@ -116,7 +115,7 @@ def _prepare_process() -> None:
     fault_injection.arm(os.environ)
     forked_children.set_apart()
     forked_children.call_in_children(_leave_to_parent)
-    standby_device.fix_workspace()
+    devices.fix_workspace()
     # A request to drain that comes before its handler is installed must not kill: `_listen` unblocks the signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     faulthandler.enable()

@@ -197,10 +197,14 @@ def scratch_folder(keep: Path | None) -> Iterator[Scratch]:
             shutil.rmtree(path, ignore_errors=True)  # processes that are ending may still write
 
 
+# Devices of the drivers of CUDA, ROCm and XPU.
+_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dri")
+
+
 def count_gpus() -> int:
-    """Return the number of GPUs that torch can use; torch is imported (which takes seconds) only if there is a driver."""
-    if not Path("/dev/nvidiactl").exists():
+    """Return the number of accelerators that torch can use; torch is imported (which takes seconds) only if there is a driver."""
+    if not any(Path(path).exists() for path in _DRIVERS):
         return 0
-    code = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+    code = "import torch; print(torch.accelerator.device_count())"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     return int(answer.stdout) if answer.returncode == 0 else 0

@@ -211,6 +211,10 @@ def test_what_torch_tells(
     tmp_path: Path, told: dict[str, Any], changes: dict[str, Any], expected: dict[str, str]
 ) -> None:
     """Versions, devices and backends are weighed by what the job needs."""
+    assert expected == _wrong(_told(tmp_path, told, **changes))
+
+
+def _told(root: Path, told: dict[str, Any], **changes: Any) -> list[CheckResult]:
     facts: dict[str, Any] = {
         "version": "2.13.0",
         "cuda": None,
@@ -222,8 +226,44 @@ def test_what_torch_tells(
     }
     facts |= {"error": None, "kind": None, "devices": [], "untried": [], **told}
     probe = TorchProbe([sys.executable, "-S", "-c", f"import json; print(json.dumps({facts!r}))"])
-    found = list(probe.results(_needs(tmp_path, **changes), lambda _: None))
+    return list(probe.results(_needs(root, **changes), lambda _: None))
+
+
+@pytest.mark.usefixtures("real_processes")
+@pytest.mark.parametrize(
+    ("wanted", "told", "expected", "fact"),
+    [
+        ("cuda", {}, {"devices": "problem"}, 'no "cuda" device'),
+        (
+            "xpu",
+            {"kind": "cuda", "nccl": True, "devices": ["H100"]},
+            {"devices": "problem"},
+            'no "xpu" device, but 1 GPU: H100 ("cuda")',
+        ),
+        ("cuda", {"kind": "cuda", "devices": ["H100"], "nccl": True}, {}, "1 GPU: H100"),
+        (
+            "cuda",
+            {"error": "RuntimeError: driver too old"},
+            {"devices": "problem"},
+            "RuntimeError: driver too old",
+        ),
+        (
+            "cpu",
+            {"kind": "cuda", "devices": ["H100"]},
+            {},
+            '1 GPU: H100, hidden: workers run on the CPU, as nodes.device = "cpu" says',
+        ),
+        ("cpu", {}, {}, 'workers run on the CPU, as nodes.device = "cpu" says'),
+        ("cpu", {"error": "RuntimeError: driver too old"}, {}, "workers run on the CPU, as"),
+    ],
+)
+def test_device_that_the_job_names(
+    tmp_path: Path, wanted: str, told: dict[str, Any], expected: dict[str, str], fact: str
+) -> None:
+    """A type that the machine lacks is a problem; the devices and backends of a job on the CPU are the CPU's."""
+    found = _told(tmp_path, told, nodes__device=wanted)
     assert expected == _wrong(found)
+    assert _named(found, "devices").fact.startswith(fact)
 
 
 TORCH = """
@@ -234,6 +274,7 @@ class accelerator:
     current_accelerator = staticmethod(lambda check_available: type("device", (), {{"type": "cuda"}}))
     device_count = staticmethod(lambda: 3)
 class Module:
+    default_generators = ()
     get_device_name = staticmethod(lambda number: f"GPU {{number}}")
     get_device_properties = staticmethod(lambda number: type("properties", (), {{"uuid": "abc"[number]}}))
     device_memory_used = staticmethod(lambda number: number << 30)

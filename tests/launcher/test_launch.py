@@ -431,6 +431,8 @@ def test_missing_torch_is_refused_with_what_to_install(monkeypatch: pytest.Monke
         ("2.13.0+cpu", None, True, "built without CUDA"),
         ("2.13.0", "", True, 'CUDA_VISIBLE_DEVICES is ""'),
         ("2.13.0", None, False, "no NVIDIA driver"),
+        ("2.13.0+rocm6.4", None, False, None),
+        ("2.13.0+xpu", "", False, None),
         ("2.13.0", "0", True, None),
     ],
 )

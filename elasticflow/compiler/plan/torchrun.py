@@ -69,12 +69,13 @@ def variables(job: Job) -> tuple[Variable, ...]:
     ]
     if job.script is None and job.train.consistency == "exact":
         reason = "without a fixed workspace cuBLAS may add in another order each time"
-        listed.append(Variable("CUBLAS_WORKSPACE_CONFIG", ":4096:8", reason))
+        name, value = worker_environment.CUBLAS_WORKSPACE_CONFIG, worker_environment.CUBLAS_WORKSPACE
+        listed.append(Variable(name, value, reason))
     if job.nodes.device != "auto":
         listed.append(Variable(worker_environment.DEVICE, job.nodes.device, "workers train on nodes.device"))
     if job.nodes.device == "cpu":
         reason = "a process that does not see a GPU opens no context on it"
-        listed.append(Variable("CUDA_VISIBLE_DEVICES", "", reason))
+        listed += [Variable(name, "", reason) for name in worker_environment.HIDING]
     # Each machine finds its own interface that has a given address, or an address of a given network.
     if job.nodes.interface is not None and not is_address(job.nodes.interface):
         reason = "workers talk over nodes.interface"

@@ -22,6 +22,7 @@ from elasticflow.jobfile.entry_points.free_tables import check_free_values, chec
 from elasticflow.jobfile.entry_points.object_arguments import check_objects
 from elasticflow.jobfile.tables.evaluation import evaluation_sets, path_of_set, ranking_set
 from elasticflow.jobfile.text.layers import table_at, value_at
+from elasticflow.protocol import worker_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -196,11 +197,12 @@ def _variables(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
             yield source.problem(
                 codes.EXCLUSIVE, message, ("env", name), remedy="keep one: nodes.interface sets it"
             )
-    name = "CUBLAS_WORKSPACE_CONFIG"
+    name = worker_environment.CUBLAS_WORKSPACE_CONFIG
     if name in own and train is not None and train.consistency == "exact":
         message = f'env.{name} and train.consistency = "exact" exclude each other'
+        value = worker_environment.CUBLAS_WORKSPACE
         remedy = (
-            "leave it out: exact mode sets :4096:8, without which cuBLAS may add in another order each time"
+            f"leave it out: exact mode sets {value}, without which cuBLAS may add in another order each time"
         )
         yield source.problem(codes.EXCLUSIVE, message, ("env", name), remedy=remedy)
 

@@ -235,7 +235,7 @@ class NodesTable(Table):
     device: DeviceType = Field(
         default="auto",
         description="Type of device that workers train on, as torch calls it; auto: the machine's accelerator, else the CPU. A type "
-        "that a machine lacks is refused; cpu hides its accelerators.",
+        "that a machine lacks is refused; cpu hides its GPUs, and is refused where torch sees an accelerator that cannot be hidden (XPU).",
     )
     endpoint: Annotated[Endpoint | None, MayRefer()] = Field(
         default=None,

@@ -80,9 +80,9 @@ def _answer_and_end(arguments: Sequence[str], descriptor: int) -> NoReturn:
 
 
 def _has_accelerator() -> bool:
-    """Return whether torch, if it is imported, can use an accelerator; Apple's serves no group of workers."""
+    """Return whether torch, if it is imported, can use an accelerator that workers train on (`runtime/process/devices.py`)."""
     torch = sys.modules.get("torch")
     if torch is None:
         return False
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return accelerator is not None and accelerator.type != "mps"
+    return accelerator is not None and hasattr(torch.get_device_module(accelerator), "default_generators")

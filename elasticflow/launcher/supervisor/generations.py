@@ -83,6 +83,7 @@ class Generation:
         nodes: Ids of its nodes, in rank order.
         step: Last step that it is known to have finished, or None when it has finished none yet.
         epoch: Epoch of that step, where it was told.
+        is_on_cpu: Training has started, on the CPU.
         restored_from: Name of the snapshot that all ranks resumed from, once they had verified it.
         is_finished: Rank 0 has said that training reached its end.
         stopped: Why the job's own code ended training before its length, if it did.
@@ -102,6 +103,7 @@ class Generation:
     nodes: tuple[str, ...] = ()
     step: int | None = None
     epoch: int | None = None
+    is_on_cpu: bool = False
     restored_from: str | None = None
     is_finished: bool = False
     stopped: str | None = None
@@ -128,6 +130,8 @@ class Generation:
                 self.step, self.epoch = line["step"], line["epoch"]
             case events.TRAINING_FIRST_STEP if self.step is None:
                 self.step = line["step"]  # logging.every may leave it out
+            case events.TRAINING_STARTED:
+                self.is_on_cpu = line["device"] == "cpu"
             case events.SNAPSHOT_CHOSEN:
                 self.restored_from = line["name"]
             case events.WORKER_RAISED:
@@ -207,9 +211,14 @@ class Generation:
         return Cause(self.drain.outcome, TOO_LATE, at=at)
 
     def suspects(self, cause: Cause) -> tuple[str, ...]:
-        """Return its nodes whose devices may be at fault: where it failed because of *cause*, or a worker did not end."""
+        """Return its nodes whose devices may be at fault: where it failed because of *cause*, or a worker did not end.
+
+        A worker on the CPU that does not end is in a call of something else, such as a file system.
+        """
         nodes = [
-            node for node, ended in self.ended.items() if any(worker.remains for worker in ended.workers)
+            node
+            for node, ended in self.ended.items()
+            if not self.is_on_cpu and any(worker.remains for worker in ended.workers)
         ]
         if cause.failure is not None and cause.failure.suspects_device:
             nodes.append(cause.node)

@@ -73,10 +73,11 @@ class DeviceTransfer(Transfer):
     copy only after the work that was queued when their last reference went.
     """
 
+    pins_memory = True
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.Stream(device)
-        self.pins_memory = device.type != "mps"  # for which torch has none
 
     def move(self, batch: Any) -> Any:
         """Return a batch on the device; see `Transfer`. The caller may overwrite what it gave."""

@@ -18,6 +18,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from elasticflow.protocol import worker_environment
 from elasticflow.protocol.device_findings import Finding
 from elasticflow.system.device_errors import class_of_device_error
 from elasticflow.system.kernel_files import kernel_log
@@ -53,18 +54,22 @@ class _Gpu:
 
 
 def main() -> None:
-    """Write each finding as soon as it is known."""
+    """Write each finding as soon as it is known; none where the job trains on the CPU."""
     die_with_parent(int(sys.argv[1]))
-    found = ask_driver(float(sys.argv[2]))
+    if os.environ.get(worker_environment.DEVICE) == "cpu":
+        return
+    # GPUs that are hidden are none of the job's.
+    found = [] if worker_environment.hides_gpus(os.environ) else ask_driver(float(sys.argv[2]))
     # Without the variable all devices of the machine are the job's.
     is_limited = "CUDA_VISIBLE_DEVICES" in os.environ
     if not is_limited:
         _tell(finding for _, finding in found)
     import torch
 
-    devices = []
-    if (kind := torch.accelerator.current_accelerator(check_available=True)) is not None:
-        devices = [torch.device(kind.type, number) for number in range(torch.accelerator.device_count())]
+    from elasticflow.runtime.process.devices import accelerators
+
+    kind, count = accelerators()
+    devices = [torch.device(f"{kind}:{number}") for number in range(count)]
     for device in devices:
         _tell([Finding(str(device), is_begun=True)])
         _tell([compute(device)])

@@ -24,16 +24,14 @@ AUTO = "auto"
 _CPU = torch.device("cpu")
 # Key of the device type on which the launch began.
 _BEGAN_ON = "device"
-# Variables that hide accelerators from a process that has not asked for them yet; ROCm's devices have CUDA's type.
-_HIDES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _ONE_DEVICE_FOR_ALL = "start at most as many workers on a node as it has devices: nodes.nproc_per_node"
 
 
 def choose_device(identity: Identity, wanted: str = AUTO) -> torch.device:
     """Return this worker's device, which torch has selected: the accelerator of its local rank, or the CPU.
 
-    The CPU is chosen where the machine has no accelerator that torch was built for, and where *wanted* is "cpu". Then all
-    accelerators are hidden from this process: `Optimizer.step` asks for the accelerator's current stream also if all
+    The CPU is chosen where the machine has no accelerator that torch was built for, and where *wanted* is "cpu". Then
+    CUDA's and ROCm's devices are hidden from this process, and others are refused: `Optimizer.step` asks for the accelerator's current stream also if all
     parameters are on the CPU (torch 2.13 and 2.14, `Optimizer._accelerator_graph_capture_health_check`), which opens a
     context on device 0 in each worker.
 
@@ -52,7 +50,7 @@ def choose_device(identity: Identity, wanted: str = AUTO) -> torch.device:
 
     Raises:
         DeviceError: the machine has no device of the type that is wanted, or fewer devices than workers; or the CPU is wanted
-            and this process has asked for accelerators before, so that they cannot be hidden any more.
+            and this process sees accelerators that cannot be hidden, or not any more.
     """
     if identity.numa is not None:
         torch_private.bind_to_cores(identity.numa, identity.local_rank)
@@ -60,7 +58,7 @@ def choose_device(identity: Identity, wanted: str = AUTO) -> torch.device:
     if wanted == _CPU.type:
         _hide_accelerators(identity)
         return _CPU
-    kind, count = _accelerators(wanted)
+    kind, count = accelerators(wanted)
     if kind is None:
         if wanted == AUTO:
             return _CPU
@@ -83,13 +81,21 @@ def choose_device(identity: Identity, wanted: str = AUTO) -> torch.device:
     return device
 
 
+def fix_workspace() -> None:
+    """Have cuBLAS add in the same order each time, unless the launch says otherwise; to be called before CUDA begins."""
+    os.environ.setdefault(worker_environment.CUBLAS_WORKSPACE_CONFIG, worker_environment.CUBLAS_WORKSPACE)
+
+
 def wanted_type(identity: Identity, wanted: str) -> str:
     """Return the device type that the environment of the process asks for, else *wanted*."""
     return identity.device or wanted
 
 
-def _accelerators(wanted: str) -> tuple[str | None, int]:
-    """Return type and number of the accelerators that torch sees and *wanted* allows; None and 0 if there are none."""
+def accelerators(wanted: str = AUTO) -> tuple[str | None, int]:
+    """Return type and number of the accelerators that torch sees and *wanted* allows; None and 0 if there are none.
+
+    The fork server and the doctor, which cannot import this module, go by the same rule.
+    """
     found = torch.accelerator.current_accelerator(check_available=True)
     if found is None or wanted not in {AUTO, found.type}:
         return None, 0
@@ -101,15 +107,22 @@ def _accelerators(wanted: str) -> tuple[str | None, int]:
 
 
 def _hide_accelerators(identity: Identity) -> None:
-    for name in _HIDES:
+    for name in worker_environment.HIDING:
         os.environ[name] = ""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    if found is not None and found.type == "cuda":
+    kind, _ = accelerators()
+    if kind is None:
+        return
+    if kind == "cuda":
         raise DeviceError(
             f'{_place(identity)}: nodes.device is "cpu", and this process asked for GPUs before it joined the run: each '
             "worker would take memory of GPU 0",
             'set CUDA_VISIBLE_DEVICES = "" before the process starts, in [env]',
         )
+    raise DeviceError(
+        f'{_place(identity)}: nodes.device is "cpu", and torch sees devices of type "{kind}", which elasticflow cannot hide: '
+        "each worker would take memory of the first of them",
+        "install a build of torch for the CPU",
+    )
 
 
 def _place(identity: Identity) -> str:

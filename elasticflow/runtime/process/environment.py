@@ -62,7 +62,10 @@ def describe(device: torch.device) -> dict[str, str]:
         facts["device"] = device.type
         facts["gpu"] = device_name(device)
     if device.type == "cuda":
-        facts["cuda"] = str(torch.version.cuda)
+        # A fact that a snapshot lacks, or that is no longer recorded, is no difference: old snapshots on ROCm have "cuda": "None".
+        facts |= (
+            {"cuda": str(torch.version.cuda)} if torch.version.hip is None else {"hip": torch.version.hip}
+        )
         facts["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
     return facts
 

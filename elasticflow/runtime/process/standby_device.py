@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.nn import functional, grad
 
+from elasticflow.runtime.process import devices
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -32,11 +34,6 @@ _IMAGES, _WEIGHTS, _ROWS = (2, 24, 11, 13), (40, 24, 3, 3), (56, 72)
 def library_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables in *environ* on which the bits of a GPU's libraries may depend."""
     return {name: value for name, value in environ.items() if name.startswith(_LIBRARIES)}
-
-
-def fix_workspace() -> None:
-    """Have cuBLAS add in the same order each time, unless the launch says otherwise; to be called before CUDA begins."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def open_device(kind: str, local_rank: int, workers: int, variables: Mapping[str, str] | None) -> str:
@@ -66,7 +63,7 @@ def open_device(kind: str, local_rank: int, workers: int, variables: Mapping[str
         return "its compute mode allows one process, which is the worker"
     if memory.free < 2 * _CONTEXT_BYTES:
         return f"{memory.free >> 20} MiB of its memory are free"
-    fix_workspace()
+    devices.fix_workspace()
     device = torch.device(kind, local_rank)
     try:
         torch.zeros(1, device=device)

@@ -10,6 +10,7 @@ from contextlib import suppress
 import torch
 
 from elasticflow.errors import StateError
+from elasticflow.protocol import worker_environment
 from elasticflow.runtime.process import torch_private
 
 _ERRORS = 2  # torch.get_deterministic_debug_mode: 0 is off, 1 only warns
@@ -69,10 +70,10 @@ def named(error: RuntimeError) -> Exception:
             f'train.consistency = "exact" cannot use {operation}: it may give other bits each time',
             f'use {other}, or consistency = "batch"',
         )
-    if "CUBLAS_WORKSPACE_CONFIG" in text:
+    if worker_environment.CUBLAS_WORKSPACE_CONFIG in text:
         return StateError(
             'train.consistency = "exact" cannot use cuBLAS without a fixed workspace: it may give other bits each time',
-            "set CUBLAS_WORKSPACE_CONFIG=:4096:8 before the process starts",
+            f"set {worker_environment.CUBLAS_WORKSPACE_CONFIG}={worker_environment.CUBLAS_WORKSPACE} before the process starts",
         )
     if "deterministic" in text:
         return StateError(

@@ -264,7 +264,8 @@ def test_the_device_type_is_told_to_every_process() -> None:
 
     assert told("auto") == {}
     assert told("cuda") == {"ELASTICFLOW_DEVICE": "cuda"}
-    assert told("cpu") == {"ELASTICFLOW_DEVICE": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+    assert told("cpu") == {"ELASTICFLOW_DEVICE": "cpu", **hidden}
 
 
 @pytest.mark.usefixtures("real_processes")

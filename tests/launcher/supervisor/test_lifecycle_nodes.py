@@ -416,9 +416,13 @@ def test_node_whose_agent_was_replaced_while_it_was_checked_is_not_waited_for(cl
     assert 2 == len(cluster.agents.formed)
 
 
-def test_worker_that_does_not_end_is_told_and_its_node_checked(cluster: Trial) -> None:
-    """SIGKILL does not end a process in a driver's call: its device may still be in use."""
+@pytest.mark.parametrize(("device", "checked"), [("cuda:0", [(("n1",), 1)]), ("cpu", [])])
+def test_worker_that_does_not_end_is_told_and_its_node_checked(
+    cluster: Trial, device: str, checked: list[tuple[tuple[str, ...], int]]
+) -> None:
+    """SIGKILL does not end a process in a driver's call: its device may still be in use. On the CPU no device is suspected."""
     start(cluster, "n0", "n1")
+    cluster.log(events.TRAINING_STARTED, step=0, epoch=0, device=device)
     cluster.step(7)
     cluster.fail(worker(0, -9))
     stuck = replace(worker(2, -9, ended_by_us=True), remains="D")
@@ -426,4 +430,4 @@ def test_worker_that_does_not_end_is_told_and_its_node_checked(cluster: Trial) -
 
     [told] = [record for record in cluster.records if record["event"] == events.WORKER_STUCK]
     assert {"event": events.WORKER_STUCK, "rank": 2, "node": "n1", "pid": 102, "state": "D"} == told
-    assert [(("n1",), 1)] == cluster.agents.checked
+    assert checked == cluster.agents.checked

@@ -153,3 +153,16 @@ def test_program_tells_the_driver_s_errors_where_torch_sees_no_device(
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     findings = [Finding.of_line(line) for line in lines]
     assert ["GPU-bb", "GPU-bb", "GPU-bb"] == [each.device for each in findings if each is not None]
+
+
+@pytest.mark.parametrize(
+    "variable", [("CUDA_VISIBLE_DEVICES", ""), ("CUDA_VISIBLE_DEVICES", "-1"), ("ELASTICFLOW_DEVICE", "cpu")]
+)
+def test_job_on_the_cpu_has_no_faulty_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: tuple[str, str]
+) -> None:
+    """The GPUs of the machine are others', and their errors cost the job no node."""
+    pretend(tmp_path, monkeypatch, FAULTY)
+    monkeypatch.setenv(*variable)
+    command = [sys.executable, "-m", "elasticflow.runtime.process.device_check", str(os.getpid()), "1e9"]
+    assert "" == subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -122,6 +122,22 @@ def test_the_cpu_by_name_hides_the_accelerators(machine: Machine, tmp_path: Path
     assert machine.selected == []
 
 
+def test_the_cpu_by_name_is_refused_where_no_variable_hides_the_devices(
+    machine: Machine, tmp_path: Path
+) -> None:
+    """XPU's are named; no worker takes their memory in silence."""
+    machine.kind, machine.is_hidden_late = "xpu", True
+    with pytest.raises(DeviceError, match='torch sees devices of type "xpu", which elasticflow cannot hide'):
+        devices.choose_device(_identity(tmp_path), "cpu")
+
+
+def test_apple_s_gpu_does_not_count(machine: Machine, tmp_path: Path) -> None:
+    """It serves no group of workers: nothing is to be hidden, and none is checked."""
+    machine.kind, machine.is_hidden_late = "mps", True
+    assert (None, 0) == devices.accelerators()
+    assert devices.choose_device(_identity(tmp_path), "cpu") == CPU
+
+
 def test_the_cpu_by_name_is_refused_where_devices_cannot_be_hidden(machine: Machine, tmp_path: Path) -> None:
     """The driver reads the variable once."""
     machine.is_hidden_late = True

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.process import environment
+from elasticflow.runtime.process import environment, float32
 
 CPU = torch.device("cpu")
 
@@ -28,6 +28,18 @@ def test_what_may_change_bits() -> None:
     assert environment.changes(was, {**was, "threads": "1", "python": "3.12", "cuda": "13"}) == {
         "threads": "1, was 2"
     }
+
+
+def test_version_of_rocm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ROCm's devices have CUDA's type; a snapshot that names no version of ROCm is of the same kind."""
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(environment, "device_name", lambda _: "MI300X")
+    monkeypatch.setattr(float32, "facts", lambda _: {})
+    found = environment.describe(torch.device("cuda", 0))
+    assert ("6.4", False) == (found["hip"], "cuda" in found)
+    was = {name: fact for name, fact in found.items() if name != "hip"}
+    assert {} == environment.changes({**was, "cuda": "None"}, found)
+    assert {"hip": "6.4, was 6.3"} == environment.changes({**found, "hip": "6.3"}, found)
 
 
 def test_threads_that_differ_between_ranks_are_refused(me: Any) -> None:
