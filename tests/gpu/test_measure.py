@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu import measure, packages
-from tests.gpu.measure import Bench, Results, Step
+from tests.gpu.measure import Results, Step, StepRunner
 from tests.measured.benchmarks.recovery_figures import OURS, Try
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,13 +35,13 @@ def test_table_says_what_passed_where_and_how_fast() -> None:
 @pytest.mark.usefixtures("real_processes")
 def test_step_that_hangs_or_cannot_start_leaves_its_log_and_the_rest(tmp_path: Path) -> None:
     """It is interrupted at its limit; once the time for all is over, the others are left out by name."""
-    bench = Bench(tmp_path, Results({}), 3600)
-    said = bench.run("hangs", [sys.executable, "-uc", "print('begun'); import time; time.sleep(600)"], 3)
-    bench.run("missing", [str(tmp_path / "missing")], 3)
-    assert bench.run("goes", [sys.executable, "-c", "print('gone')"], 60) == "gone\n"
-    Bench(tmp_path, bench.results, -1).run("late", [sys.executable, "-c", ""], 60)
+    runner = StepRunner(tmp_path, Results({}), 3600)
+    said = runner.run("hangs", [sys.executable, "-uc", "print('begun'); import time; time.sleep(600)"], 3)
+    runner.run("missing", [str(tmp_path / "missing")], 3)
+    assert runner.run("goes", [sys.executable, "-c", "print('gone')"], 60) == "gone\n"
+    StepRunner(tmp_path, runner.results, -1).run("late", [sys.executable, "-c", ""], 60)
     assert said.startswith("begun\n")
-    hung, missing, went, late = bench.results.steps
+    hung, missing, went, late = runner.results.steps
     assert hung.ended == "interrupted after 3 s"
     assert "No such file" in missing.ended
     assert went.ended == "0"
