@@ -205,6 +205,16 @@ def counted(jobs: JobLauncher) -> Seen:
     return Seen(f"{seen.words}; {sizes[0] if sizes else 'no'} workers", seen.is_right and sizes == [2])
 
 
+def own_keys(jobs: JobLauncher) -> Seen:
+    """The job's own keys: `train.tf32 = true` and `nodes.device = "cuda"`."""
+    return _trained(jobs.launch("train.tf32=true", "nodes.device=cuda"))
+
+
+def loader_processes(jobs: JobLauncher) -> Seen:
+    """`dataset.num_workers = 2`: a thread pins the batches, which are moved one ahead; the device is opened before they start."""
+    return _trained(jobs.launch("dataset.num_workers=2"))
+
+
 def half(jobs: JobLauncher) -> Seen:
     """One device for two workers is refused by name; the CPU never stands in for it."""
     launched = jobs.launch("nodes.nproc_per_node=2")
@@ -303,6 +313,8 @@ ROWS: dict[str, tuple[str, Callable[[JobLauncher], Seen]]] = {
     "without_nvml": ("A2", without_nvml),
     "poison": ("A2: what torch does", poison),
     "precision": ("A3", precision),
+    "own_keys": ("A3", own_keys),
+    "loader_processes": ("B: batches moved ahead", loader_processes),
     "half": ("A5", half),
     "counted": ("A5", counted),
     "ecc": ("A6", ecc),
