@@ -24,6 +24,7 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree
 
 from elasticflow.run_folder import RunFolder
 from tests.end_to_end.harness import tensors
@@ -38,6 +39,7 @@ TESTS = {
     "tests/gpu/test_device.py": 180,
     "tests/gpu/test_launches.py": 720,
     "tests/runtime/training/test_waits_on_a_gpu.py": 60,
+    "tests/runtime/training/test_exact_on_a_gpu.py": 60,
     "tests/runtime/snapshot/test_staging_copy.py": 90,
     "tests/gpu/test_main_job.py": 240,
 }
@@ -76,6 +78,7 @@ class Results:
         bound_to: Facts that all of it is bound to, by name.
         steps: Commands, in order.
         outcomes: What became of each test, by its id.
+        told: What each test has recorded (`record_property`), by its name.
         digests: Of the final weights of each run, by its folder below `runs`.
         tries: Of the restarts that were measured.
     """
@@ -83,6 +86,7 @@ class Results:
     bound_to: dict[str, str]
     steps: list[Step] = field(default_factory=list)
     outcomes: dict[str, str] = field(default_factory=dict)
+    told: dict[str, dict[str, str]] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     tries: figures.Tries = field(default_factory=dict)
 
@@ -113,6 +117,10 @@ class Results:
             "|---|---|",
             *(f"| {name} | {outcome} |" for name, outcome in self.outcomes.items()),
         ]
+        lines += ["", "| test | recorded |", "|---|---|"]
+        for test, properties in self.told.items():
+            words = ", ".join(f"{name}: {value}" for name, value in properties.items())
+            lines.append(f"| {test} | {words} |")
         lines += ["", "| run | final weights |", "|---|---|"]
         lines += [f"| {run} | {digest} |" for run, digest in self.digests.items()]
         lines += ["", figures.table(self.tries), "", figures.way(self.tries), ""]
@@ -199,15 +207,29 @@ def tested(runner: StepRunner, file: str, limit_s: float) -> None:
     name = Path(file).stem
     with tempfile.TemporaryDirectory(prefix="elasticflow-") as folder:
         temporary = Path(folder) / "t"
-        command = pytest_command([file], f"--basetemp={temporary}", f"--junitxml={runner.out / name}.xml")
+        report = runner.out / f"{name}.xml"
+        command = pytest_command([file], f"--basetemp={temporary}", f"--junitxml={report}")
         said = runner.run(name, command, limit_s)
         runner.results.outcomes |= {test: outcome.lower() for test, outcome in _OUTCOME.findall(said)}
+        if report.exists():
+            runner.results.told |= recorded(report)
         for run in _runs_in(temporary):
             where = str(run.relative_to(temporary))
             _keep(run, runner.out / "runs" / where)
             with suppress(Exception):  # a run without a snapshot has no final weights
                 runner.results.digests[where] = _digest(run)
     runner.write()
+
+
+def recorded(report: Path) -> dict[str, dict[str, str]]:
+    """Return what each test of pytest's *report*, in JUnit's XML, has recorded, by its name."""
+    found = {}
+    for test in ElementTree.parse(report).iter("testcase"):
+        properties = {each.attrib["name"]: each.attrib["value"] for each in test.iter("property")}
+        properties.pop("tier", None)  # of each test
+        if properties:
+            found[test.attrib["name"]] = properties
+    return found
 
 
 def recovered(runner: StepRunner, limit_s: float) -> None:
