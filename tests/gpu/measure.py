@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 from elasticflow.run_folder import RunFolder
 from tests.end_to_end.harness import tensors
@@ -224,7 +224,7 @@ def tested(runner: StepRunner, file: str, limit_s: float) -> None:
 def recorded(report: Path) -> dict[str, dict[str, str]]:
     """Return what each test of pytest's *report*, in JUnit's XML, has recorded, by its name."""
     found = {}
-    for test in ElementTree.parse(report).iter("testcase"):
+    for test in ET.parse(report).iter("testcase"):
         properties = {each.attrib["name"]: each.attrib["value"] for each in test.iter("property")}
         properties.pop("tier", None)  # of each test
         if properties:
