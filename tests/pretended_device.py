@@ -9,12 +9,18 @@ there is no autocast. The device obeys as few promises as it may:
   memory was written meanwhile.
 * A copy on a stream of its own runs as late as the events allow: it sees what other streams have written by then.
 
+With a `seed` the streams' work runs in an order drawn at random wherever events leave it open, and the allocator gives memory
+that was freed to the next copy of the same stream, as torch's does: once the streams of `record_stream` are through with it.
+
 `torch.accelerator` and `torch.cuda` do not see the device, so other tests of the process stay as they are.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import random
 import traceback
+import weakref
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,6 +79,10 @@ class DeviceTensor(Tensor):
         """Return the address, which a view shares with its base."""
         return self.on_host.data_ptr()
 
+    def record_stream(self, stream: Any) -> None:
+        """Have the allocator know of another stream's use."""
+        _now().record_stream(self, stream)
+
     def tolist(self) -> Any:
         """Return the values; torch refuses to for a tensor of a subclass."""
         return self.cpu().tolist()
@@ -110,10 +120,26 @@ class Event:
             _now().wait("an event")
             self._stream.run_to(self._at)
 
+    def let_pass(self) -> None:
+        """Have the device do the work that the event stands behind."""
+        if self._stream is not None:
+            self._stream.run_to(self._at, arrives=False)
+
     def wait(self, stream: Stream | None = None) -> None:
         """Have a stream wait, which the host does not."""
+        stream = stream or _now().stream
         if self._stream is not None and self._stream is not stream:
-            self._stream.run_to(self._at, arrives=False)
+            stream.hold_until(self)
+
+
+class _Work(NamedTuple):
+    number: int
+    is_arrival: bool
+    run: Callable[[], object]
+    behind: Event | None
+
+    def may_run(self) -> bool:
+        return self.behind is None or self.behind.query()
 
 
 class Stream:
@@ -122,20 +148,40 @@ class Stream:
     def __init__(self, *_: Any, **__: Any) -> None:
         self.submitted = self.done = 0
         self.device = DEVICE
-        self._work: list[tuple[int, bool, Callable[[], None]]] = []
+        self._work: list[_Work] = []
         self._before: list[Stream] = []
+        if _Pretence.now is not None:
+            _Pretence.now.streams.append(self)
 
-    def add(self, work: Callable[[], None], *, is_arrival: bool) -> None:
-        """Add work; an arrival at the host is seen by the host alone."""
+    def add(
+        self, work: Callable[[], object], *, is_arrival: bool = False, behind: Event | None = None
+    ) -> None:
+        """Add work, *behind* an event; an arrival at the host is seen by the host alone."""
         self.submitted += 1
-        self._work.append((self.submitted, is_arrival, work))
+        self._work.append(_Work(self.submitted, is_arrival, work, behind))
+
+    def hold_until(self, event: Event) -> None:
+        """Have later work of this stream wait for an event."""
+        if _now().random is None:
+            event.let_pass()
+        else:
+            self.add(event.let_pass, behind=event)
+
+    def run_next(self) -> bool:
+        """Run the next piece of work; False if there is none, or it stands behind an event that is not through."""
+        if not self._work or not self._work[0].may_run():
+            return False
+        work = self._work.pop(0)
+        work.run()
+        self.done = work.number
+        return True
 
     def run_to(self, number: int, *, arrives: bool = True) -> None:
         """Run the work up to that number; without *arrives* the device waits, and nothing arrives at the host."""
-        due = [each for each in self._work if each[0] <= number and (arrives or not each[1])]
+        due = [each for each in self._work if each.number <= number and (arrives or not each.is_arrival)]
         self._work = [each for each in self._work if each not in due]
-        for _, _, work in due:
-            work()
+        for work in due:
+            work.run()
         if arrives:
             self.done = max(self.done, number)
 
@@ -171,27 +217,87 @@ class Stream:
         _now().stream = self._before.pop()
 
 
+@dataclasses.dataclass
+class _Block:
+    """Memory: of the stream that it was allocated on, in use by others until their events are through."""
+
+    memory: Tensor
+    stream: Stream
+    users: list[Stream] = dataclasses.field(default_factory=list)
+    until: list[Event] = dataclasses.field(default_factory=list)
+
+
 class Pretence:
     """The device within one test.
+
+    Args:
+        seed: Of the order of the streams' work, which is then drawn at random; None: side streams run as late as they may.
 
     Attributes:
         device: To put tensors on.
         waits: Places at which the host has waited for the device, in order.
         stream: The stream that work goes to.
+        main: The stream that is there from the beginning.
+        streams: All of them, in the order in which they were made.
+        random: Draws the order; None without a seed.
+        reused: Allocations that got memory which another tensor had had.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int | None = None) -> None:
         self.device = DEVICE
         self.waits: list[Wait] = []
         self.main = self.stream = Stream()
+        self.streams = [self.main]
+        self.random = None if seed is None else random.Random(seed)
+        self.reused = 0
         self._pinned: dict[int, Tensor] = {}
+        self._blocks: dict[int, _Block] = {}
+        self._free: list[_Block] = []
+
+    def run_some(self, most: int | None = None) -> None:
+        """Run up to *most* pieces of work, of one stream or another; without, as many as may have run by now: none, or a lot."""
+        assert self.random is not None
+        for _ in range(self.random.choice([0, 0, 1, 2, 5]) if most is None else most):
+            if not any(stream.run_next() for stream in self.random.sample(self.streams, len(self.streams))):
+                return
+
+    def allocated(self, like: Tensor) -> DeviceTensor:
+        """Return a tensor on the device; with a seed its memory may have been another tensor's, of which no view may be left."""
+        if self.random is None:
+            return DeviceTensor(like)
+        fit = (
+            block for block in self._free
+            if block.stream is self.stream and all(event.query() for event in block.until)
+            and (block.memory.shape, block.memory.stride(), block.memory.dtype) == (like.shape, like.stride(), like.dtype)
+        )  # fmt: skip
+        block = next(fit, None)
+        if block is None:
+            block = _Block(like.fill_(-1), self.stream)
+        else:
+            self._free.remove(block)
+            self.reused += 1
+            block.users, block.until = [], []
+        tensor = DeviceTensor(block.memory)
+        self._blocks[id(tensor)] = block
+        weakref.finalize(tensor, self._freed, id(tensor)).atexit = False
+        return tensor
+
+    def record_stream(self, tensor: DeviceTensor, stream: Stream) -> None:
+        """Keep a tensor's memory, once it is freed, until *stream* is through with the work that it has by then."""
+        if self.random is not None:
+            self._blocks[id(tensor)].users.append(stream)
+
+    def _freed(self, number: int) -> None:
+        block = self._blocks.pop(number)
+        block.until = [user.record_event() for user in block.users]
+        self._free.append(block)
 
     def wait(self, reason: str) -> None:
         """Note that the host waits."""
         self.waits.append(Wait(reason, _place()))
 
     def pin(self, tensor: Tensor) -> Tensor:
-        """Return a tensor of pinned memory: the same."""
+        """Note that a tensor's memory is pinned, and return the tensor."""
         self._pinned[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
@@ -207,6 +313,10 @@ class Pretence:
         """Have the host wait for all that the device has."""
         self.wait("the device")
         self._catch_up()
+
+    def pinned(self, tensor: Tensor) -> Tensor:
+        """Return a tensor in pinned memory: the same if it is there."""
+        return tensor if self.is_pinned(tensor) else self.pin(tensor.clone())
 
     def _catch_up(self) -> None:
         self.stream.run_to(self.stream.submitted)
@@ -245,7 +355,7 @@ class Pretence:
         is_to_host = isinstance(source, DeviceTensor)
         shape = source.on_host if isinstance(source, DeviceTensor) else source
         like = torch.empty_like(shape, dtype=dtype, memory_format=options.get("memory_format"))
-        target: Tensor = like if is_to_host else DeviceTensor(like)
+        target: Tensor = like if is_to_host else self.allocated(like)
         return self.copy(target, source, non_blocking)
 
     def copy(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
@@ -267,16 +377,16 @@ class Pretence:
         return target
 
     def _submit(self, work: Callable[[], object]) -> None:
-        if self.stream is self.main:
+        if self.stream is self.main and self.random is None:
             work()
         else:
-            self.stream.add(lambda: (work(), None)[1], is_arrival=False)
+            self.stream.add(work)
 
     def _deliver(self, to: Tensor, of: Tensor) -> None:
         arriving: list[Tensor] = []
         self._submit(lambda: arriving.append(of.clone()))
         to.view(torch.uint8).fill_(0xFF) if to.is_contiguous() and to.dim() else to.fill_(-1)
-        self.stream.add(lambda: (to.copy_(arriving.pop()), None)[1], is_arrival=True)
+        self.stream.add(lambda: to.copy_(arriving.pop()), is_arrival=True)
 
 
 class _Pretence:
@@ -340,20 +450,20 @@ def _register() -> None:
 def _factory(operation: Any) -> Callable[..., DeviceTensor]:
     def make(*args: Any, pin_memory: Any = None, device: Any = None, **kwargs: Any) -> DeviceTensor:
         del pin_memory, device
-        return DeviceTensor(operation(*args, device=_HOST, **kwargs))
+        return _now().allocated(operation(*args, device=_HOST, **kwargs))
 
     return make
 
 
 @contextmanager
-def pretended() -> Iterator[Pretence]:
-    """Context in which the pretended device is there, with its pinned memory, streams and events."""
+def pretended(seed: int | None = None) -> Iterator[Pretence]:
+    """Context in which the pretended device is there, with its pinned memory, streams and events; *seed*: see `Pretence`."""
     _register()
     with pytest.MonkeyPatch.context() as patch:
-        _Pretence.now = now = Pretence()
+        _Pretence.now = now = Pretence(seed)
         for name in ("empty", "zeros", "empty_like", "tensor"):
             patch.setattr(torch, name, _pinning(now, getattr(torch, name)))
-        patch.setattr(Tensor, "pin_memory", lambda tensor, *_: now.pin(tensor.clone()))
+        patch.setattr(Tensor, "pin_memory", lambda tensor, *_: now.pinned(tensor))
         patch.setattr(Tensor, "is_pinned", lambda tensor, *_: now.is_pinned(tensor))
         patch.setattr(torch, "Event", Event)
         patch.setattr(torch, "Stream", Stream)

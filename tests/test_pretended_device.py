@@ -126,3 +126,27 @@ def test_copy_on_another_stream_runs_as_late_as_it_may(device: Pretence) -> None
         source.fill_(9)
         side.synchronize()
         assert pinned.tolist() == ([1, 1] if is_safe else [9, 9])
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_freed_memory_is_used_anew_once_recorded_streams_are_through(*, is_recorded: bool) -> None:
+    """The allocator knows of no other use than that of the stream which a tensor was made on."""
+    with pretended(seed=1) as device:
+        side = Stream()
+
+        def moved() -> DeviceTensor:
+            with side:
+                return torch.ones(2).pin_memory().to(device.device, non_blocking=True)  # type: ignore[return-value]
+
+        first = moved()
+        device.main.add(lambda: None)
+        if is_recorded:
+            first.record_stream(device.main)
+        del first
+        second = moved()
+        assert device.reused == (0 if is_recorded else 1)
+        device.run_some(100)
+        del second
+        third = moved()
+        assert device.reused == (1 if is_recorded else 2)
+        assert third.on_host.shape == (2,)

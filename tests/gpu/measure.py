@@ -24,6 +24,7 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
 
 from elasticflow.run_folder import RunFolder
 from tests.end_to_end.harness import tensors
@@ -38,6 +39,7 @@ TESTS = {
     "tests/gpu/test_device.py": 180,
     "tests/gpu/test_launches.py": 720,
     "tests/runtime/training/test_waits_on_a_gpu.py": 60,
+    "tests/runtime/training/test_exact_on_a_gpu.py": 60,
     "tests/runtime/snapshot/test_staging_copy.py": 90,
     "tests/gpu/test_main_job.py": 240,
 }
@@ -76,6 +78,7 @@ class Results:
         bound_to: Facts that all of it is bound to, by name.
         steps: Commands, in order.
         outcomes: What became of each test, by its id.
+        told: What each test has recorded (`record_property`), by its name.
         digests: Of the final weights of each run, by its folder below `runs`.
         tries: Of the restarts that were measured.
     """
@@ -83,6 +86,7 @@ class Results:
     bound_to: dict[str, str]
     steps: list[Step] = field(default_factory=list)
     outcomes: dict[str, str] = field(default_factory=dict)
+    told: dict[str, dict[str, str]] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     tries: figures.Tries = field(default_factory=dict)
 
@@ -113,6 +117,10 @@ class Results:
             "|---|---|",
             *(f"| {name} | {outcome} |" for name, outcome in self.outcomes.items()),
         ]
+        lines += ["", "| test | recorded |", "|---|---|"]
+        for test, properties in self.told.items():
+            words = ", ".join(f"{name}: {value}" for name, value in properties.items())
+            lines.append(f"| {test} | {words} |")
         lines += ["", "| run | final weights |", "|---|---|"]
         lines += [f"| {run} | {digest} |" for run, digest in self.digests.items()]
         lines += ["", figures.table(self.tries), "", figures.way(self.tries), ""]
@@ -122,7 +130,7 @@ class Results:
         return "\n".join(lines) + "\n"
 
 
-class Bench:
+class StepRunner:
     """Runs commands one after the other within a time limit, and writes what is known into a folder after each.
 
     Args:
@@ -186,34 +194,48 @@ def pytest_command(files: list[str], *more: str) -> list[str]:
     return [sys.executable, "-m", "pytest", *options, *more, *files]
 
 
-def machine(bench: Bench) -> None:
+def machine(runner: StepRunner) -> None:
     """Write down the machine: its GPUs and the versions of all packages."""
-    bench.run("nvidia-smi", ["nvidia-smi", "-q"], 60, must_pass=False)
-    bench.run("packages", [sys.executable, "-m", "pip", "list", "--format=freeze"], 60, must_pass=False)
-    bench.run("doctor", [sys.executable, "-m", "elasticflow", "doctor"], 120, must_pass=False)
-    bench.write()
+    runner.run("nvidia-smi", ["nvidia-smi", "-q"], 60, must_pass=False)
+    runner.run("packages", [sys.executable, "-m", "pip", "list", "--format=freeze"], 60, must_pass=False)
+    runner.run("doctor", [sys.executable, "-m", "elasticflow", "doctor"], 120, must_pass=False)
+    runner.write()
 
 
-def tested(bench: Bench, file: str, limit_s: float) -> None:
+def tested(runner: StepRunner, file: str, limit_s: float) -> None:
     """Run the tests of *file*, and keep their outcomes and the records of their runs."""
     name = Path(file).stem
     with tempfile.TemporaryDirectory(prefix="elasticflow-") as folder:
         temporary = Path(folder) / "t"
-        command = pytest_command([file], f"--basetemp={temporary}", f"--junitxml={bench.out / name}.xml")
-        said = bench.run(name, command, limit_s)
-        bench.results.outcomes |= {test: outcome.lower() for test, outcome in _OUTCOME.findall(said)}
+        report = runner.out / f"{name}.xml"
+        command = pytest_command([file], f"--basetemp={temporary}", f"--junitxml={report}")
+        said = runner.run(name, command, limit_s)
+        runner.results.outcomes |= {test: outcome.lower() for test, outcome in _OUTCOME.findall(said)}
+        if report.exists():
+            runner.results.told |= recorded(report)
         for run in _runs_in(temporary):
             where = str(run.relative_to(temporary))
-            _keep(run, bench.out / "runs" / where)
+            _keep(run, runner.out / "runs" / where)
             with suppress(Exception):  # a run without a snapshot has no final weights
-                bench.results.digests[where] = _digest(run)
-    bench.write()
+                runner.results.digests[where] = _digest(run)
+    runner.write()
 
 
-def recovered(bench: Bench, limit_s: float) -> None:
+def recorded(report: Path) -> dict[str, dict[str, str]]:
+    """Return what each test of pytest's *report*, in JUnit's XML, has recorded, by its name."""
+    found = {}
+    for test in ET.parse(report).iter("testcase"):
+        properties = {each.attrib["name"]: each.attrib["value"] for each in test.iter("property")}
+        properties.pop("tier", None)  # of each test
+        if properties:
+            found[test.attrib["name"]] = properties
+    return found
+
+
+def recovered(runner: StepRunner, limit_s: float) -> None:
     """Kill the worker on the GPU ten times, with each model that can be imported."""
     only = [name for name in figures.names(("gpu",)) if not name.endswith(("slow", "thread"))]
-    report = bench.out / "recovery.json"
+    report = runner.out / "recovery.json"
     command = [
         sys.executable,
         "tests/measured/benchmarks/recovery.py",
@@ -222,10 +244,10 @@ def recovered(bench: Bench, limit_s: float) -> None:
         "--who",
         figures.OURS,
     ]
-    bench.run("recovery", [*command, f"--seconds={limit_s:.0f}", f"--json={report}"], limit_s + 60)
+    runner.run("recovery", [*command, f"--seconds={limit_s:.0f}", f"--json={report}"], limit_s + 60)
     if report.exists():
-        bench.results.tries = figures.from_json(json.loads(report.read_text()))
-    bench.write()
+        runner.results.tries = figures.from_json(json.loads(report.read_text()))
+    runner.write()
 
 
 def _runs_in(folder: Path) -> Iterator[Path]:
@@ -256,10 +278,10 @@ def facts() -> dict[str, str]:
     """Return what the results are bound to, by name."""
     import torch  # asked for its version alone: this process opens no device
 
-    gpus = _said("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader").splitlines()
+    gpus = printed_by("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader").splitlines()
     return {
         "date": datetime.now(UTC).date().isoformat(),
-        "commit": commit() + (" and changes" if _said("git", "status", "--porcelain") else ""),
+        "commit": commit() + (" and changes" if printed_by("git", "status", "--porcelain") else ""),
         "GPU": "; ".join(gpus) or "none",
         "torch": f"{torch.__version__}, CUDA {torch.version.cuda}",
         "Python": sys.version.split()[0],
@@ -268,12 +290,23 @@ def facts() -> dict[str, str]:
 
 def commit() -> str:
     """Return the short name of the checkout's commit."""
-    return _said("git", "rev-parse", "--short", "HEAD") or "unknown"
+    return printed_by("git", "rev-parse", "--short", "HEAD") or "unknown"
 
 
-def _said(*command: str) -> str:
+def printed_by(
+    *command: str, folder: Path = ROOT, environment: Mapping[str, str] | None = None, limit_s: float = 240
+) -> str:
+    """Return what *command* prints, in any case; nothing if there is no such program."""
     with suppress(OSError):
-        return subprocess.run(command, cwd=ROOT, capture_output=True, check=False, text=True).stdout.strip()
+        return subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            timeout=limit_s,
+            check=False,
+            text=True,
+        ).stdout.strip()
     return ""
 
 
@@ -290,17 +323,17 @@ def main() -> int:
             pytest_command(list(TESTS), "--collect-only", "-q"), cwd=ROOT, check=False
         ).returncode
     options.out.mkdir(parents=True, exist_ok=True)
-    bench = Bench(options.out.resolve(), Results(facts()), options.seconds)
-    machine(bench)
+    runner = StepRunner(options.out.resolve(), Results(facts()), options.seconds)
+    machine(runner)
     for file, limit_s in TESTS.items():
         try:
-            tested(bench, file, limit_s)
+            tested(runner, file, limit_s)
         except Exception as error:  # noqa: BLE001  the machine is lent: the other steps are worth having
-            bench.results.outcomes[file] = f"{type(error).__name__}: {error}"
-            bench.write()
-    recovered(bench, _RECOVERY_S)
-    print(bench.results.table())
-    return 0 if bench.results.is_good() else 1
+            runner.results.outcomes[file] = f"{type(error).__name__}: {error}"
+            runner.write()
+    recovered(runner, _RECOVERY_S)
+    print(runner.results.table())
+    return 0 if runner.results.is_good() else 1
 
 
 if __name__ == "__main__":

@@ -16,15 +16,19 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
+from elasticflow.observe.profile_trace import read_trace
+from elasticflow.protocol.messages import ProfileRequest
+from elasticflow.runtime.measuring.step_profiler import _Trace
 from elasticflow.runtime.snapshot.rank_shard import ShardPlanner, view_of
 from elasticflow.runtime.snapshot.staging_copy import copier_for
 from elasticflow.runtime.state.state import State
 from elasticflow.runtime.state.tensors import BY_NAME
 from tests.end_to_end.harness import ROOT
-from tests.runtime.stored import bits
+from tests.runtime.stored import bits, take_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 _FORMED = """
 import json, os, sys, threading, time
@@ -40,7 +44,10 @@ formed = time.monotonic()
 tensor = torch.arange(4.0, device=device)
 dist.all_reduce(tensor)
 total = tensor.sum().item()
+itself = torch.zeros_like(tensor)
+dist.all_to_all_single(itself, tensor)
 told = {"formed_s": formed - began, "first_s": time.monotonic() - formed, "total": total, "backend": dist.get_backend()}
+told["to_itself"] = itself.equal(tensor)
 told["threads"] = sorted(open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task"))
 print(json.dumps(told), flush=True)
 os._exit(0)
@@ -55,6 +62,8 @@ def test_group_of_one_rank_forms_sums_and_exits(
     for name, value in told.items():
         record_property(name, str(value))
     assert told["total"] == 6.0
+    # By the calls of nccl that `batch_isend_irecv` makes, which itself refuses a rank that sends to itself.
+    assert told["to_itself"]
     assert ("nccl" in told["backend"]) == (device == "cuda")
 
 
@@ -129,6 +138,30 @@ def test_slow_copy_holds_the_state_after_its_step(device: str) -> None:
     # Right, or refused by name: a copy that was overtaken names the tensor, and is not committed.
     assert len(told) == 1
     assert staged == expected or told[0] == "model/weight"
+
+
+def test_trace_of_steps_says_how_long_the_device_was_idle(
+    device: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """The kernels of a GPU are in the trace; a step on the CPU has none."""
+    steps, trace = 8, tmp_path / "trace.json.gz"
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).to(device)
+    optimizer, inputs = SGD(model.parameters(), lr=0.1), torch.ones(32, 64, device=device)
+    tracing = _Trace(ProfileRequest(steps=steps), 1, trace, device_type=device)
+    tracing.begin(0)
+    for step in range(1, steps + 2):
+        take_step(model, optimizer, inputs)
+        if step == steps + 1 and device == "cuda":
+            torch.cuda.synchronize()
+        tracing.step(step)
+    assert tracing.end()
+    told = read_trace(trace)
+    assert len(told.steps_us) == steps
+    assert bool(told.kernels) == (device == "cuda")
+    # Kernels of one stream do not overlap.
+    idle = 1 - sum(kernel.total_us for kernel in told.kernels) / sum(told.steps_us)
+    record_property("idle_share", f"{idle:.3f}")
+    assert (0 < idle < 1) if device == "cuda" else idle == 1
 
 
 def _printed(program: str, *arguments: str, **environment: str) -> dict[str, Any]:

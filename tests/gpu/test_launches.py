@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # Ranks that share a device form their group by gloo: nccl refuses two ranks on one.
 _SHARED = {"ELASTICFLOW_SHARE_DEVICE": "1"}
+_ON_CPU, _ON_GPU = DEVICES
 _STEPS = list(range(1, small_job.STEPS + 1))
 _WIDTH = {"cpu": 32, "cuda": 1024}
 
@@ -83,10 +84,20 @@ def test_two_workers_on_one_device(project: Project, device: str, mode: str) -> 
         assert tensors(alone.run) == tensors(running.run)
 
 
-def test_snapshot_of_the_device_goes_on_on_the_cpu_and_back(project: Project, device: str) -> None:
-    """The optimizer's own tensors and the random numbers of either device are put back on the other: all steps once."""
+@pytest.mark.parametrize(
+    ("device", "fused"),
+    [
+        pytest.param(*_ON_CPU.values, "true", marks=_ON_CPU.marks),
+        *(pytest.param(*_ON_GPU.values, fused, marks=_ON_GPU.marks) for fused in ("false", "true")),
+    ],
+    indirect=["device"],
+)
+def test_snapshot_of_the_device_goes_on_on_the_cpu_and_back(
+    project: Project, device: str, fused: str
+) -> None:
+    """The fused AdamW counts its steps on the device. The optimizer's own tensors and the random numbers of either device are put back on the other: all steps once."""
     small_job.write(project, is_slow=True)
-    _drain(_run(project, "moved", device))
+    _drain(_run(project, "moved", device, f"optimizer.args={{ lr = 1e-2, fused = {fused} }}"))
     on_cpu = _resume(project, "cpu")
     on_cpu.wait_for_step(small_job.EVERY + 5)
     _drain(on_cpu)
@@ -113,7 +124,7 @@ def test_job_with_an_id_of_mig_that_is_not_there(project: Project, device: str) 
     _finish(project, running, "cpu")
 
 
-@pytest.mark.parametrize("device", DEVICES[1:], indirect=True)
+@pytest.mark.parametrize("device", [_ON_GPU], indirect=True)
 def test_fewer_devices_than_workers_are_refused(project: Project, device: str) -> None:
     """The CPU does not stand in for a device that is missing: nothing is trained."""
     import torch

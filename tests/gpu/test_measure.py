@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu import measure, packages
-from tests.gpu.measure import Bench, Results, Step
+from tests.gpu.measure import Results, Step, StepRunner
 from tests.measured.benchmarks.recovery_figures import OURS, Try
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,6 +19,7 @@ def test_table_says_what_passed_where_and_how_fast() -> None:
     """It is bound to a commit; what failed and what is too slow stands out."""
     results = Results({"commit": "abc", "GPU": "1 x H200"})
     results.outcomes = {"tests/a.py::test_one": "passed", "tests/a.py::test_two": "failed"}
+    results.told = {"test_one": {"idle_share": "0.250"}}
     results.digests = {"test_one0/runs/small/killed": "a1b2"}
     results.steps = [Step("a", "python -m pytest tests/a.py", "1", 61.2)]
     results.tries = {"gpu": {OURS: [Try(0.7), Try(0.9), Try(0.8)]}}
@@ -28,20 +29,31 @@ def test_table_says_what_passed_where_and_how_fast() -> None:
     assert "| tests/a.py::test_two | failed |" in text
     assert "| `python -m pytest tests/a.py` | 1 | 61 |" in text
     assert "| test_one0/runs/small/killed | a1b2 |" in text
+    assert "| test_one | idle_share: 0.250 |" in text
     assert "- BROKEN: gpu: 0.80 s, at most 0.5 s" in text
     assert not results.is_good()
+
+
+def test_report_of_pytest_has_what_tests_recorded(tmp_path: Path) -> None:
+    """A test that recorded nothing is left out."""
+    report = tmp_path / "report.xml"
+    report.write_text(
+        '<testsuites><testsuite><testcase name="test_one"><properties><property name="tier" value="gpu"/>'
+        '<property name="idle_share" value="0.250"/></properties></testcase><testcase name="test_two"/></testsuite></testsuites>'
+    )
+    assert measure.recorded(report) == {"test_one": {"idle_share": "0.250"}}
 
 
 @pytest.mark.usefixtures("real_processes")
 def test_step_that_hangs_or_cannot_start_leaves_its_log_and_the_rest(tmp_path: Path) -> None:
     """It is interrupted at its limit; once the time for all is over, the others are left out by name."""
-    bench = Bench(tmp_path, Results({}), 3600)
-    said = bench.run("hangs", [sys.executable, "-uc", "print('begun'); import time; time.sleep(600)"], 3)
-    bench.run("missing", [str(tmp_path / "missing")], 3)
-    assert bench.run("goes", [sys.executable, "-c", "print('gone')"], 60) == "gone\n"
-    Bench(tmp_path, bench.results, -1).run("late", [sys.executable, "-c", ""], 60)
+    runner = StepRunner(tmp_path, Results({}), 3600)
+    said = runner.run("hangs", [sys.executable, "-uc", "print('begun'); import time; time.sleep(600)"], 3)
+    runner.run("missing", [str(tmp_path / "missing")], 3)
+    assert runner.run("goes", [sys.executable, "-c", "print('gone')"], 60) == "gone\n"
+    StepRunner(tmp_path, runner.results, -1).run("late", [sys.executable, "-c", ""], 60)
     assert said.startswith("begun\n")
-    hung, missing, went, late = bench.results.steps
+    hung, missing, went, late = runner.results.steps
     assert hung.ended == "interrupted after 3 s"
     assert "No such file" in missing.ended
     assert went.ended == "0"

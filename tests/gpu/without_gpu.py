@@ -28,7 +28,7 @@ import pytest
 from elasticflow import events
 from tests.end_to_end.harness import ROOT, Running, named, project_at, read_lines
 from tests.gpu import small_job
-from tests.gpu.measure import ended_as
+from tests.gpu.measure import ended_as, printed_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,7 +101,7 @@ class Launched:
 
 
 @dataclass
-class Bench:
+class JobLauncher:
     """Starts jobs under the pretended driver.
 
     Attributes:
@@ -155,73 +155,83 @@ class Bench:
         }
 
 
-def plain(bench: Bench) -> Seen:
+def plain(jobs: JobLauncher) -> Seen:
     """A forked worker opens the device in `choose_device`, and trains."""
-    return _trained(bench.launch())
+    return _trained(jobs.launch())
 
 
-def killed(bench: Bench) -> Seen:
+def killed(jobs: JobLauncher) -> Seen:
     """The only worker is killed after a snapshot: a standby, which has the device open, goes on to the end."""
-    return _trained(bench.launch(during=partial(_kill, rank=0)), generations=2)
+    return _trained(jobs.launch(during=partial(_kill, rank=0)), generations=2)
 
 
-def two_workers(bench: Bench) -> Seen:
+def two_workers(jobs: JobLauncher) -> Seen:
     """Two workers, a device each, and rank 1 is killed: gloo stands in for nccl."""
     sets = ("nodes.nproc_per_node=2",)
-    return _trained(bench.launch(*sets, gpus=2, during=partial(_kill, rank=1)), generations=2)
+    return _trained(jobs.launch(*sets, gpus=2, during=partial(_kill, rank=1)), generations=2)
 
 
-def compiled(bench: Bench) -> Seen:
+def compiled(jobs: JobLauncher) -> Seen:
     """`train.compile = true`: the fork server readies the compiler and opens no device."""
-    return _trained(bench.launch("train.compile=true"))
+    return _trained(jobs.launch("train.compile=true"))
 
 
-def mig(bench: Bench) -> Seen:
+def mig(jobs: JobLauncher) -> Seen:
     """NVML cannot count ids of MIG, and the driver is asked: not in the process that forks."""
-    return _trained(bench.launch(CUDA_VISIBLE_DEVICES=_MIG))
+    return _trained(jobs.launch(CUDA_VISIBLE_DEVICES=_MIG))
 
 
-def without_nvml(bench: Bench) -> Seen:
+def without_nvml(jobs: JobLauncher) -> Seen:
     """Without the library the driver is asked: not in the process that forks."""
-    return _trained(bench.launch(nvml=False))
+    return _trained(jobs.launch(nvml=False))
 
 
-def asked_at_import(bench: Bench) -> Seen:
+def asked_at_import(jobs: JobLauncher) -> Seen:
     """A module that only asks for the device at import is shared by forked workers."""
-    launched = bench.launch(at_import="AVAILABLE = torch.cuda.is_available()")
+    launched = jobs.launch(at_import="AVAILABLE = torch.cuda.is_available()")
     return _shared(launched, is_shared=True)
 
 
-def opened_at_import(bench: Bench) -> Seen:
+def opened_at_import(jobs: JobLauncher) -> Seen:
     """A module that opens the device at import is not shared: each worker is started anew, and trains."""
-    return _shared(bench.launch(at_import='TENSOR = torch.zeros(1, device="cuda")'), is_shared=False)
+    return _shared(jobs.launch(at_import='TENSOR = torch.zeros(1, device="cuda")'), is_shared=False)
 
 
-def counted(bench: Bench) -> Seen:
+def counted(jobs: JobLauncher) -> Seen:
     """`nproc_per_node = "gpu"` with two devices: two workers, a device each."""
-    launched = bench.launch("nodes.nproc_per_node=gpu", gpus=2)
+    launched = jobs.launch("nodes.nproc_per_node=gpu", gpus=2)
     seen = _trained(launched)
     sizes = [event["world_size"] for event in named(launched.events, events.TRAINING_STARTED)]
     return Seen(f"{seen.words}; {sizes[0] if sizes else 'no'} workers", seen.is_right and sizes == [2])
 
 
-def half(bench: Bench) -> Seen:
+def own_keys(jobs: JobLauncher) -> Seen:
+    """The job's own keys: `train.tf32 = true` and `nodes.device = "cuda"`."""
+    return _trained(jobs.launch("train.tf32=true", "nodes.device=cuda"))
+
+
+def loader_processes(jobs: JobLauncher) -> Seen:
+    """`dataset.num_workers = 2`: a thread pins the batches, which are moved one ahead; the device is opened before they start."""
+    return _trained(jobs.launch("dataset.num_workers=2"))
+
+
+def half(jobs: JobLauncher) -> Seen:
     """One device for two workers is refused by name; the CPU never stands in for it."""
-    launched = bench.launch("nodes.nproc_per_node=2")
+    launched = jobs.launch("nodes.nproc_per_node=2")
     is_named = (
         re.search(r"\b(1|one) (visible )?(GPU|device|accelerator|CUDA device)", launched.output) is not None
     )
     return Seen(launched.words(), launched.exit_code not in {0, None} and is_named and not launched.devices())
 
 
-def precision(bench: Bench) -> Seen:
+def precision(jobs: JobLauncher) -> Seen:
     """TF32 by `fp32_precision`, on for products of matrices and off for convolutions."""
-    return _trained(bench.launch(at_import=_TF32))
+    return _trained(jobs.launch(at_import=_TF32))
 
 
-def ecc(bench: Bench) -> Seen:
+def ecc(jobs: JobLauncher) -> Seen:
     """An ECC error in two generations at the same step: the device's fault, charged, never final, and no snapshot is blamed."""
-    launched = bench.launch(in_loss=_ECC)
+    launched = jobs.launch(in_loss=_ECC)
     classes = [event["class"] for event in named(launched.events, events.GENERATION_ENDED)]
     blamed = len(named(launched.events, events.SNAPSHOT_REJECTED))
     is_right = "user_error" not in classes and classes.count("device") == 2 and not blamed
@@ -229,17 +239,19 @@ def ecc(bench: Bench) -> Seen:
     return Seen(told, is_right and launched.exit_code == 0)
 
 
-def poison(bench: Bench) -> Seen:
+def poison(jobs: JobLauncher) -> Seen:
     """Torch as it is, without the pretended driver: in which cases `is_available()` spoils later forks."""
     ways = {
         "NVML there": (True, {}),
         "id of MIG": (True, {"CUDA_VISIBLE_DEVICES": _MIG}),
         "no NVML": (False, {}),
     }
-    found = {
-        way: _said([sys.executable, "-c", _POISON], bench.environment(nvml=nvml, driver=False) | more)
-        for way, (nvml, more) in ways.items()
-    }
+    found = {}
+    for way, (nvml, more) in ways.items():
+        environment = (
+            jobs.environment(nvml=nvml, driver=False) | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"} | more
+        )
+        found[way] = printed_by(sys.executable, "-c", _POISON, environment={**os.environ, **environment})
     expected = {"NVML there": "False", "id of MIG": "True", "no NVML": "True"}
     return Seen(", ".join(f"{way}: {bad}" for way, bad in found.items()), found == expected)
 
@@ -254,13 +266,13 @@ os.waitpid(pid, 0)
 """
 
 
-def tests(bench: Bench) -> Seen:
+def gpu_tests(jobs: JobLauncher) -> Seen:
     """The tests for a GPU that launch jobs: the code of a test must not run for the first time on a lent machine."""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", *_LAUNCHING]
     # A pretended id of MIG has a device behind it; fp32 stands for the precisions, of which kernels make the difference.
-    command += ["-k", "not mig and not bf16 and not fp16", f"--basetemp={bench.folder / 'tests'}"]
-    environment = {**os.environ, **bench.environment(nvml=True), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-    log = bench.folder / "tests.log"
+    command += ["-k", "not mig and not bf16 and not fp16", f"--basetemp={jobs.folder / 'tests'}"]
+    environment = {**os.environ, **jobs.environment(nvml=True), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    log = jobs.folder / "tests.log"
     with log.open("w") as stream:
         ended = ended_as(command, stream.fileno(), _TESTS_LIMIT_S, environment)
     lines = log.read_text().splitlines()
@@ -269,19 +281,6 @@ def tests(bench: Bench) -> Seen:
 
 
 _LAUNCHING = ("tests/gpu/test_launches.py", "tests/gpu/test_main_job.py")
-
-
-def _said(command: list[str], environment: dict[str, str]) -> str:
-    checked = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-    done = subprocess.run(
-        command,
-        env={**os.environ, **environment, **checked},
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_S,
-        check=False,
-    )
-    return done.stdout.strip() or done.stderr.strip()[-200:]
 
 
 def _trained(launched: Launched, generations: int = 1) -> Seen:
@@ -307,13 +306,15 @@ def _kill(running: Running, rank: int) -> None:
 
 
 # With the number of the finding that each is about, of issue 31.
-ROWS: dict[str, tuple[str, Callable[[Bench], Seen]]] = {
+ROWS: dict[str, tuple[str, Callable[[JobLauncher], Seen]]] = {
     "plain": ("A1: the control", plain),
     "compiled": ("A1", compiled),
     "mig": ("A2", mig),
     "without_nvml": ("A2", without_nvml),
     "poison": ("A2: what torch does", poison),
     "precision": ("A3", precision),
+    "own_keys": ("A3", own_keys),
+    "loader_processes": ("B: batches moved ahead", loader_processes),
     "half": ("A5", half),
     "counted": ("A5", counted),
     "ecc": ("A6", ecc),
@@ -321,15 +322,15 @@ ROWS: dict[str, tuple[str, Callable[[Bench], Seen]]] = {
     "opened_at_import": ("B6: the control", opened_at_import),
     "killed": ("D: a kill, a standby", killed),
     "two_workers": ("D: W = 2", two_workers),
-    "tests": ("D: the tests themselves", tests),
+    "tests": ("D: the tests themselves", gpu_tests),
 }
 
 
-def tried(row: str, bench: Bench) -> Seen:
+def tried(row: str, jobs: JobLauncher) -> Seen:
     """Return the outcome of *row*; a check that breaks is told, too."""
     began = time.monotonic()
     try:
-        seen = ROWS[row][1](bench)
+        seen = ROWS[row][1](jobs)
     except Exception as error:  # noqa: BLE001  the other rows are worth having
         seen = Seen(f"{type(error).__name__}: {error}", is_right=False)
     print(
@@ -393,15 +394,15 @@ def main() -> int:
     before = earlier(options.table)
     with tempfile.TemporaryDirectory(prefix="elasticflow-") as folder, ThreadPoolExecutor(2) as pool:
         if options.before is not None:
-            bench = Bench(Path(folder), options.nvml, options.before.resolve())
+            jobs = JobLauncher(Path(folder), options.nvml, options.before.resolve())
             earlier_rows = [row for row in rows if row != "tests"]  # they are this checkout's
-            found = zip(earlier_rows, pool.map(partial(tried, bench=bench), earlier_rows), strict=True)
+            found = zip(earlier_rows, pool.map(partial(tried, jobs=jobs), earlier_rows), strict=True)
             before |= {row: seen.words for row, seen in found}
-        bench = Bench(Path(folder), options.nvml, ROOT)
-        now = dict(zip(rows, pool.map(partial(tried, bench=bench), rows), strict=True))
+        jobs = JobLauncher(Path(folder), options.nvml, ROOT)
+        now = dict(zip(rows, pool.map(partial(tried, jobs=jobs), rows), strict=True))
     bound_to = facts() | {"seconds": f"{time.monotonic() - began:.0f}"}
     if options.before is not None:
-        bound_to["before"] = _git(options.before, "rev-parse", "--short", "HEAD")
+        bound_to["before"] = printed_by("git", "rev-parse", "--short", "HEAD", folder=options.before)
     text = table(bound_to, before, now)
     options.table.write_text(text, encoding="utf-8")
     print(text)
@@ -410,11 +411,11 @@ def main() -> int:
 
 def facts() -> dict[str, str]:
     """Return the date, the commit and the versions that the table is bound to, by name."""
-    is_changed = bool(_git(ROOT, "status", "--porcelain", "--untracked-files=no"))
-    versions = json.loads(_said([sys.executable, "-c", _VERSIONS], {}))
+    is_changed = bool(printed_by("git", "status", "--porcelain", "--untracked-files=no"))
+    versions = json.loads(printed_by(sys.executable, "-c", _VERSIONS))
     return {
         "date": datetime.now(UTC).date().isoformat(),
-        "commit": _git(ROOT, "rev-parse", "--short", "HEAD") + (" and changes" if is_changed else ""),
+        "commit": printed_by("git", "rev-parse", "--short", "HEAD") + (" and changes" if is_changed else ""),
         "torch": f"{versions['torch']}, built for CUDA {versions['cuda']}",
         "Python": sys.version.split()[0],
         "files of the driver in /dev": "pretended" if Path("/dev/nvidiactl").exists() else "none",
@@ -422,11 +423,6 @@ def facts() -> dict[str, str]:
 
 
 _VERSIONS = "import json, torch; print(json.dumps({'torch': torch.__version__, 'cuda': torch.version.cuda}))"
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, capture_output=True, check=False, text=True).stdout.strip()
 
 
 if __name__ == "__main__":

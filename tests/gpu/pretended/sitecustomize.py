@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import ModuleType
 
+    from tests.gpu.pretended.driver import Driver
+else:
+    # This folder is on the path; the tests of the checkout whose product runs may be others.
+    from driver import Driver
+
 _MEMORY = 2 << 30
 
 
@@ -113,30 +118,19 @@ class _Event:
         return 0.0
 
 
-class _Driver:
-    """The pretended driver of this process, and of those forked from it."""
+class _Device(Driver):
+    """The driver with its device, below torch."""
 
     def __init__(self, torch: Any) -> None:
+        super().__init__()
         self._torch = torch
-        # Process whose forks cannot use CUDA; None: CUDA was not touched.
-        self._opened_by: int | None = None
         self._device = 0
         self._is_ready = False
         self._files: list[int] = []
 
-    def count(self) -> int:
-        """Count as the driver does, which opens it: torch marks later forks."""
-        self._opened_by = self._opened_by or os.getpid()
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        there = int(os.environ.get("PRETENDED_GPUS", "1"))
-        return there if visible is None else min(there, len([part for part in visible.split(",") if part]))
-
-    def is_in_bad_fork(self) -> bool:
-        return self._opened_by not in {None, os.getpid()}
-
     def init(self) -> None:
         """Open the device. Torch calls it once, and not in a process that was forked after it."""
-        self._opened_by = os.getpid()
+        super().init()
         for name in ("nvidiactl", "nvidia0", "nvidia-uvm"):
             if Path(f"/dev/{name}").exists():
                 self._files.append(os.open(f"/dev/{name}", os.O_RDWR))
@@ -185,7 +179,7 @@ def _properties(index: int) -> Any:
 
 
 def _on_cpu(torch: Any) -> Any:
-    """Return the mode in which each function of torch takes the CPU for the device, and pageable memory for pinned."""
+    """Return the mode in which each function of torch takes the CPU for the device; a factory takes pageable memory for pinned."""
     from torch.overrides import TorchFunctionMode
 
     def moved(value: Any) -> Any:
@@ -202,7 +196,7 @@ def _on_cpu(torch: Any) -> Any:
             if func is torch.device:
                 return func(*args, **(kwargs or {}))
             kwargs = {key: moved(value) for key, value in (kwargs or {}).items() if key != "pin_memory"}
-            if func in {torch.Tensor.pin_memory, torch.Tensor.cuda}:
+            if func is torch.Tensor.cuda:
                 return args[0]
             return func(*map(moved, args), **kwargs)
 
@@ -213,7 +207,7 @@ def _pretend(torch: Any) -> None:
     """Put the pretended driver below *torch*."""
     if not hasattr(torch._C, "_cuda_getDeviceCount"):
         raise SystemExit("the pretended driver needs torch's CUDA build")
-    driver = _Driver(torch)
+    driver = _Device(torch)
     _Stream.device = torch.device("cuda", 0)
     stream = _Stream()
     below: dict[str, Any] = {
@@ -257,6 +251,8 @@ def _pretend(torch: Any) -> None:
         setattr(cuda, name, function)
     torch.Stream, torch.Event = _Stream, _Event
     torch.Tensor.record_stream = lambda *_: None
+    # Not by the mode, which does not reach the thread in which DataLoader pins batches.
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor
 
 
 def _without_nccl(distributed: Any) -> None:

@@ -5,46 +5,12 @@ Run in a process of its own, by `pretend()`, after `warm_up`: what torch binds a
 
 from __future__ import annotations
 
-import os
 from types import SimpleNamespace
 
 import torch
 import torch.cuda.random
 
-
-class Driver:
-    """The pretended driver's memory of what a process did.
-
-    Attributes:
-        calls: Names of the calls that opened the driver, in order.
-    """
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self._opener: int | None = None
-
-    def count(self) -> int:
-        """Count the devices, as `cudaGetDeviceCount`, which opens the driver."""
-        self._open("_cuda_getDeviceCount")
-        return 1
-
-    def init(self) -> None:
-        """Open the driver, as `cuInit`.
-
-        Raises:
-            RuntimeError: a parent of this process has opened it.
-        """
-        if self.is_in_bad_fork():
-            raise RuntimeError("Cannot re-initialize CUDA in forked subprocess.")
-        self._open("_lazy_init")
-
-    def is_in_bad_fork(self) -> bool:
-        """Return whether a parent of this process has opened the driver: torch keeps that by `pthread_atfork`."""
-        return self._opener not in (None, os.getpid())
-
-    def _open(self, name: str) -> None:
-        self.calls.append(name)
-        self._opener = self._opener or os.getpid()
+from tests.gpu.pretended.driver import Driver
 
 
 def pretend(*, by_nvml: bool) -> Driver:

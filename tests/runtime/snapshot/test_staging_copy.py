@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from elasticflow.runtime.snapshot.rank_shard import RankShard
 
-needs_cuda = on_a_gpu
-
 
 class Job:
     """A small job on a device, one step in."""
@@ -82,8 +80,7 @@ def test_copy_of_the_cpus_own_memory_is_through_at_once() -> None:
     assert told == [1]
 
 
-@pytest.mark.gpu
-@needs_cuda
+@on_a_gpu
 @pytest.mark.parametrize("way", ["registered", "bounce"])
 def test_training_goes_on_while_the_device_copies(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps taken right after `start` write nothing into the copy, and the writer is told when it is through."""
@@ -111,8 +108,7 @@ def test_training_goes_on_while_the_device_copies(way: str, monkeypatch: pytest.
         job.state.capture()  # packs the scalars anew
 
 
-@pytest.mark.gpu
-@needs_cuda
+@on_a_gpu
 def test_memory_the_driver_refuses_is_bounced() -> None:
     """Memory that is registered already cannot be registered again: a pinned piece of our own takes its place."""
     job = Job("cuda")
@@ -131,8 +127,7 @@ def test_memory_the_driver_refuses_is_bounced() -> None:
         cudart.cudaHostUnregister(view.data_ptr())
 
 
-@pytest.mark.gpu
-@needs_cuda
+@on_a_gpu
 def test_released_memory_is_unpinned() -> None:
     """Before a buffer is unmapped the driver lets go of it: it can be registered again."""
     job = Job("cuda")
