@@ -23,6 +23,7 @@ from elasticflow.runtime.process import (
     process_group,
     run_lock,
     seeded_imports,
+    standby_device,
     stopping,
 )
 from elasticflow.runtime.process.context import Worker
