@@ -125,10 +125,12 @@ class DeviceCopier(Copier):
         on_device = [key for key in views if shard.tensors[key].device.type != "cpu"]
         on_cpu = [key for key in views if shard.tensors[key].device.type == "cpu"]
         copy([views[key] for key in on_cpu], [shard.tensors[key] for key in on_cpu])
-        late = {key for key in on_device if key in stepped} if self._waits_late and not waits else set()
+        compared = {key for key in on_device if key in stepped}
+        late = compared if self._waits_late and not waits else set()
         training = torch.accelerator.current_stream(self._device)
-        # On the training stream: no later write comes before the sums.
-        self._comparison.begin(shard, late, views)
+        # On the training stream: no later write of it comes before the sums. Also compared if training waits at once: another
+        # stream of the job's own does not wait.
+        self._comparison.begin(shard, compared, views)
         self._stream.wait_stream(training)
         with self._stream, torch.no_grad():
             for event, is_late in ((self._is_read, False), (self._is_through, True)):
