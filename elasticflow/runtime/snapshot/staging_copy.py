@@ -144,6 +144,8 @@ class DeviceCopier(Copier):
                 event.record(self._stream)
         training.wait_event(self._is_read)
         self.is_copying, self._waits_late = True, not self._was_overtaken
+        # At once, so that it goes on beside the next step also if nobody polls: `finish` may come right behind that step.
+        self._settled = self._thread.submit(self._settle)
         fault_injection.reach("snapshot.after_copy")
 
     def then(self, action: Callable[[str | None], None]) -> None:
@@ -153,16 +155,13 @@ class DeviceCopier(Copier):
 
     def poll(self) -> None:
         """Call the waiting actions if the copy is complete; never waits."""
-        if self.is_copying and self._settled is None and self._is_through.query():
-            self._begin_to_settle()
-        if not self.is_copying or (self._settled is not None and self._settled.done()):
+        if self._settled is None or self._settled.done():
             self._act()
 
     def finish(self) -> None:
         """Wait until the copy is complete, and call the waiting actions."""
-        if self.is_copying and self._settled is None:
+        if self.is_copying:
             self._is_through.synchronize()
-            self._begin_to_settle()
         self._act()
 
     def release(self) -> None:
@@ -171,15 +170,10 @@ class DeviceCopier(Copier):
         self._memory.release()
         self._comparison = _Comparison()
 
-    def _begin_to_settle(self) -> None:
-        if self._comparison.is_on or self._bounced is not None:
-            self._settled = self._thread.submit(self._settle)
-        else:
-            self._settled = Future()
-            self._settled.set_result(None)
-
     def _settle(self) -> str | None:
         """Complete the copy in main memory; return the key of a tensor that was written meanwhile, if any. Runs in a thread."""
+        # Other threads go on: torch lets go of the interpreter's lock (torch 2.13, THPEvent_synchronize in torch/csrc/Event.cpp).
+        self._is_through.synchronize()
         overtaken = self._comparison.difference()
         if self._bounced is not None:
             target, source = self._bounced
@@ -216,11 +210,6 @@ class _Comparison:
         self._keys: Collection[str] = ()
         self._views: Mapping[str, Tensor] = {}
         self._started: StartedSums | None = None
-
-    @property
-    def is_on(self) -> bool:
-        """True if the last copy is compared."""
-        return self._started is not None
 
     def begin(self, shard: RankShard, keys: Collection[str], views: Mapping[str, Tensor]) -> None:
         """Start to sum up the tensors *keys* of *shard*, on the device's current stream; *views* are their copies."""

@@ -336,6 +336,26 @@ def test_the_host_waits_for_nothing() -> None:
         assert job.copies[-1].is_used
 
 
+def test_a_copy_is_compared_beside_the_next_step() -> None:
+    """The comparison begins when the device is through, without a word of the training thread, which does not wait."""
+    with pretended() as device:
+        job = Job(device)
+        for _ in range(2):
+            job.copy()
+            job.finish()
+        device.waits.clear()
+        job.copy()
+        settled = job.copier._settled
+        assert settled is not None
+        assert not settled.done()
+        job.advance(1.0)
+        assert settled.result(60) is None
+        assert device.waits == []
+        assert job.copies[-1].is_used is None
+        job.copier.poll()
+        assert job.copies[-1].is_used
+
+
 def test_a_scalers_state_is_read_without_a_wait() -> None:
     """Its numbers stay on the device until the copy brings them; a scaler on the CPU, also unused, takes them over."""
     with pretended() as device:
