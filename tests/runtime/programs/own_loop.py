@@ -52,7 +52,7 @@ if args.overtaken:
         overtaken[0] = "" if waits else "model/0.weight"
 
     Copier.start = _start  # type: ignore[method-assign]
-    Copier.then = lambda _, action: action(overtaken[0] or None)  # type: ignore[method-assign]
+    Copier.then = lambda _, action: action(overtaken[0] or None)  # type: ignore[method-assign, assignment]
 if args.kill_at:
     # Which reads where the run is, and what is committed now.
     from tests.runtime.programs import dying
