@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import threading
+import time
 import traceback
 import weakref
 from contextlib import contextmanager
@@ -115,10 +117,16 @@ class Event:
         return self._stream is None or self._stream.done >= self._at
 
     def synchronize(self) -> None:
-        """Have the host wait."""
-        if self._stream is not None:
+        """Have the host wait; a thread beside the test's own waits until that has waited, or until the test is over."""
+        if self._stream is None:
+            return
+        if threading.current_thread() is threading.main_thread():
             _now().wait("an event")
             self._stream.run_to(self._at)
+        began = _now()
+        while not self.query():
+            assert _Pretence.now is began, "the test ended before the device had done its work"
+            time.sleep(0.0005)
 
     def let_pass(self) -> None:
         """Have the device do the work that the event stands behind."""

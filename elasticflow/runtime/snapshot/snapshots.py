@@ -336,6 +336,7 @@ class Snapshots:
 
         Raises:
             ReplicasDifferError: the replicas differ: a rank diverged.
+            SnapshotError: *position* has a snapshot, but a rank's tensor was written while it was copied to the memory tier.
             StateError: training changes state that the snapshot would not hold.
         """
         self._take(position, final=True)
@@ -373,6 +374,9 @@ class Snapshots:
         worker = self._worker
         # A step has one snapshot at most.
         if position.step == self._last.step:
+            if final and self._memory_tier is not None:
+                # No later step asks for another snapshot in its place; without a memory tier the writer tells of it.
+                self._require_held(self._memory_tier, position)
             return
         if final or self._is_due:
             for action in worker.moments.snapshot:
@@ -387,7 +391,9 @@ class Snapshots:
         trigger = self._trigger(position, final=final)
         # If this state is lost, no later one can take its place.
         is_last = final or worker.should_leave or self._schedule.is_end(position)
-        waits = is_last or self._is_new_best(position)
+        # A script that reads its own data may end its loop after any step, and then write to the model.
+        may_be_last = self._is_due and self._schedule.remaining(position) is None
+        waits = is_last or may_be_last or self._is_new_best(position)
         if self._memory_tier is None:
             worker.phase("snapshot")
             self._hand_over(position, trigger, waits=waits)
@@ -413,9 +419,18 @@ class Snapshots:
             tier.hold(position, waits=waits)
         elif waits:
             # Code that ran since then may have overtaken the copy.
-            self._copier.finish()
-            if (overtaken := tier.lost(position)) is not None:
-                raise SnapshotError(_LAST_FAILED.format(_OVERTAKEN.format(overtaken)))
+            self._require_held(tier, position)
+
+    def _require_held(self, tier: MemoryTier, position: Position) -> None:
+        """Make sure that no rank's copy of the state after *position* was overtaken. Collective: every rank.
+
+        Raises:
+            SnapshotError: a copy was; on every rank, since the other ranks would wait for a snapshot that is never whole.
+        """
+        self._copier.finish()
+        overtaken = next(filter(None, self._worker.gather_text(tier.lost(position) or "")), None)
+        if overtaken is not None:
+            raise SnapshotError(_LAST_FAILED.format(_OVERTAKEN.format(overtaken)))
 
     def _request_persist(self, step: int, trigger: str, overtaken: str | None) -> None:
         self._owes_snapshot = overtaken is not None

@@ -125,10 +125,12 @@ class DeviceCopier(Copier):
         on_device = [key for key in views if shard.tensors[key].device.type != "cpu"]
         on_cpu = [key for key in views if shard.tensors[key].device.type == "cpu"]
         copy([views[key] for key in on_cpu], [shard.tensors[key] for key in on_cpu])
-        late = {key for key in on_device if key in stepped} if self._waits_late and not waits else set()
+        compared = {key for key in on_device if key in stepped}
+        late = compared if self._waits_late and not waits else set()
         training = torch.accelerator.current_stream(self._device)
-        # On the training stream: no later write comes before the sums.
-        self._comparison.begin(shard, late, views)
+        # On the training stream: no later write of it comes before the sums. Also compared if training waits at once: another
+        # stream of the job's own does not wait.
+        self._comparison.begin(shard, compared, views)
         self._stream.wait_stream(training)
         with self._stream, torch.no_grad():
             for event, is_late in ((self._is_read, False), (self._is_through, True)):
@@ -142,6 +144,8 @@ class DeviceCopier(Copier):
                 event.record(self._stream)
         training.wait_event(self._is_read)
         self.is_copying, self._waits_late = True, not self._was_overtaken
+        # At once, so that it goes on beside the next step also if nobody polls: `finish` may come right behind that step.
+        self._settled = self._thread.submit(self._settle)
         fault_injection.reach("snapshot.after_copy")
 
     def then(self, action: Callable[[str | None], None]) -> None:
@@ -151,16 +155,13 @@ class DeviceCopier(Copier):
 
     def poll(self) -> None:
         """Call the waiting actions if the copy is complete; never waits."""
-        if self.is_copying and self._settled is None and self._is_through.query():
-            self._begin_to_settle()
-        if not self.is_copying or (self._settled is not None and self._settled.done()):
+        if self._settled is None or self._settled.done():
             self._act()
 
     def finish(self) -> None:
         """Wait until the copy is complete, and call the waiting actions."""
-        if self.is_copying and self._settled is None:
+        if self.is_copying:
             self._is_through.synchronize()
-            self._begin_to_settle()
         self._act()
 
     def release(self) -> None:
@@ -169,15 +170,10 @@ class DeviceCopier(Copier):
         self._memory.release()
         self._comparison = _Comparison()
 
-    def _begin_to_settle(self) -> None:
-        if self._comparison.is_on or self._bounced is not None:
-            self._settled = self._thread.submit(self._settle)
-        else:
-            self._settled = Future()
-            self._settled.set_result(None)
-
     def _settle(self) -> str | None:
         """Complete the copy in main memory; return the key of a tensor that was written meanwhile, if any. Runs in a thread."""
+        # Other threads go on: torch lets go of the interpreter's lock (torch 2.13, THPEvent_synchronize in torch/csrc/Event.cpp).
+        self._is_through.synchronize()
         overtaken = self._comparison.difference()
         if self._bounced is not None:
             target, source = self._bounced
@@ -214,11 +210,6 @@ class _Comparison:
         self._keys: Collection[str] = ()
         self._views: Mapping[str, Tensor] = {}
         self._started: StartedSums | None = None
-
-    @property
-    def is_on(self) -> bool:
-        """True if the last copy is compared."""
-        return self._started is not None
 
     def begin(self, shard: RankShard, keys: Collection[str], views: Mapping[str, Tensor]) -> None:
         """Start to sum up the tensors *keys* of *shard*, on the device's current stream; *views* are their copies."""

@@ -38,7 +38,21 @@ parser.add_argument("--stop-at", type=int, help="rank 1 calls run.stop in this s
 parser.add_argument("--raise-at", type=int, help="rank 1 raises in this step")
 parser.add_argument("--exit-at", type=int, help="rank 1 calls sys.exit(3) in this step")
 parser.add_argument("--forget", default="", help="step, step twice or finish: not called as it should be")
+parser.add_argument(
+    "--overtaken", action="store_true", help="each copy that need not wait is overtaken, as on a device"
+)
 args = parser.parse_args()
+if args.overtaken:
+    from elasticflow.runtime.snapshot.staging_copy import Copier
+
+    copy_now, overtaken = Copier.start, [""]
+
+    def _start(self: Copier, shard: Any, target: memoryview, stepped: Any, *, waits: bool = False) -> None:
+        copy_now(self, shard, target, stepped, waits=waits)
+        overtaken[0] = "" if waits else "model/0.weight"
+
+    Copier.start = _start  # type: ignore[method-assign]
+    Copier.then = lambda _, action: action(overtaken[0] or None)  # type: ignore[method-assign, assignment]
 if args.kill_at:
     # Which reads where the run is, and what is committed now.
     from tests.runtime.programs import dying

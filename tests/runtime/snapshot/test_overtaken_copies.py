@@ -188,6 +188,26 @@ def test_a_job_goes_on_after_an_overtaken_copy(groups: Callable[[str], Any], mem
     assert steps[0] == 13
 
 
+@pytest.mark.e2e
+def test_the_last_state_that_was_overtaken_in_memory_is_missed(groups: Callable[[str], Any]) -> None:
+    """The snapshot of the last step was overtaken on rank 1: every rank ends with an error that names the tensor."""
+    group = groups("run")
+    ended = group.run(2, "--every", "13 steps", "--overtaken-at", "13", "--memory", "13 steps")
+    assert 0 not in ended.codes
+    assert all("model/w was written while it was copied" in error for error in ended.errors)
+    assert group.catalog.committed() == []
+
+
+@pytest.mark.e2e
+def test_a_snapshot_waits_where_the_script_alone_knows_its_end(groups: Callable[..., Any]) -> None:
+    """The loop reads its own data: each due snapshot may be its last, and no code behind the loop overtakes its copy."""
+    group = groups("run", "own_loop.py")
+    arguments = ("--own-data", "--samples", "40", "--every", "5 steps", "--overtaken")
+    assert group.run(2, *arguments).codes == [0, 0]
+    assert group.lines("snapshot.failed") == []
+    assert [found.step for found in group.catalog.committed()] == [10, 5]
+
+
 HARMLESS = ("step", "forward")
 FOREIGN = ("stretch", "clamp", "clamp_data", "perturb", "replay")
 ACTIONS = st.one_of(
@@ -278,6 +298,27 @@ def test_a_copy_that_must_not_be_overtaken_is_not() -> None:
     assert all(copied.is_used for copied in job.copies)
 
 
+def test_a_write_on_another_stream_is_found_where_training_waits_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stream of the job's own waits for no copy: the copy has other sums than the device had, and is not used."""
+    with pretended() as device:
+        job = Job(device)
+        stream: Any = job.copier._stream
+        wait_stream = stream.wait_stream
+
+        def write_meanwhile(other: Any) -> None:
+            wait_stream(other)
+            job.clamp_data()
+
+        monkeypatch.setattr(stream, "wait_stream", write_meanwhile)
+        job.copy(waits=True)
+        job.finish()
+        stepped = job.captured()[0].stepped
+    assert [copied.is_used for copied in job.copies] == [False]
+    assert job.copies[0].overtaken in stepped
+
+
 def test_the_host_waits_for_nothing() -> None:
     """Neither where a copy begins nor while it runs."""
     with pretended() as device:
@@ -292,6 +333,26 @@ def test_the_host_waits_for_nothing() -> None:
         assert job.copies[-1].is_used is None
         job.advance(1.0)
         job.finish()
+        assert job.copies[-1].is_used
+
+
+def test_a_copy_is_compared_beside_the_next_step() -> None:
+    """The comparison begins when the device is through, without a word of the training thread, which does not wait."""
+    with pretended() as device:
+        job = Job(device)
+        for _ in range(2):
+            job.copy()
+            job.finish()
+        device.waits.clear()
+        job.copy()
+        settled = job.copier._settled
+        assert settled is not None
+        assert not settled.done()
+        job.advance(1.0)
+        assert settled.result(60) is None
+        assert device.waits == []
+        assert job.copies[-1].is_used is None
+        job.copier.poll()
         assert job.copies[-1].is_used
 
 
