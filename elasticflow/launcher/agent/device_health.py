@@ -16,15 +16,13 @@ from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING
 
 from elasticflow.protocol import worker_environment
-from elasticflow.protocol.device_findings import Finding
+from elasticflow.protocol.device_findings import ANSWER_S, Finding
 from elasticflow.protocol.messages import DevicesChecked
 from elasticflow.system.processes import signal_or_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Seconds for each device, and for the start: torch is imported, each context is opened.
-_LIMIT_S = 60.0
 _MOST_BYTES = 65536
 PROGRAM = (sys.executable, "-m", "elasticflow.runtime.process.device_check")
 
@@ -50,7 +48,7 @@ class DeviceHealth:
         post: Callable[[DevicesChecked], None],
         *,
         program: tuple[str, ...] = PROGRAM,
-        limit_s: float = _LIMIT_S,
+        limit_s: float = ANSWER_S,
     ) -> None:
         self._node, self._post = node, post
         self._program, self._limit_s = program, limit_s

@@ -397,6 +397,12 @@ def test_devices_are_checked_between_generations(node: Node) -> None:
     assert 1 == len([message for message in node.told if isinstance(message, DevicesChecked)])
 
 
+def test_new_agent_checks_devices_after_another_agent_s_generation(node: Node) -> None:
+    """The supervisor listed snapshots between the failure and its request, and the agent was started again meanwhile."""
+    node.channel.check_devices(("n0",), 7)
+    assert 7 == node.message(DevicesChecked).generation
+
+
 def test_worker_that_a_kill_does_not_end_is_told_with_its_state(tmp_path: Path) -> None:
     """The kernel keeps a process in a driver's call; here nothing kills it, and the fork server has no end of it."""
     sleeper = subprocess.Popen(["sleep", "60"])
