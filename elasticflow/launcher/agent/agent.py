@@ -116,7 +116,9 @@ class Agent:
             self._outbox.post,
         )
         self._profiles = ProfileRequests(store, self._folder, heartbeats.request_profile)
-        self._device_health = DeviceHealth(config.node, self._outbox.post)
+        self._device_health = DeviceHealth(
+            config.node, self._outbox.post, workers=0 if config.setup.script is not None else options.nproc
+        )
         self._flight_recorder = FlightRecorder(os.environ)
         self._began = time.monotonic()  # the generation, or this agent before the first
         self._ranks: dict[int, int] = {}

@@ -40,7 +40,7 @@ class _Running:
 
 
 class DeviceHealth:
-    """Checks the devices of *node*, and passes the result to *post*."""
+    """Checks the devices of *node*, and passes the result to *post*; *workers* train there, or 0: it runs a script."""
 
     def __init__(
         self,
@@ -49,9 +49,10 @@ class DeviceHealth:
         *,
         program: tuple[str, ...] = PROGRAM,
         limit_s: float = ANSWER_S,
+        workers: int = 0,
     ) -> None:
         self._node, self._post = node, post
-        self._program, self._limit_s = program, limit_s
+        self._program, self._limit_s, self._workers = program, limit_s, workers
         self._running: _Running | None = None
 
     def begin(self, generation: int, since: float) -> None:
@@ -59,7 +60,7 @@ class DeviceHealth:
         if self._running is not None:
             return
         process = subprocess.Popen(
-            [*self._program, str(os.getpid()), repr(since)],
+            [*self._program, str(os.getpid()), repr(since), str(self._workers)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             env={**os.environ, worker_environment.NODE: self._node},
