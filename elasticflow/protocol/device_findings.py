@@ -5,6 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+ANSWER_S = 60.0
+"""Seconds for each device, and for the start: torch is imported, each context is opened."""
+
+
+def longest_check_s(devices: int) -> float:
+    """Return the seconds after which a check of so many *devices* gives no answer any more."""
+    return (devices + 2) * ANSWER_S
+
 
 @dataclass(frozen=True)
 class Finding:

@@ -15,10 +15,8 @@ from elasticflow.protocol.json_codec import MessageCodec
 
 MOST_PROFILED = 1000
 """Steps of a trace."""
-GenerationRequest = Literal["drain", "stop", "stacks", "profile", "check"]
-"""A supervisor's request to a generation: exit after a step, be killed now, send the workers' stacks, trace steps, and once
-its workers are gone, check a node's devices.
-"""
+GenerationRequest = Literal["drain", "stop", "stacks", "profile"]
+"""A supervisor's request to a generation: exit after a step, be killed now, send the workers' stacks, trace steps."""
 
 
 class RefusedModule(NamedTuple):

@@ -1,7 +1,8 @@
 """Texts of accelerators' errors, as torch and NCCL pass them on, and the class of failure that each belongs to.
 
 The texts of CUDA's runtime are those of `cudaGetErrorString` (CUDA 13.0), which HIP's follow; the names of libraries' states
-are those in the libraries of torch 2.14 for CUDA 13.0 (cuBLAS 13.1, cuDNN 9.24, NCCL 2.30).
+are those in the libraries of torch 2.14 for CUDA 13.0 (cuBLAS 13.1, cuDNN 9.24, NCCL 2.30). Triton's
+`gpuAssert` (third_party/nvidia/backend/driver.c, and amd's) passes on the same texts.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ _NO_MEMORY = re.compile(
     r"(?:CUDA|HIP|XPU) (?:driver )?(?:error: )?out of memory|Cuda failure (?:2\b|(?:\d+ )?'out of memory')"
     r"|\b(?:CU|HIP|ROC|MIOPEN)[A-Z]*_(?:STATUS_)?(?:ALLOC_FAILED|INTERNAL_ERROR_\w+_ALLOCATION_FAILED)\b"
     r"|\bmiopenStatusAllocFailed\b|\brocblas_status_memory_error\b|\bUR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY\b"
+    r"|Triton Error \[(?:CUDA|HIP)\]: .*\bout of memory"
 )
 # Two spellings of NCCL: until 2.29, and from 2.30 on.
 _SHARED_DEVICE = re.compile(r"Duplicate GPU detected|Multiple Ranks are using the same GPU", re.IGNORECASE)
@@ -29,10 +31,11 @@ _FAILED_INSIDE = re.compile(
 )
 _RUNTIME = re.compile(
     r"(?:CUDA|HIP) (?:driver |kernel )?error: (.+)|Cuda failure (?:\d+ )?'(.+)'"
+    r"|Triton Error \[(?:CUDA|HIP)\]: (.+)"
     r"|Unexpected error from (?:cuda|hip)GetDeviceCount\(\).*Error \d+: (.+)"
 )
 _ELSEWHERE = re.compile(
-    r"(?:CUDA|HIP) driver initialization failed|(?:CUDA|HIP) unknown error|NVRM: Xid"
+    r"(?:CUDA|HIP) driver initialization failed|(?:CUDA|HIP) unknown error|No (?:CUDA|HIP) GPUs are available|NVRM: Xid"
     r"|\b(?:UR|ZE)_RESULT_ERROR_(?:DEVICE_LOST|DEVICE_REQUIRES_RESET|DEVICE_IN_LOW_POWER_STATE)\b"
 )
 # A kernel's own fault, as SIGSEGV is a program's: its code is wrong, or the device is. Nothing tells which.

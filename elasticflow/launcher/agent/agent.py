@@ -34,7 +34,7 @@ from elasticflow.launcher.agent.workers import (
 from elasticflow.launcher.fork_server.helpers import HelperLostError
 from elasticflow.launcher.rendezvous import network
 from elasticflow.launcher.rendezvous.sender import FileSender
-from elasticflow.launcher.rendezvous.store_keys import is_check_requested, is_requested, join_store
+from elasticflow.launcher.rendezvous.store_keys import is_requested, join_store, requested_check
 from elasticflow.launcher.rendezvous.supervisor_channel import Orders, Outbox
 from elasticflow.launcher.restarts.failures import aborted_by_nccl
 from elasticflow.protocol import worker_environment
@@ -116,19 +116,23 @@ class Agent:
             self._outbox.post,
         )
         self._profiles = ProfileRequests(store, self._folder, heartbeats.request_profile)
-        self._device_health = DeviceHealth(config.node, self._outbox.post)
+        self._device_health = DeviceHealth(
+            config.node, self._outbox.post, workers=0 if config.setup.script is not None else options.nproc
+        )
         self._flight_recorder = FlightRecorder(os.environ)
-        self._began = 0.0  # the generation, on the monotonic clock
+        self._began = time.monotonic()  # the generation, or this agent before the first
         self._ranks: dict[int, int] = {}
         self._workers: ForkedWorkers | None = None
         self._generation = 0
         self._voices: list[tuple[Path, Path]] = []  # what each worker of a script prints goes there
-        self._is_stalled = self._has_told_stacks = self._has_checked = False
+        self._is_stalled = self._has_told_stacks = False
+        self._check = requested_check(store)  # the newest request that is answered, or no longer of use
 
     def announce(self) -> None:
         """Tell the supervisor that this node is ready: everything is imported."""
         self._node_heartbeat.begin()
         self._orders.skip_old()
+        self._check = requested_check(self._store)
         self._outbox.post(
             NodeReady(
                 node=self._config.node,
@@ -183,7 +187,8 @@ class Agent:
     def _start(self, assignment: Assignment) -> ForkedWorkers:
         """Return this node's workers of a generation, which have started."""
         self._generation, self._began = assignment.generation, time.monotonic()
-        self._has_checked = False
+        self._device_health.end()  # it was not waited for
+        self._check = requested_check(self._store)
         ranks = {local_rank: assignment.first_rank + local_rank for local_rank in range(assignment.nproc)}
         self._ranks = ranks
         self._heartbeats.reset(len(ranks))
@@ -281,12 +286,13 @@ class Agent:
             raise self._server.lost()
 
     def _look_between(self) -> None:
-        """`_look`, while no worker runs: check the devices, if the supervisor asks for that after the last generation."""
+        """`_look`, while no worker runs: check the devices, if the supervisor asks for that, be it after another agent's generation."""
         self._look()
         self._device_health.look(time.monotonic())
-        if not self._has_checked and is_check_requested(self._store, self._generation, self._config.node):
-            self._has_checked = True
-            self._device_health.begin(self._generation, self._began)
+        if (wanted := requested_check(self._store)) != self._check:
+            self._check = generation, nodes = wanted
+            if self._config.node in nodes:
+                self._device_health.begin(generation, self._began)
 
     def _adopted(self) -> list[int]:
         own = {self._server.process.pid, self._writer.process.pid, *self._device_health.pids()}

@@ -16,15 +16,13 @@ from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING
 
 from elasticflow.protocol import worker_environment
-from elasticflow.protocol.device_findings import Finding
+from elasticflow.protocol.device_findings import ANSWER_S, Finding
 from elasticflow.protocol.messages import DevicesChecked
 from elasticflow.system.processes import signal_or_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Seconds for each device, and for the start: torch is imported, each context is opened.
-_LIMIT_S = 60.0
 _MOST_BYTES = 65536
 PROGRAM = (sys.executable, "-m", "elasticflow.runtime.process.device_check")
 
@@ -42,7 +40,7 @@ class _Running:
 
 
 class DeviceHealth:
-    """Checks the devices of *node*, and passes the result to *post*."""
+    """Checks the devices of *node*, and passes the result to *post*; *workers* train there, or 0: it runs a script."""
 
     def __init__(
         self,
@@ -50,10 +48,11 @@ class DeviceHealth:
         post: Callable[[DevicesChecked], None],
         *,
         program: tuple[str, ...] = PROGRAM,
-        limit_s: float = _LIMIT_S,
+        limit_s: float = ANSWER_S,
+        workers: int = 0,
     ) -> None:
         self._node, self._post = node, post
-        self._program, self._limit_s = program, limit_s
+        self._program, self._limit_s, self._workers = program, limit_s, workers
         self._running: _Running | None = None
 
     def begin(self, generation: int, since: float) -> None:
@@ -61,7 +60,7 @@ class DeviceHealth:
         if self._running is not None:
             return
         process = subprocess.Popen(
-            [*self._program, str(os.getpid()), repr(since)],
+            [*self._program, str(os.getpid()), repr(since), str(self._workers)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             env={**os.environ, worker_environment.NODE: self._node},

@@ -65,7 +65,9 @@ class FlightRecorder:
             return {}
         self.end()
         self._pipes = Path(tempfile.mkdtemp(prefix="ef-"))
+        # torch also dumps unasked, once a collective's own time limit is over, and makes no folder.
         self._folder = logs / "flight_recorder"
+        self._folder.mkdir(parents=True, exist_ok=True)
         return {PIPE: str(self._pipes / "rank"), DUMP: str(self._folder / "rank_")}
 
     def ask(self, ranks: Iterable[int]) -> dict[int, Path]:
@@ -80,7 +82,6 @@ class FlightRecorder:
             with contextlib.suppress(OSError):  # no pipe, or no reader
                 pipe = os.open(self._pipes / f"rank{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
                 try:
-                    self._folder.mkdir(exist_ok=True)
                     os.write(pipe, b"1\n")
                 finally:
                     os.close(pipe)

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from elasticflow.launcher.rendezvous.supervisor_channel import Assignment
 
 
+# Seconds after a second SIGKILL in which a process has to be gone.
+_KILLED_S = 5.0
+
+
 class GroupState(enum.Enum):
     """State of a group of workers: FAILED once one has ended with another exit code than 0, FINISHED once all have with 0."""
 
@@ -50,7 +54,7 @@ class ForkedWorkers:
     ) -> None:
         self._server, self._environments, self._streams = server, environments, streams
         self._pids: dict[int, int] = {}
-        self._closed = False
+        self._closed = self._is_server_lost = False
         self._oom_kills = OomKills()
 
     def start(self) -> None:
@@ -124,7 +128,9 @@ class ForkedWorkers:
                     ended_by_us=local_rank not in alone,
                     oom_killed=failed_alone and self._oom_kills.includes(self._pids[local_rank]),
                     stderr=tail(self.stderrs[local_rank]) if failed_alone else "",
-                    remains="" if local_rank in exits else _remains(self._pids[local_rank]),
+                    remains=""
+                    if local_rank in exits or self._is_server_lost
+                    else _remains(self._pids[local_rank]),
                 )
             )
         return tuple(ends)
@@ -153,18 +159,22 @@ class ForkedWorkers:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, sent)
             self.send(sent)
-            limit = max(deadline, time.monotonic() + 5) if sent == signal.SIGKILL else deadline
+            limit = max(deadline, time.monotonic() + _KILLED_S) if sent == signal.SIGKILL else deadline
             while len(self.exits()) < len(self._pids) and time.monotonic() < limit:
                 if not self._server.pump(0.05):
+                    self._is_server_lost = True  # nothing tells the workers' ends any more
                     return
             if len(self.exits()) == len(self._pids):
                 return
 
 
 def _remains(pid: int) -> str:
-    """Return the state of a process that was killed and has not ended; empty if it is gone, or about to be."""
+    """Return D if the process, which was killed, waits in the kernel for what no signal ends; empty if it is gone, or about to be.
+
+    One that runs gives its memory back, which takes many seconds where hundreds of gigabytes are pinned.
+    """
     state = state_of(pid)
-    return "" if state == "Z" else state
+    return state if state == "D" else ""
 
 
 def environment_of_script(master: tuple[str, int], generation: int, errors: Path) -> dict[str, str]:

@@ -19,7 +19,7 @@ They lie in one control store under the launch's own prefix (`protocol/control_s
     orders/stop/<g>         workers of generation g are to be killed now: another worker of it has failed
     orders/files            nodes with run folders of their own are to send files (`launcher/rendezvous/requests.py`)
     orders/stacks/<g>       agents are to send the stacks of generation g's workers
-    orders/check/<g>        names of nodes: devices there are to be checked, now that the workers of generation g are gone
+    orders/check            a generation, and names of nodes: devices there are to be checked, now that its workers are gone
 
 Workers find the store of their own process group through it, under `run/<generation>/` (runtime/process/process_group.py).
 """
@@ -47,6 +47,7 @@ FEED = f"{TOLD}/feed"
 OUTBOX_COUNT = f"{TOLD}/feeds"
 ORDER_COUNT = f"{ORDERS}/rounds"
 FILES_WANTED = f"{ORDERS}/files"
+CHECK_WANTED = f"{ORDERS}/check"
 # Nodes whose parts lie together, about: each agent reads so many, and the supervisor writes so many at a time.
 _BLOCK = 32
 
@@ -128,10 +129,12 @@ def requested_profile(store: ControlStore, generation: int) -> str | None:
     return store.get(key).decode() if store.check([key]) else None
 
 
-def is_check_requested(store: ControlStore, generation: int, node: str) -> bool:
-    """Return whether the supervisor has asked the agent of *node* to check its devices after *generation*."""
-    key = request_key("check", generation)
-    return bool(store.check([key])) and node in store.get(key).decode().split()
+def requested_check(store: ControlStore) -> tuple[int, tuple[str, ...]]:
+    """Return the newest request for a check of devices: after which generation, and on which nodes; generation 0: none yet."""
+    if not store.check([CHECK_WANTED]):
+        return 0, ()
+    generation, *nodes = store.get(CHECK_WANTED).decode().split()
+    return int(generation), tuple(nodes)
 
 
 def is_released(store: ControlStore, outbox: int) -> bool:

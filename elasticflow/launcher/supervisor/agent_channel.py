@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.launcher.rendezvous.liveness import Silence
 from elasticflow.launcher.rendezvous.store_keys import (
+    CHECK_WANTED,
     EXIT_CODE,
     FEED,
     FILES_WANTED,
@@ -174,7 +175,7 @@ class AgentChannel:
 
     def check_devices(self, nodes: Sequence[str], generation: int) -> None:
         """Have the agents of *nodes* check their devices, now that the workers of *generation* are gone."""
-        self._store.set(request_key("check", generation), " ".join(nodes))
+        self._store.set(CHECK_WANTED, " ".join((str(generation), *nodes)))
 
     @property
     def nodes(self) -> set[str]:

@@ -38,6 +38,7 @@ from elasticflow.launcher.supervisor.commands import (
 from elasticflow.launcher.supervisor.generations import TOO_LATE, Cause, Drain, Formation
 from elasticflow.launcher.supervisor.hangs import end_hang
 from elasticflow.launcher.supervisor.recovery import Recovery, attempt_of
+from elasticflow.protocol.device_findings import longest_check_s
 from elasticflow.protocol.messages import (
     AgentDied,
     DevicesChecked,
@@ -125,7 +126,7 @@ class Lifecycle:
         self._recovery = Recovery(RestartPolicy(plan), run.ledger, run.restarts)
         self._formation = Formation("resume" if run.is_resumed else "start")
         self._undecided: _Undecided | None = None
-        self._unchecked: set[str] = set()  # nodes whose devices are being checked
+        self._unchecked: dict[str, float] = {}  # nodes whose devices are being checked: until when
         self._now = Instant(0.0, 0.0)
         self._heard_at: float | None = None
         # A script that runs for the first time begins at its beginning; so does each later start that tells no step.
@@ -205,7 +206,7 @@ class Lifecycle:
             return
         generation, now = self.generation, self._now.monotonic
         if generation is None:
-            self._unchecked = {node for node in self._unchecked if node in self._nodes}
+            self._look_for_late_checks(now)
             if not self._unchecked:
                 self._commands += self._formation.form(self._nodes, now)
             return
@@ -219,6 +220,21 @@ class Lifecycle:
                 self._interrupt(TOO_LATE)
             else:
                 self._commands += generation.stop(also_alone=True)
+
+    def _look_for_late_checks(self, now: float) -> None:
+        """Wait no longer for the checks of nodes that are gone, and of agents that have not answered in time."""
+        for node, deadline in list(self._unchecked.items()):
+            if node not in self._nodes:
+                del self._unchecked[node]
+            elif now >= deadline:
+                note = f"not checked: its agent gave no answer within {self._longest_check_s(node):g} s"
+                number = self._formation.last_number
+                self._devices_checked(
+                    DevicesChecked(number, node, 0, (), (note,), self._longest_check_s(node))
+                )
+
+    def _longest_check_s(self, node: str) -> float:
+        return longest_check_s(self._nodes.workers_of(node))
 
     def _look_for_nodes(self, generation: Generation) -> None:
         """Have the workers exit if new nodes make the next generation larger."""
@@ -255,7 +271,7 @@ class Lifecycle:
             self._lose_workers(
                 ready.node, "agent_lost", f"the agent of {ready.node} was started again", also_alone=True
             )
-        self._unchecked.discard(ready.node)  # this agent was not asked
+        self._unchecked.pop(ready.node, None)  # this agent was not asked
         self._commands += self._nodes.join(ready, self._now.monotonic)
 
     def _node_leaving(self, node: str) -> None:
@@ -442,15 +458,16 @@ class Lifecycle:
             self._settle(outcomes.failed(self._step, cause, code, decision.reason))
 
     def _check_devices(self, nodes: Sequence[str], generation: int) -> None:
-        """Have the devices of *nodes* checked; nothing is formed before the results are there, or the nodes are gone."""
+        """Have the devices of *nodes* checked; nothing is formed before the results are there or overdue, or the nodes are gone."""
         present = tuple(node for node in nodes if node in self._nodes)
         if present:
-            self._unchecked.update(present)
+            now = self._now.monotonic
+            self._unchecked |= {node: now + self._longest_check_s(node) for node in present}
             self._do(CheckDevices(present, generation))
 
     def _devices_checked(self, found: DevicesChecked) -> None:
         """Leave out a node with a faulty device; without it the launch ends if too few nodes are left."""
-        self._unchecked.discard(found.node)
+        self._unchecked.pop(found.node, None)
         self._record(
             events.DEVICES_CHECKED,
             node=found.node,
@@ -498,7 +515,7 @@ class Lifecycle:
 def _in_words(found: DevicesChecked) -> str:
     """Return the result of a check of devices in one line."""
     errors = (*found.faults, *found.notes)
-    if not found.devices and not errors:
-        return "torch sees no device"
+    if not found.devices:
+        return "; ".join(errors) or "torch sees no device"
     count = "1 device" if found.devices == 1 else f"{found.devices} devices"
     return "; ".join((f"{count} computed right in {found.seconds:.1f} s", *errors))

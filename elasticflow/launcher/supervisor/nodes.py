@@ -80,6 +80,10 @@ class Nodes:
         """True if enough nodes could take part."""
         return len(self) >= self._least
 
+    def workers_of(self, name: str) -> int:
+        """Return the number of workers of node *name*, which is there."""
+        return self._by_name[name].nproc
+
     def expect(self, node: str) -> None:
         """Have the first generation wait for *node*, which is on its way."""
         self._expected.add(node)

@@ -1,7 +1,8 @@
-"""The check of this node's accelerators, a program: `python -m elasticflow.runtime.process.device_check PARENT SINCE`.
+"""The check of this node's accelerators, a program: `python -m elasticflow.runtime.process.device_check PARENT SINCE [WORKERS]`.
 
 It asks the driver's tool and the kernel's log for errors since SINCE, in seconds after the machine's start, then has each device
-that torch sees compute a sum whose right result is known. Each line on standard output is a `Finding`; the agent, PARENT, bounds
+that the job uses compute a sum whose right result is known: with WORKERS on this node, which take devices 0 to WORKERS - 1, these;
+else all that torch sees, as a script may use any. Each line on standard output is a `Finding`; the agent, PARENT, bounds
 the time (`launcher/agent/device_health.py`), as a call of a driver may never return.
 
 The driver's tool is `nvidia-smi`, whose fields are those of its `--help-query-gpu` and `--help-query-remapped-rows`. Where it is
@@ -16,6 +17,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticflow.protocol import worker_environment
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 _TOOL = "nvidia-smi"
 _TOOL_S = 30.0
+_DRIVER = "/dev/nvidiactl"  # there once NVIDIA's driver is loaded
 # Exit codes of nvidia-smi: it does not know a field, it finds no GPU; a GPU has fallen off the bus or is otherwise inaccessible.
 _TELLS_NOTHING, _LOST_DEVICE = {2, 6}, 15
 _GPU_FIELDS = ("uuid", "pci.bus_id", "ecc.errors.uncorrected.volatile.total", "retired_pages.pending")
@@ -58,23 +61,51 @@ def main() -> None:
     die_with_parent(int(sys.argv[1]))
     if os.environ.get(worker_environment.DEVICE) == "cpu":
         return
+    needed = int(sys.argv[3]) if len(sys.argv) > 3 else 0
+    if needed and os.environ.get(worker_environment.SHARE_DEVICE) == "1":
+        needed = 1
     # GPUs that are hidden are none of the job's.
     found = [] if worker_environment.hides_gpus(os.environ) else ask_driver(float(sys.argv[2]))
-    # Without the variable all devices of the machine are the job's.
-    is_limited = "CUDA_VISIBLE_DEVICES" in os.environ
+    devices = visible_devices()
+    # Else all devices of the machine are the job's.
+    is_limited = "CUDA_VISIBLE_DEVICES" in os.environ or 0 < needed < len(devices)
     if not is_limited:
         _tell(finding for _, finding in found)
-    import torch
-
-    from elasticflow.runtime.process.devices import accelerators
-
-    kind, count = accelerators()
-    devices = [torch.device(f"{kind}:{number}") for number in range(count)]
+    _tell(too_few(devices, needed))
+    devices = devices[: needed or None]
     for device in devices:
         _tell([Finding(str(device), is_begun=True)])
         _tell([compute(device)])
     if is_limited:
         _tell(of_own(found, {uuid for device in devices if (uuid := uuid_of(device))}))
+
+
+def visible_devices() -> list[torch.device]:
+    """Return the accelerators that torch sees and a job may train on."""
+    import torch
+
+    from elasticflow.runtime.process.devices import accelerators
+
+    kind, count = accelerators()
+    return [torch.device(f"{kind}:{number}") for number in range(count)]
+
+
+def too_few(devices: Sequence[torch.device], needed: int) -> Iterator[Finding]:
+    """Yield a fault if torch sees fewer *devices* than *needed*, and the job's workers trained on devices: one is lost.
+
+    They may have trained on the CPU where the machine has no driver, or devices that no job trains on, as Apple's GPU.
+    """
+    import torch
+
+    wanted = os.environ.get(worker_environment.DEVICE, "auto")
+    is_built = torch.accelerator.current_accelerator() is not None
+    is_on_devices = bool(devices) or wanted != "auto" or (is_built and Path(_DRIVER).exists())
+    if wanted != "cpu" and is_on_devices and len(devices) < needed:
+        seen, workers = (
+            f"{n} {word}" + "s" * (n != 1) for n, word in ((len(devices), "device"), (needed, "worker"))
+        )
+        kind = devices[0].type if devices else wanted if wanted != "auto" else "cuda"
+        yield Finding(kind, f"torch sees {seen}, and the node has {workers}", is_fault=True)
 
 
 def of_own(found: Iterable[tuple[_Gpu | None, Finding]], own: Collection[str]) -> Iterator[Finding]:

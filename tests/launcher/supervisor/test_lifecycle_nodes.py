@@ -11,6 +11,7 @@ from elasticflow import errors, events
 from elasticflow.launcher.agent.agent_process import AgentEnd
 from elasticflow.launcher.supervisor.commands import LeaveAsked
 from elasticflow.launcher.supervisor.nodes import SETTLE_S
+from elasticflow.protocol.device_findings import ANSWER_S
 from elasticflow.protocol.messages import DevicesChecked, NodeLeaving, WorkersEnded
 from tests.launcher.lifecycle_trial import GRACE_S, worker
 
@@ -414,6 +415,23 @@ def test_node_whose_agent_was_replaced_while_it_was_checked_is_not_waited_for(cl
 
     assert {"n0", "n1"} == set(cluster.agents.formed[-1][1])
     assert 2 == len(cluster.agents.formed)
+
+
+def test_check_that_no_agent_answers_is_not_waited_for_for_ever(cluster: Trial) -> None:
+    """The run goes on with the node, and tells that its devices were not checked."""
+    start(cluster, "n0", "n1")
+    cluster.step(7)
+    fail_on_device(cluster, "n1")
+    cluster.wait(3 * ANSWER_S + 60)
+
+    assert ("n0", "n1") == cluster.agents.formed[-1][1]
+    assert 2 == len(cluster.agents.formed)
+    [told] = [record for record in cluster.records if record["event"] == events.DEVICES_CHECKED]
+    assert ("n1", [], "not checked: its agent gave no answer within") == (
+        told["node"],
+        told["faults"],
+        told["reason"].rpartition(" within ")[0] + " within",
+    )
 
 
 @pytest.mark.parametrize(("device", "checked"), [("cuda:0", [(("n1",), 1)]), ("cpu", [])])

@@ -80,6 +80,64 @@ def test_gpus_of_other_jobs_are_left_out(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
+    ("needed", "device", "driver", "faults"),
+    [
+        (8, "", False, []),  # the machine has no driver: the job trains on the CPU
+        (8, "", True, ["cuda: torch sees 0 devices, and the node has 8 workers"]),
+        (1, "cuda", False, ["cuda: torch sees 0 devices, and the node has 1 worker"]),
+        (8, "cpu", False, []),
+        (0, "cuda", True, []),  # a script
+    ],
+)
+def test_lost_device_is_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needed: int, device: str, driver: bool, faults: list[str]
+) -> None:
+    """A GPU that fell off the bus is not among those that torch sees, and nothing else may tell of it."""
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda"))
+    monkeypatch.setattr(device_check, "_DRIVER", str(tmp_path if driver else tmp_path / "none"))
+    if device:
+        monkeypatch.setenv("ELASTICFLOW_DEVICE", device)
+    told = list(device_check.too_few([], needed))
+    assert faults == [str(each) for each in told]
+    assert all(each.is_fault for each in told)
+
+
+@pytest.mark.parametrize(
+    ("needed", "visible", "expected"),
+    [
+        (1, 2, ["cuda:0 begun", "cuda:0"]),
+        (2, 2, ["GPU-bb", "GPU-bb", "GPU-bb", "cuda:0 begun", "cuda:0", "cuda:1 begun", "cuda:1"]),
+        (2, 1, ["GPU-bb", "GPU-bb", "GPU-bb", "cuda fault", "cuda:0 begun", "cuda:0"]),
+        (0, 2, ["GPU-bb", "GPU-bb", "GPU-bb", "cuda:0 begun", "cuda:0", "cuda:1 begun", "cuda:1"]),
+    ],
+)
+def test_devices_that_no_worker_uses_are_not_judged(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    needed: int,
+    visible: int,
+    expected: list[str],
+) -> None:
+    """One worker on a machine with two GPUs: the second, which is faulty, costs it no node. A script may use any."""
+    pretend(tmp_path, monkeypatch, FAULTY)
+    monkeypatch.setattr(sys, "argv", ["", str(os.getppid()), "0", str(needed)])
+    monkeypatch.setattr(device_check, "die_with_parent", lambda _: None)
+    monkeypatch.setattr(
+        device_check, "visible_devices", lambda: [torch.device("cuda", number) for number in range(visible)]
+    )
+    monkeypatch.setattr(device_check, "uuid_of", lambda device: ("GPU-aa", "GPU-bb")[device.index])
+    monkeypatch.setattr(device_check, "compute", lambda device: Finding(str(device)))
+    device_check.main()
+    findings = [Finding.of_line(line) for line in capsys.readouterr().out.splitlines()]
+    assert expected == [
+        f"{each.device}{' begun' * each.is_begun}{' fault' * (each.is_fault and each.device == 'cuda')}"
+        for each in findings
+        if each is not None
+    ]
+
+
+@pytest.mark.parametrize(
     ("script", "expected"),
     [
         (
