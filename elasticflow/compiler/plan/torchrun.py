@@ -70,9 +70,10 @@ def variables(job: Job) -> tuple[Variable, ...]:
     if job.script is None and job.train.consistency == "exact":
         reason = "without a fixed workspace cuBLAS may add in another order each time"
         listed.append(Variable("CUBLAS_WORKSPACE_CONFIG", ":4096:8", reason))
-    if job.nodes.device != "auto":
-        listed.append(Variable(worker_environment.DEVICE, job.nodes.device, "workers train on nodes.device"))
-    if job.nodes.device == "cpu":
+    device = job.nodes.device_of_workers
+    if device != "auto":
+        listed.append(Variable(worker_environment.DEVICE, device, "workers train on nodes.device"))
+    if device == "cpu":
         reason = "a process that does not see a GPU opens no context on it"
         listed.append(Variable("CUDA_VISIBLE_DEVICES", "", reason))
     # Each machine finds its own interface that has a given address, or an address of a given network.

@@ -26,7 +26,10 @@ _CPU = torch.device("cpu")
 _BEGAN_ON = "device"
 # Variables that hide accelerators from a process that has not asked for them yet; ROCm's devices have CUDA's type.
 _HIDES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-_ONE_DEVICE_FOR_ALL = "start at most as many workers on a node as it has devices: nodes.nproc_per_node"
+_ONE_DEVICE_FOR_ALL = (
+    "start at most as many workers on a node as it has devices, by --set nodes.nproc_per_node=NUMBER, or train on the CPU: "
+    "--set nodes.device=cpu"
+)
 
 
 def choose_device(identity: Identity, wanted: str = AUTO) -> torch.device:

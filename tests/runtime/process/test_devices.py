@@ -81,7 +81,8 @@ def test_fewer_devices_than_workers_are_refused(machine: Machine, tmp_path: Path
         DeviceError, match=r'node n7: 8 workers, and torch sees 2 devices of type "cuda"'
     ) as refused:
         devices.choose_device(identity, wanted)
-    assert "nodes.nproc_per_node" in str(refused.value.remedy)
+    assert "--set nodes.nproc_per_node=NUMBER" in str(refused.value.remedy)
+    assert "--set nodes.device=cpu" in str(refused.value.remedy)
     assert machine.selected == []
 
 
