@@ -136,11 +136,12 @@ UNFIT = '''
 
 import ctypes
 import os
+from pathlib import Path
 
 import obedient
 from elasticflow.errors import DeviceError
 
-GENERATION, NODE = int(os.environ.get("ELASTICFLOW_GENERATION", "0")), os.environ.get("ELASTICFLOW_NODE")
+CRASHED = Path(__file__).with_name("crashed")
 calls = 0
 
 
@@ -148,10 +149,11 @@ def step(model, batch):
     """Return the loss of a piece."""
     global calls
     calls += 1
-    if (GENERATION, NODE, calls) == (1, "n0", 48):
-        ctypes.string_at(0)
-    if GENERATION > 1 and NODE == "n1":
+    if calls == 1 and os.environ.get("ELASTICFLOW_NODE") == "n1" and CRASHED.exists():
         raise DeviceError("node n1: 8 workers, and torch sees 7 devices of type \\"cuda\\"")
+    if os.environ.get("RANK") == "0" and calls == 48 and not CRASHED.exists():
+        CRASHED.touch()
+        ctypes.string_at(0)
     return obedient.step(model, batch)
 '''
 
