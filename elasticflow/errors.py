@@ -252,7 +252,16 @@ class WorkerError(ElasticflowError):
 
 
 class DeviceError(WorkerError):
-    """A worker finds no device as the job needs it: none of the type, too few, or another type than the others or before."""
+    """A worker finds no device as the job needs it: none of the type, too few, or another type than the others or before.
+
+    Raised on the node that is wrong. Where another node can train without it, the launch continues so.
+    """
+
+
+class OtherDeviceError(DeviceError):
+    """A worker of another node has a device of another type; that node is wrong."""
+
+    failure_class = "peer"
 
 
 class DatasetError(WorkerError):

@@ -29,7 +29,7 @@ def describe(error: BaseException) -> dict[str, Any]:
     """
     frames = [_frame(frame) for frame in traceback.extract_tb(error.__traceback__)[-_MOST_FRAMES:]][::-1]
     described: dict[str, Any] = {
-        "type": _name(type(error)),
+        "type": type_name(type(error)),
         "message": _message(error),
         "frames": [*(f for f in frames if f["is_own"]), *(f for f in frames if not f["is_own"])],
     }
@@ -63,12 +63,13 @@ def _causes(error: BaseException) -> list[str]:
         if cause is None or id(cause) in seen:
             break
         seen.add(id(cause))
-        causes.append(f"{_name(type(cause))}: {_message(cause)}")
+        causes.append(f"{type_name(type(cause))}: {_message(cause)}")
         error = cause
     return causes
 
 
-def _name(kind: type[BaseException]) -> str:
+def type_name(kind: type[BaseException]) -> str:
+    """Return the name of an exception's class as `describe` has it."""
     return (
         kind.__qualname__
         if kind.__module__ in ("builtins", "__main__")

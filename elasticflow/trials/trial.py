@@ -126,7 +126,7 @@ def job_of(trial: Trial, launch: TrialLaunch, job: Job) -> Job:
     snapshots: dict[str, Any] = {"uri": None, "options": {}, "every": every, "grace": _GRACE}
     if trial.snapshot_every is None:
         snapshots["memory"] = None
-    given: dict[str, Any] = {"nproc_per_node": launch.world_size, "device": job.nodes.device}
+    given: dict[str, Any] = {"nproc_per_node": launch.world_size, "device": job.nodes.device_of_workers}
     nodes = NodesTable(**given)
     restarts: dict[str, Any] = {"budget": max(1, job.restarts.budget)}
     if trial.plan is not None:
@@ -157,7 +157,7 @@ def check(job: Job, worlds: Sequence[int], steps: int, gpus: int) -> int:
         TrialRefusedError: the job cannot be tried at each of *worlds* on this machine; has reason and remedy.
     """
     largest = max(worlds)
-    if job.nodes.device != "cpu" and 0 < gpus < largest:
+    if job.nodes.device_of_workers != "cpu" and 0 < gpus < largest:
         raise TrialRefusedError(
             f"this machine has GPUs for {gpus} of {largest} workers, each of which needs one",
             f"leave out world sizes above {gpus}, or compare on the CPU: --set nodes.device=cpu",

@@ -129,3 +129,49 @@ def test_node_whose_device_fails_its_check_is_left_out(project: Project) -> None
     assert [("n1", fault)] == [(e["node"], e["reason"]) for e in named(happened, events.NODE_EXCLUDED)]
     assert [2, 1] == [e["nodes"] for e in named(happened, events.GENERATION_STARTED)]
     assert list(range(1, STEPS + 1)) == steps_of(running.run)
+
+
+UNFIT = '''
+"""A training step of two nodes: n0 crashes once, and then n1 has come back with fewer devices."""
+
+import ctypes
+import os
+from pathlib import Path
+
+import obedient
+from elasticflow.errors import DeviceError
+
+CRASHED = Path(__file__).with_name("crashed")
+calls = 0
+
+
+def step(model, batch):
+    """Return the loss of a piece."""
+    global calls
+    calls += 1
+    if calls == 1 and os.environ.get("ELASTICFLOW_NODE") == "n1" and CRASHED.exists():
+        raise DeviceError("node n1: 8 workers, and torch sees 7 devices of type \\"cuda\\"")
+    if os.environ.get("RANK") == "0" and calls == 48 and not CRASHED.exists():
+        CRASHED.touch()
+        ctypes.string_at(0)
+    return obedient.step(model, batch)
+'''
+
+
+def test_node_that_comes_back_with_too_few_devices_is_left_out(project: Project) -> None:
+    """The other one trains to the end; the refusal costs nothing of the budget."""
+    tiny_job.write(project, STEPS, EVERY, budget=1)
+    tiny_job.hurry(project)
+    project.write("unfit.py", UNFIT)
+    job = project.root / "jobs" / "tiny.toml"
+    job.write_text(job.read_text().replace("obedient:step", "unfit:step"))
+
+    options = ("--simulate-nodes=2", "--set=nodes.max=2", "--set=nodes.nproc_per_node=1")
+    running = project.start("run", "jobs/tiny.toml", "--run-id=unfit", *options, run_id="unfit", job="tiny")
+    assert 0 == running.end(), running.told()
+
+    happened = running.events()
+    reason = 'node n1: 8 workers, and torch sees 7 devices of type "cuda"'
+    assert [("n1", reason)] == [(e["node"], e["reason"]) for e in named(happened, events.NODE_EXCLUDED)]
+    assert [2, 2, 1] == [e["nodes"] for e in named(happened, events.GENERATION_STARTED)]
+    assert list(range(1, STEPS + 1)) == steps_of(running.run)

@@ -26,7 +26,12 @@ _ON_CPU, _ON_GPU = DEVICES
 )
 def test_main_job_trains_on_the_device(project: Project, device: str, precision: str, epochs: int) -> None:
     """One worker reaches the accuracy of the CPU run at every precision."""
-    sets = ("nodes.nproc_per_node=1", f"train.precision={precision}", f"train.epochs={epochs}")
+    sets = (
+        "nodes.nproc_per_node=1",
+        "nodes.device=auto",
+        f"train.precision={precision}",
+        f"train.epochs={epochs}",
+    )
     running = project.run("jobs/mnist.toml", precision, *sets)
 
     assert running.end() == 0, running.told()

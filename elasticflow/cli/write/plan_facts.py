@@ -49,7 +49,7 @@ def facts(plan: LaunchPlan, job: Job, known: Knowledge, sets: KnownSets | None) 
     low, high, per_node = plan.nodes_min, plan.nodes_max, plan.nproc_per_node
     workers = _PER_NODE.get(str(per_node)) or f"{plural(int(per_node), 'worker')} each"
     meeting = "" if plan.endpoint is None else f", meeting at {plan.endpoint}"
-    device = "" if job.nodes.device == "auto" else f", on {job.nodes.device}"
+    device = "" if job.nodes.device_of_workers == "auto" else f", on {job.nodes.device_of_workers}"
     yield "nodes", f"{low if low == high else f'{low:,} to {high:,}'}, {workers}{device}{meeting}"
     if plan.script is not None:
         yield from _of_script(plan, plan.script, job)

@@ -263,7 +263,7 @@ def _join(job: Job, digest: str) -> Code:
         "seed": Name("SEED"),
         "snapshots": Name("SNAPSHOTS"),
         "gradients": Name("GRADIENTS"),
-        "device": _unless(job.nodes.device, "auto"),
+        "device": _unless(job.nodes.device_of_workers, "auto"),
         "compare_replicas": job.train.compare_replicas,
         "log_every": _unless(int(job.logging.every.split()[0]), 1),
         "log_level": _unless(job.logging.level, "info"),

@@ -71,9 +71,10 @@ def variables(job: Job) -> tuple[Variable, ...]:
         reason = "without a fixed workspace cuBLAS may add in another order each time"
         name, value = worker_environment.CUBLAS_WORKSPACE_CONFIG, worker_environment.CUBLAS_WORKSPACE
         listed.append(Variable(name, value, reason))
-    if job.nodes.device != "auto":
-        listed.append(Variable(worker_environment.DEVICE, job.nodes.device, "workers train on nodes.device"))
-    if job.nodes.device == "cpu":
+    device = job.nodes.device_of_workers
+    if device != "auto":
+        listed.append(Variable(worker_environment.DEVICE, device, "workers train on nodes.device"))
+    if device == "cpu":
         reason = "a process that does not see a GPU opens no context on it"
         listed += [Variable(name, "", reason) for name in worker_environment.HIDING]
     # Each machine finds its own interface that has a given address, or an address of a given network.

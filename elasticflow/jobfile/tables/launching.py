@@ -234,8 +234,9 @@ class NodesTable(Table):
     )
     device: DeviceType = Field(
         default="auto",
-        description="Type of device that workers train on, as torch calls it; auto: the machine's accelerator, else the CPU. A type "
-        "that a machine lacks is refused; cpu hides its GPUs, and is refused where torch sees an accelerator that cannot be hidden (XPU).",
+        description="Type of device that workers train on, as torch calls it; auto: the machine's accelerator, else the CPU, and the CPU "
+        'if nproc_per_node is "cpu". A type that a machine lacks is refused; cpu hides its GPUs, and is refused where torch sees an '
+        "accelerator that cannot be hidden (XPU).",
     )
     endpoint: Annotated[Endpoint | None, MayRefer()] = Field(
         default=None,
@@ -260,6 +261,11 @@ class NodesTable(Table):
             remedy = f"set max to {self.min} or more, or min to {self.max} or less"
             raise bad_key("max", codes.EMPTY_RANGE, message, remedy)
         return self
+
+    @property
+    def device_of_workers(self) -> DeviceType:
+        """The type that workers are told to train on: a worker for each core trains on the CPU, unless `device` says otherwise."""
+        return "cpu" if self.device == "auto" and self.nproc_per_node == "cpu" else self.device
 
     @property
     def largest_world_size(self) -> tuple[int, bool]:

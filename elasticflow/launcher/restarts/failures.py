@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.errors import COLLECTIVE_MISMATCH
+from elasticflow.errors import COLLECTIVE_MISMATCH, DeviceError
 from elasticflow.launcher.restarts.failure_classes import CLASSES, FAILURES
 from elasticflow.system.device_errors import class_of_device_error, is_kernel_fault
+from elasticflow.system.exceptions import type_name
 from elasticflow.system.processes import FAULTS, signal_or_code
 
 if TYPE_CHECKING:
@@ -131,6 +132,11 @@ class Failure:
     def suspects_device(self) -> bool:
         """True if the device of its node can be the cause."""
         return self.failure_class == "device" or is_kernel_fault(self.error)
+
+    @property
+    def is_unfit_node(self) -> bool:
+        """True if its node lacks the devices that the launch trains on."""
+        return self.exception is not None and self.exception.get("type") == type_name(DeviceError)
 
     @property
     def can_come_from_snapshot(self) -> bool:

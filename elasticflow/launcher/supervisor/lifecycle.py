@@ -133,6 +133,7 @@ class Lifecycle:
         self._has_script_run = run.is_resumed
         self._tells_steps = run.step > 0
         self._is_anew_told = False
+        self._has_trained = False  # in this launch
         self._failed_at: float | None = None  # unix time of the failure that the generation answers, if any
         self._commands: list[Command] = []
         self.generation: Generation | None = None
@@ -338,6 +339,8 @@ class Lifecycle:
                 continue  # of a node that was cut off: others have done these steps again
             if line["event"] in {events.STEP, events.TRAINING_STARTED, events.TRAINING_FINISHED}:
                 self._step, self._tells_steps = line["step"], True
+            if line["event"] in {events.STEP, events.TRAINING_FIRST_STEP}:
+                self._has_trained = True
             if self.generation is not None:
                 self.generation.hear(line)
 
@@ -399,8 +402,19 @@ class Lifecycle:
             self._settle(outcomes.interrupted(self._step, f"{who} while draining: {cause.error}"))
             return
         if cause.failure is not None:
+            if cause.failure.is_unfit_node and generation.step is None and self._continues_without(cause):
+                return
             self._commands += self._nodes.note_failure(cause.node, cause.error)
         self._failed(cause, generation)
+
+    def _continues_without(self, cause: Cause) -> bool:
+        """Leave out a node that lacks the devices on which the launch has trained, if enough others are there; cost-free."""
+        if not self._has_trained or not self._nodes.can_spare(cause.node):
+            return False
+        self._commands += self._nodes.exclude(cause.node, cause.error, until_it_joins=True)
+        self._failed_at = cause.at
+        self._formation.plan(cause.failure_class, self._now.monotonic, cause.at)
+        return True
 
     def _workers_left(self, generation: Generation) -> None:
         """All workers exited with code 0: the end of training, or a drain."""

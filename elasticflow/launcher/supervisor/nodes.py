@@ -59,7 +59,10 @@ class Nodes:
         self._expected: set[str] = set()
         self._losses: dict[str, int] = {}
         self._unready_ends: dict[str, tuple[str, ...]] = {}
+        # Names, and machines with their reasons: a machine that joins again has another name.
         self._excluded: set[str] = set()
+        self._faulty_hosts: dict[str, str] = {}
+        self._known: set[str] = set()
         self._settled_at = 0.0
 
     def __contains__(self, node: str) -> bool:
@@ -89,7 +92,12 @@ class Nodes:
         self._expected.add(node)
 
     def join(self, ready: NodeReady, now: float) -> list[Command]:
-        """Take in the node whose agent is *ready*; it replaces one of the same id."""
+        """Take in the node whose agent is *ready*; it replaces one of the same id.
+
+        A new node on a machine with a faulty device is excluded at once.
+        """
+        is_new = ready.node not in self._known
+        self._known.add(ready.node)
         self._by_name[ready.node] = Node(
             ready.node,
             ready.host,
@@ -104,6 +112,11 @@ class Nodes:
         return [
             RecordEvent(events.NODE_JOINED, fields),
             *(RecordEvent(events.PRELOAD_REFUSED, module._asdict()) for module in ready.refused),
+            *(
+                self.exclude(ready.node, self._faulty_hosts[ready.host])
+                if is_new and ready.host in self._faulty_hosts
+                else ()
+            ),
         ]
 
     def leave(self, name: str) -> None:
@@ -153,16 +166,28 @@ class Nodes:
         for node in self._by_name.values():
             node.failures = node.failures + 1 if node.name == name else 0
         failed = self._by_name.get(name)
-        if failed is None or failed.failures < _TOO_OFTEN or len(self) <= self._least:
+        if failed is None or failed.failures < _TOO_OFTEN or not self.can_spare(name):
             return []
-        return self.exclude(name, f"it failed twice in a row while others did not: {error}")
+        reason = f"it failed twice in a row while others did not: {error}"
+        return self.exclude(name, reason, until_it_joins=True)
 
-    def exclude(self, name: str, reason: str) -> list[Command]:
-        """Have node *name*, which is there, take no part any more, also if its agent is started again."""
-        if name in self._excluded:
+    def can_spare(self, name: str) -> bool:
+        """Return whether node *name* is there and enough others are."""
+        return sum(node.name != name for node in self._usable()) >= self._least and name in self._by_name
+
+    def exclude(self, name: str, reason: str, *, until_it_joins: bool = False) -> list[Command]:
+        """Have node *name*, which is there, take no part any more.
+
+        Neither does its machine under a new name, nor the node once its agent is started again, unless *until_it_joins*: a
+        new agent may mean that someone has mended it.
+        """
+        node = self._by_name[name]
+        if not until_it_joins:
+            self._excluded.add(name)
+            self._faulty_hosts.setdefault(node.host, reason)
+        if node.is_excluded:
             return []
-        self._excluded.add(name)
-        self._by_name[name].is_excluded = True
+        node.is_excluded = True
         return [RecordEvent(events.NODE_EXCLUDED, {"node": name, "reason": reason})]
 
     def forget_failures(self) -> None:

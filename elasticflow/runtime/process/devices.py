@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from elasticflow.errors import DeviceError
+from elasticflow.errors import DeviceError, OtherDeviceError
 from elasticflow.protocol import worker_environment
 from elasticflow.runtime.process import torch_private
 
@@ -24,7 +25,12 @@ AUTO = "auto"
 _CPU = torch.device("cpu")
 # Key of the device type on which the launch began.
 _BEGAN_ON = "device"
-_ONE_DEVICE_FOR_ALL = "start at most as many workers on a node as it has devices: nodes.nproc_per_node"
+# The first end of a worker has the others killed.
+_WRONG_RANKS_FIRST_S = 2.0
+_ONE_DEVICE_FOR_ALL = (
+    "start at most as many workers on a node as it has devices, by --set nodes.nproc_per_node=NUMBER, or train on the CPU: "
+    "--set nodes.device=cpu"
+)
 
 
 def choose_device(identity: Identity, wanted: str = AUTO) -> torch.device:
@@ -199,7 +205,8 @@ def require_one_type(identity: Identity, store: Store, device: torch.device, lim
         limit: Time in which all ranks have to come.
 
     Raises:
-        DeviceError: the types differ; the message names the ranks, and every rank raises it.
+        DeviceError: the types differ; the message names the ranks, and every rank raises it. Ranks that have rank 0's type,
+            which is the launch's, raise `OtherDeviceError`, and later than the others, whose nodes are to blame.
     """
     if identity.world_size == 1:
         return
@@ -210,7 +217,9 @@ def require_one_type(identity: Identity, store: Store, device: torch.device, lim
         store.set("devices", _difference([store.get(key).decode() for key in keys]))
     store.wait(["devices"], limit)
     if difference := store.get("devices").decode():
-        raise DeviceError(
+        is_right = store.get("device/0").decode().partition(" ")[0] == device.type
+        time.sleep(_WRONG_RANKS_FIRST_S if is_right else 0)
+        raise (OtherDeviceError if is_right else DeviceError)(
             f"the workers' devices are of several types: {difference}",
             "run on nodes of one kind; where a node should have the others' device, run `elasticflow doctor` there",
         )

@@ -33,9 +33,9 @@ _IN_OUR_WORDS = {
 }
 
 _SHARED_DEVICE = (
-    "two workers of a node use the same GPU, and each needs a GPU of its own\n"
+    "two workers of a machine use the same GPU, and each needs a GPU of its own\n"
     "  help: set nodes.nproc_per_node to at most the number of GPUs of a node; code that sets the device by itself takes "
-    "number LOCAL_RANK"
+    "number LOCAL_RANK; nodes that --simulate-nodes or --scale simulate share the machine's GPUs: --set nodes.device=cpu"
 )
 
 

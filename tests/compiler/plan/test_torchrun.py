@@ -256,16 +256,18 @@ def test_every_variable_has_a_reason() -> None:
 
 
 def test_the_device_type_is_told_to_every_process() -> None:
-    """A process that does not see a GPU opens no context on it; a type by name is checked by the workers."""
+    """A process that does not see a GPU opens no context on it, also where each core has a worker; a type by name is checked by the workers."""
 
-    def told(device: str) -> dict[str, str]:
-        found = {variable.name: variable.value for variable in variables(make_job(nodes__device=device))}
+    def told(device: str, workers: int | str = 2) -> dict[str, str]:
+        job = make_job(nodes__device=device, nodes__nproc_per_node=workers)
+        found = {variable.name: variable.value for variable in variables(job)}
         return {name: value for name, value in found.items() if "DEVICE" in name}
 
     assert told("auto") == {}
     assert told("cuda") == {"ELASTICFLOW_DEVICE": "cuda"}
-    hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
-    assert told("cpu") == {"ELASTICFLOW_DEVICE": "cpu", **hidden}
+    on_cpu = {"ELASTICFLOW_DEVICE": "cpu", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+    assert told("cpu") == told("auto", "cpu") == on_cpu
+    assert told("cuda", "cpu") == {"ELASTICFLOW_DEVICE": "cuda"}
 
 
 @pytest.mark.usefixtures("real_processes")

@@ -449,3 +449,85 @@ def test_worker_that_does_not_end_is_told_and_its_node_checked(
     [told] = [record for record in cluster.records if record["event"] == events.WORKER_STUCK]
     assert {"event": events.WORKER_STUCK, "rank": 2, "node": "n1", "pid": 102, "state": "D"} == told
     assert checked == cluster.agents.checked
+
+
+def fail_for_want_of_devices(trial: Trial, node: str) -> None:
+    """Have a worker of *node* refuse to train there, before a step."""
+    raised = {
+        "rank": 2,
+        "class": "user_error",
+        "error": "8 workers, and torch sees 7 devices",
+        "final": False,
+    }
+    trial.log(events.WORKER_RAISED, **raised, exception={"type": "elasticflow.errors.DeviceError"})
+    trial.fail(worker(2, 1), node=node)
+    for other in trial.generation.running if trial.lifecycle.generation else ():
+        trial.killed(other)
+
+
+def test_node_without_the_devices_of_the_launch_is_left_out(cluster: Trial) -> None:
+    """It came to a run that trains: the others continue, and the budget is not touched; a new agent of it is tried again."""
+    start(cluster, "n0", "n1")
+    cluster.step(7)
+    cluster.fail(worker(0, -7), node="n0")
+    cluster.killed("n1")
+    cluster.wait(60)
+    fail_for_want_of_devices(cluster, "n1")
+    cluster.pass_time()
+
+    assert ("n0",) == cluster.agents.formed[-1][1]
+    assert 1 == cluster.names().count(events.BUDGET_CHARGED)
+    [excluded] = [record for record in cluster.records if record["event"] == events.NODE_EXCLUDED]
+    assert ("n1", "8 workers, and torch sees 7 devices") == (excluded["node"], excluded["reason"])
+    cluster.step(8)
+    cluster.join("n1")
+    cluster.wait(60)
+    assert ("drain", 3) == cluster.agents.requests[-1]
+
+
+@pytest.mark.parametrize("has_trained", [False, True])
+def test_devices_that_no_node_can_do_without_end_the_launch(trial: Trial, *, has_trained: bool) -> None:
+    """Nothing has trained yet, so that the job may be wrong; or too few nodes would be left."""
+    trial.least, trial.most = (2, 2) if has_trained else (1, 2)
+    trial.plan(5)
+    start(trial, "n0", "n1")
+    if has_trained:
+        trial.step(7)
+        trial.fail(worker(0, -7), node="n0")
+        trial.killed("n1")
+        trial.wait(60)
+    fail_for_want_of_devices(trial, "n1")
+
+    assert ("failed", errors.ANSWER_IS_NO) == trial.ended
+    assert events.NODE_EXCLUDED not in trial.names()
+
+
+def test_machine_with_a_faulty_device_is_left_out_under_a_new_name(cluster: Trial) -> None:
+    """Each `run --join` has a new name; other agents of the machine that are there already stay."""
+    start(cluster, "n0", "host-1")
+    cluster.step(7)
+    fail_on_device(cluster, "host-1")
+    tell_checked(cluster, "host-1", "cuda:0: computes a known sum wrong")
+    cluster.wait(60)
+    cluster.lose("host-1")
+    cluster.join("host-2")
+    cluster.wait(60)
+
+    assert ("n0",) == cluster.agents.formed[-1][1]
+    excluded = [record["node"] for record in cluster.records if record["event"] == events.NODE_EXCLUDED]
+    assert ["host-1", "host-2"] == excluded
+
+
+def test_node_that_failed_twice_is_tried_again_with_a_new_agent(cluster: Trial) -> None:
+    """Its failures need not be its machine's."""
+    start(cluster, "n0", "n1")
+    cluster.step(7)
+    for _ in range(2):
+        cluster.fail(worker(2, -7), node="n1")
+        cluster.killed("n0")
+        cluster.wait(60)
+    cluster.step(8)
+    cluster.join("n1")
+    cluster.wait(60)
+
+    assert ("drain", 3) == cluster.agents.requests[-1]

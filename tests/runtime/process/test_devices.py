@@ -81,7 +81,8 @@ def test_fewer_devices_than_workers_are_refused(machine: Machine, tmp_path: Path
         DeviceError, match=r'node n7: 8 workers, and torch sees 2 devices of type "cuda"'
     ) as refused:
         devices.choose_device(identity, wanted)
-    assert "nodes.nproc_per_node" in str(refused.value.remedy)
+    assert "--set nodes.nproc_per_node=NUMBER" in str(refused.value.remedy)
+    assert "--set nodes.device=cpu" in str(refused.value.remedy)
     assert machine.selected == []
 
 
@@ -178,11 +179,18 @@ def _meet(tmp_path: Path, kinds: list[str]) -> list[str]:
         try:
             devices.require_one_type(identity, store, torch.device(kinds[number]), timedelta(seconds=20))
         except DeviceError as error:
+            ended.append((number, type(error)))
             return error.message
         return ""
 
+    ended: list[tuple[int, type[DeviceError]]] = []
     with ThreadPoolExecutor(len(kinds)) as ranks:
-        return list(ranks.map(rank, range(len(kinds))))
+        told = list(ranks.map(rank, range(len(kinds))))
+    # The wrong nodes' ranks first: their agent is the first to tell of a failure, and that has the others killed.
+    wrong = [number for number, kind in enumerate(kinds) if kind != kinds[0]]
+    assert set(wrong) == {number for number, _ in ended[: len(wrong)]}
+    assert all((kind is DeviceError) == (number in wrong) for number, kind in ended)
+    return told
 
 
 def test_nodes_of_several_types_are_refused_on_every_rank(tmp_path: Path) -> None:

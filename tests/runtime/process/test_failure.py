@@ -142,8 +142,9 @@ def test_two_workers_on_one_gpu_are_told_with_the_key_that_says_how_many() -> No
     told = failure.describe(
         dist.DistBackendError("Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000")
     )
-    assert told.startswith("DistBackendError: two workers of a node use the same GPU")
+    assert told.startswith("DistBackendError: two workers of a machine use the same GPU")
     assert "\n  help: set nodes.nproc_per_node" in told
+    assert "--simulate-nodes or --scale simulate share the machine's GPUs: --set nodes.device=cpu" in told
 
 
 def test_memory_that_torch_cannot_have_is_no_error_of_the_code() -> None:
