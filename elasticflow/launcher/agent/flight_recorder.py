@@ -26,7 +26,7 @@ from elasticflow.system.polling import attempts
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-# Of NVIDIA, of AMD, and of both below WSL.
+# Drivers of NVIDIA and AMD, and the driver of both below WSL.
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 PIPE, DUMP = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_FR_DUMP_TEMP_FILE"
 _OLD_DUMP = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
