@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticflow.launcher.agent.device_health import DeviceHealth
-from elasticflow.launcher.agent.flight_recorder import FlightRecorder
+from elasticflow.launcher.agent.flight_recorder import FlightRecorder, may_use_devices
 from elasticflow.launcher.agent.master import master_of
 from elasticflow.launcher.agent.node_heartbeat import NodeHeartbeat, NodeReleasedError
 from elasticflow.launcher.agent.orphans import Orphans, adopted
@@ -43,7 +43,7 @@ from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from elasticflow.launcher.agent.agent_process import AgentConfig
     from elasticflow.launcher.agent.worker_heartbeats import WorkerHeartbeats
@@ -58,8 +58,13 @@ if TYPE_CHECKING:
 _POLL_S = 0.02
 _ROOT_CAUSE_WAIT_S = 0.15
 # Seconds in which killed workers have to be gone: after a generation, and when the agent exits.
-_GONE_S = 5
+_GONE_S, _GONE_FROM_DEVICES_S = 5, 25  # the driver gives back hundreds of gigabytes of pinned memory
 _GONE_AT_LAST_S = 30
+
+
+def gone_s(environment: Mapping[str, str]) -> int:
+    """Return the seconds in which killed workers with these variables have to be gone before they count as stuck."""
+    return _GONE_FROM_DEVICES_S if may_use_devices(environment) else _GONE_S
 
 
 class Agent:
@@ -157,7 +162,7 @@ class Agent:
                 workers = self._start(assignment)
                 failed, alone = self._watch(workers, assignment.generation)
                 # Waiting is useless after a failure: a signal handler cannot run inside a collective (measured).
-                workers.close(signal.SIGKILL, _GONE_S)
+                workers.close(signal.SIGKILL, gone_s(os.environ))
                 if failed or len(alone) < assignment.nproc:
                     self._writer.load_ahead()
                 self._orphans.look(time.monotonic())

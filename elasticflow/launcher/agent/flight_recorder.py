@@ -20,11 +20,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elasticflow.protocol import worker_environment
 from elasticflow.system.polling import attempts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+# Drivers of NVIDIA and AMD, and the driver of both below WSL.
+DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 PIPE, DUMP = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_FR_DUMP_TEMP_FILE"
 _OLD_DUMP = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 _BUFFERS = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE")
@@ -44,6 +47,13 @@ def has_nccl() -> bool:
     )
 
 
+def may_use_devices(environment: Mapping[str, str]) -> bool:
+    """Return whether workers with these variables may train on devices: the machine has a driver, and the job is not for the CPU."""
+    return environment.get(worker_environment.DEVICE) != "cpu" and any(
+        Path(path).exists() for path in DRIVERS
+    )
+
+
 class FlightRecorder:
     """The flight recorders of a node's workers; none where torch has no NCCL, or the launch's variables arrange for dumps.
 
@@ -54,7 +64,7 @@ class FlightRecorder:
     def __init__(self, environment: Mapping[str, str]) -> None:
         is_left_to_us = not any(name in environment for name in (PIPE, DUMP, _OLD_DUMP))
         is_on = all(environment.get(name) != "0" for name in _BUFFERS)
-        self._is_used = is_left_to_us and is_on and has_nccl()
+        self._is_used = is_left_to_us and is_on and may_use_devices(environment) and has_nccl()
         # Pipes cannot be made on every file system that run folders lie on.
         self._pipes: Path | None = None
         self._folder: Path | None = None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import pytest
 
 from elasticflow.launcher.agent import flight_recorder
-from elasticflow.launcher.agent.agent import Agent, build_agent
+from elasticflow.launcher.agent.agent import Agent, build_agent, gone_s
 from elasticflow.launcher.agent.agent_process import AgentConfig
 from elasticflow.launcher.agent.flight_recorder import FlightRecorder
 from elasticflow.launcher.agent.hang_timeouts import HangTimeouts
@@ -324,6 +324,7 @@ def test_standstill_is_told_and_then_the_stacks(node: Node) -> None:
 def with_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the installed torch count as having NCCL."""
     monkeypatch.setattr(flight_recorder, "has_nccl", lambda: True)
+    monkeypatch.setattr(flight_recorder, "DRIVERS", ("/dev/null",))
 
 
 LISTENS = """
@@ -372,6 +373,7 @@ def test_launch_that_arranges_for_dumps_itself_is_left_alone(monkeypatch: pytest
     logs = Path("logs")
     assert {} == FlightRecorder({}).variables(logs)  # torch for processors
     monkeypatch.setattr(flight_recorder, "has_nccl", lambda: True)
+    monkeypatch.setattr(flight_recorder, "DRIVERS", ("/dev/null",))
     for variable, value in (
         (flight_recorder.PIPE, "/x"),
         (flight_recorder.DUMP, "/y"),
@@ -380,10 +382,21 @@ def test_launch_that_arranges_for_dumps_itself_is_left_alone(monkeypatch: pytest
         assert {} == FlightRecorder({variable: value}).variables(logs)
 
 
+def test_machine_without_a_driver_gets_no_pipes(
+    with_nccl: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, temporary: Path
+) -> None:
+    """A job on the CPU, with a torch for GPUs, leaves nothing in the temporary folder, though its agent is killed."""
+    monkeypatch.setattr(flight_recorder, "DRIVERS", ("/dev/none",))
+    assert {} == FlightRecorder({}).variables(tmp_path / "logs")
+    assert [] == list(temporary.iterdir())
+
+
 def test_dump_that_torch_writes_unasked_finds_its_folder(
     with_nccl: None, tmp_path: Path, temporary: Path
 ) -> None:
     """Torch 2.13 opens the file and makes no folder; it would drop the record with a line in the log."""
+    assert gone_s({}) > gone_s({"ELASTICFLOW_DEVICE": "cpu"})  # the driver gives pinned memory back
+    assert {} == FlightRecorder({"ELASTICFLOW_DEVICE": "cpu"}).variables(tmp_path / "logs")
     recorder = FlightRecorder({})
     Path(recorder.variables(tmp_path / "logs")[flight_recorder.DUMP] + "0").write_text("recorded")
     recorder.end()
