@@ -8,6 +8,7 @@ in exact mode and where a step moves its optimizers itself; in a loop that the s
 from __future__ import annotations
 
 import time
+from itertools import takewhile
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -103,7 +104,8 @@ class DeviceOwnTime(OwnTime):
             self._first = None
 
     def _taken(self) -> list[float]:
-        through = [part for part in self._parts if part[1].query()]
+        # Asked one after the other, a later part may be done by now though an earlier was not: it stays for the next window.
+        through = list(takewhile(lambda part: part[1].query(), self._parts))
         self._parts = self._parts[len(through) :]
         return [first.elapsed_time(last) / 1000 for first, last in through]
 

@@ -144,3 +144,29 @@ def test_device_that_lags_behind_is_not_waited_for(host: Clock, monkeypatch: pyt
         host.now += 0.1
         clock.begin_step()
     assert told
+
+
+def test_part_that_is_done_while_the_window_ends_counts_once(
+    host: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device goes on while its events are asked for: one is not done, and the next is."""
+    device, told = Device(monkeypatch), list[StepTimes]()
+    clock = DeviceOwnTime(torch.device("cuda", 0), told.append)
+    clock.begin_step()
+    for own_s in (1.0, 2.0, 3.0):
+        device.now += own_s
+        clock.end_own_part()
+        clock.begin_anew()
+    device.through = 1.0
+    answers, query = [], torch.Event.query
+
+    def late(event: Any) -> bool:
+        answers.append(query(event))
+        if len(answers) == 2:
+            device.through = device.now
+        return answers[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Event, "query", late)
+        taken = clock._taken()
+    assert taken + clock._taken() == [1.0, 2.0, 3.0]
