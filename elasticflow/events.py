@@ -218,7 +218,7 @@ NODE_AWAITED = Event(
 )
 RANK_SLOW = Event(
     "rank.slow",
-    "a rank's own part of a step took for a while `factor` times as long as the median of the other ranks', which wait for it",
+    "a rank's own part of a step, divided by its share of the samples, took for a while `factor` times as long as the median of the other ranks', which wait for it",
     ("rank", "node", "device", "factor", "own_s", "others_s", "step_s"),
     level="warning",
     line=Template(
