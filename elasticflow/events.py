@@ -218,7 +218,8 @@ NODE_AWAITED = Event(
 )
 RANK_SLOW = Event(
     "rank.slow",
-    "for a while, this rank's own part of a step took `factor` times as long as the median of the others, which wait for it",
+    "for a while, this rank's own part of a step, divided by its share of the samples, took `factor` times as long as the median of "
+    "the others, which wait for it",
     ("rank", "node", "device", "factor", "own_s", "others_s", "step_s"),
     level="warning",
     line=Template(

@@ -31,14 +31,10 @@ def training_step(model: nn.Module, batch: Any) -> dict[str, Any]:
         model: A model of transformers, or of peft around such a model, that returns a loss if it gets labels.
         batch: Arguments of the model's forward by name: a dict, or a BatchEncoding of transformers.
     """
-    from elasticflow.runtime.process.host_copies import copy_to_host
-
-    # Its copy to the host begins before the forward, which is then not waited for.
-    count = num_items_in_batch(model, batch)
-    late = None if count is None else copy_to_host(count)
     outputs = model(**batch)
     loss = outputs["loss"] if isinstance(outputs, dict) else outputs[0]
-    return {"loss": loss} if late is None else {"loss": loss, "count": late}
+    count = num_items_in_batch(model, batch)
+    return {"loss": loss} if count is None else {"loss": loss, "count": count}
 
 
 def num_items_in_batch(model: nn.Module, batch: Any) -> Any:

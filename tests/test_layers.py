@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 PACKAGE = Path(elasticflow.__file__).parent
 # Lowest first; rooms of one floor do not know each other.
 FLOORS = (
-    {"errors", "events", "run_folder", "guide", "schedules", "metrics", "system", "protocol", "storage"},
+    {"errors", "events", "run_folder", "guide", "schedules", "metrics", "hugging_face", "system", "protocol", "storage"},
     {"python_source"},
     {"jobfile", "snapshots"},
     {"compiler", "scaffold", "lint"},
     {"launcher", "runtime"},
-    {"deep", "observe", "clusters", "hugging_face"},
+    {"deep", "observe", "clusters"},
     {"deep/child", "doctor", "trials", "report", "sinks"},
     {"cli"},
     {"__main__", ""},  # the package itself offers scripts what lies in rooms below, and no room asks it

@@ -113,8 +113,18 @@ class PendingBatch(NamedTuple):
         stream = torch.accelerator.current_stream(self.device)
         stream.wait_event(self.is_through)
         for each in self.recorded:
-            each.record_stream(stream)
+            each.record_stream(stream if isinstance(each, Tensor) else _stream_of_its_kind(self.device))
         return self.batch
+
+
+def _stream_of_its_kind(device: torch.device) -> torch.Stream:
+    """Return a device's current stream in the class of its kind, as `torch.cuda.Stream`: DGL reads the handle in it, `cuda_stream`."""
+    of_kind = getattr(torch, device.type, None)
+    # torch.mps has no streams to give.
+    current: Callable[[torch.device], torch.Stream] = getattr(
+        of_kind, "current_stream", torch.accelerator.current_stream
+    )
+    return current(device)
 
 
 class _MovedAhead:

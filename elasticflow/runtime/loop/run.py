@@ -729,6 +729,7 @@ class Run:
                 if part.model_keys and self._script is not None:
                     self.worker.generators.seed_model(part.model_keys[0])
                 if self._gradients is None:  # the script's own exchange is not seen
+                    self.worker.vote.part = batch.samples / batch.total
                     self.worker.vote.end_own_part()
                 yield batch
                 if self._is_over_after(part.end):

@@ -3,11 +3,14 @@
 A step's own part begins when the step before is finished, and ends when the rank is about to exchange something with the
 others: behind the forward of the last micro-batch (`DistributedDataParallel` exchanges during the backward), behind the backward
 in exact mode and where a step moves its optimizers itself; in a loop that the script writes, when the script gets its batch.
+
+A batch that is not cut evenly gives some ranks more to do: the own part is told as for an even share of the samples.
 """
 
 from __future__ import annotations
 
 import time
+from itertools import takewhile
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,7 +26,7 @@ _MOST_STEPS = 256
 
 
 class StepTimes(NamedTuple):
-    """Seconds of a step over a window of steps: the rank's own part (median), and all of it (mean)."""
+    """Seconds of a step over a window of steps: the rank's own part for an even share (median), and all of it (mean)."""
 
     own_s: float
     step_s: float
@@ -54,10 +57,15 @@ class OwnTime:
         """Begin the step behind other work, such as an evaluation."""
         self._began = time.perf_counter()
 
-    def end_own_part(self) -> None:
-        """End this rank's own part of the step; the first call in a step counts."""
+    def end_own_part(self, share: float = 1.0) -> None:
+        """End this rank's own part of the step; the first call in a step counts.
+
+        Args:
+            share: This rank's samples of the step divided by those of an even share; with 0, the step has no own part.
+        """
         if self._began is not None:
-            self._owns.append(time.perf_counter() - self._began)
+            if share > 0:
+                self._owns.append((time.perf_counter() - self._began) / share)
             self._began = None
 
     def _taken(self) -> list[float]:
@@ -85,7 +93,7 @@ class DeviceOwnTime(OwnTime):
         super().__init__(report)
         self._device = device
         self._first: torch.Event | None = None
-        self._parts: list[tuple[torch.Event, torch.Event]] = []
+        self._parts: list[tuple[torch.Event, torch.Event, float]] = []
 
     def begin_step(self) -> None:
         """Begin a step; see `OwnTime`."""
@@ -96,16 +104,18 @@ class DeviceOwnTime(OwnTime):
         """Begin the step behind other work."""
         self._first = self._event() if len(self._parts) < _MOST_STEPS else None
 
-    def end_own_part(self) -> None:
-        """End this rank's own part of the step."""
+    def end_own_part(self, share: float = 1.0) -> None:
+        """End this rank's own part of the step; see `OwnTime`."""
         if self._first is not None:
-            self._parts.append((self._first, self._event()))
+            if share > 0:
+                self._parts.append((self._first, self._event(), share))
             self._first = None
 
     def _taken(self) -> list[float]:
-        through = [part for part in self._parts if part[1].query()]
+        # Asked one after the other, a later part may be done by now though an earlier was not: it stays for the next window.
+        through = list(takewhile(lambda part: part[1].query(), self._parts))
         self._parts = self._parts[len(through) :]
-        return [first.elapsed_time(last) / 1000 for first, last in through]
+        return [first.elapsed_time(last) / 1000 / share for first, last, share in through]
 
     def _event(self) -> torch.Event:
         event = torch.Event(self._device, enable_timing=True)

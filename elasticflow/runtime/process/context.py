@@ -131,7 +131,7 @@ class Worker:
         self.compilation = Compilation(self.heartbeat)
         self._usage = UsageReader(device)
         self.progress.own_time = own_time(device, self._report_figures)
-        self.vote.end_own_part = self.progress.own_time.end_own_part
+        self.vote.end_own_part = self._end_own_part
         self._profiler = StepProfiler(
             self.heartbeat, self.run_folder, self.rank, device.type, self.event, self.progress.go_on
         )
@@ -284,6 +284,11 @@ class Worker:
                 parameters=sum(p.numel() for p in model.parameters()),
             )
         self.phase("compile")  # until the first step is done, which includes many one-time costs
+
+    def _end_own_part(self) -> None:
+        if self.progress.own_time is not None:
+            part = self.vote.part
+            self.progress.own_time.end_own_part(1.0 if part is None else part * self.world_size)
 
     def _report_figures(self, times: StepTimes) -> None:
         usage = self._usage.read()

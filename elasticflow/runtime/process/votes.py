@@ -39,6 +39,7 @@ class Vote:
         random: All ranks seed python's and numpy's generators from the next step on.
         names: All ranks agree on the places of scalars after this step.
         end: Some rank's script wants training to end; `Run` decides after which step.
+        part: This rank's part of the current step's samples, as far as it has read them; None: all ranks have the same.
         end_own_part: Called when this rank is about to exchange something with the others; see `measuring/own_time.py`.
     """
 
@@ -52,6 +53,7 @@ class Vote:
         self.names_wanted = self.end_wanted = False
         self.leave = self.stop = self.snapshot = self.evaluation = self.memory = self.count = False
         self.buffers = self.random = self.names = self.end = False
+        self.part: float | None = None
         self.end_own_part: Callable[[], None] = lambda: None
 
     def when(self, request: Asked, is_wanted: Callable[[], bool]) -> None:

@@ -170,6 +170,7 @@ class ReplicatedStep(ABC):
 
 def micro_batches(batch: Batch, vote: Vote) -> Iterator[tuple[Any, int]]:
     """Yield the micro-batches of this rank; (None, 0) for each once its code, or a request to exit, ends training."""
+    vote.part = 0.0
     for _ in batch.model_keys:
         piece: tuple[Any, int] = None, 0
         if vote.stop_wanted is None:
@@ -179,4 +180,5 @@ def micro_batches(batch: Batch, vote: Vote) -> Iterator[tuple[Any, int]]:
                 request_stop(vote, stop)
             except Leaving:
                 vote.stop_wanted = LEAVE
+        vote.part += piece[1] / batch.samples
         yield piece

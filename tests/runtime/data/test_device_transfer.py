@@ -7,6 +7,7 @@ import random
 import time
 from collections import OrderedDict, UserDict
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -360,3 +361,26 @@ def test_cpu_batches_stay_what_they_are() -> None:
     assert transfer.pins_memory is False
     delivered = Delivered([batch], lambda: True)
     assert next(iter(transfer.move_ahead(delivered))) is batch
+
+
+class Graph:
+    """Tells a library of its own about the streams that use it, as DGL's graphs do."""
+
+    handle = 0
+
+    def record_stream(self, stream: Any) -> None:
+        """Take the handle of CUDA's stream."""
+        self.handle = stream.cuda_stream
+
+
+def test_object_that_records_streams_gets_one_of_its_devices_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.Stream` has no handle for other libraries."""
+    waited: list[Any] = []
+    base = SimpleNamespace(wait_event=waited.append)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda _: base)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=7))
+    graph, event = Graph(), torch.Event("cpu")
+    pending = device_transfer.PendingBatch("batch", torch.device("cuda", 0), event, [graph])
+    assert pending.handed_out() == "batch"
+    assert waited == [event]
+    assert graph.handle == 7

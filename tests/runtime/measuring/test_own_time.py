@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
+from elasticflow.runtime.data.index_loader import Batch
 from elasticflow.runtime.measuring import own_time as own_time_module
 from elasticflow.runtime.measuring.own_time import WINDOW_S, DeviceOwnTime, OwnTime, StepTimes, own_time
+from elasticflow.runtime.process.context import Worker
+from elasticflow.runtime.process.position import Position, even_split
 from elasticflow.runtime.process.votes import Vote
+from elasticflow.runtime.training.replicated_step import micro_batches
 
 if TYPE_CHECKING:
     from typing import Any
@@ -144,3 +149,62 @@ def test_device_that_lags_behind_is_not_waited_for(host: Clock, monkeypatch: pyt
         host.now += 0.1
         clock.begin_step()
     assert told
+
+
+def test_part_that_is_done_while_the_window_ends_counts_once(
+    host: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device goes on while its events are asked for: one is not done, and the next is."""
+    device, told = Device(monkeypatch), list[StepTimes]()
+    clock = DeviceOwnTime(torch.device("cuda", 0), told.append)
+    clock.begin_step()
+    for own_s in (1.0, 2.0, 3.0):
+        device.now += own_s
+        clock.end_own_part()
+        clock.begin_anew()
+    device.through = 1.0
+    answers, query = [], torch.Event.query
+
+    def late(event: Any) -> bool:
+        answers.append(query(event))
+        if len(answers) == 2:
+            device.through = device.now
+        return answers[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Event, "query", late)
+        taken = clock._taken()
+    assert taken + clock._taken() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("shards", [8, 16, 3])
+def test_rank_with_more_to_do_is_not_slow(
+    host: Clock, monkeypatch: pytest.MonkeyPatch, kind: str, shards: int
+) -> None:
+    """Shards that seven ranks cannot share evenly: each rank tells the time of an even share, one with none tells nothing."""
+    device = Device(monkeypatch)
+    told: list[list[float]] = []
+    for rank in range(7):
+        vote, times = Vote(), list[StepTimes]()
+        clock = own_time(torch.device(kind, 0), times.append)
+        worker: Any = SimpleNamespace(vote=vote, world_size=7, progress=SimpleNamespace(own_time=clock))
+        vote.end_own_part = partial(Worker._end_own_part, worker)
+        low, high = even_split(shards, 7, rank)
+        clock.begin_step()
+        for number in range(1, 40):
+            keys, pieces = list(range(low, high)), iter([("data", 5)] * (high - low))
+            batch = Batch(5 * shards, Position(number, 0, 0, 0, False), keys, pieces)
+            for _ in micro_batches(batch, vote):
+                host.now += 0.1
+                device.now += 0.1
+            vote.requests()
+            host.now += 1.0
+            device.now += 1.0
+            device.through = device.now
+            clock.begin_step()
+        assert bool(times) == (high > low)
+        told.append([each.own_s for each in times])
+    assert [own_s for each in told for own_s in each] == pytest.approx(
+        [0.1 * shards / 7] * sum(map(len, told))
+    )

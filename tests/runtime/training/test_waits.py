@@ -214,31 +214,36 @@ def test_waits_beside_those_of_distributed_data_parallel(
 class Tagger(nn.Module):
     """A model with a loss of its own, as those of transformers have."""
 
-    def __init__(self, look: Callable[[], object]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.inner, self._look = nn.Linear(8, 4), look
+        self.inner = nn.Linear(8, 4)
 
     def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Return the loss."""
-        self._look()
         return {"loss": cross_entropy(self.inner(inputs), labels)}
 
 
-def test_model_of_transformers_counts_before_its_forward(me: Any, device: Pretence) -> None:
-    """The host waits for the labels' number, and not for the forward."""
-    copies: list[int] = []
-    model = Tagger(lambda: copies.append(device.main.submitted)).to(device.device)
+def twice(model: nn.Module, data: Any) -> dict[str, Any]:
+    """Wrap the step for models of transformers; count each label twice."""
+    out = hugging_face.training_step(model, data)
+    return {**out, "count": out["count"] * 2 + out["count"].new_zeros(())}
+
+
+@pytest.mark.parametrize(("training_step", "times"), [(hugging_face.training_step, 1), (twice, 2)])
+def test_models_of_transformers_count_in_tensors(
+    me: Any, device: Pretence, training_step: Callable[..., Any], times: int
+) -> None:
+    """A step of the job's own may compute with the count, which is a tensor on any device; the host waits as for a mean and count."""
+    model = Tagger().to(device.device)
     me.device = device.device
-    pieces = [({"inputs": data[0], "labels": data[1]}, n) for data, n in batch(HERE, 6, 2).micro_batches]
-    given = batch(device.device, 6, 2)
+    pieces = [({"inputs": data[0], "labels": data[1]}, n) for data, n in batch(HERE, 6, 4).micro_batches]
     moved = [({key: value.to(device.device) for key, value in data.items()}, n) for data, n in pieces]
-    step = DDPStep(me, model, hugging_face.training_step, precision="fp32", on_nonfinite="stop")
+    step = DDPStep(me, model, training_step, precision="fp32", on_nonfinite="stop")
+    given = batch(device.device, 6, 4)._replace(micro_batches=iter(moved))
     device.waits.clear()
-    before = device.main.submitted
-    step.forward_backward(given._replace(micro_batches=iter(moved)))
-    assert copies == [before + 1, before + 2]  # the count of each, and no forward between copy and event
-    assert [wait.reason for wait in device.waits] == ["an event"] * 3
-    assert me.progress.noted["count"] == 8
+    step.forward_backward(given)
+    assert len(device.waits) == TABLE["DDP, mean and count"].now[1]
+    assert me.progress.noted["count"] == 16 * times
 
 
 def test_half_counts_and_sums_of_them(me: Any, device: Pretence) -> None:
