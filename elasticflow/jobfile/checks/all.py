@@ -57,6 +57,7 @@ def check_tables(source: Source, tables: ValidTables) -> list[Diagnostic]:
         *_optimizer(source, tables),
         *_rendezvous(source, tables),
         *_variables(source, tables),
+        *_device(source, tables),
         *_several_machines(source, tables),
         *_one_node_only(source, tables),
         *_uris(source),
@@ -205,6 +206,17 @@ def _variables(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
             f"leave it out: exact mode sets {value}, without which cuBLAS may add in another order each time"
         )
         yield source.problem(codes.EXCLUSIVE, message, ("env", name), remedy=remedy)
+
+
+def _device(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
+    """Yield a worker for each GPU, where all are to train on the CPU."""
+    nodes = tables.get("nodes")
+    if nodes is not None and nodes.nproc_per_node == "gpu" and nodes.device == "cpu":
+        message = 'nodes.nproc_per_node = "gpu" and nodes.device = "cpu" exclude each other'
+        remedy = (
+            'nodes.device = "cuda" trains on GPUs; nodes.nproc_per_node = "cpu" starts a worker for each core'
+        )
+        yield source.problem(codes.EXCLUSIVE, message, ("nodes", "nproc_per_node"), remedy=remedy)
 
 
 def _several_machines(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:

@@ -265,3 +265,11 @@ def test_order_of_data_shards_is_a_note(tmp_path: Path) -> None:
     file = tmp_path / "job.toml"
     file.write_text(JOB.format(train="steps = 100", dataset="shards = 16", batch=64, rest=""))
     assert {each.severity for each in load_job(file).diagnostics if each.code == "EF406"} == {"note"}
+
+
+def test_worker_for_each_gpu_does_not_train_on_the_cpu(told: Callable[..., Told]) -> None:
+    """One of the keys is wrong; a worker for each core, or a type of GPU, goes with the other."""
+    message = 'nodes.nproc_per_node = "gpu" and nodes.device = "cpu" exclude each other'
+    assert told('[nodes]\nnproc_per_node = "gpu"\ndevice = "cpu"') == [("EF106", message)]
+    assert told('[nodes]\nnproc_per_node = "gpu"\ndevice = "cuda"') == []
+    assert told('[nodes]\nnproc_per_node = "cpu"\ndevice = "cpu"') == []

@@ -34,7 +34,7 @@ def test_version_of_rocm(monkeypatch: pytest.MonkeyPatch) -> None:
     """ROCm's devices have CUDA's type; a snapshot that names no version of ROCm is of the same kind."""
     monkeypatch.setattr(torch.version, "hip", "6.4")
     monkeypatch.setattr(environment, "device_name", lambda _: "MI300X")
-    monkeypatch.setattr(float32, "facts", lambda _: {})
+    monkeypatch.setattr(float32, "precision_facts", lambda _: {})
     found = environment.describe(torch.device("cuda", 0))
     assert ("6.4", False) == (found["hip"], "cuda" in found)
     was = {name: fact for name, fact in found.items() if name != "hip"}
