@@ -37,9 +37,9 @@ def choose_device(identity: Identity, wanted: str = AUTO) -> torch.device:
     """Return this worker's device, which torch has selected: the accelerator of its local rank, or the CPU.
 
     The CPU is chosen where the machine has no accelerator that torch was built for, and where *wanted* is "cpu". Then
-    CUDA's and ROCm's devices are hidden from this process, and others are refused: `Optimizer.step` asks for the accelerator's current stream also if all
-    parameters are on the CPU (torch 2.13 and 2.14, `Optimizer._accelerator_graph_capture_health_check`), which opens a
-    context on device 0 in each worker.
+    CUDA's and ROCm's devices are hidden from this process, and others are refused: `Optimizer.step` asks for the
+    accelerator's current stream also if all parameters are on the CPU (torch 2.13 and 2.14,
+    `Optimizer._accelerator_graph_capture_health_check`), which opens a context on device 0 in each worker.
 
     A machine with fewer devices than workers is refused, with one exception: `srun --gpus-per-task=1` starts each worker as a
     Slurm task and gives each task a device, which has number 0 in every worker. torchrun and our agent are one task that
