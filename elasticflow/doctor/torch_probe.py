@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 LIMIT_S = 60.0
 _TOPIC = "torch"
 _INSTALL = "pip install 'elasticflow[torch]'"
-# This runs as `python -c`, without imports of elasticflow. A device counts once it has computed something, for which it makes
+# This runs as `python -c`. A device counts once it has computed something, for which it makes
 # a context: half a gigabyte of a GPU that someone else may be using. So only those are tried that their driver says are idle.
 _PROGRAM = """
-import json, subprocess, time
+import json, time
 began = time.perf_counter()
 import torch, torch.distributed as dist
 facts = {"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip,
@@ -34,25 +34,21 @@ for name in ("gloo", "nccl", "xccl"):
     facts[name] = dist.is_available() and getattr(dist, f"is_{name}_available", bool)()
 
 def idle_by_nvidia_smi():
-    wanted = "--query-gpu=uuid,memory.used,utilization.gpu"
-    rows = subprocess.run(["nvidia-smi", wanted, "--format=csv,noheader,nounits"],
-                          capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
-    idle = set()
-    for row in rows:
-        uuid, used, busy = row.split(", ")
-        if used.isdigit() and busy.isdigit() and int(used) < 1024 and int(busy) == 0:
-            idle.add(uuid)
-    return idle
+    rows = nvidia_smi.query(("uuid", "memory.used", "utilization.gpu"), 10)
+    return {uuid for uuid, used, busy in rows
+            if used.isdigit() and busy.isdigit() and int(used) < 1024 and int(busy) == 0}
 
 def is_idle(module, number, idle):
     if facts["cuda"]:
-        return f"GPU-{module.get_device_properties(number).uuid}" in idle
+        return nvidia_smi.uuid_of(module.get_device_properties(number)) in idle
     return facts["hip"] and module.device_memory_used(number) < 2**30 and module.utilization(number) == 0
 
 try:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     module = None if accelerator is None else torch.get_device_module(accelerator)
     if hasattr(module, "default_generators"):  # as in runtime/process/devices.py
+        from elasticflow.system import nvidia_smi
+
         facts["kind"] = accelerator.type
         try:
             idle = idle_by_nvidia_smi() if facts["cuda"] else set()

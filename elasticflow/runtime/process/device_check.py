@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.device_findings import Finding
+from elasticflow.system import nvidia_smi
 from elasticflow.system.device_errors import class_of_device_error
 from elasticflow.system.kernel_files import kernel_log
 from elasticflow.system.processes import die_with_parent
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     import torch
 
-_TOOL = "nvidia-smi"
 _TOOL_S = 30.0
 _DRIVER = "/dev/nvidiactl"  # there once NVIDIA's driver is loaded
 # Exit codes of nvidia-smi: it does not know a field, it finds no GPU; a GPU has fallen off the bus or is otherwise inaccessible.
@@ -137,7 +137,7 @@ def ask_driver(since_s: float) -> list[tuple[_Gpu | None, Finding]]:
         rows = _query("--query-gpu", _GPU_FIELDS)
         remapped = {row[0]: row[1:] for row in _query("--query-remapped-rows", _ROW_FIELDS)}
     except _ToolError as error:
-        found.append((None, Finding(_TOOL, str(error), is_fault=error.is_fault)))
+        found.append((None, Finding(nvidia_smi.TOOL, str(error), is_fault=error.is_fault)))
         rows, remapped = [], {}
     for uuid, bus, errors, retired in rows:
         gpus.append(gpu := _Gpu(uuid, _bus(bus)))
@@ -180,29 +180,20 @@ def _query(what: str, fields: Sequence[str]) -> list[list[str]]:
     Raises:
         _ToolError: it found a GPU that cannot be reached, or no driver, or does not answer.
     """
-    if (tool := shutil.which(_TOOL)) is None:
+    if shutil.which(nvidia_smi.TOOL) is None:
         return []
     try:
-        done = subprocess.run(
-            [tool, f"{what}={','.join(fields)}", "--format=csv,noheader,nounits"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_TOOL_S,
-            check=False,
-        )
+        return nvidia_smi.query(fields, _TOOL_S, what=what)
     except subprocess.TimeoutExpired:
         raise _ToolError(f"gives no answer within {_TOOL_S:g} s", is_fault=True) from None
+    except subprocess.CalledProcessError as error:
+        if error.returncode in _TELLS_NOTHING:
+            return []
+        text = error.stdout.strip()
+        is_lost = error.returncode == _LOST_DEVICE or "GPU is lost" in text + error.stderr
+        raise _ToolError(" ".join((text or error.stderr).split())[:300], is_fault=is_lost) from None
     except OSError as error:
         raise _ToolError(str(error), is_fault=False) from None
-    text = done.stdout.strip()
-    if done.returncode in _TELLS_NOTHING:
-        return []
-    is_lost = done.returncode == _LOST_DEVICE or "GPU is lost" in text + done.stderr
-    if is_lost or done.returncode != 0:
-        raise _ToolError(" ".join((text or done.stderr).split())[:300], is_fault=is_lost)
-    rows = [[field.strip() for field in line.split(",")] for line in text.splitlines()]
-    return [row for row in rows if len(row) == len(fields)]
 
 
 def xids(since_s: float) -> Iterator[tuple[str, int, str]]:
@@ -226,8 +217,7 @@ def uuid_of(device: torch.device) -> str:
         properties = torch.get_device_module(device).get_device_properties(device)
     except (RuntimeError, AssertionError):  # the driver does not work
         return ""
-    uuid = getattr(properties, "uuid", None)
-    return "" if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}"
+    return nvidia_smi.uuid_of(properties)
 
 
 def compute(device: torch.device) -> Finding:

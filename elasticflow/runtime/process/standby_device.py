@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional, grad
 
 from elasticflow.runtime.process import devices
+from elasticflow.system import nvidia_smi
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -122,13 +123,10 @@ def _memory_of(number: int) -> _Memory | None:
 
 
 def _memory_by_nvidia_smi(number: int) -> _Memory | None:
-    uuid = torch.cuda.get_device_properties(number).uuid
-    wanted = "--query-gpu=memory.free,compute_mode"
-    query = ["nvidia-smi", wanted, "--format=csv,noheader,nounits", f"--id=GPU-{uuid}"]
+    uuid = nvidia_smi.uuid_of(torch.cuda.get_device_properties(number))
     with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-        done = subprocess.run(query, capture_output=True, text=True, timeout=_QUERY_LIMIT_S, check=True)
-        free, mode = done.stdout.split(",")
-        return _Memory(int(free) << 20, mode.strip() not in {"Default", "[N/A]"})
+        [(free, mode)] = nvidia_smi.query(("memory.free", "compute_mode"), _QUERY_LIMIT_S, uuid=uuid)
+        return _Memory(int(free) << 20, mode not in {"Default", "[N/A]"})
     return None
 
 
