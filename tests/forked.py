@@ -85,29 +85,20 @@ class ForkedPrograms:
         self, program: Path, *arguments: str, environment: Mapping[str, str], cwd: Path = ROOT
     ) -> Program:
         """Start *program* as `python program arguments...` would, with *environment* and no other variables."""
-        from elasticflow.launcher.fork_server.helpers import HelperLostError
-
-        self._number += 1
-        request = {"argv": [str(program), *arguments], "environment": dict(environment), "cwd": str(cwd)}
-        stdout, stderr = (self._folder / f"{self._number}.{name}" for name in ("stdout", "stderr"))
-        for output in (stdout, stderr):  # there, also of a program that is killed before it could open them
-            output.touch()
-        variables = {_REQUEST: json.dumps(request)}
-        try:
-            pid = self._running_server().spawn(self._number, variables, str(stdout), str(stderr))
-        except HelperLostError:  # a test that ends all children of this process has ended it, too
-            self.close()
-            pid = self._running_server().spawn(self._number, variables, str(stdout), str(stderr))
-        return Program(self._running_server(), pid, stdout, stderr)
-
-    def _running_server(self) -> ForkServer:
         from elasticflow.launcher.fork_server.client import ForkServer
         from elasticflow.launcher.fork_server.protocol import Setup
 
         if self._server is None:
             self._server = ForkServer.start(Setup(__file__, (str(ROOT),)))
             self._server.wait_ready()
-        return self._server
+        self._number += 1
+        request = {"argv": [str(program), *arguments], "environment": dict(environment), "cwd": str(cwd)}
+        stdout, stderr = (self._folder / f"{self._number}.{name}" for name in ("stdout", "stderr"))
+        for output in (stdout, stderr):  # there, also of a program that is killed before it could open them
+            output.touch()
+        variables = {_REQUEST: json.dumps(request)}
+        pid = self._server.spawn(self._number, variables, str(stdout), str(stderr))
+        return Program(self._server, pid, stdout, stderr)
 
     def close(self) -> None:
         """End the server, and with it all programs."""

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.forked import ForkedPrograms
-
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.forked import ForkedPrograms
 
 pytestmark = pytest.mark.e2e
 
@@ -55,19 +54,3 @@ def test_a_fork_is_like_a_fresh_interpreter(forked: ForkedPrograms, tmp_path: Pa
     errors = [each.stderr.read_text() for each in started]
     assert ["", "", ""] == [errors[0], *errors[2:]]
     assert errors[1].endswith("ValueError: no such layer\n")
-
-
-@pytest.mark.usefixtures("real_processes")
-def test_a_server_that_was_ended_is_started_anew(tmp_path: Path) -> None:
-    """As by a test of code that ends all children of its process."""
-    program = tmp_path / "program.py"
-    program.write_text("print(1)")
-    programs = ForkedPrograms(tmp_path)
-    try:
-        assert programs.start(program, environment={}).wait(60) == 0
-        assert programs._server is not None
-        programs._server.process.kill()
-        programs._server.process.wait()
-        assert programs.start(program, environment={}).wait(60) == 0
-    finally:
-        programs.close()

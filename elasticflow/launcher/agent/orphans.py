@@ -112,7 +112,9 @@ def adopted(run: RunFolder, own: Collection[int]) -> list[int]:
     This process has started its *own* children only. Other children that are dead are reaped.
     """
     orphans: list[int] = []
-    launches = {os.environ.get(worker_environment.LAUNCH_ID)}
+    # Without a launch's mark of its own, this process cannot tell forks of its workers by one: no mark is no match.
+    launch = os.environ.get(worker_environment.LAUNCH_ID)
+    launches = set() if launch is None else {launch}
     waiting = [pid for pid in children_of(os.getpid()) if pid not in own]
     for pid in waiting:
         if _is_marked(pid, run, launches):
@@ -152,7 +154,7 @@ def _launch_ids(run: RunFolder) -> set[str]:
     return {record["launch_id"] for record in made if isinstance(record, dict) and record.get("launch_id")}
 
 
-def _is_marked(pid: int, run: RunFolder, launches: Collection[str | None]) -> bool:
+def _is_marked(pid: int, run: RunFolder, launches: Collection[str]) -> bool:
     with suppress(psutil.Error, OSError):
         variables = psutil.Process(pid).environ()
         # A forked process has the environment in which the fork server was started, before its run was known.

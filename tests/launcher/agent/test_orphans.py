@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticflow.launcher.agent import orphans
-from elasticflow.launcher.agent.orphans import EndedOrphan, Orphans, unclaimed
+from elasticflow.launcher.agent.orphans import EndedOrphan, Orphans, adopted, unclaimed
 from elasticflow.run_folder import RunFolder
 from tests.launcher.conftest import is_alive, wait_until
 
@@ -90,6 +90,24 @@ def test_what_was_forked_is_known_by_its_launch(tmp_path: Path) -> None:
     finally:
         for pid in pids:
             os.kill(pid, 9)
+
+
+def test_child_without_a_mark_is_no_orphan_where_the_agent_has_none_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent was started without a launch's id; with one, the launch's own child is found."""
+    monkeypatch.delenv("ELASTICFLOW_LAUNCH_ID", raising=False)
+    run, sleep = RunFolder(tmp_path / "jobs" / "run"), [sys.executable, "-c", "import time; time.sleep(60)"]
+    plain = subprocess.Popen(sleep)
+    marked = subprocess.Popen(sleep, env={**os.environ, "ELASTICFLOW_LAUNCH_ID": "aaaa"})
+    try:
+        assert not {plain.pid, marked.pid} & set(adopted(run, ()))
+        monkeypatch.setenv("ELASTICFLOW_LAUNCH_ID", "aaaa")
+        assert {plain.pid, marked.pid} & set(adopted(run, ())) == {marked.pid}
+    finally:
+        for child in (plain, marked):
+            child.kill()
+            child.wait()
 
 
 # The fork server, or a worker of it: it forks a child that is named as a worker's, and waits.
