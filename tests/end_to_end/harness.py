@@ -206,6 +206,18 @@ class Project:
             "run", job_file, f"--run-id={run_id}", *options, run_id=run_id, job=job, **environment
         )
 
+    def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run `elasticflow ARGUMENTS` in the project to its end."""
+        return subprocess.run(
+            [*self.prefix, sys.executable, "-m", "elasticflow", *arguments],
+            cwd=self.root,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+            env={**os.environ, "PYTHONPATH": _PATH},
+        )
+
     def elsewhere(self, root: Path) -> Project:
         """Return the project in another folder, as another machine has it; its launches are looked after here."""
         root.mkdir(exist_ok=True)

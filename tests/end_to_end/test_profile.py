@@ -5,32 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 from elasticflow import events
 from tests.end_to_end import tiny_job
-from tests.end_to_end.harness import LIMIT_S, ROOT, named, tensors
+from tests.end_to_end.harness import named, tensors
 
 if TYPE_CHECKING:
     from tests.end_to_end.harness import Project
     from tests.end_to_end.tiny_job import Reference
-
-
-def profile(project: Project, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
-    command = [sys.executable, "-m", "elasticflow", "profile", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        command,
-        cwd=project.root,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT_S,
-    )
 
 
 def test_traces_while_it_trains_and_the_same_bits(project: Project, tiny_reference: Reference) -> None:
@@ -39,7 +22,7 @@ def test_traces_while_it_trains_and_the_same_bits(project: Project, tiny_referen
     traced = project.run("jobs/tiny.toml", "traced", job="tiny", TINY_PAUSE_S="0.05")
     traced.wait_for_step(3)
 
-    done = profile(project, "traced", "--steps", "3", "--ranks", "all", "--format", "json")
+    done = project.call("profile", "traced", "--steps", "3", "--ranks", "all", "--format", "json")
     assert done.returncode == 0, done.stderr
     first, second = json.loads(done.stdout)
     assert (0, 1) == (first["rank"], second["rank"])
@@ -48,7 +31,7 @@ def test_traces_while_it_trains_and_the_same_bits(project: Project, tiny_referen
     assert {"data", "forward", "backward", "exchange", "optimizer"} <= first["parts_us"].keys()
     assert "aten::addmm" in [operator["name"] for operator in first["operators"]]
 
-    assert profile(project, "traced", "--steps", "1000", "--ranks", "1", "--no-wait").returncode == 0
+    assert project.call("profile", "traced", "--steps", "1000", "--ranks", "1", "--no-wait").returncode == 0
     traced.wait_for("the second trace", lambda: len(named(traced.events(), events.PROFILE_STARTED)) > 2)
     os.kill(traced.pid_of(1), signal.SIGKILL)
     tiny_job.hurry(project)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from elasticflow import events
-from tests.end_to_end.harness import LIMIT_S, ROOT, named
+from tests.end_to_end.harness import named
 
 if TYPE_CHECKING:
     from tests.end_to_end.harness import Project, Running
@@ -77,17 +74,9 @@ def start(
 
 def said(project: Project, *arguments: str) -> str:
     """Return the output of a command."""
-    command = [sys.executable, "-m", "elasticflow", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        command,
-        cwd=project.root,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=LIMIT_S,
-    ).stdout
+    done = project.call(*arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize(

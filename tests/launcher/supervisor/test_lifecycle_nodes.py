@@ -236,14 +236,19 @@ def test_signal_during_a_resize_ends_the_launch(cluster: Trial) -> None:
     assert [("drain", 1)] == cluster.agents.requests
 
 
-def test_node_that_fails_twice_in_a_row_is_excluded(cluster: Trial) -> None:
-    """Its workers failed first in two generations, others never did: the job continues without it."""
-    start(cluster, "n0", "n1")
-    cluster.step(7)
+def fail_twice(cluster: Trial) -> None:
+    """Have a worker of n1 fail first in two generations, without a step between."""
     for _ in range(2):
         cluster.fail(worker(2, -7), node="n1")
         cluster.killed("n0")
         cluster.wait(60)
+
+
+def test_node_that_fails_twice_in_a_row_is_excluded(cluster: Trial) -> None:
+    """Its workers failed first in two generations, others never did: the job continues without it."""
+    start(cluster, "n0", "n1")
+    cluster.step(7)
+    fail_twice(cluster)
 
     assert ("n0",) == cluster.agents.formed[-1][1]
     assert events.NODE_EXCLUDED in cluster.names()
@@ -522,10 +527,7 @@ def test_node_that_failed_twice_is_tried_again_with_a_new_agent(cluster: Trial) 
     """Its failures need not be its machine's."""
     start(cluster, "n0", "n1")
     cluster.step(7)
-    for _ in range(2):
-        cluster.fail(worker(2, -7), node="n1")
-        cluster.killed("n0")
-        cluster.wait(60)
+    fail_twice(cluster)
     cluster.step(8)
     cluster.join("n1")
     cluster.wait(60)
