@@ -120,8 +120,9 @@ class Act:
     """What is done to a run once it has finished *step*.
 
     Attributes:
-        what: `worker N`: kill -9 of that rank, a restart. `everything`: kill -9 of all processes. `drain`: SIGTERM.
-        sets: Keys that the launch after it has otherwise, as `--set` takes them; of no use to a killed worker.
+        what: `worker N`, `agent`: kill -9 of that rank or of the node's agent, a restart. `everything`: kill -9 of all processes.
+            `drain`: SIGTERM.
+        sets: Keys that the launch after it has otherwise, as `--set` takes them; of no use after a restart.
     """
 
     step: int
@@ -135,13 +136,14 @@ def disturb(series: Series, acts: Sequence[Act], outcome: Outcome) -> None:
     for act in acts:
         generation = series.trains(generation)
         series.reach(act.step)
-        if act.what.startswith("worker") or act.what == "everything":
+        is_restart = act.what.startswith("worker") or act.what == "agent"
+        if is_restart or act.what == "everything":
             series.kill(act.what)
         else:
             os.kill(series.running.process.pid, signal.SIGTERM)
             if (code := series.running.end()) != 75:
                 outcome.problems.append(f"exit code {code} after a drain")
-        if not act.what.startswith("worker"):
+        if not is_restart:
             series.resume(*(f"--set={text}" for text in act.sets), "--accept-drift")
 
 
