@@ -16,6 +16,7 @@ from elasticflow.protocol.snapshot_settings import Keep, SnapshotSettings
 from elasticflow.run_folder import snapshot_name
 from elasticflow.snapshots.format import policy
 from elasticflow.snapshots.format.manifest import ManifestFacts
+from elasticflow.snapshots.format.pieces import Piece
 from elasticflow.snapshots.format.shard_file import SnapshotRecord, StagedShard, TensorEntry
 from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.read import verify
@@ -203,8 +204,11 @@ class Story:
         facts: ManifestFacts,
     ) -> None:
         name = snapshot_name(self.step, generation, f"{self.step:08x}")
+        cut = SIZE // 3
+        first, second = (Piece.of_rows("own", (SIZE,), begin) for begin in (0, cut))
         entries = [
-            TensorEntry("own", "U8", (SIZE,), 0, SIZE),
+            TensorEntry(first.key, "U8", (cut,), 0, cut, piece=first),
+            TensorEntry(second.key, "U8", (SIZE - cut,), cut, SIZE - cut, piece=second),
             TensorEntry("frozen", "U8", (SIZE,), SIZE, SIZE, frozen=True),
         ]
         record = SnapshotRecord({"position": {"step": self.step}, "state": {}}, facts)
@@ -215,9 +219,11 @@ class Story:
         board.finish(pending, 0, files, None)
 
     def _content(self, found: Manifest, key: str) -> bytes:
-        place = found.tensors[key]
-        data = self.catalog.storage.read(f"{self.catalog.folder()}/{found.location(place.file)}")
-        return data[place.offset : place.offset + place.nbytes]
+        content = b""
+        for span in found.whole[key].spans(0, found.whole[key].nbytes):
+            data = self.catalog.storage.read(f"{self.catalog.folder()}/{found.location(span.file)}")
+            content += data[span.offset : span.offset + span.nbytes]
+        return content
 
 
 kinds = pytest.mark.parametrize("kind", ["folder", "memory"])

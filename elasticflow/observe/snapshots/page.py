@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.observe.terminal.formats import local_time, number, plural, size, span
+from elasticflow.snapshots.format.manifest import FORMAT
 from elasticflow.system.records import printable
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class TensorSum(NamedTuple):
 def tensors_by_prefix(manifest: Manifest) -> list[TensorSum]:
     """Return the sums of all tensors, by part and dtype."""
     sums: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-    for key, tensor in manifest.tensors.items():
+    for key, tensor in manifest.whole.items():
         total = sums[key.partition("/")[0], tensor.dtype]
         total[0] += 1
         total[1] += tensor.nbytes
@@ -105,11 +106,25 @@ def _files(manifest: Manifest) -> Iterator[str]:
     yield "files"
     files = {**manifest.files, **manifest.borrowed}
     width = max(map(len, list(files)[:_MOST_FILES]), default=0)
+    held = _held_by_file(manifest)
     for name, entry in list(files.items())[:_MOST_FILES]:
         sha = f"  sha256 {entry.sha256}" if entry.sha256 else ""
-        yield f"  {name:<{width}}  {size(entry.size):>10}  {plural(len(entry.crc32), 'block')} of CRC-32{sha}"
+        sums = f"{plural(len(entry.crc32), 'block')} of CRC-32{sha}"
+        yield f"  {name:<{width}}  {size(entry.size):>10}  {sums}{held.get(name, '')}"
     if len(files) > _MOST_FILES:
         yield f"  ... {len(files) - _MOST_FILES} more"
+
+
+def _held_by_file(manifest: Manifest) -> dict[str, str]:
+    """Return how many whole tensors and how many pieces lie in each file of a snapshot of a sharded model; else nothing."""
+    if manifest.format == FORMAT:
+        return {}
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for place in manifest.tensors.values():
+        counts[place.file][place.piece is not None] += 1
+    return {
+        file: f"  {plural(whole, 'tensor')}, {plural(cut, 'piece')}" for file, (whole, cut) in counts.items()
+    }
 
 
 def _tensors(manifest: Manifest) -> Iterator[str]:
@@ -119,3 +134,6 @@ def _tensors(manifest: Manifest) -> Iterator[str]:
     for part in sums:
         count = plural(part.tensors, "tensor")
         yield f"  {part.prefix:<{width}}  {part.dtype:<8} {count:>14}  {size(part.bytes):>10}"
+    in_pieces = [len(whole.pieces) for whole in manifest.whole.values() if whole.pieces[0].piece]
+    if in_pieces:
+        yield f"  {plural(len(in_pieces), 'tensor')} in pieces, up to {max(in_pieces)} each"

@@ -7,18 +7,21 @@ import json
 import math
 import re
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from elasticflow.errors import SnapshotError
 from elasticflow.run_folder import SNAPSHOT_NAME
 from elasticflow.snapshots.format.dtypes import DTYPES
+from elasticflow.snapshots.format.pieces import Piece, PiecesError, WholeTensor, whole_tensors
 from elasticflow.system import records
 from elasticflow.system.records import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-FORMAT = 1
+# Format 2 is format 1 with tensors in pieces, and is written only where there are some: older versions read the rest.
+FORMAT, WITH_PIECES = 1, 2
 FILE_NAME = "MANIFEST.json"
 STATE_FILE = "state.json"
 # Bytes under one checksum: few enough to say where the damage is.
@@ -57,6 +60,9 @@ class TensorPlace:
     """Place of a tensor: file, safetensors dtype, shape, offset from the start of the file, bytes.
 
     The file is one of the snapshot's own, or a key of `Manifest.borrowed`; see `Manifest.location`.
+
+    Attributes:
+        piece: The larger tensor of which it is some rows, if so.
     """
 
     file: str
@@ -64,11 +70,26 @@ class TensorPlace:
     shape: tuple[int, ...]
     offset: int
     nbytes: int
+    piece: Piece | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON, those of a piece beside the others."""
+        content = asdict(self)
+        piece = content.pop("piece")
+        return content if piece is None else {**content, **piece}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> TensorPlace:
-        """Return the place whose fields are *content*."""
-        return cls(**{**content, "shape": tuple(content["shape"])})
+        """Return the place that `to_json` wrote."""
+        piece = Piece.from_json(content) if "of" in content else None
+        own = (
+            content["file"],
+            content["dtype"],
+            tuple(content["shape"]),
+            content["offset"],
+            content["nbytes"],
+        )
+        return cls(*own, piece)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +129,7 @@ class Manifest(ManifestFacts):
         name: Folder name: step, generation and id.
         created: Unix time of the commit.
         files: The snapshot's own files, by name.
-        tensors: Place of each tensor, by key.
+        tensors: Place of each tensor, by key, or of each piece of a tensor, by the piece's key; see `whole`.
         seconds: From the first staged shard to the commit.
         borrowed: Files of earlier snapshots that hold tensors unchanged since: "<snapshot>/<file>". Never a file that
             snapshot borrowed itself.
@@ -125,6 +146,15 @@ class Manifest(ManifestFacts):
     seconds: float = 0.0
     borrowed: dict[str, FileEntry] = field(default_factory=dict)
     format: int = FORMAT
+
+    @cached_property
+    def whole(self) -> dict[str, WholeTensor]:
+        """The tensors by the keys that state.json uses, whether they lie in pieces or not.
+
+        Raises:
+            PiecesError: pieces do not fit together; never in a manifest that `parse` gave.
+        """
+        return whole_tensors(self.tensors)
 
     @property
     def size(self) -> int:
@@ -153,6 +183,7 @@ class Manifest(ManifestFacts):
     def to_bytes(self) -> bytes:
         """Return the content of MANIFEST.json, with the digest over the rest."""
         content = asdict(self)
+        content["tensors"] = {key: place.to_json() for key, place in self.tensors.items()}
         if self.metric is not None and not math.isfinite(self.metric):
             # JSON has no infinities.
             content["metric"] = str(self.metric)
@@ -164,19 +195,24 @@ def measure_of(name: str, source: str | None) -> str:
     return name if source is None else f"{name}{_SOURCE}{source})"
 
 
+def format_of(tensors: Mapping[str, TensorPlace]) -> int:
+    """Return the format of a manifest with these tensors."""
+    return WITH_PIECES if any(place.piece for place in tensors.values()) else FORMAT
+
+
 def parse(data: bytes) -> Manifest:
     """Return the manifest in *data*; its names, places and sizes fit together.
 
     Raises:
         DamagedSnapshotError: *data* is not JSON, of an unknown format, incomplete, or differs from its digest; or a
             value has the wrong type or is out of range, a name leads out of the folder, or tensors overlap, leave
-            gaps or reach beyond their file.
+            gaps or reach beyond their file; or the pieces of a tensor do not make it whole.
     """
     try:
         content = records.parse(data)
-        if content.get("format") != FORMAT or isinstance(content["format"], bool):
+        if content.get("format") not in (FORMAT, WITH_PIECES) or isinstance(content["format"], bool):
             raise DamagedSnapshotError(
-                f"{FILE_NAME} has format {printable(content.get('format'))}, this version reads {FORMAT}"
+                f"{FILE_NAME} has format {printable(content.get('format'))}, this version reads {FORMAT} and {WITH_PIECES}"
             )
         if content.pop("digest", None) != _digest(content):
             raise DamagedSnapshotError(f"{FILE_NAME} does not match its digest")
@@ -187,6 +223,8 @@ def parse(data: bytes) -> Manifest:
         raise DamagedSnapshotError(f"{FILE_NAME} is nested too deeply") from None
     except _Wrong as error:
         raise DamagedSnapshotError(f"{FILE_NAME}: {error}") from None
+    except PiecesError as error:
+        raise DamagedSnapshotError(f"{FILE_NAME}: {printable(error.message)}") from None
     except (KeyError, TypeError, ValueError) as error:
         text = printable(f"{type(error).__name__}: {error}")
         raise DamagedSnapshotError(f"{FILE_NAME} is incomplete: {text}") from None
@@ -210,12 +248,16 @@ def _checked(content: dict[str, Any]) -> Manifest:
     borrowed = {name: _file(name, e, _LENT_FILE) for name, e in content.get("borrowed", {}).items()}
     tensors = {key: _tensor(key, place) for key, place in content["tensors"].items()}
     _check_extents(tensors, files | borrowed)
-    for key, other in content.get("aliases", {}).items():
-        if other not in tensors:
-            raise _Wrong(f"{printable(key)} is another name of {printable(other)}, which it does not hold")
+    if content["format"] != format_of(tensors):
+        raise _Wrong(f"its format is {content['format']}, and that of its tensors {format_of(tensors)}")
     metric = None if content["metric"] is None else float(content["metric"])
     read = {"files": files, "borrowed": borrowed, "tensors": tensors, "metric": metric}
-    return Manifest(**{**content, **read})
+    manifest = Manifest(**{**content, **read})
+    whole = manifest.whole
+    for key, other in manifest.aliases.items():
+        if other not in whole:
+            raise _Wrong(f"{printable(key)} is another name of {printable(other)}, which it does not hold")
+    return manifest
 
 
 def _file(name: str, content: Any, pattern: re.Pattern[str]) -> FileEntry:
@@ -234,12 +276,12 @@ def _file(name: str, content: Any, pattern: re.Pattern[str]) -> FileEntry:
 
 
 def _tensor(key: str, content: Any) -> TensorPlace:
-    if type(content) is not dict or content.keys() != _PLACE:
+    if type(content) is not dict or content.keys() not in (_PLACE, _PLACE | _PIECE):
         raise _Wrong(f"what it says of tensor {printable(key)} is no place")
     shape, dtype, nbytes, offset = content["shape"], content["dtype"], content["nbytes"], content["offset"]
     if type(dtype) is not str or dtype not in DTYPES:
         raise _Wrong(f"tensor {printable(key)} is of {printable(dtype)}, which this version does not know")
-    if type(shape) is not list or len(shape) > _MOST_DIMENSIONS or not all(map(_is_count, shape)):
+    if not _is_shape(shape):
         raise _Wrong(f"tensor {printable(key)}: the shape is not a list of counts")
     # Without the zeros: torch multiplies the other dimensions, too.
     if math.prod(filter(None, shape)) > _LARGEST or not _is_count(nbytes) or not _is_count(offset):
@@ -248,7 +290,13 @@ def _tensor(key: str, content: Any) -> TensorPlace:
         raise _Wrong(f"tensor {printable(key)} has {nbytes} bytes, and its shape and type another number")
     if type(content["file"]) is not str:
         raise _Wrong(f"tensor {printable(key)}: the file is not named by a text")
-    return TensorPlace(content["file"], dtype, tuple(shape), offset, nbytes)
+    if "of" in content:
+        of, whole, offsets = content["of"], content["global_shape"], content["global_offsets"]
+        if type(of) is not str or not (
+            _is_shape(whole) and _is_shape(offsets) and len(whole) == len(offsets) > 0
+        ):
+            raise _Wrong(f"tensor {printable(key)}: of which tensor it is a piece, and where, is not told")
+    return TensorPlace.from_json(content)
 
 
 def _check_extents(tensors: Mapping[str, TensorPlace], files: Mapping[str, FileEntry]) -> None:
@@ -267,6 +315,10 @@ def _check_extents(tensors: Mapping[str, TensorPlace], files: Mapping[str, FileE
             end += nbytes
         if end != files[file].size:
             raise _Wrong(f"tensors in {file} end at byte {end}, and the file at byte {files[file].size}")
+
+
+def _is_shape(value: object) -> bool:
+    return type(value) is list and len(value) <= _MOST_DIMENSIONS and all(map(_is_count, value))
 
 
 def _is_count(value: object) -> bool:
@@ -298,6 +350,7 @@ def _is_object(value: object) -> bool:
 
 
 _PLACE = {"file", "dtype", "shape", "offset", "nbytes"}
+_PIECE = {"of", "global_shape", "global_offsets"}
 _LARGEST = (1 << 63) - 1
 # The last second of the year 9999: later ones have no date.
 _LATEST = 253_402_300_799.0

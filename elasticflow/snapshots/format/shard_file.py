@@ -1,4 +1,4 @@
-"""Shard files: whole tensors in safetensors layout, checksummed while they are written.
+"""Shard files: tensors and pieces of tensors in safetensors layout, checksummed while they are written.
 
 Layout: the length of the header (8 bytes, little-endian), the header as JSON, the tensors. safetensors 0.8 refuses gaps
 between tensors. The header is padded to a multiple of 8 bytes, which safetensors does not demand.
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticflow.snapshots.format.digests import Checksums
 from elasticflow.snapshots.format.manifest import FileEntry, ManifestFacts, TensorPlace
+from elasticflow.snapshots.format.pieces import Piece
 from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ class TensorEntry:
     """A tensor in a staging buffer: key, safetensors dtype ("F32"), shape, offset and bytes in the buffer.
 
     A frozen tensor takes no gradient: it lies in a file that is not written again as long as it stays the same.
+
+    Attributes:
+        piece: The larger tensor of which it is some rows, if so; *key* is then the piece's.
     """
 
     key: str
@@ -54,11 +58,13 @@ class TensorEntry:
     offset: int
     nbytes: int
     frozen: bool = False
+    piece: Piece | None = None
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> TensorEntry:
         """Return the entry whose fields are *content*."""
-        return cls(**{**content, "shape": tuple(content["shape"])})
+        piece = None if content["piece"] is None else Piece.from_json(content["piece"])
+        return cls(**{**content, "shape": tuple(content["shape"]), "piece": piece})
 
 
 @dataclass(frozen=True)
@@ -126,7 +132,8 @@ class WrittenFile:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON, for another node's writer."""
-        return asdict(self)
+        tensors = {key: place.to_json() for key, place in self.tensors.items()}
+        return {"name": self.name, "entry": asdict(self.entry), "tensors": tensors}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> WrittenFile:
@@ -177,7 +184,7 @@ def pack(name: str, *, tensors: Sequence[TensorEntry], staged: memoryview, about
     """
     ordered = sorted(tensors, key=lambda t: (t.offset, t.nbytes))
     front, offsets = header(about, {tensor.key: tensor for tensor in ordered})
-    places = {t.key: TensorPlace(name, t.dtype, t.shape, offsets[t.key], t.nbytes) for t in ordered}
+    places = {t.key: TensorPlace(name, t.dtype, t.shape, offsets[t.key], t.nbytes, t.piece) for t in ordered}
     return Packed(name, [memoryview(front), *_runs(ordered, staged)], places)
 
 

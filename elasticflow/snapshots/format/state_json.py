@@ -18,7 +18,7 @@ from elasticflow.system.records import printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from elasticflow.snapshots.format.manifest import TensorPlace
+    from elasticflow.snapshots.format.pieces import WholeTensor
 
 # Key beside the parts: the names of the parameters that numbers in the optimizer's state stand for.
 PARAMETERS = "parameters"
@@ -73,7 +73,7 @@ class Ref:
     index: int | None = None
 
 
-def parse(data: bytes, tensors: Mapping[str, TensorPlace]) -> dict[str, Any]:
+def parse(data: bytes, tensors: Mapping[str, WholeTensor]) -> dict[str, Any]:
     """Return the content of state.json; it can be decoded, and every tensor that it names is among *tensors*.
 
     Raises:
@@ -98,7 +98,7 @@ def parse(data: bytes, tensors: Mapping[str, TensorPlace]) -> dict[str, Any]:
     return content
 
 
-def _values_in(value: dict[str, Any] | list[Any], tensors: Mapping[str, TensorPlace]) -> list[Any]:
+def _values_in(value: dict[str, Any] | list[Any], tensors: Mapping[str, WholeTensor]) -> list[Any]:
     """Return the values directly inside *value*; raise DamagedSnapshotError if a mark has the wrong content."""
     if isinstance(value, list):
         return value

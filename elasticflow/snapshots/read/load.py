@@ -71,14 +71,17 @@ class LoadedSnapshot:
         manifest = parse(content["manifest"].encode())
         return cls(manifest, content["state_json"], VerifiedFiles.from_json(content["files"], descriptors))
 
-    def read_into(self, key: str, target: memoryview) -> None:
-        """Fill *target* with the bytes of tensor *key*, as they were verified.
+    def read_into(self, key: str, target: memoryview, begin: int = 0) -> None:
+        """Fill *target* with bytes of tensor *key* from *begin* on, as they were verified; reads no other bytes.
 
         Raises:
-            SnapshotError: the tensor's file changed meanwhile, or cannot be read.
+            SnapshotError: a file of the tensor changed meanwhile, or cannot be read.
         """
-        place = self.manifest.tensors[key]
-        self.files.read_into(self.manifest.location(place.file), place.offset, target)
+        done = 0
+        for span in self.manifest.whole[key].spans(begin, begin + len(target)):
+            part = target[done : done + span.nbytes]
+            self.files.read_into(self.manifest.location(span.file), span.offset, part)
+            done += span.nbytes
 
 
 class SnapshotReader:
@@ -114,7 +117,7 @@ class SnapshotReader:
                 files.check_at(self._catalog.storage, folder)
             content = files.read(manifest.location(STATE_FILE))
             # Checked here, once for all ranks of the node.
-            state_json.parse(content, manifest.tensors)
+            state_json.parse(content, manifest.whole)
         except BaseException:
             if files is not None:
                 files.close()

@@ -47,7 +47,7 @@ def read_state(catalog: Catalog, manifest: Manifest) -> dict[str, Any]:
     if entry is None:
         raise DamagedSnapshotError(f"{STATE_FILE} is not in the manifest")
     content = read_shard(catalog.storage, f"{catalog.folder(manifest.name)}/{STATE_FILE}", entry)
-    return state_json.parse(bytes(content), manifest.tensors)
+    return state_json.parse(bytes(content), manifest.whole)
 
 
 def verify(catalog: Catalog, manifest: Manifest, progress: Callable[[int], None] | None = None) -> list[str]:

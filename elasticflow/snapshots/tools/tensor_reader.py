@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.errors import SnapshotError
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError
@@ -16,6 +16,7 @@ from elasticflow.snapshots.read.stream import VerifiedStream
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from elasticflow.snapshots.format.pieces import Span
     from elasticflow.snapshots.format.state_json import Ref
     from elasticflow.snapshots.tools.exported import Export
 
@@ -27,18 +28,19 @@ class TensorSlice:
     """Bytes that are wanted: a stored tensor or one element of it.
 
     Attributes:
-        path: File in the storage.
-        offset: First byte in the file.
-        nbytes: Number of bytes.
+        spans: Where they lie, in their order; files are paths in the storage.
         dtype: Name of the dtype in safetensors.
         shape: Shape of the tensor.
     """
 
-    path: str
-    offset: int
-    nbytes: int
+    spans: tuple[Span, ...]
     dtype: str
     shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes."""
+        return sum(span.nbytes for span in self.spans)
 
     @property
     def itemsize(self) -> int:
@@ -48,13 +50,16 @@ class TensorSlice:
 
 def slice_of(export: Export, ref: Ref) -> TensorSlice:
     """Return the place of the tensor."""
-    place = export.manifest.tensors[ref.key]
-    path = f"{export.catalog.folder()}/{export.manifest.location(place.file)}"
-    whole = TensorSlice(path, place.offset, place.nbytes, place.dtype, place.shape)
-    if ref.index is None:
-        return whole
-    size = whole.itemsize
-    return TensorSlice(path, place.offset + ref.index * size, size, place.dtype, ())
+    whole, folder = export.manifest.whole[ref.key], export.catalog.folder()
+    begin, end, shape = 0, whole.nbytes, whole.shape
+    if ref.index is not None:
+        size = whole.nbytes // math.prod(whole.shape)
+        begin, end, shape = ref.index * size, (ref.index + 1) * size, ()
+    spans = tuple(
+        span._replace(file=f"{folder}/{export.manifest.location(span.file)}")
+        for span in whole.spans(begin, end)
+    )
+    return TensorSlice(spans, whole.dtype, shape)
 
 
 def copy(export: Export, wanted: Iterable[tuple[TensorSlice, Take]]) -> None:
@@ -84,32 +89,47 @@ def copy(export: Export, wanted: Iterable[tuple[TensorSlice, Take]]) -> None:
         )
 
 
+class _Wanted(NamedTuple):
+    """Bytes of a file that a receiver wants, and their offset in its piece."""
+
+    span: Span
+    offset: int
+    take: Take
+
+
 class _Distributor:
     """Finds the pieces that a stretch of a file holds, and hands them its bytes."""
 
     def __init__(self, wanted: Iterable[tuple[TensorSlice, Take]]) -> None:
-        self._pieces: dict[str, list[tuple[TensorSlice, Take]]] = defaultdict(list)
-        for piece, take in sorted(wanted, key=lambda pair: pair[0].offset):
-            if piece.nbytes:
-                self._pieces[piece.path].append((piece, take))
+        self._wanted: dict[str, list[_Wanted]] = defaultdict(list)
+        for piece, take in wanted:
+            offset = 0
+            for span in piece.spans:
+                self._wanted[span.file].append(_Wanted(span, offset, take))
+                offset += span.nbytes
+        for of_file in self._wanted.values():
+            of_file.sort(key=lambda each: each.span.offset)
         # Tensors do not overlap, so their ends are in the same order.
-        self._ends = {path: [p.offset + p.nbytes for p, _ in found] for path, found in self._pieces.items()}
+        self._ends = {
+            path: [span.offset + span.nbytes for span, _, _ in of_file]
+            for path, of_file in self._wanted.items()
+        }
         self.failure: OSError | None = None
 
     @property
     def paths(self) -> list[str]:
         """The files that hold something wanted."""
-        return list(self._pieces)
+        return list(self._wanted)
 
     def __call__(self, path: str, offset: int, data: memoryview) -> None:
         """Hand over the wanted parts of *data*, at *offset* of the file."""
         end = offset + len(data)
-        for piece, take in self._pieces[path][bisect_right(self._ends[path], offset) :]:
-            if piece.offset >= end:
+        for span, begin, take in self._wanted[path][bisect_right(self._ends[path], offset) :]:
+            if span.offset >= end:
                 break
-            first, last = max(offset, piece.offset), min(end, piece.offset + piece.nbytes)
+            first, last = max(offset, span.offset), min(end, span.offset + span.nbytes)
             try:
-                take(first - piece.offset, data[first - offset : last - offset])
+                take(begin + first - span.offset, data[first - offset : last - offset])
             except OSError as error:
                 self.failure = error
                 raise

@@ -11,7 +11,7 @@ from elasticflow import events
 from elasticflow.errors import StorageError
 from elasticflow.snapshots.client.messages import RetentionDone
 from elasticflow.snapshots.client.writer_reports import FENCED, SnapshotReport
-from elasticflow.snapshots.format import manifest, policy, shard_file
+from elasticflow.snapshots.format import manifest, pieces, policy, shard_file
 from elasticflow.snapshots.format.manifest import Manifest
 from elasticflow.snapshots.store.publish import CommitAbandonedError, CommitRefusedError, Publisher
 from elasticflow.snapshots.writer.pending import Role, State
@@ -111,6 +111,8 @@ class Committer:
 
     def _manifest(self, pending: PendingSnapshot, files: list[WrittenFile]) -> Manifest:
         assert pending.record is not None, "rank 0 hands the record over with its shard"
+        tensors = {key: place for file in files for key, place in file.tensors.items()}
+        pieces.whole_tensors(tensors)  # a snapshot without some rows must never exist
         return Manifest(
             run_id=self._start.run_id,
             name=pending.name,
@@ -121,7 +123,8 @@ class Committer:
             seconds=round(time.monotonic() - pending.began, 4),
             files={file.name: file.entry for file in files if not file.is_borrowed},
             borrowed={file.name: file.entry for file in files if file.is_borrowed},
-            tensors={key: place for file in files for key, place in file.tensors.items()},
+            tensors=tensors,
+            format=manifest.format_of(tensors),
             **vars(pending.record.manifest),
         )
 

@@ -84,8 +84,8 @@ def test_changed_values_are_refused() -> None:
 
 def test_other_formats_are_named() -> None:
     """A later format is refused by number, not as damage of unknown kind."""
-    content = {**json.loads(made().to_bytes()), "format": 2}
-    with pytest.raises(DamagedSnapshotError, match=r"MANIFEST.json has format 2, this version reads 1"):
+    content = {**json.loads(made().to_bytes()), "format": 3}
+    with pytest.raises(DamagedSnapshotError, match=r"MANIFEST.json has format 3, this version reads 1 and 2"):
         manifest.parse(json.dumps(content).encode())
 
 

@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 
 from elasticflow.snapshots.format import state_json
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError, TensorPlace
+from elasticflow.snapshots.format.pieces import whole_tensors
 from tests.snapshots.format.test_manifest import HOSTILE, JSON, paths_in
 
-TENSORS = {"model/w": TensorPlace("a", "F32", (2,), 8, 8), "scalars": TensorPlace("a", "F32", (3,), 16, 12)}
+TENSORS = whole_tensors(
+    {"model/w": TensorPlace("a", "F32", (2,), 8, 8), "scalars": TensorPlace("a", "F32", (3,), 16, 12)}
+)
 STATE: dict[str, Any] = {
     "position": {"step": 5, "epoch": 0, "is_epoch_end": False, "cursors": [1, 2]},
     "state": {

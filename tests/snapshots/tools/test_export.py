@@ -22,6 +22,7 @@ from elasticflow.runtime.state import tensors
 from elasticflow.runtime.state.state import State
 from elasticflow.snapshots.format.dtypes import DTYPES
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError
+from elasticflow.snapshots.format.pieces import Span
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.snapshots.tools import export_torch
 from elasticflow.snapshots.tools.export import write
@@ -441,7 +442,9 @@ def test_part_that_was_measured(bench: Bench, evaluation: dict[str, Any] | None,
 def test_every_type_that_a_snapshot_can_hold_is_exported(name: str) -> None:
     """One table says what each is in torch, and how wide."""
     width = DTYPES[name].nbytes
-    tensor = export_torch._tensor(TensorSlice("file", 0, 2 * width, name, (2,)), bytearray(2 * width))
+    tensor = export_torch._tensor(
+        TensorSlice((Span("file", 0, 2 * width),), name, (2,)), bytearray(2 * width)
+    )
     assert (DTYPES[name].torch_name, width) == (
         str(tensor.dtype).removeprefix("torch."),
         tensor.element_size(),

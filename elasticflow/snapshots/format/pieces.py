@@ -1,0 +1,138 @@
+"""Tensors that lie in pieces: each rank of a sharded model stores its own rows of a tensor.
+
+Only the first dimension is ever cut. So the bytes of a tensor are those of its pieces, one after the other, and any
+range of rows is a range of bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from elasticflow.errors import SnapshotError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from elasticflow.snapshots.format.manifest import TensorPlace
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stored tensor is some rows of a larger one. The fields are named as in torch's `CheckpointableTensor`.
+
+    Attributes:
+        of: Key of the whole tensor.
+        global_shape: Shape of the whole tensor.
+        global_offsets: Place of the first element in the whole tensor: zeros but for the first dimension.
+    """
+
+    of: str
+    global_shape: tuple[int, ...]
+    global_offsets: tuple[int, ...]
+
+    @classmethod
+    def of_rows(cls, key: str, shape: tuple[int, ...], begin: int) -> Piece:
+        """Return the piece of tensor *key* whose first row is *begin*."""
+        return cls(key, shape, (begin, *(0,) * (len(shape) - 1)))
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Piece:
+        """Return the piece whose fields are *content*."""
+        return cls(content["of"], tuple(content["global_shape"]), tuple(content["global_offsets"]))
+
+    @property
+    def begin(self) -> int:
+        """Its first row in the whole tensor."""
+        return self.global_offsets[0]
+
+    @property
+    def key(self) -> str:
+        """Key of the piece itself: `model/weight@128`."""
+        return f"{self.of}@{self.begin}"
+
+
+class Span(NamedTuple):
+    """Consecutive bytes of a file: the file's name in the manifest, the first byte, and the number of bytes."""
+
+    file: str
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class WholeTensor:
+    """A tensor of a snapshot, wherever its bytes lie.
+
+    Attributes:
+        dtype: Name of the dtype in safetensors.
+        shape: Shape of the whole tensor.
+        pieces: Places of its pieces, in the order of their rows; the one place of a tensor that is not cut.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: tuple[TensorPlace, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return sum(place.nbytes for place in self.pieces)
+
+    def spans(self, begin: int, end: int) -> Iterator[Span]:
+        """Yield where bytes `[begin, end)` of the whole tensor lie, in their order."""
+        first = 0
+        for place in self.pieces:
+            low, high = max(begin, first), min(end, first + place.nbytes)
+            if low < high:
+                yield Span(place.file, place.offset + low - first, high - low)
+            first += place.nbytes
+
+
+class PiecesError(SnapshotError):
+    """Pieces of tensors that do not fit together."""
+
+
+def whole_tensors(places: Mapping[str, TensorPlace]) -> dict[str, WholeTensor]:
+    """Return all tensors by the keys that state.json uses; *places* has each tensor or piece by its own key.
+
+    Raises:
+        PiecesError: pieces of a tensor overlap, leave a gap, or differ in dtype or shape; the text names tensor and rows.
+    """
+    whole: dict[str, WholeTensor] = {}
+    cut: dict[str, list[TensorPlace]] = {}
+    for key, place in places.items():
+        if place.piece is None:
+            whole[key] = WholeTensor(place.dtype, place.shape, (place,))
+        else:
+            if place.piece.key != key:
+                raise PiecesError(
+                    f"{key} is called a piece of {place.piece.of} from row {place.piece.begin} on"
+                )
+            cut.setdefault(place.piece.of, []).append(place)
+    for key, pieces in cut.items():
+        if key in whole:
+            raise PiecesError(f"{key} is there as a whole and in pieces")
+        whole[key] = _joined(key, pieces)
+    return whole
+
+
+def _joined(key: str, places: list[TensorPlace]) -> WholeTensor:
+    pieces = sorted(((place.piece, place) for place in places if place.piece), key=lambda pair: pair[0].begin)
+    first, dtype = pieces[0][0], pieces[0][1].dtype
+    shape, end = first.global_shape, 0
+    for piece, place in pieces:
+        if piece.global_shape != shape or place.dtype != dtype or not shape:
+            raise PiecesError(f"the pieces of {key} are of several shapes or dtypes")
+        expected = Piece.of_rows(key, shape, piece.begin)
+        if piece != expected or place.shape[1:] != shape[1:] or len(place.shape) != len(shape):
+            raise PiecesError(f"piece {piece.key} is cut along another dimension than the first")
+        if piece.begin > end:
+            raise PiecesError(f"rows {end} to {piece.begin} of {key} are missing")
+        if piece.begin < end:
+            raise PiecesError(f"rows {piece.begin} to {end} of {key} are there twice")
+        end += place.shape[0]
+    if end != shape[0] or math.prod(shape) == 0:
+        raise PiecesError(f"rows {end} to {shape[0]} of {key} are missing")
+    return WholeTensor(dtype, shape, tuple(place for _, place in pieces))
