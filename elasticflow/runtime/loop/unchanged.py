@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from elasticflow.errors import HookError
 from elasticflow.runtime.process.torch_private import version_of
+from elasticflow.runtime.sharding.boxes import local_of
 from elasticflow.runtime.snapshot import checksums
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Unchanged:
     def _tensors(self) -> dict[str, Tensor]:
         words = ("", "the average's ")
         return {
-            f"{word}{name}": tensor
+            f"{word}{name}": local_of(tensor)
             for word, module in zip(words, self._modules, strict=False)
             for name, tensor in module.state_dict(keep_vars=True).items()
             if isinstance(tensor, Tensor)

@@ -239,25 +239,27 @@ _ABSTAINS = -(2**60)
 
 
 class DigestComparison:
-    """Compares a digest of a text between all ranks: the constructor starts the comparison, `are_equal` waits for it.
+    """Compares digests of texts between all ranks: the constructor starts the comparison, `are_equal` waits for it.
 
     Collective: every rank constructs it at the same place, and calls `are_equal` once.
 
     Args:
-        text: This rank's text; None: this rank takes part without a text that counts.
+        texts: This rank's texts, as many on every rank. A text is compared with those at the same place of other ranks; with
+            None, this rank takes part there without a text that counts.
     """
 
-    def __init__(self, text: str | None) -> None:
-        most = least = _ABSTAINS
-        if text is not None:
-            most = int.from_bytes(blake2b(text.encode(), digest_size=7).digest(), "big")
-            least = -most
+    def __init__(self, *texts: str | None) -> None:
+        most = [_ABSTAINS if text is None else _digest_of(text) for text in texts]
+        least = [_ABSTAINS if text is None else -_digest_of(text) for text in texts]
         self._ends = torch.tensor([most, least])
         self._work = dist.all_reduce(self._ends, dist.ReduceOp.MAX, async_op=True)
 
     def are_equal(self) -> bool:
-        """Wait for all ranks; true if all texts that count are the same."""
+        """Wait for all ranks; true if at each place all texts that count are the same."""
         if self._work is not None:
             self._work.wait()
-        most, least = self._ends.tolist()
-        return most in (-least, _ABSTAINS)
+        return all(most in (-least, _ABSTAINS) for most, least in zip(*self._ends.tolist(), strict=True))
+
+
+def _digest_of(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=7).digest(), "big")

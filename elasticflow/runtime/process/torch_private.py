@@ -62,6 +62,7 @@ __all__ = [
     "is_compiled",
     "is_next_delivered",
     "loader_processes_of",
+    "local_tensor_of",
     "on_compile",
     "precompile_headers_if",
     "scale_of",
@@ -160,6 +161,10 @@ state_hooks_of: Callable[[Optimizer], tuple[dict[int, Any], dict[int, Any]]] = o
 _SCALE = "_scale", "_growth_tracker"
 _require_attributes(torch.amp.GradScaler("cpu"), _SCALE, "to capture a scaler's state without waiting")
 scale_of: Callable[[torch.amp.GradScaler], tuple[Tensor | None, Tensor | None]] = operator.attrgetter(*_SCALE)
+
+
+# The part of a DTensor that this rank holds. `to_local` gives another view of it each time, as a step of autograd.
+local_tensor_of: Callable[[Any], Tensor] = operator.attrgetter("_local_tensor")
 
 
 def storage_id(tensor: Tensor) -> int:

@@ -100,9 +100,11 @@ class CaptureCheck:
 
 def _forms(captured: Captured) -> dict[str, str]:
     """Return the form of each tensor by key: its type, shape, ties and memory format."""
-    forms = {
-        key: f"a tensor of {tensor.dtype}, {tuple(tensor.shape)}" for key, tensor in captured.tensors.items()
-    }
+    forms = {}
+    for key, tensor in captured.tensors.items():
+        box = captured.boxes.get(key)
+        shape = tuple(tensor.shape) if box is None else f"{box.shape} in {box.shards.degree} parts"
+        forms[key] = f"a tensor of {tensor.dtype}, {shape}"
     for name, facts in (("tied to", captured.aliases), ("laid out as", captured.memory_formats)):
         for key, fact in facts.items():
             forms[key] = f"{forms.get(key, 'a tensor')}, {name} {fact}"
@@ -111,7 +113,11 @@ def _forms(captured: Captured) -> dict[str, str]:
 
 def _sums(captured: Captured) -> dict[str, str]:
     """Return a sum over the bits of each tensor of the job's own objects, in hexadecimal."""
-    own = {key: tensor for key, tensor in captured.tensors.items() if key.startswith(_OWN)}
+    own = {
+        key: tensor
+        for key, tensor in captured.tensors.items()
+        if key.startswith(_OWN) and key not in captured.boxes
+    }
     return {key: f"{number & (2**64 - 1):x}" for key, number in sums_of(own).items()}
 
 

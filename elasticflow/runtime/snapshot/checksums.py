@@ -14,7 +14,7 @@ from elasticflow.errors import RanksDifferError
 from elasticflow.runtime.process.host_copies import HostCopy, to_device
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from elasticflow.runtime.process.context import Worker
 
@@ -26,8 +26,8 @@ _LARGE = _PARTS * _PARTS
 _MEDIUM = 512
 
 
-def require_same(worker: Worker, tensors: Mapping[str, Tensor]) -> None:
-    """Make sure that *tensors* are the same on all ranks. Collective: every rank.
+def require_same(worker: Worker, tensors: Mapping[str, Tensor], holders: Sequence[int] | None = None) -> None:
+    """Make sure that *tensors* are the same on all ranks, or on the ranks *holders* that this rank is among. Collective: every rank.
 
     Raises:
         RanksDifferError: the sums over a tensor differ, which is a fault of the code that loaded it; the message names the
@@ -36,14 +36,17 @@ def require_same(worker: Worker, tensors: Mapping[str, Tensor]) -> None:
     if worker.world_size == 1:
         return
     sums = sums_of(tensors)
-    digests = worker.gather_text(blake2b(repr(sums).encode()).hexdigest())
-    if len(set(digests)) == 1:
+    group = range(worker.world_size) if holders is None else holders
+    texts = worker.gather_text(f"{group[0]} {blake2b(repr(sums).encode()).hexdigest()}")
+    by_group = {text.partition(" ")[0]: text for text in reversed(texts)}
+    differing = [rank for rank, text in enumerate(texts) if text != by_group[text.partition(" ")[0]]]
+    if not differing:
         return
     lines = [text.split("\n") for text in worker.gather_text("\n".join(f"{k} {v}" for k, v in sums.items()))]
-    rank = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
-    other = next((line for line in lines[rank] if line not in lines[0]), "a tensor ")
+    rank, first = differing[0], int(texts[differing[0]].partition(" ")[0])
+    other = next((line for line in lines[rank] if line not in lines[first]), "a tensor ")
     raise RanksDifferError(
-        f"all ranks loaded the same snapshot, and now rank {rank} has another {other.rpartition(' ')[0]} than rank 0",
+        f"all ranks loaded the same snapshot, and now rank {rank} has another {other.rpartition(' ')[0]} than rank {first}",
         "some load_state_dict or hook of the model or optimizer does not do the same on every rank",
     )
 

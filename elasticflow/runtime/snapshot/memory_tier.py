@@ -11,13 +11,20 @@ from elasticflow.errors import StorageError
 from elasticflow.run_folder import SNAPSHOT_NAME
 from elasticflow.runtime.snapshot.rank_shard import view_of
 from elasticflow.runtime.snapshot.restore import SnapshotContent
+from elasticflow.runtime.state.codec import StoredTensors
 from elasticflow.runtime.state.tensors import BY_NAME
 from elasticflow.snapshots.client.memory_tier import MemoryTierClient
-from elasticflow.snapshots.format.manifest import Manifest
+from elasticflow.snapshots.format.manifest import Manifest, TensorPlace
+from elasticflow.snapshots.format.pieces import whole_tensors
 from elasticflow.snapshots.format.policy import Due
 from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.process.position import Position
     from elasticflow.runtime.snapshot.metadata import SnapshotMetadata
@@ -27,7 +34,7 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.client.memory_tier import RecalledState
     from elasticflow.snapshots.client.staging import StagingClient
     from elasticflow.snapshots.format.policy import HasPosition
-    from elasticflow.snapshots.format.shard_file import SnapshotRecord
+    from elasticflow.snapshots.format.shard_file import SnapshotRecord, TensorEntry
     from elasticflow.snapshots.memory import Slot
     from elasticflow.snapshots.store.catalog import Catalog
 
@@ -47,12 +54,40 @@ def content_of(recalled: RecalledState, run_id: str) -> SnapshotContent:
         tensors={},
         **vars(recalled.record.manifest),
     )
-    tensors = {
-        entry.key: view_of(memoryview(memory), BY_NAME[entry.dtype], entry.shape, entry.offset)
-        for entries, memory in recalled.shards
-        for entry in entries
-    }
-    return SnapshotContent(manifest, recalled.record.state, tensors)
+    return SnapshotContent(manifest, recalled.record.state, HeldTensors([*recalled.shards]))
+
+
+class HeldTensors(StoredTensors):
+    """Tensors of a state that the writer's memory holds; one that lies there whole is a view, others are put together.
+
+    Args:
+        shards: Each rank's entries, and the memory that they lie in.
+    """
+
+    def __init__(self, shards: Sequence[tuple[Sequence[TensorEntry], mmap.mmap]]) -> None:
+        places = {
+            entry.key: TensorPlace(
+                str(number), entry.dtype, entry.shape, entry.offset, entry.nbytes, entry.piece
+            )
+            for number, (entries, _) in enumerate(shards)
+            for entry in entries
+        }
+        super().__init__(whole_tensors(places))
+        self._memories = [memoryview(memory) for _, memory in shards]
+
+    def __getitem__(self, key: str) -> Tensor:
+        """Return the whole tensor, a view of the memory if it lies there in one piece."""
+        (first, *more), whole = self._whole[key].pieces, self._whole[key]
+        if more:
+            return super().__getitem__(key)
+        return view_of(self._memories[int(first.file)], BY_NAME[whole.dtype], whole.shape, first.offset)
+
+    def read_into(self, key: str, target: memoryview, begin: int) -> None:
+        """Copy bytes of a tensor out of the memory."""
+        done = 0
+        for file, offset, nbytes in self._whole[key].spans(begin, begin + len(target)):
+            target[done : done + nbytes] = self._memories[int(file)][offset : offset + nbytes]
+            done += nbytes
 
 
 class MemoryTier:

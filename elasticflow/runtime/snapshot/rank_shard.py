@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from elasticflow.runtime.state.tensors import BY_NAME, DTYPES, Copies
+from elasticflow.snapshots.format.pieces import Piece
 from elasticflow.snapshots.format.shard_file import TensorEntry
 from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from elasticflow.runtime.sharding.boxes import Box
     from elasticflow.runtime.state.state import Captured
 
 # Staging buffers whose views are kept.
@@ -28,20 +30,33 @@ _FEW, _WORTH_A_FILE = 64, 16 << 20
 class RankShard:
     """Tensors that one rank stores, in the order of their bytes.
 
+    Args:
+        tensors: Live tensors by key, of a sharded tensor the local part.
+        frozen: Keys of tensors that take no gradient.
+        boxes: Rows that the rank holds of sharded tensors, by key.
+
     Attributes:
-        tensors: Live tensors by key.
+        tensors: Live tensors by the key that they are stored under.
+        keys: Key of each tensor in the state, by the key that it is stored under: a piece has one of its own.
         nbytes: Bytes of all of them.
         entries: Place of each tensor in a staging buffer; the tensors follow one another without gaps.
     """
 
-    def __init__(self, tensors: dict[str, Tensor], frozen: Collection[str] = ()) -> None:
-        self.tensors = tensors
+    def __init__(
+        self, tensors: dict[str, Tensor], frozen: Collection[str] = (), boxes: Mapping[str, Box] | None = None
+    ) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.keys: dict[str, str] = {}
         self.entries: list[TensorEntry] = []
         self.nbytes = 0
         for key, tensor in tensors.items():
             size = nbytes_of(tensor)
             dtype, shape = DTYPES[tensor.dtype], tuple(tensor.shape)
-            self.entries.append(TensorEntry(key, dtype, shape, self.nbytes, size, key in frozen))
+            box = (boxes or {}).get(key)
+            piece = None if box is None else Piece.of_rows(key, box.shape, box.begin)
+            stored = key if piece is None else piece.key
+            self.tensors[stored], self.keys[stored] = tensor, key
+            self.entries.append(TensorEntry(stored, dtype, shape, self.nbytes, size, key in frozen, piece))
             self.nbytes += size
         self._buffers: dict[int, _BufferView] = {}
 
@@ -96,15 +111,32 @@ class ShardPlanner:
         """Return this rank's shard; the same object as before as long as the tensors are the same."""
         tensors = captured.tensors
         if tensors is not self._tensors:
-            sizes = {key: nbytes_of(tensor) for key, tensor in tensors.items()}
-            mine = balanced(sizes, self._world_size, captured.frozen, captured.local)[self._rank]
+            mine = self._whole_tensors_of(captured) + self._pieces_of(captured)
             # The widest element type comes first: so every tensor is aligned to its own width, without gaps.
             keys = sorted(mine, key=lambda key: (-tensors[key].element_size(), key))
             self._tensors, self._shard = (
                 tensors,
-                RankShard({key: tensors[key] for key in keys}, captured.frozen),
+                RankShard({key: tensors[key] for key in keys}, captured.frozen, captured.boxes),
             )
         return self._shard
+
+    def _whole_tensors_of(self, captured: Captured) -> list[str]:
+        sizes = {
+            key: nbytes_of(tensor) for key, tensor in captured.tensors.items() if key not in captured.boxes
+        }
+        return balanced(sizes, self._world_size, captured.frozen, captured.local)[self._rank]
+
+    def _pieces_of(self, captured: Captured) -> list[str]:
+        """Return the keys of the pieces that this rank stores: its holders share them, by the sizes of the whole tensors."""
+        shards = captured.shards
+        if not captured.boxes:
+            return []
+        sizes = {
+            key: math.prod(box.shape) * captured.tensors[key].element_size()
+            for key, box in captured.boxes.items()
+        }
+        mine = balanced(sizes, len(shards.holders), captured.frozen)[shards.holders.index(self._rank)]
+        return [key for key in mine if captured.tensors[key].numel()]
 
 
 def balanced(

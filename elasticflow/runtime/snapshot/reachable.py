@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from elasticflow.runtime.process import torch_private
+from elasticflow.runtime.sharding.boxes import local_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -74,7 +75,7 @@ class Leaf(NamedTuple):
 
     Attributes:
         path: Path from the root: `optimizer.gen_adam.state['head.weight']['exp_avg']`.
-        value: A tensor, array, number (never a bool) or random generator.
+        value: A tensor (of a sharded one the local part), array, number (never a bool) or random generator.
     """
 
     path: str
@@ -111,7 +112,7 @@ def leaves(
         seen.add(id(thing))
         kept.append(thing)
         if isinstance(thing, _VALUES):
-            yield Leaf(path, thing)
+            yield Leaf(path, local_of(thing) if isinstance(thing, Tensor) else thing)
         elif depth != deepest and not isinstance(thing, _OPAQUE) and not is_machinery(thing):
             waiting.extend((inside, each, depth + 1) for inside, each in inside_of(path, thing, names))
 

@@ -19,16 +19,18 @@ from elasticflow import events
 from elasticflow.errors import NotExchangedError, ReplicasDifferError
 from elasticflow.runtime.process import environment
 from elasticflow.runtime.process.process_group import DigestComparison
+from elasticflow.runtime.sharding.boxes import NOT_SHARDED, local_of
 from elasticflow.runtime.snapshot import checksums
 from elasticflow.snapshots.format.policy import Due
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import nn
 
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.process.position import Position
+    from elasticflow.runtime.sharding.boxes import Box
     from elasticflow.runtime.state.state import Captured, State
     from elasticflow.snapshots.format.policy import HasPosition
 
@@ -93,6 +95,9 @@ class ReplicaCheck:
         self._pending: _Pending | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._sums = checksums.Sums({})
+        # Sharded tensors are compared between the ranks that hold the same rows.
+        self._boxes: Mapping[str, Box] = {}
+        self._shards = NOT_SHARDED
 
     def begin(self, position: Position) -> None:
         """Begin at *position*, where all ranks have loaded or built the same state. Collective: every rank.
@@ -100,7 +105,16 @@ class ReplicaCheck:
         Ranks in different environments may round differently: they are not compared, which rank 0 logs once.
         """
         self._last, self._equal_at = position, position.step
-        if not self._compares or self._is_exact:  # exact mode has refused different environments
+        if not self._compares:
+            return
+        if (
+            self._state.is_sharded
+            and len(self._state.capture().shards.holders) == 1
+            and self._worker.rank == 0
+        ):
+            reason = "each worker holds rows of the model that no other worker holds"
+            self._worker.event(events.REPLICAS_NOT_COMPARED, reason=reason)
+        if self._is_exact:  # exact mode has refused different environments
             return
         different = environment.first_difference(self._worker)
         if different is not None:
@@ -203,39 +217,65 @@ class ReplicaCheck:
 
     def _sums_of(self, captured: Captured) -> checksums.Sums:
         tensors = {key: tensor for key, tensor in captured.tensors.items() if key not in captured.local}
+        self._boxes, self._shards = captured.boxes, captured.shards
         if not self._sums.fits(tensors):
             self._sums = checksums.Sums(tensors)
         return self._sums
 
     def _are_equal(self, sums: Sums) -> bool:
-        return DigestComparison(repr(sums)).are_equal()
+        whole = {key: number for key, number in sums.items() if key not in self._boxes}
+        parts: list[str | None] = [None] * self._shards.degree
+        parts[self._shards.shard] = repr({key: number for key, number in sums.items() if key in self._boxes})
+        return DigestComparison(repr(whole), *(parts if self._boxes else ())).are_equal()
 
     def _refuse(self, step: int, sums: Sums) -> None:
         if self._on_divergence is not None:
             # Called before the ranks exchange sums, so that a rank that ends early leaves no diverged state to resume from.
             self._on_divergence(self._equal_at)
-        ranks = [json.loads(text) for text in self._worker.gather_text(json.dumps(sums))]
+        numbers, ranks = self._differing(sums)
         if why := next(filter(None, self._worker.gather_text(self._not_exchanged() or "")), None):
             raise NotExchangedError(step, differing_tensors(ranks), why)
-        error = difference(step, ranks)
+        error = difference(step, ranks, numbers)
         if self._worker.rank not in error.ranks:
             self._worker.barrier()
         raise error
 
+    def _differing(self, sums: Sums) -> tuple[list[int], list[Sums]]:
+        """Return ranks of which some differ, and their sums: all ranks, or those that hold the same rows. Collective: every rank."""
+        everybody = self._worker.gather_text(json.dumps([self._shards.shard, sums]))
+        ranks: list[tuple[int, Sums]] = [json.loads(text) for text in everybody]
+        whole = [{k: number for k, number in each.items() if k not in self._boxes} for _, each in ranks]
+        if not self._boxes or any(each != whole[0] for each in whole):
+            return list(range(len(ranks))), whole
+        for shard in range(self._shards.degree):
+            numbers = [rank for rank, (its_shard, _) in enumerate(ranks) if its_shard == shard]
+            group = [ranks[rank][1] for rank in numbers]
+            if any(each != group[0] for each in group):
+                return numbers, group
+        return list(range(len(ranks))), whole
+
 
 def flip(model: nn.Module) -> None:
     """Flip a bit of one of the model's numbers, which changes it by about a hundredth; for injected faults."""
-    parameter = next(p.detach() for p in model.parameters() if p.is_contiguous() and p.is_floating_point())
+    parts = (local_of(p.detach()) for p in model.parameters())
+    parameter = next(p for p in parts if p.is_contiguous() and p.is_floating_point() and p.numel())
     number = parameter.view(-1)[parameter.numel() // 2 :][:1].view(torch.uint8)
     number[-2:-1].bitwise_xor_(1)
 
 
-def difference(step: int, ranks: Sequence[Sums]) -> ReplicasDifferError:
-    """Return the error that names the tensors that differ after *step*, and the diverged ranks: a minority, or all ranks."""
+def difference(step: int, ranks: Sequence[Sums], numbers: Sequence[int] | None = None) -> ReplicasDifferError:
+    """Return the error that names the tensors that differ after *step*, and the diverged ranks: a minority, or all ranks.
+
+    Args:
+        step: The step.
+        ranks: Sums of each rank.
+        numbers: Numbers of these ranks; None: from 0.
+    """
     copies = [tuple(sorted(sums.items())) for sums in ranks]
     right, count = Counter(copies).most_common(1)[0]
     has_majority = 2 * count > len(ranks)
-    diverged = [rank for rank, copy in enumerate(copies) if not has_majority or copy != right]
+    numbers = range(len(ranks)) if numbers is None else numbers
+    diverged = [n for n, copy in zip(numbers, copies, strict=True) if not has_majority or copy != right]
     differing = differing_tensors(ranks)
     what = differing[0] if differing else "set of tensors"
     rest = len(differing) - 1

@@ -147,8 +147,13 @@ def apply(
     """
     state.apply(content.state["state"], content.tensors, content.manifest.memory_formats, changes)
     loader.release()
-    tensors = state.capture().tensors
-    checksums.require_same(me, {key: tensors[key] for key in tensors if key.startswith(_REPLICATED)})
+    captured = state.capture()
+    compared = {key: tensor for key, tensor in captured.tensors.items() if key.startswith(_REPLICATED)}
+    whole = {key: tensor for key, tensor in compared.items() if key not in captured.boxes}
+    checksums.require_same(me, whole)
+    if captured.boxes:
+        parts = {key: tensor for key, tensor in compared.items() if key in captured.boxes}
+        checksums.require_same(me, parts, captured.shards.holders)
 
 
 def candidates(me: Worker, catalog: Catalog) -> list[str]:

@@ -125,7 +125,7 @@ class DeviceCopier(Copier):
         on_device = [key for key in views if shard.tensors[key].device.type != "cpu"]
         on_cpu = [key for key in views if shard.tensors[key].device.type == "cpu"]
         copy([views[key] for key in on_cpu], [shard.tensors[key] for key in on_cpu])
-        compared = {key for key in on_device if key in stepped}
+        compared = {key for key in on_device if shard.keys[key] in stepped}
         late = compared if self._waits_late and not waits else set()
         training = torch.accelerator.current_stream(self._device)
         # On the training stream: no later write of it comes before the sums. Also compared if training waits at once: another

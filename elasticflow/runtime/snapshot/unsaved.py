@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from elasticflow import events
 from elasticflow.errors import StateError
 from elasticflow.runtime.process.torch_private import buffers_of, has_plain_state, unsaved_buffers_of
+from elasticflow.runtime.sharding.boxes import local_of
 from elasticflow.runtime.snapshot import reachable
 from elasticflow.runtime.snapshot.checksums import sums_of
 from elasticflow.runtime.snapshot.model_attributes import held_by, is_doubtful
@@ -187,8 +188,8 @@ def look(state: State) -> _Look:
     """Return the reachable values that are not captured tensors; changes nothing."""
     captured = state.capture()
     held = {_address(tensor) for tensor in (*captured.tensors.values(), *state.scalars())}
-    held |= {_address(t) for t in state.model.parameters()}
-    held |= {_address(p.grad) for p in state.model.parameters() if p.grad is not None}
+    held |= {_address(local_of(t)) for t in state.model.parameters()}
+    held |= {_address(local_of(p.grad)) for p in state.model.parameters() if p.grad is not None}
     outside = outside_of(state.model) | _taken_whole(roots_of(state).values())
     packed = {key: tensor.tolist() for key, tensor in captured.tensors.items() if "/scalars/" in key}
     numbers = dict(_numbers("", captured.tree, packed))

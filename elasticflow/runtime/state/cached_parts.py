@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import marshal
 import operator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -27,11 +27,14 @@ from torch.optim import Optimizer
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.process.torch_private import has_plain_state, scale_of, state_hooks_of, tables_of
+from elasticflow.runtime.sharding.boxes import is_sharded, local_of
 from elasticflow.runtime.state.codec import Encoder
 from elasticflow.runtime.state.tensors import Copies, identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from elasticflow.runtime.sharding.boxes import Box
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +47,7 @@ class TensorSet:
         memory_formats: How tensors that are not contiguous lie.
         scalars: The tensors that each packed tensor is made of, by its key.
         frozen: Keys of parameters that take no gradient.
+        boxes: Rows that this rank holds of the sharded tensors, by key; `tensors` has the local parts.
     """
 
     tensors: dict[str, Tensor]
@@ -51,6 +55,7 @@ class TensorSet:
     memory_formats: dict[str, str]
     scalars: dict[str, list[Tensor]]
     frozen: frozenset[str] = frozenset()
+    boxes: dict[str, Box] = field(default_factory=dict)
 
     def refresh(self) -> None:
         """Pack the scalars anew."""
@@ -62,7 +67,7 @@ class TensorSet:
             key: identity_of(tensor) for key, tensor in self.tensors.items() if key not in self.scalars
         }
         scalars = {key: list(map(identity_of, scalars)) for key, scalars in self.scalars.items()}
-        return tensors, scalars, self.aliases, self.memory_formats, self.frozen
+        return tensors, scalars, self.aliases, self.memory_formats, self.frozen, self.boxes
 
     @cached_property
     def _packing(self) -> Copies:
@@ -137,7 +142,8 @@ class StatefulPart:
         encoder.finish()
         if not encoder.tensors:
             return tree, _NO_TENSORS
-        return tree, TensorSet(encoder.tensors, encoder.aliases, encoder.memory_formats, encoder.scalars)
+        found = encoder.tensors, encoder.aliases, encoder.memory_formats, encoder.scalars
+        return tree, TensorSet(*found, boxes=encoder.boxes)
 
 
 class ScalerPart(StatefulPart):
@@ -253,6 +259,10 @@ class IdentityCheck:
         self._find, self._locate = find, locate
         self._objects = find()
         self._tensors = [item for item in self._objects if isinstance(item, Tensor)]
+        self._sharded = [tensor for tensor in self._tensors if is_sharded(tensor)]
+        self._local = list(map(local_of, self._sharded))
+        if self._sharded:
+            self._tensors = list(map(local_of, self._tensors))
         self._locations = locate(self._tensors)
 
     def passes(self) -> bool:
@@ -261,6 +271,7 @@ class IdentityCheck:
         return (
             len(objects) == len(self._objects)
             and all(map(operator.is_, objects, self._objects))
+            and all(map(operator.is_, map(local_of, self._sharded), self._local))
             and self._locate(self._tensors) == self._locations
         )
 

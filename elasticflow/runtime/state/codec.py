@@ -7,6 +7,7 @@ Values of JSON stand for themselves. What JSON lacks is an object with one key: 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 
 from elasticflow.errors import StateError
+from elasticflow.runtime.sharding.boxes import box_of, is_sharded, local_of
+from elasticflow.runtime.sharding.boxes import like as like_dtensor
 from elasticflow.runtime.state.tensors import (
     BY_NAME,
     DTYPES,
@@ -29,7 +32,9 @@ from elasticflow.snapshots.format.state_json import StateMark, UnknownMarkError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from elasticflow.runtime.sharding.boxes import Box
     from elasticflow.runtime.state.tensors import Identity
+    from elasticflow.snapshots.format.pieces import WholeTensor
     from elasticflow.snapshots.read.load import LoadedSnapshot
 
 # Subclasses of these would come back as plain ones.
@@ -48,10 +53,12 @@ class Encoder:
         aliases: Maps the key of a tensor that shares its memory with an earlier tensor to the earlier key.
         memory_formats: How tensors lie that are not contiguous, by key.
         scalars: The tensors that each packed vector is made of, by its key in `tensors`.
+        boxes: Rows of a sharded tensor that this rank holds, by key; `tensors` has the local part.
     """
 
     def __init__(self, *, in_place: bool = False) -> None:
         self.tensors: dict[str, Tensor] = {}
+        self.boxes: dict[str, Box] = {}
         self.aliases: dict[str, str] = {}
         self.memory_formats: dict[str, str] = {}
         self.scalars: dict[str, list[Tensor]] = {}
@@ -97,9 +104,10 @@ class Encoder:
         refused = refusal(value, in_place=self._in_place)
         if refused is not None:
             raise StateError(f"{path} is {refused[0]}, which a snapshot cannot hold", refused[1])
-        tensor = value.detach()
-        identity = identity_of(tensor)
-        if tensor.numel() and (known := self._known.get(identity)):
+        box = box_of(value, path)
+        identity = identity_of(value.detach())
+        tensor = local_of(value.detach())
+        if (box or tensor.numel()) and (known := self._known.get(identity)):
             if StateMark.TENSOR in known:
                 self.aliases[self._free(path)] = known[StateMark.TENSOR]
             return known
@@ -110,6 +118,8 @@ class Encoder:
             if layout := layout_of(tensor):
                 self.memory_formats[key] = layout
             self.tensors[key] = tensor
+            if box is not None:
+                self.boxes[key] = box
             reference = {StateMark.TENSOR: key}
         self._known[identity] = reference
         return reference
@@ -133,7 +143,51 @@ class Encoder:
         return path
 
 
-class LazyTensors(Mapping[str, Tensor]):
+class StoredTensors(Mapping[str, Tensor]):
+    """The tensors of a stored state, wherever their pieces lie; a tensor looked up is whole.
+
+    Args:
+        whole: The tensors by key.
+    """
+
+    def __init__(self, whole: Mapping[str, WholeTensor]) -> None:
+        self._whole = whole
+
+    @abstractmethod
+    def read_into(self, key: str, target: memoryview, begin: int) -> None:
+        """Fill *target* with bytes of a tensor from *begin* on."""
+
+    def shape_of(self, key: str) -> tuple[int, ...]:
+        """Return the shape of the whole tensor."""
+        return self._whole[key].shape
+
+    def rows(self, key: str, begin: int, end: int) -> Tensor:
+        """Return rows `[begin, end)` of a tensor, in memory of their own: no other rows are read."""
+        whole = self._whole[key]
+        row = whole.nbytes // whole.shape[0]
+        return self._read(key, (end - begin, *whole.shape[1:]), begin * row)
+
+    def __getitem__(self, key: str) -> Tensor:
+        """Return the whole tensor."""
+        return self._read(key, self._whole[key].shape, 0)
+
+    def _read(self, key: str, shape: tuple[int, ...], begin: int) -> Tensor:
+        # Torch's own memory: with large pages (MADV_HUGEPAGE) a load of 0.6 GB once took 4 s, not 0.6: they must be found.
+        tensor = torch.empty(shape, dtype=BY_NAME[self._whole[key].dtype])
+        if tensor.numel():
+            self.read_into(key, tensor.view(-1).view(torch.uint8).numpy().data, begin)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the keys."""
+        return iter(self._whole)
+
+    def __len__(self) -> int:
+        """Count the tensors."""
+        return len(self._whole)
+
+
+class LazyTensors(StoredTensors):
     """Tensors of a verified snapshot, each read anew when it is looked up: contiguous, in memory of its own, to be kept.
 
     Raises:
@@ -141,25 +195,12 @@ class LazyTensors(Mapping[str, Tensor]):
     """
 
     def __init__(self, loaded: LoadedSnapshot) -> None:
+        super().__init__(loaded.manifest.whole)
         self._loaded = loaded
-        self._places = loaded.manifest.tensors
 
-    def __getitem__(self, key: str) -> Tensor:
-        """Read the tensor."""
-        place = self._places[key]
-        # Torch's own memory: with large pages (MADV_HUGEPAGE) a load of 0.6 GB once took 4 s, not 0.6: they must be found.
-        tensor = torch.empty(place.shape, dtype=BY_NAME[place.dtype])
-        if place.nbytes:
-            self._loaded.read_into(key, tensor.view(-1).view(torch.uint8).numpy().data)
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        """Go through the keys."""
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        """Count the tensors."""
-        return len(self._places)
+    def read_into(self, key: str, target: memoryview, begin: int) -> None:
+        """Read bytes of a tensor from the snapshot's files."""
+        self._loaded.read_into(key, target, begin)
 
 
 class Decoder:
@@ -176,25 +217,51 @@ class Decoder:
         self, tensors: Mapping[str, Tensor], memory_formats: Mapping[str, str], *, copies: bool
     ) -> None:
         self._tensors, self._memory_formats, self._copies = tensors, memory_formats, copies
-        self._made: dict[tuple[str, int | None], Tensor] = {}
+        self._made: dict[tuple[str, int | None, bool], Tensor] = {}
         self._packed: dict[str, Tensor] = {}
 
-    def decode(self, value: Any) -> Any:
+    def decode(self, value: Any, like: Tensor | None = None) -> Any:
         """Return the value that was encoded as *value*.
+
+        Args:
+            value: JSON.
+            like: A tensor of the job; if it is sharded, tensors of its shape are shared out as it is, and only this rank's
+                rows of them are read.
 
         Raises:
             StateError: another version of elasticflow wrote it.
         """
+        sharded = like if like is not None and is_sharded(like) else None
         try:
-            return state_json.decode(value, lambda ref: self._tensor(ref.key, ref.index))
+            return state_json.decode(value, lambda ref: self._tensor(ref.key, ref.index, sharded))
         except UnknownMarkError as error:
             raise StateError(error.message) from None
 
-    def _tensor(self, key: str, index: int | None) -> Tensor:
-        made = self._made.get((key, index))
+    def _tensor(self, key: str, index: int | None, sharded: Tensor | None) -> Tensor:
+        if sharded is not None and (index is not None or self._shape_of(key) != tuple(sharded.shape)):
+            sharded = None
+        made = self._made.get((key, index, sharded is not None))
         if made is None:
-            made = self._made[key, index] = self._whole(key) if index is None else self._element(key, index)
+            if sharded is not None:
+                made = self._part(key, sharded)
+            else:
+                made = self._whole(key) if index is None else self._element(key, index)
+            self._made[key, index, sharded is not None] = made
         return made
+
+    def _shape_of(self, key: str) -> tuple[int, ...]:
+        if isinstance(self._tensors, StoredTensors):
+            return self._tensors.shape_of(key)
+        return tuple(self._tensors[key].shape)
+
+    def _part(self, key: str, sharded: Tensor) -> Tensor:
+        box = box_of(sharded, key)
+        assert box is not None
+        if isinstance(self._tensors, StoredTensors):
+            rows = self._tensors.rows(key, box.begin, box.end)
+        else:
+            rows = self._tensors[key][box.begin : box.end].clone()
+        return like_dtensor(rows.to(local_of(sharded).device), sharded)
 
     def _whole(self, key: str) -> Tensor:
         stored, layout = self._tensors[key], self._memory_formats.get(key)

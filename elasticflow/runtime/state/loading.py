@@ -14,6 +14,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.process.torch_private import EXTRA_STATE
+from elasticflow.runtime.sharding.boxes import is_sharded
+from elasticflow.snapshots.format.state_json import StateMark
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -100,13 +102,33 @@ def check_schedule(schedule: Any, saved: Any, name: str) -> None:
 
 def decoded(stateful: Any, content: Any, view: codec.Decoder, own: codec.Decoder) -> Any:
     """Return the state of *stateful* out of JSON; *view* gives stored tensors, *own* copies of them."""
+    if isinstance(stateful, Optimizer):
+        return _decoded_optimizer(stateful, content, own)
     if not isinstance(stateful, nn.Module):
         return own.decode(content)
     # Loading a module copies into its own tensors; what `get_extra_state` gave it keeps, as other objects keep all.
+    live = stateful.state_dict()
     return {
-        key: (own if key.rpartition(".")[2] == EXTRA_STATE else view).decode(value)
+        key: (own if key.rpartition(".")[2] == EXTRA_STATE else view).decode(
+            value, _tensor_or_none(live.get(key))
+        )
         for key, value in content.items()
     }
+
+
+def _decoded_optimizer(optimizer: Optimizer, content: Any, own: codec.Decoder) -> Any:
+    """Return the optimizer's state; tensors of a sharded parameter are shared out as the parameter is."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    pairs = content["state"].get(StateMark.DICT) if isinstance(content, dict) and "state" in content else None
+    if pairs is None or not any(map(is_sharded, parameters)):
+        return own.decode(content)
+    of_parameters = dict(enumerate(parameters))
+    state = {own.decode(key): own.decode(value, of_parameters.get(key)) for key, value in pairs}
+    return {key: state if key == "state" else own.decode(value) for key, value in content.items()}
+
+
+def _tensor_or_none(value: Any) -> Tensor | None:
+    return value if isinstance(value, Tensor) else None
 
 
 def load(stateful: Any, state: Any) -> None:

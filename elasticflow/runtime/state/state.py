@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from elasticflow.errors import StateError
+from elasticflow.runtime.sharding.boxes import NOT_SHARDED, local_of, sharded_modules
 from elasticflow.runtime.state import codec, loading
 from elasticflow.runtime.state.cached_parts import TensorSet, part_of
 from elasticflow.runtime.state.options import JobOptions
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from torch.optim.swa_utils import AveragedModel
 
     from elasticflow.runtime.process.learning_rates import AnyOptimizers
+    from elasticflow.runtime.sharding.boxes import Box, Shards
     from elasticflow.runtime.state.options import OptionChange
     from elasticflow.runtime.training.evaluation import Evaluation
     from elasticflow.runtime.training.several_optimizers import Schedules
@@ -44,7 +46,7 @@ class Captured:
 
     Attributes:
         tree: JSON, with references to tensors.
-        tensors: By key, sorted; the same keys and shapes on every rank. The same dict as before as long as they
+        tensors: By key, sorted; the same keys on every rank, and the same shapes but for sharded tensors. The same dict as before as long as they
             are the same tensors.
         aliases: Tied tensors: key to the key that is stored.
         memory_formats: How tensors that are not contiguous lie in memory.
@@ -52,6 +54,7 @@ class Captured:
         local: Keys of tensors that may differ between ranks: buffers, packed scalars, objects of the job's own. Snapshots hold
             rank 0's tensors.
         stepped: Keys of tensors that as a rule only the optimizer's step writes: its parameters and its own tensors.
+        boxes: Rows that this rank holds of each sharded tensor, by key; `tensors` has the local part, whose shape is the rank's own.
     """
 
     tree: dict[str, Any]
@@ -61,6 +64,12 @@ class Captured:
     frozen: frozenset[str] = frozenset()
     stepped: frozenset[str] = frozenset()
     local: frozenset[str] = frozenset()
+    boxes: dict[str, Box] = field(default_factory=dict)
+
+    @property
+    def shards(self) -> Shards:
+        """How the sharded tensors are shared out; one part that every rank holds if nothing is sharded."""
+        return next((box.shards for box in self.boxes.values()), NOT_SHARDED)
 
 
 class State:
@@ -118,11 +127,17 @@ class State:
         self._tensor_sets: list[TensorSet] = []
         self._captured = Captured({}, {}, {}, {})
         self._names: Names = []
+        self._sharded_modules = sharded_modules(model)
 
     @property
     def objects(self) -> dict[str, Any]:
         """The objects that this state consists of, by their names in snapshots."""
         return {name: part.stateful for name, part in self._parts.items()}
+
+    @property
+    def is_sharded(self) -> bool:
+        """True if ranks hold parts of the model."""
+        return bool(self._sharded_modules)
 
     def scalars(self) -> list[Tensor]:
         """Return the tensors of one element each that the last capture packed together."""
@@ -145,6 +160,9 @@ class State:
             StateError: a part holds something that neither JSON nor safetensors can express; named.
         """
         fault_injection.reach("snapshot.before_capture")
+        for module in self._sharded_modules:
+            # After a forward without a backward the root's parameters are the gathered ones. No collective.
+            module.reshard()
         content: dict[str, Any] = {}
         tensor_sets = []
         for name, part in self._parts.items():
@@ -160,8 +178,10 @@ class State:
     def _merged(self, tensor_sets: list[TensorSet]) -> Captured:
         by_key = {key: tensor for tensor_set in tensor_sets for key, tensor in tensor_set.tensors.items()}
         tensors = {key: by_key[key] for key in sorted(by_key)}
-        trained = several_optimizers.parameters_of(self.optimizers.values())
+        trained = map(local_of, several_optimizers.parameters_of(self.optimizers.values()))
         addresses = {p.data_ptr() for p in trained if p.numel()} - _written_by_forward(self.model)
+        boxes = {key: box for tensor_set in tensor_sets for key, box in tensor_set.boxes.items()}
+        _require_one_way(boxes)
         stepped = {
             key
             for key, tensor in tensors.items()
@@ -181,6 +201,7 @@ class State:
             ),
             stepped=frozenset(stepped) - scalars,
             local=frozenset(tensors.keys() - self._replicated(tensors)) | scalars,
+            boxes=boxes,
         )
 
     def _replicated(self, keys: Iterable[str]) -> set[str]:
@@ -285,7 +306,19 @@ class State:
 def _written_by_forward(model: nn.Module) -> set[int]:
     """Return the addresses of parameters that torch's own modules write in their forward."""
     kinds = nn.Embedding, nn.EmbeddingBag
-    return {m.weight.data_ptr() for m in model.modules() if isinstance(m, kinds) and m.max_norm is not None}
+    written = (m.weight for m in model.modules() if isinstance(m, kinds) and m.max_norm is not None)
+    return {local_of(weight).data_ptr() for weight in written}
+
+
+def _require_one_way(boxes: Mapping[str, Box]) -> None:
+    """Raise StateError unless all sharded tensors are shared out in one way."""
+    for key, box in boxes.items():
+        first_key, first = next(iter(boxes.items()))
+        if box.shards != first.shards:
+            raise StateError(
+                f"{key} is shared out among {box.shards.degree} ranks, and {first_key} among {first.shards.degree} or other ones",
+                "use one mesh for all calls of fully_shard",
+            )
 
 
 def _stateful(name: str, value: Any) -> Any:

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.process.torch_private import foreach_copy_
+from elasticflow.runtime.sharding.boxes import is_sharded, local_of
 from elasticflow.snapshots.format import dtypes
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ def refusal(tensor: Tensor, *, in_place: bool) -> tuple[str, str | None] | None:
         tensor: Any tensor.
         in_place: Restoring copies into it, which takes memory of its own for each element.
     """
+    if is_sharded(tensor):
+        tensor = local_of(tensor)  # how it is cut is looked at where it is captured
     if is_lazy(tensor):
         return "a parameter without a shape", "run one forward on made-up data where the model is built"
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
@@ -58,10 +61,17 @@ def refusal(tensor: Tensor, *, in_place: bool) -> tuple[str, str | None] | None:
 
 def identity_of(tensor: Tensor) -> Identity:
     """Return a key that is equal for two tensors if and only if they have the same elements in the same memory."""
+    shape = tensor.shape
+    if is_sharded(tensor):
+        tensor = local_of(tensor)
+        # A rank may hold no element of it. The memory is still there, and tells tied tensors on every rank alike.
+        address = tensor.untyped_storage().data_ptr() + int(tensor.storage_offset()) * tensor.element_size()
+    else:
+        address = tensor.data_ptr()
     return (
-        tensor.data_ptr(),
+        address,
         tensor.dtype,
-        tensor.shape,
+        shape,
         tensor.stride(),
         str(tensor.device),
         tensor.is_conj(),

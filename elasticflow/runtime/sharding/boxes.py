@@ -1,0 +1,147 @@
+"""The rows of a sharded tensor that this rank holds, and the ranks that hold the same rows.
+
+`fully_shard` of torch (FSDP2) cuts each parameter along its first dimension and makes it a DTensor, whose local part this
+rank trains. A snapshot stores local parts; see `snapshots/format/pieces.py`.
+
+A DTensor itself tells nothing about memory: its `data_ptr()` is 0, and its `_version` stays the same while an optimizer
+writes the local part (seen in torch 2.13). So all code that looks at memory looks at `local_of`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch.distributed as dist
+from torch import Tensor
+
+from elasticflow.errors import StateError
+from elasticflow.runtime.process import torch_private
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_PLAIN = "shard each parameter along its first dimension: fully_shard(module) of torch.distributed.fsdp, without a placement of your own"
+
+
+class Shards(NamedTuple):
+    """How a model is shared out: the same for all of its parameters.
+
+    Attributes:
+        shard: Number of this rank's part, from 0.
+        degree: Number of parts.
+        holders: Ranks that hold this part, ascending; one for each replica of the model.
+    """
+
+    shard: int
+    degree: int
+    holders: tuple[int, ...]
+
+
+NOT_SHARDED = Shards(0, 1, ())
+
+
+class Box(NamedTuple):
+    """Rows `[begin, end)` of a tensor: the part that this rank holds, which may be empty.
+
+    Attributes:
+        shape: Shape of the whole tensor.
+    """
+
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+    shards: Shards
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """True if *tensor* is a DTensor; imports nothing."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    """Return the local part of a DTensor; any other tensor is returned itself."""
+    return torch_private.local_tensor_of(tensor) if is_sharded(tensor) else tensor
+
+
+def box_of(tensor: Tensor, name: str) -> Box | None:
+    """Return the rows of a DTensor that this rank holds; None for a plain tensor.
+
+    Raises:
+        StateError: it is shared out in another way than by rows, or which ranks hold the same rows is not known; *name* is named.
+    """
+    if not is_sharded(tensor):
+        return None
+    shards = _shards_of(tensor, name)
+    shape = tuple(tensor.shape)
+    # As `torch.chunk` cuts: the last parts may be smaller or empty.
+    size = -(-shape[0] // shards.degree)
+    begin, end = (min(shape[0], number * size) for number in (shards.shard, shards.shard + 1))
+    if local_of(tensor).shape != (end - begin, *shape[1:]):
+        raise StateError(
+            f"{name} is a DTensor of shape {shape}, and part {shards.shard} of {shards.degree} has shape "
+            f"{tuple(local_of(tensor).shape)}: it is not cut into even rows",
+            _PLAIN,
+        )
+    return Box(shape, begin, end, shards)
+
+
+def like(rows: Tensor, tensor: Tensor) -> Tensor:
+    """Return a DTensor that is shared out as *tensor* is, and has *rows* as its local part; no communication."""
+    from torch.distributed.tensor import DTensor
+
+    # Without shape and stride torch would infer them, wrongly for uneven rows.
+    made: Tensor = DTensor.from_local(
+        rows, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()  # type: ignore[attr-defined]
+    )  # fmt: skip
+    return made
+
+
+def sharded_modules(model: nn.Module) -> list[Any]:
+    """Return the modules that `fully_shard` was called with, in the order of `modules()`."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return (
+        [] if fsdp is None else [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
+    )
+
+
+def _shards_of(tensor: Any, name: str) -> Shards:
+    from torch.distributed.tensor import Replicate, Shard
+
+    mesh, placements = tensor.device_mesh, tensor.placements
+    cut = [dim for dim, placement in enumerate(placements) if not isinstance(placement, Replicate)]
+    if (
+        len(cut) != 1
+        or type(placements[cut[0]]) is not Shard
+        or placements[cut[0]].dim != 0
+        or not tensor.dim()
+    ):
+        raise StateError(f"{name} is a DTensor with placements {tuple(placements)}", _PLAIN)
+    (dim,) = cut
+    ranks, world_size = mesh.mesh, dist.get_world_size()
+    place = mesh.get_coordinate()
+    if place is None:
+        raise StateError(
+            f"{name} is a DTensor over ranks {ranks.flatten().tolist()}, and this rank is not among them",
+            _PLAIN,
+        )
+    degree, shard = ranks.size(dim), place[dim]
+    everybody = ranks.flatten().tolist()
+    if sorted(everybody) == list(range(world_size)):
+        holders = ranks.select(dim, shard).flatten().tolist()
+    elif ranks.dim() == 1 and world_size % degree == 0 and everybody == _neighbours(everybody[0], degree):
+        # Other replicas have meshes of their own, over the ranks that follow one another.
+        holders = [first + shard for first in range(0, world_size, degree)]
+    else:
+        raise StateError(
+            f"{name} is a DTensor over ranks {everybody} of {world_size}: which ranks hold the same rows is not known",
+            "make a mesh of all ranks, init_device_mesh(device, (replicas, shards)), or one of consecutive ranks for each replica",
+        )
+    return Shards(shard, degree, tuple(sorted(holders)))
+
+
+def _neighbours(rank: int, degree: int) -> list[int]:
+    """Return the ranks of the replica that *rank* belongs to, if replicas are consecutive ranks."""
+    first = rank - rank % degree
+    return list(range(first, first + degree))
