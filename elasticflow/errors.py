@@ -341,13 +341,17 @@ class NotExchangedError(StateError):
         step: Number of the step after which they were compared.
         tensors: Names of the tensors that differ.
         why: The missing exchange, in words.
+        is_sharded: The model is sharded: replicas of it differ.
     """
 
-    def __init__(self, step: int, tensors: list[str], why: str) -> None:
+    def __init__(self, step: int, tensors: list[str], why: str, *, is_sharded: bool = False) -> None:
         more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
+        way = "wrap the model (model = run.wrap(model)) or use run.gradients"
+        if is_sharded:
+            way = "give fully_shard a mesh of all ranks, init_device_mesh(device, (replicas, shards))"
         super().__init__(
             f"the ranks' models differ after step {step} ({tensors[0] if tensors else 'set of tensors'}{more}): {why}",
-            "wrap the model (model = run.wrap(model)) or use run.gradients; no snapshot was taken of it",
+            f"{way}; no snapshot was taken of it",
         )
 
 

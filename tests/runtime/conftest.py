@@ -38,10 +38,11 @@ LIMIT_S = 300.0  # a guard alone
 
 @dataclass(frozen=True)
 class Ended:
-    """A worker group that ended: exit code and standard error by rank."""
+    """A worker group that ended: exit code, standard error and standard output by rank."""
 
     codes: list[int]
     errors: list[str]
+    outputs: list[str]
 
 
 class Group:
@@ -76,7 +77,7 @@ class Group:
         codes = [rank.wait(60) for rank in self._ranks]
         errors = [rank.stderr.read_text() for rank in self._ranks]
         sys.stdout.writelines(errors)  # pytest shows it when the test fails
-        return Ended(codes, errors)
+        return Ended(codes, errors, [rank.stdout.read_text() for rank in self._ranks])
 
     def kill(self) -> None:
         """End what this group started."""

@@ -35,6 +35,7 @@ from elasticflow.runtime.loop.source import Source
 from elasticflow.runtime.loop.stages import Stages
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.process.stopping import Leaving, Stopped
+from elasticflow.runtime.sharding.boxes import box_of, is_over_all_ranks
 from elasticflow.runtime.snapshot.snapshots import Snapshots
 from elasticflow.runtime.state.state import State
 from elasticflow.runtime.training import ddp, replicable
@@ -144,21 +145,22 @@ class Run:
         Models, optimizers, learning-rate schedulers, a GradScaler and an AveragedModel are recognized by their class. Random
         generators, lists, dicts and tensors are restored in place. Other plain values are read and written in `kept`, and are the
         same on every rank. Any other object needs `state_dict` and `load_state_dict`; snapshots hold the state of rank 0's
-        object. A model may be wrapped by DistributedDataParallel and torch.compile before this call or afterwards. A warning names
+        object. A model may be wrapped by DistributedDataParallel and torch.compile before this call or afterwards; `fully_shard`
+        comes before it: each rank then stores and loads its own rows, at any number of ranks. A warning names
         state of the script that is not kept; once such state changes, it is an error. After the call `position` says where the
         run continues, and every rank has verified every byte that it loaded.
 
         Raises:
             StateError: no model or no optimizer was given, a snapshot cannot hold an object, or the newest snapshot holds
-                other objects.
+                other objects. Or a parameter is sharded in another way than `fully_shard` of torch.distributed.fsdp does it.
             SnapshotError: the store cannot be read.
         """
         if self._state is not None:
             raise StateError("run.keep was called a second time", "name everything in one call")
         worker = self.worker
         parts = kept.parts_by_name(objects) if self._script is None else kept.parts_of(objects)
-        if self._gradients is None:
-            replicable.require_whole(parts["model"])
+        for name, parameter in parts["model"].named_parameters():
+            box_of(parameter, f"model.{name}")  # before the first step: rows are all that a snapshot can hold
         self._step = LoopStep(worker, self._gradients, parts)
         self._state = state = State(**parts)
         self._optimizers = state.optimizers
@@ -394,6 +396,7 @@ class Run:
         require_loss(loss, samples)
         batch = self._pass.close()
         self._require_one_call(batch, samples)
+        state.reshard()
         self._pass.require_kept()
         if batch is None:
             self._enter_own_data(snapshots, state)
@@ -829,6 +832,14 @@ class Run:
             return None
         _, state = self._kept("step")
         trained = {name: p for name, p in state.model.named_parameters() if p.requires_grad}
+        if state.is_sharded:
+            is_first = self.position.step <= self._began_after + 1
+            is_exchanged = all(is_over_all_ranks(p) for p in trained.values())
+            return (
+                None
+                if is_exchanged or not is_first
+                else "nothing exchanged their gradients between the replicas"
+            )
         left_out = [name for name, parameter in trained.items() if id(parameter) not in self._wrapped]
         if left_out and len(left_out) < len(trained):
             return f"{left_out[0]} was frozen when run.wrap was called, so its gradients are not exchanged"

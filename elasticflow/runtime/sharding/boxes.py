@@ -98,6 +98,11 @@ def like(rows: Tensor, tensor: Tensor) -> Tensor:
     return made
 
 
+def is_over_all_ranks(tensor: Any) -> bool:
+    """True for a DTensor whose mesh has all ranks: torch exchanges its gradients between replicas, too."""
+    return is_sharded(tensor) and tensor.device_mesh.size() == dist.get_world_size()
+
+
 def sharded_modules(model: nn.Module) -> list[Any]:
     """Return the modules that `fully_shard` was called with, in the order of `modules()`."""
     fsdp = sys.modules.get("torch.distributed.fsdp")

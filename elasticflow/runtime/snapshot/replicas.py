@@ -234,7 +234,7 @@ class ReplicaCheck:
             self._on_divergence(self._equal_at)
         numbers, ranks = self._differing(sums)
         if why := next(filter(None, self._worker.gather_text(self._not_exchanged() or "")), None):
-            raise NotExchangedError(step, differing_tensors(ranks), why)
+            raise NotExchangedError(step, differing_tensors(ranks), why, is_sharded=bool(self._boxes))
         error = difference(step, ranks, numbers)
         if self._worker.rank not in error.ranks:
             self._worker.barrier()

@@ -139,6 +139,14 @@ class State:
         """True if ranks hold parts of the model."""
         return bool(self._sharded_modules)
 
+    def reshard(self) -> None:
+        """Have a sharded model's parameters be this rank's parts: after a forward without a backward the root's are gathered.
+
+        Every rank may call it by itself: nothing is exchanged.
+        """
+        for module in self._sharded_modules:
+            module.reshard()
+
     def scalars(self) -> list[Tensor]:
         """Return the tensors of one element each that the last capture packed together."""
         return [
@@ -160,9 +168,7 @@ class State:
             StateError: a part holds something that neither JSON nor safetensors can express; named.
         """
         fault_injection.reach("snapshot.before_capture")
-        for module in self._sharded_modules:
-            # After a forward without a backward the root's parameters are the gathered ones. No collective.
-            module.reshard()
+        self.reshard()
         content: dict[str, Any] = {}
         tensor_sets = []
         for name, part in self._parts.items():

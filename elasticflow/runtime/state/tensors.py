@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.process.torch_private import foreach_copy_
+from elasticflow.runtime.process.torch_private import foreach_copy_, storage_id
 from elasticflow.runtime.sharding.boxes import is_sharded, local_of
 from elasticflow.snapshots.format import dtypes
 
@@ -64,8 +64,8 @@ def identity_of(tensor: Tensor) -> Identity:
     shape = tensor.shape
     if is_sharded(tensor):
         tensor = local_of(tensor)
-        # A rank may hold no element of it. The memory is still there, and tells tied tensors on every rank alike.
-        address = tensor.untyped_storage().data_ptr() + int(tensor.storage_offset()) * tensor.element_size()
+        # A rank may hold no element of it, and so no memory. Storages tell tied tensors on every rank alike.
+        address = storage_id(tensor) + int(tensor.storage_offset())
     else:
         address = tensor.data_ptr()
     return (

@@ -1,0 +1,126 @@
+"""Loops that shard their model themselves: snapshots in pieces, resumed at any degree; replicas compared; refusals."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from elasticflow.runtime.state.tensors import BY_NAME
+from elasticflow.snapshots.read import load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.runtime.conftest import Ended, Group
+
+pytestmark = pytest.mark.e2e
+PROGRAM = "own_sharded.py"
+
+
+def state_in(ended: Ended, word: str) -> dict[str, Any]:
+    """Return the whole state that rank 0 printed behind *word*."""
+    (line,) = [line for line in ended.outputs[0].splitlines() if line.startswith(f"{word} ")]
+    state: dict[str, Any] = json.loads(line.removeprefix(f"{word} "))
+    return state
+
+
+def stored(group: Group, name: str) -> dict[str, Any]:
+    """Return model and optimizer of snapshot *name*, by the names that the program prints."""
+    content = load.load(group.catalog, name)
+    names = content.state["state"]["parameters"][0]
+    found = {}
+    for key, whole in content.manifest.whole.items():
+        tensor = torch.empty(whole.shape, dtype=BY_NAME[whole.dtype])
+        content.read_into(key, tensor.view(-1).view(torch.uint8).numpy().data)
+        part, _, rest = key.partition("/")
+        if part == "model" and "scalars" not in rest:
+            found[rest] = tensor.tolist()
+        elif rest.startswith("state/"):
+            _, number, kind = rest.split("/")
+            found[f"{names[int(number)].removeprefix('model/')}.{kind}"] = tensor.tolist()
+    return found
+
+
+def agree(first: dict[str, Any], second: dict[str, Any]) -> None:
+    """Check that all tensors of *second* are those of *first*, number by number."""
+    assert second
+    assert {key: first[key] for key in second} == second
+
+
+def test_a_loop_killed_and_resumed_at_other_degrees(groups: Callable[..., Group]) -> None:
+    """Two ranks share a model; then four, two and two; then one of three holds everything; then nobody shares.
+
+    Each time every number of model and optimizer is the one that the snapshot holds, and no rank stored a row twice.
+    """
+    group = groups("run", PROGRAM)
+    assert -9 == group.run(2, "--degree", "2", "--kill-at", "7", ends=False).codes[0]
+    before = group.catalog.newest()
+    assert before is not None
+    assert 4 == before.step
+    assert 2 == before.format
+    ways = [(4, 2, "10"), (3, 3, "13"), (2, 0, "15"), (4, 4, "")]
+    for world, degree, stop in ways:
+        newest = group.catalog.newest()
+        assert newest is not None
+        arguments = ("--degree", str(degree), *(("--term-at", stop) if stop else ()))
+        ended = group.run(world, *arguments)
+        assert [0] * world == ended.codes
+        agree(state_in(ended, "restored"), stored(group, newest.name))
+        after = group.catalog.newest()
+        assert after is not None
+        assert after.step > newest.step
+        assert (2 if degree else 1) == after.format
+        if degree:
+            weight = after.whole["model/embed.weight"]
+            assert min(degree, 11) >= len(weight.pieces) > 1
+            assert "model/head.weight" in after.aliases
+            files = {place.file for whole in after.whole.values() for place in whole.pieces}
+            assert world == len(
+                [file for file in files if file.startswith("shard-")]
+            )  # replicas share the work
+        agree(state_in(ended, "ended"), stored(group, after.name))
+    assert 16 == newest_step(group)
+
+
+def newest_step(group: Group) -> int:
+    """Return the step of the newest snapshot."""
+    newest = group.catalog.newest()
+    assert newest is not None
+    return newest.step
+
+
+def test_the_same_degree_has_the_same_bits(groups: Callable[..., Group]) -> None:
+    """Killed and resumed at one degree, a run ends with the numbers of a run that nobody disturbed."""
+    whole, parts = groups("whole", PROGRAM), groups("parts", PROGRAM)
+    undisturbed = whole.run(2, "--degree", "2")
+    assert -9 == parts.run(2, "--degree", "2", "--kill-at", "7", ends=False).codes[0]
+    assert state_in(undisturbed, "ended") == state_in(parts.run(2, "--degree", "2"), "ended")
+    (told,) = whole.lines("replicas.not_compared")
+    assert "no other worker holds" in told["reason"]
+
+
+def test_a_part_that_differs_from_its_replica_is_named(groups: Callable[..., Group]) -> None:
+    """Ranks 1 and 3 hold the same rows; a bit of rank 1's is flipped: they are named, and ranks 0 and 2 are not."""
+    group = groups("run", PROGRAM)
+    ended = group.run(4, "--degree", "2", "--flip-at", "3", "--every", "3 steps", ends=False)
+    assert 0 not in ended.codes
+    assert "the ranks 1 and 3 have each another model/" in "".join(ended.errors)
+    assert group.catalog.newest() is None
+
+
+def test_replicas_that_nothing_holds_together_are_refused(groups: Callable[..., Group]) -> None:
+    """Each replica has a mesh of its own, and the loop leaves it at that: after the first step, before any snapshot."""
+    ended = groups("run", PROGRAM).run(4, "--degree", "2", "--own-meshes", ends=False)
+    assert 0 not in ended.codes
+    assert "nothing exchanged their gradients between the replicas" in ended.errors[0]
+    assert "init_device_mesh(device, (replicas, shards))" in ended.errors[0]
+
+
+def test_other_cuts_than_rows_are_refused(groups: Callable[..., Group]) -> None:
+    """Columns cannot be read as a range of bytes: refused by name before the first step."""
+    ended = groups("run", PROGRAM).run(2, "--degree", "2", "--cut", "columns", ends=False)
+    assert 0 not in ended.codes
+    assert "is a DTensor with placements (Shard(dim=1),)" in ended.errors[0]

@@ -1,0 +1,166 @@
+"""A loop of a script's own that shards its model itself, by torch's `fully_shard`; variations come from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import cross_entropy
+
+import elasticflow as ef
+from elasticflow.runtime.sharding.boxes import is_sharded
+from tests.runtime.programs import dying
+
+parser = argparse.ArgumentParser()
+parser.add_argument(
+    "--degree", type=int, default=0, help="ranks that share a model; 0: every rank has all of it"
+)
+parser.add_argument("--own-meshes", action="store_true", help="a mesh for each replica, not one of all ranks")
+parser.add_argument("--epochs", type=int, default=2)
+parser.add_argument("--every", default="4 steps")
+parser.add_argument(
+    "--kill-at", type=int, help="rank 0 gets SIGKILL during this step, once a snapshot is committed"
+)
+parser.add_argument("--term-at", type=int, help="rank 0 gets SIGTERM during this step")
+parser.add_argument("--flip-at", type=int, help="a bit of rank 1's part is flipped in this step")
+parser.add_argument("--width", type=int, default=6)
+parser.add_argument("--cut", default="rows", help="columns: along the second dimension")
+args = parser.parse_args()
+
+WORDS = 11
+
+
+class Block(nn.Module):
+    """A layer of an odd size, with a parameter of a single row: most ranks hold nothing of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(args.width),
+            nn.Linear(args.width, 7),
+            nn.Linear(7, args.width),
+        )
+        self.gain = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the sum of input and output."""
+        return x + self.gain * self.down(torch.relu(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    """Tied weights, a frozen layer, and a buffer that counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, args.width)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.frozen = nn.Linear(args.width, args.width).requires_grad_(requires_grad=False)
+        self.head = nn.Linear(args.width, WORDS, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return scores of words."""
+        if self.training:
+            self.calls += 1
+        x = self.embed(tokens).mean(1)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.frozen(x))  # type: ignore[no-any-return]
+
+
+class Sentences:
+    """Four words, and the word that follows."""
+
+    def __len__(self) -> int:
+        return 96
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        generator = torch.Generator().manual_seed(index)
+        words = torch.randint(0, WORDS, (4,), generator=generator)
+        return words, int(words.sum()) % WORDS
+
+
+def shard(model: Net) -> None:
+    """Shard the model among the ranks of a replica."""
+    ranks = run.world_size // args.degree, args.degree
+    mesh: Any
+    if args.own_meshes:
+        group = None
+        for first in range(0, run.world_size, args.degree):
+            made = torch.distributed.new_group(list(range(first, first + args.degree)))
+            group = made if first <= run.rank < first + args.degree else group
+        mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=("shard",))
+    elif ranks[0] == 1:
+        mesh = init_device_mesh("cpu", (args.degree,))
+    else:
+        mesh = init_device_mesh("cpu", ranks, mesh_dim_names=("replicate", "shard"))
+    options: dict[str, Any] = {}
+    if args.cut == "columns":
+        from torch.distributed.tensor import Shard
+
+        options["shard_placement_fn"] = lambda p: (
+            Shard(1) if p.dim() > 1 and p.shape[1] % args.degree == 0 else None
+        )
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
+
+
+def whole_state() -> dict[str, list[Any]]:
+    """Return every tensor of model and optimizer, whole, as numbers. Collective."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    tensors = dict(model.state_dict())
+    for parameter, state in optimizer.state.items():
+        tensors |= {f"{names[parameter]}.{key}": value for key, value in state.items()}
+    return {
+        name: (tensor.full_tensor() if is_sharded(tensor) else tensor).tolist()
+        for name, tensor in sorted(tensors.items())
+    }
+
+
+run = ef.join(seed=7, every=args.every, threads=1)
+torch.manual_seed(5)
+model = Net()
+if args.degree:
+    shard(model)
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.05)
+run.keep(model=model, optimizer=optimizer)
+if run.position.step:
+    state = whole_state()
+    if run.rank == 0:
+        print("restored " + json.dumps(state), flush=True)
+for batch in run.batches(Sentences(), size=12, epochs=args.epochs):
+    if run.rank == 0 and batch.end.step == args.kill_at:
+        dying.die_once_committed()
+    if run.rank == 0 and batch.end.step == args.term_at:
+        os.kill(os.getpid(), signal.SIGTERM)
+    optimizer.zero_grad()
+    tokens, targets = batch.inputs, batch.targets
+    loss = cross_entropy(model(tokens), targets)
+    (loss * batch.share).backward()
+    if not args.degree:
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                torch.distributed.all_reduce(parameter.grad, torch.distributed.ReduceOp.AVG)
+    optimizer.step()
+    if run.rank == 1 and batch.end.step == args.flip_at:
+        from elasticflow.runtime.snapshot.replicas import flip
+
+        flip(model)
+    model.eval()
+    with torch.no_grad():
+        model(tokens)  # leaves the root's parameters gathered
+    model.train()
+    run.step(loss=loss)
+state = whole_state()
+if run.rank == 0:
+    print("ended " + json.dumps(state), flush=True)
+run.finish()
