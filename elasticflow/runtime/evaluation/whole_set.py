@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from elasticflow.errors import MetricError
+from elasticflow.errors import MetricError, StateError, StopTraining
 from elasticflow.runtime.data import notes
 from elasticflow.runtime.evaluation.exchange import hand_over
 from elasticflow.runtime.evaluation.packing import packed, unpacked
@@ -64,10 +64,20 @@ class WholeSet:
         batches: Batches of the whole set.
         width: How many numbers each batch gives.
         metrics: Over the whole set, on rank 0; other ranks have theirs only to know that there are some.
+        in_step: Each forward waits for those of other ranks, as of a sharded model: every rank measures equally many batches,
+            some of them for nothing, and no rank ends its part early.
     """
 
-    def __init__(self, worker: Worker, batches: int, width: int, metrics: Sequence[OverSet]) -> None:
-        self._worker, self._batches, self._metrics = worker, batches, metrics
+    def __init__(
+        self,
+        worker: Worker,
+        batches: int,
+        width: int,
+        metrics: Sequence[OverSet],
+        *,
+        in_step: bool = False,
+    ) -> None:
+        self._worker, self._batches, self._metrics, self._in_step = worker, batches, metrics, in_step
         # The last row is not of a batch: it says whether this rank's part was cut short.
         self._rows = torch.zeros(batches + 1, width, dtype=torch.float64)
         self._rows[-1] = 1.0
@@ -82,6 +92,7 @@ class WholeSet:
 
         Raises:
             MetricError: what a metric is called with cannot be brought to rank 0.
+            StateError: StopTraining was raised where every rank must measure equally many batches.
         """
         values = torch.zeros(len(self._metrics), dtype=torch.float64)
         if self._metrics:
@@ -103,11 +114,14 @@ class WholeSet:
     def _run_alone(self, measure: Callable[[int], OfBatch]) -> None:
         """Measure this rank's part, which is one piece of the set."""
         worker = self._worker
-        with worker.stoppable:
-            for number in range(*even_split(self._batches, worker.world_size, worker.rank)):
+        mine = range(*even_split(self._batches, worker.world_size, worker.rank))
+        with self._stoppable():
+            for number in mine:
                 if self._leaves():
                     return
                 self._note(number, measure(number))
+            if self._in_step and len(mine) < -(-self._batches // worker.world_size):
+                measure(0)  # counts nothing; other ranks wait for it
             self._rows[-1] = 0.0
 
     def _run_in_rounds(self, measure: Callable[[int], OfBatch], values: Tensor) -> None:
@@ -116,7 +130,7 @@ class WholeSet:
         for first in range(0, self._batches, size):
             mine: memoryview | None = None
             if not self._leaves():
-                with worker.stoppable:
+                with self._stoppable():
                     mine = self._packed(first + worker.rank, measure)
             if not hand_over(worker, mine, partial(self._take, first)):
                 return
@@ -133,6 +147,8 @@ class WholeSet:
 
     def _packed(self, number: int, measure: Callable[[int], OfBatch]) -> memoryview:
         if number >= self._batches:
+            if self._in_step:
+                measure(0)  # counts nothing; other ranks wait for it
             return memoryview(b"")
         of_batch = measure(number)
         self._note(number, of_batch)
@@ -163,9 +179,26 @@ class WholeSet:
         self._rows[number] = torch.tensor(of_batch.numbers, dtype=torch.float64)
         self._worker.heartbeat.beat()
 
+    @contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        """Have StopTraining end this rank's part."""
+        if not self._in_step:
+            with self._worker.stoppable:
+                yield
+            return
+        try:
+            yield
+        except StopTraining as stop:
+            raise StateError(
+                f"StopTraining was raised in an evaluation of a sharded model, for whose forwards the other ranks wait: {stop}",
+                "raise it in a step of training, or call run.stop(reason) after the evaluation",
+            ) from stop
+
     def _leaves(self) -> bool:
         """Return True if this rank must stop measuring; if it was asked to exit, record that as its request."""
         vote = self._worker.vote
+        if self._in_step:
+            return False
         if vote.leave_wanted and vote.may_cut_short:
             vote.stop_wanted = vote.stop_wanted or LEAVE
             return True

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from elasticflow.errors import StateError
 from elasticflow.protocol import trajectory_record, worker_environment
+from elasticflow.runtime.sharding.boxes import is_sharded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -129,6 +131,11 @@ def _by_name(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
 
 def _walk(path: str, value: Any) -> Iterator[tuple[str, str]]:
     match value:
+        case Tensor() if is_sharded(value):
+            raise StateError(
+                f"{path} is sharded, and a trajectory compares whole tensors",
+                "compare the snapshots of two runs instead: elasticflow snapshots export RUN --format safetensors, of each",
+            )
         case Tensor():
             yield path, digest(value)
         case dict():

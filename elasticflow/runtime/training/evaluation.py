@@ -23,6 +23,7 @@ from elasticflow.runtime.evaluation.source import source_of
 from elasticflow.runtime.evaluation.whole_set import OfBatch, WholeSet
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.sharding.boxes import sharded_modules
 from elasticflow.runtime.training import loss_weights, model_buffers
 from elasticflow.runtime.training.loss import parse_loss, require_count
 from elasticflow.runtime.training.modes import evaluating
@@ -254,8 +255,9 @@ class Evaluation:
         samples = len(self._indices)
         batches = -(-samples // self._batch_size)
         of_set = [OverSet(n, m, samples, is_first=self._worker.rank == 0) for n, m in self._of_set.items()]
+        in_step = bool(sharded_modules(model))
         hears = self._training_step is not None and not self._uses_loss and self._takes_outputs
-        looks, self._has_looked = not self._has_looked, True
+        looks, self._has_looked = not self._has_looked and not in_step, True
         with Listener(model) if hears else nullcontext() as listener:
 
             def measure(number: int) -> OfBatch:
@@ -270,7 +272,8 @@ class Evaluation:
                     )
                     return self._of_batch(model, batch, count, listener)
 
-            result = WholeSet(self._worker, batches, 2 + len(self._of_batches), of_set).run(measure)
+            whole_set = WholeSet(self._worker, batches, 2 + len(self._of_batches), of_set, in_step=in_step)
+            result = whole_set.run(measure)
         if result is None:
             return None
         (loss, weight, *sums), over_set = result[0].tolist(), result[1]

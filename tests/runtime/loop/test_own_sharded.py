@@ -119,6 +119,27 @@ def test_replicas_that_nothing_holds_together_are_refused(groups: Callable[..., 
     assert "init_device_mesh(device, (replicas, shards))" in ended.errors[0]
 
 
+def test_evaluations_have_equally_many_forwards(groups: Callable[..., Group]) -> None:
+    """Two batches on three ranks that share a model: the third measures for nothing, and nobody waits for ever."""
+    alone, shared = groups("alone", PROGRAM).run(1), groups("shared", PROGRAM).run(3, "--degree", "3")
+    assert [0, 0, 0] == shared.codes
+    results = []
+    for ended in (alone, shared):
+        lines = [line for line in ended.outputs[0].splitlines() if line.startswith("measured ")]
+        results.append(
+            {k: v for line in lines for k, v in json.loads(line.removeprefix("measured ")).items()}
+        )
+    assert results[0] == pytest.approx(results[1], rel=1e-4)
+    assert 9 == results[1]["seen"]
+
+
+def test_stop_training_in_an_evaluation_is_refused(groups: Callable[..., Group]) -> None:
+    """The other ranks would wait for the forwards that are left out."""
+    ended = groups("run", PROGRAM).run(2, "--degree", "2", "--stop-in-metric", ends=False)
+    assert 0 not in ended.codes
+    assert "StopTraining was raised in an evaluation of a sharded model" in ended.errors[1]
+
+
 def test_other_cuts_than_rows_are_refused(groups: Callable[..., Group]) -> None:
     """Columns cannot be read as a range of bytes: refused by name before the first step."""
     ended = groups("run", PROGRAM).run(2, "--degree", "2", "--cut", "columns", ends=False)

@@ -31,6 +31,9 @@ parser.add_argument(
 parser.add_argument("--term-at", type=int, help="rank 0 gets SIGTERM during this step")
 parser.add_argument("--flip-at", type=int, help="a bit of rank 1's part is flipped in this step")
 parser.add_argument("--width", type=int, default=6)
+parser.add_argument(
+    "--stop-in-metric", action="store_true", help="rank 1 raises StopTraining in the evaluation"
+)
 parser.add_argument("--cut", default="rows", help="columns: along the second dimension")
 args = parser.parse_args()
 
@@ -160,7 +163,36 @@ for batch in run.batches(Sentences(), size=12, epochs=args.epochs):
         model(tokens)  # leaves the root's parameters gathered
     model.train()
     run.step(loss=loss)
+
+
+class Seen:
+    """Counts what it is called with over the whole set."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Count a batch."""
+        self.samples += len(targets)
+
+    def compute(self) -> float:
+        """Return the number of samples."""
+        return float(self.samples)
+
+
+def of_batch(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean of the highest scores."""
+    if args.stop_in_metric and run.rank == 1:
+        raise ef.StopTraining("good enough")
+    return outputs.amax(1).mean()
+
+
 state = whole_state()
 if run.rank == 0:
     print("ended " + json.dumps(state), flush=True)
+for metrics in ({"highest": of_batch}, {"seen": Seen}):
+    # Two batches: ranks from 2 on have none, and their forwards are waited for.
+    measured = run.evaluate(Sentences(), loss=cross_entropy, metrics=metrics, size=5, samples=9)
+    if run.rank == 0:
+        print("measured " + json.dumps(measured), flush=True)
 run.finish()
