@@ -16,7 +16,7 @@ from elasticflow.protocol import worker_environment
 from elasticflow.snapshots.read import verify
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
-from tests.end_to_end.harness import LIMIT_S, Project, Running, read_lines, wait_gone
+from tests.end_to_end.harness import LIMIT_S, Project, Running, bytes_of_tensors, read_lines, wait_gone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -179,15 +179,7 @@ class Series:
         assert newest is not None
         losses = {r["step"]: r["loss"] for r in read_lines(run.metrics) if "loss" in r}
         again = [r for r in read_lines(run.metrics_redone) if "loss" in r]
-        files = {
-            place: self.catalog.storage.read(f"{self.catalog.folder()}/{place}")
-            for place in newest.locations()
-        }
-        bits = {
-            key: files[newest.location(at.file)][at.offset : at.offset + at.nbytes]
-            for key, at in newest.tensors.items()
-        }
-        found = {"losses": losses, "bits": bits}
+        found = {"losses": losses, "bits": bytes_of_tensors(self.catalog, newest)}
         if expected is not None:
             wrong = sum(expected["losses"].get(r["step"]) != r["loss"] for r in again)
             differ = [what for what in found if found[what] != expected[what]]

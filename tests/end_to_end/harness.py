@@ -25,6 +25,8 @@ from elasticflow.storage.storage import Storage
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from elasticflow.snapshots.format.manifest import Manifest
+
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 300  # of one wait: a guard alone, which a busy machine must not reach
 # Inherited by all that this process starts: another one may be testing runs of the same ids on this machine.
@@ -273,11 +275,19 @@ def tensors(run: RunFolder | Catalog) -> dict[str, bytes]:
     catalog = run if isinstance(run, Catalog) else Catalog(Storage(str(run.path)))
     manifest = catalog.newest()
     assert manifest is not None
-    found = {}
-    for key, place in manifest.tensors.items():
-        data = catalog.storage.read(f"{catalog.folder()}/{manifest.location(place.file)}")
-        found[key] = data[place.offset : place.offset + place.nbytes]
-    return found
+    return bytes_of_tensors(catalog, manifest)
+
+
+def bytes_of_tensors(catalog: Catalog, manifest: Manifest) -> dict[str, bytes]:
+    """Return the bytes of every tensor of a snapshot by name, those of pieces put together."""
+    files = {place: catalog.storage.read(f"{catalog.folder()}/{place}") for place in manifest.locations()}
+    return {
+        key: b"".join(
+            files[manifest.location(file)][offset : offset + nbytes]
+            for file, offset, nbytes in whole.spans(0, whole.nbytes)
+        )
+        for key, whole in manifest.whole.items()
+    }
 
 
 def steps_of(run: RunFolder) -> list[int]:

@@ -1,4 +1,7 @@
-"""Loops of Accelerate, Lightning Fabric and the Trainer of Transformers on `elasticflow.join`: killed, drained and resized."""
+"""Loops of torch's fully_shard, Accelerate, Lightning Fabric and the Trainer of Transformers on `elasticflow.join`.
+
+They are killed, drained and resized.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
+from safetensors.torch import load_file
 
 from elasticflow import events
 from tests.end_to_end.harness import named, read_lines, steps_of, tensors, wait_gone
@@ -44,7 +48,11 @@ FOLDER = "examples/own_loop"
 ACCELERATE = Example(f"{FOLDER}/accelerate.toml", "own-loop-accelerate", "accelerate", "--epochs=2")
 FABRIC = Example(f"{FOLDER}/fabric.toml", "own-loop-fabric", "lightning_fabric", "--epochs=2")
 TRAINER = Example(f"{FOLDER}/hf_trainer.toml", "own-loop-hf-trainer", "transformers", "--steps=64")
-ALL = [pytest.param(each, marks=pytest.mark.campaign, id=each.job) for each in (ACCELERATE, FABRIC, TRAINER)]
+SHARDED = Example(f"{FOLDER}/sharded.toml", "own-loop-sharded", "torch", "--epochs=2")
+ALL = [
+    pytest.param(SHARDED, id=SHARDED.job),
+    *(pytest.param(each, marks=pytest.mark.campaign, id=each.job) for each in (ACCELERATE, FABRIC, TRAINER)),
+]
 
 
 @pytest.mark.parametrize("example", ALL)
@@ -85,6 +93,38 @@ def test_a_library_s_loop_goes_on_with_other_numbers_of_workers(project: Project
     assert steps_of(last.run) == list(range(1, 65))
     assert {1, 2} == {line["world_size"] for line in read_lines(last.run.metrics)}
     assert _losses(last) == pytest.approx(_losses(alone), rel=0.15)
+
+
+def test_a_shared_model_is_resumed_from_memory_and_exported_whole(project: Project) -> None:
+    """Four workers, two copies: one is killed, and the state comes from memory. Then three workers share one copy."""
+    sets = ("nodes.nproc_per_node=4", 'script.args=["--epochs=2", "--replicas=2", "--pause=0.05"]')
+    run = project.run(SHARDED.job_file, "held", *sets, "snapshots.memory=1 step", job=SHARDED.job)
+    reached = run.wait_for_step(12)
+    os.kill(run.pid_of(2), signal.SIGKILL)
+    run.wait_for_step(reached + 1, generation=1)
+    again = named(run.events(), events.TRAINING_STARTED)[1]
+    assert again["from_memory"]
+    assert again["step"] >= reached - 1
+    run.process.send_signal(signal.SIGTERM)
+    assert run.end() == 75, run.told()
+    last = SHARDED.resume(project, "held", "nodes.nproc_per_node=3", 'script.args=["--epochs=2"]')
+    assert last.end() == 0, last.told()
+    assert steps_of(last.run) == list(range(1, 65))
+    assert [] == named(last.events(), events.SNAPSHOT_REJECTED)
+
+    for command, said in (
+        (("show", "held"), "in pieces, up to 3 each"),
+        (("verify", "held"), "whole"),
+        (("export", "held", "--format=safetensors", "--output=weights.safetensors"), "weights.safetensors"),
+    ):
+        asked = project.start("snapshots", *command, run_id="held", job=SHARDED.job)
+        assert asked.end() == 0, asked.told()
+        assert said in asked.output.read_text(), asked.output.read_text()
+    weights = load_file(project.root / "weights.safetensors")
+    assert (128, 32) == weights["blocks.3.layers.1.weight"].shape
+    assert {f"model/{name}" for name in weights} == {
+        key for key in tensors(last.run) if key.startswith("model/")
+    }
 
 
 def _losses(running: Running) -> list[float]:

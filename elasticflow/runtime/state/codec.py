@@ -118,7 +118,7 @@ class Encoder:
             if layout := layout_of(tensor):
                 self.memory_formats[key] = layout
             self.tensors[key] = tensor
-            if box is not None:
+            if box is not None and box.shards.degree > 1:
                 self.boxes[key] = box
             reference = {StateMark.TENSOR: key}
         self._known[identity] = reference
