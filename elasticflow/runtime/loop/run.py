@@ -34,8 +34,8 @@ from elasticflow.runtime.loop.script_checks import OWN_LOOP_OVER
 from elasticflow.runtime.loop.source import Source
 from elasticflow.runtime.loop.stages import Stages
 from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.process.sharded_tensors import box_of, is_over_all_ranks
 from elasticflow.runtime.process.stopping import Leaving, Stopped
-from elasticflow.runtime.sharding.boxes import box_of, is_over_all_ranks
 from elasticflow.runtime.snapshot.snapshots import Snapshots
 from elasticflow.runtime.state.state import State
 from elasticflow.runtime.training import ddp, replicable

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor, nn
 
 from elasticflow.errors import HookError
+from elasticflow.runtime.process.sharded_tensors import local_of
 from elasticflow.runtime.process.torch_private import version_of
-from elasticflow.runtime.sharding.boxes import local_of
 from elasticflow.runtime.snapshot import checksums
 
 if TYPE_CHECKING:

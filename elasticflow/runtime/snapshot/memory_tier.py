@@ -14,8 +14,8 @@ from elasticflow.runtime.snapshot.restore import SnapshotContent
 from elasticflow.runtime.state.codec import StoredTensors
 from elasticflow.runtime.state.tensors import BY_NAME
 from elasticflow.snapshots.client.memory_tier import MemoryTierClient
-from elasticflow.snapshots.format.manifest import Manifest, TensorPlace
-from elasticflow.snapshots.format.pieces import whole_tensors
+from elasticflow.snapshots.format.manifest import Manifest
+from elasticflow.snapshots.format.pieces import TensorPlace, whole_tensors
 from elasticflow.snapshots.format.policy import Due
 from elasticflow.system import fault_injection
 

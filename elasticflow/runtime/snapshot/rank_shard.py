@@ -18,7 +18,7 @@ from elasticflow.system import fault_injection
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from elasticflow.runtime.sharding.boxes import Box
+    from elasticflow.runtime.process.sharded_tensors import Box
     from elasticflow.runtime.state.state import Captured
 
 # Staging buffers whose views are kept.

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from elasticflow.runtime.process import torch_private
-from elasticflow.runtime.sharding.boxes import local_of
+from elasticflow.runtime.process.sharded_tensors import local_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

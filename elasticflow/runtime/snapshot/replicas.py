@@ -19,7 +19,7 @@ from elasticflow import events
 from elasticflow.errors import NotExchangedError, ReplicasDifferError
 from elasticflow.runtime.process import environment
 from elasticflow.runtime.process.process_group import DigestComparison
-from elasticflow.runtime.sharding.boxes import NOT_SHARDED, local_of
+from elasticflow.runtime.process.sharded_tensors import NOT_SHARDED, local_of
 from elasticflow.runtime.snapshot import checksums
 from elasticflow.snapshots.format.policy import Due
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.process.position import Position
-    from elasticflow.runtime.sharding.boxes import Box
+    from elasticflow.runtime.process.sharded_tensors import Box
     from elasticflow.runtime.state.state import Captured, State
     from elasticflow.snapshots.format.policy import HasPosition
 
@@ -267,9 +267,9 @@ def difference(step: int, ranks: Sequence[Sums], numbers: Sequence[int] | None =
     """Return the error that names the tensors that differ after *step*, and the diverged ranks: a minority, or all ranks.
 
     Args:
-        step: The step.
-        ranks: Sums of each rank.
-        numbers: Numbers of these ranks; None: from 0.
+        step: Number of the last finished step.
+        ranks: Sums, in the order of *numbers*.
+        numbers: The ranks compared, ascending; None: all ranks, from 0.
     """
     copies = [tuple(sorted(sums.items())) for sums in ranks]
     right, count = Counter(copies).most_common(1)[0]

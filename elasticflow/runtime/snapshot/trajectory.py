@@ -17,7 +17,7 @@ from torch import Tensor
 
 from elasticflow.errors import StateError
 from elasticflow.protocol import trajectory_record, worker_environment
-from elasticflow.runtime.sharding.boxes import is_sharded
+from elasticflow.runtime.process.sharded_tensors import is_sharded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

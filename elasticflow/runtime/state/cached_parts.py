@@ -26,15 +26,15 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from elasticflow.errors import StateError
+from elasticflow.runtime.process.sharded_tensors import is_sharded, local_of
 from elasticflow.runtime.process.torch_private import has_plain_state, scale_of, state_hooks_of, tables_of
-from elasticflow.runtime.sharding.boxes import is_sharded, local_of
 from elasticflow.runtime.state.codec import Encoder
 from elasticflow.runtime.state.tensors import Copies, identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elasticflow.runtime.sharding.boxes import Box
+    from elasticflow.runtime.process.sharded_tensors import Box
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.sharding.boxes import box_of, is_sharded, local_of
-from elasticflow.runtime.sharding.boxes import like as like_dtensor
+from elasticflow.runtime.process.sharded_tensors import box_of, is_sharded, local_of
+from elasticflow.runtime.process.sharded_tensors import like as like_dtensor
 from elasticflow.runtime.state.tensors import (
     BY_NAME,
     DTYPES,
@@ -32,7 +32,7 @@ from elasticflow.snapshots.format.state_json import StateMark, UnknownMarkError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elasticflow.runtime.sharding.boxes import Box
+    from elasticflow.runtime.process.sharded_tensors import Box
     from elasticflow.runtime.state.tensors import Identity
     from elasticflow.snapshots.format.pieces import WholeTensor
     from elasticflow.snapshots.read.load import LoadedSnapshot

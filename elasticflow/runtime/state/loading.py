@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from elasticflow.errors import StateError
+from elasticflow.runtime.process.sharded_tensors import is_sharded
 from elasticflow.runtime.process.torch_private import EXTRA_STATE
-from elasticflow.runtime.sharding.boxes import is_sharded
 from elasticflow.snapshots.format.state_json import StateMark
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.sharding.boxes import NOT_SHARDED, local_of, sharded_modules
+from elasticflow.runtime.process.sharded_tensors import NOT_SHARDED, local_of, sharded_modules
 from elasticflow.runtime.state import codec, loading
 from elasticflow.runtime.state.cached_parts import TensorSet, part_of
 from elasticflow.runtime.state.options import JobOptions
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch.optim.swa_utils import AveragedModel
 
     from elasticflow.runtime.process.learning_rates import AnyOptimizers
-    from elasticflow.runtime.sharding.boxes import Box, Shards
+    from elasticflow.runtime.process.sharded_tensors import Box, Shards
     from elasticflow.runtime.state.options import OptionChange
     from elasticflow.runtime.training.evaluation import Evaluation
     from elasticflow.runtime.training.several_optimizers import Schedules
@@ -68,7 +68,7 @@ class Captured:
 
     @property
     def shards(self) -> Shards:
-        """How the sharded tensors are shared out; one part that every rank holds if nothing is sharded."""
+        """The part of the sharded tensors that this rank holds; if nothing is sharded, the only one."""
         return next((box.shards for box in self.boxes.values()), NOT_SHARDED)
 
 

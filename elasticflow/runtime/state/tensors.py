@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from elasticflow.errors import StateError
+from elasticflow.runtime.process.sharded_tensors import is_sharded, local_of
 from elasticflow.runtime.process.torch_private import foreach_copy_, storage_id
-from elasticflow.runtime.sharding.boxes import is_sharded, local_of
 from elasticflow.snapshots.format import dtypes
 
 if TYPE_CHECKING:

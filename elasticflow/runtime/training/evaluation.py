@@ -23,7 +23,7 @@ from elasticflow.runtime.evaluation.source import source_of
 from elasticflow.runtime.evaluation.whole_set import OfBatch, WholeSet
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process import random_streams
-from elasticflow.runtime.sharding.boxes import sharded_modules
+from elasticflow.runtime.process.sharded_tensors import sharded_modules
 from elasticflow.runtime.training import loss_weights, model_buffers
 from elasticflow.runtime.training.loss import parse_loss, require_count
 from elasticflow.runtime.training.modes import evaluating

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from elasticflow.errors import SnapshotError
 from elasticflow.run_folder import SNAPSHOT_NAME
 from elasticflow.snapshots.format.dtypes import DTYPES
-from elasticflow.snapshots.format.pieces import Piece, PiecesError, WholeTensor, whole_tensors
+from elasticflow.snapshots.format.pieces import PiecesError, TensorPlace, WholeTensor, whole_tensors
 from elasticflow.system import records
 from elasticflow.system.records import printable
 
@@ -53,43 +53,6 @@ class FileEntry:
     def from_json(cls, content: dict[str, Any]) -> FileEntry:
         """Return the entry whose fields are *content*."""
         return cls(size=content["size"], crc32=tuple(content["crc32"]), sha256=content.get("sha256"))
-
-
-@dataclass(frozen=True)
-class TensorPlace:
-    """Place of a tensor: file, safetensors dtype, shape, offset from the start of the file, bytes.
-
-    The file is one of the snapshot's own, or a key of `Manifest.borrowed`; see `Manifest.location`.
-
-    Attributes:
-        piece: The larger tensor of which it is some rows, if so.
-    """
-
-    file: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-    piece: Piece | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON, those of a piece beside the others."""
-        content = asdict(self)
-        piece = content.pop("piece")
-        return content if piece is None else {**content, **piece}
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> TensorPlace:
-        """Return the place that `to_json` wrote."""
-        piece = Piece.from_json(content) if "of" in content else None
-        own = (
-            content["file"],
-            content["dtype"],
-            tuple(content["shape"]),
-            content["offset"],
-            content["nbytes"],
-        )
-        return cls(*own, piece)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Tensors that lie in pieces: each rank of a sharded model stores its own rows of a tensor.
+"""Places of tensors, whole or in pieces: each rank of a sharded model stores its own rows of a tensor.
 
 Only the first dimension is ever cut. So the bytes of a tensor are those of its pieces, one after the other, and any
 range of rows is a range of bytes.
@@ -7,15 +7,13 @@ range of rows is a range of bytes.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticflow.errors import SnapshotError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    from elasticflow.snapshots.format.manifest import TensorPlace
 
 
 @dataclass(frozen=True)
@@ -51,6 +49,43 @@ class Piece:
     def key(self) -> str:
         """Key of the piece itself: `model/weight@128`."""
         return f"{self.of}@{self.begin}"
+
+
+@dataclass(frozen=True)
+class TensorPlace:
+    """Place of a tensor: file, safetensors dtype, shape, offset from the start of the file, bytes.
+
+    The file is one of the snapshot's own, or a key of `Manifest.borrowed`; see `Manifest.location`.
+
+    Attributes:
+        piece: The larger tensor of which it is some rows, if so.
+    """
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+    piece: Piece | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON, those of a piece beside the others."""
+        content = asdict(self)
+        piece = content.pop("piece")
+        return content if piece is None else {**content, **piece}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> TensorPlace:
+        """Return the place that `to_json` wrote."""
+        piece = Piece.from_json(content) if "of" in content else None
+        own = (
+            content["file"],
+            content["dtype"],
+            tuple(content["shape"]),
+            content["offset"],
+            content["nbytes"],
+        )
+        return cls(*own, piece)
 
 
 class Span(NamedTuple):

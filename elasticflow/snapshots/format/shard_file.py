@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticflow.snapshots.format.digests import Checksums
-from elasticflow.snapshots.format.manifest import FileEntry, ManifestFacts, TensorPlace
-from elasticflow.snapshots.format.pieces import Piece
+from elasticflow.snapshots.format.manifest import FileEntry, ManifestFacts
+from elasticflow.snapshots.format.pieces import Piece, TensorPlace
 from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from elasticflow.observe.snapshots.lineage import LineageGeneration, draw
 from elasticflow.observe.snapshots.page import page, tensors_by_prefix
 from elasticflow.observe.snapshots.rows import SnapshotRow
 from elasticflow.protocol.snapshot_settings import Keep
-from elasticflow.snapshots.format.manifest import FileEntry, Manifest, TensorPlace
+from elasticflow.snapshots.format.manifest import FileEntry, Manifest
+from elasticflow.snapshots.format.pieces import TensorPlace
 
 NOW = 2000.0
 SHARD = "shard-00000-of-00001.safetensors"

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
 import elasticflow as ef
-from elasticflow.runtime.sharding.boxes import is_sharded
+from elasticflow.runtime.process.sharded_tensors import is_sharded
 from tests.runtime.programs import dying
 
 parser = argparse.ArgumentParser()
@@ -54,11 +54,14 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the sum of input and output."""
-        return x + self.gain * self.down(torch.relu(self.up(self.norm(x))))
+        total: Tensor = x + self.gain * self.down(torch.relu(self.up(self.norm(x))))
+        return total
 
 
 class Net(nn.Module):
     """Tied weights, a frozen layer, and a buffer that counts."""
+
+    calls: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +99,7 @@ def shard(model: Net) -> None:
     ranks = run.world_size // args.degree, args.degree
     mesh: Any
     if args.own_meshes:
-        group = None
+        group: Any = None
         for first in range(0, run.world_size, args.degree):
             made = torch.distributed.new_group(list(range(first, first + args.degree)))
             group = made if first <= run.rank < first + args.degree else group
@@ -119,7 +122,7 @@ def shard(model: Net) -> None:
 
 def whole_state() -> dict[str, list[Any]]:
     """Return every tensor of model and optimizer, whole, as numbers. Collective."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     tensors = dict(model.state_dict())
     for parameter, state in optimizer.state.items():
         tensors |= {f"{names[parameter]}.{key}": value for key, value in state.items()}
@@ -148,7 +151,7 @@ for batch in run.batches(Sentences(), size=12, epochs=args.epochs):
     optimizer.zero_grad()
     tokens, targets = batch.inputs, batch.targets
     loss = cross_entropy(model(tokens), targets)
-    (loss * batch.share).backward()
+    torch.autograd.backward(loss * batch.share)
     if not args.degree:
         for parameter in model.parameters():
             if parameter.grad is not None:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticflow.snapshots.format import manifest
-from elasticflow.snapshots.format.manifest import DamagedSnapshotError, FileEntry, Manifest, TensorPlace
+from elasticflow.snapshots.format.manifest import DamagedSnapshotError, FileEntry, Manifest
+from elasticflow.snapshots.format.pieces import TensorPlace
 from elasticflow.system.records import printable
 
 LENT = "000000000003-0001-00000003/frozen-00000-of-00001.safetensors"

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticflow.snapshots.format import manifest
-from elasticflow.snapshots.format.manifest import DamagedSnapshotError, FileEntry, TensorPlace
-from elasticflow.snapshots.format.pieces import Piece, PiecesError, whole_tensors
+from elasticflow.snapshots.format.manifest import DamagedSnapshotError, FileEntry
+from elasticflow.snapshots.format.pieces import Piece, PiecesError, TensorPlace, whole_tensors
 from tests.snapshots.format.test_manifest import made
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticflow.snapshots.format import state_json
-from elasticflow.snapshots.format.manifest import DamagedSnapshotError, TensorPlace
-from elasticflow.snapshots.format.pieces import whole_tensors
+from elasticflow.snapshots.format.manifest import DamagedSnapshotError
+from elasticflow.snapshots.format.pieces import TensorPlace, whole_tensors
 from tests.snapshots.format.test_manifest import HOSTILE, JSON, paths_in
 
 TENSORS = whole_tensors(

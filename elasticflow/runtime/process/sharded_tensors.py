@@ -25,7 +25,7 @@ _PLAIN = "shard each parameter along its first dimension: fully_shard(module) of
 
 
 class Shards(NamedTuple):
-    """How a model is shared out: the same for all of its parameters.
+    """The part of a model that this rank holds: the same for all of its parameters.
 
     Attributes:
         shard: Number of this rank's part, from 0.
