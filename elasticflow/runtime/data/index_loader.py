@@ -141,8 +141,7 @@ class IndexLoader:
         self._plan = StepPlan(
             schedule,
             micro_batch_size,
-            world_size=worker.world_size,
-            rank=worker.rank,
+            layout=worker.layout,
             seed=seed,
             virtual_shards=virtual_shards,
         )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from elasticflow.runtime.data.index_schedule import IndexSchedule
     from elasticflow.runtime.process.position import Position
+    from elasticflow.runtime.process.shard_layout import ShardLayout
 
 _SAMPLES_AHEAD = 4096  # numpy's cost per call is shared out, and still no step waits long for it
 _MOST_STEPS_AHEAD = 128
@@ -66,8 +67,7 @@ class StepPlan:
     Args:
         schedule: The order.
         micro_batch_size: Most samples in one forward, None for all of a rank's part at once.
-        world_size: Ranks that share a batch.
-        rank: This one.
+        layout: The ranks that share a batch, and this rank's place among them.
         seed: Seed of the random streams.
         virtual_shards: Virtual shards per batch; None: each rank's part is cut into micro-batches.
     """
@@ -77,20 +77,19 @@ class StepPlan:
         schedule: IndexSchedule,
         micro_batch_size: int | None,
         *,
-        world_size: int,
-        rank: int,
+        layout: ShardLayout,
         seed: int,
         virtual_shards: int | None = None,
     ) -> None:
         self._schedule, self._seed = schedule, seed
-        mine = max(1, schedule.global_batch_size // world_size)
+        mine = max(1, schedule.global_batch_size // layout.world_size)
         self._ahead = min(_MOST_STEPS_AHEAD, max(1, _SAMPLES_AHEAD // mine))
         size = schedule.global_batch_size
 
         def pieces(count: int) -> list[Piece]:
             if virtual_shards is not None:
-                return shard_pieces(count, size, virtual_shards, world_size, rank)
-            return rank_pieces(count, size, micro_batch_size, world_size, rank)
+                return shard_pieces(count, size, virtual_shards, layout)
+            return rank_pieces(count, size, micro_batch_size, layout.world_size, layout.rank)
 
         self._pieces = lru_cache(maxsize=8)(pieces)  # nearly all batches have one size
 
@@ -103,9 +102,9 @@ class StepPlan:
     def _planned(self, chunk: list[tuple[int, int, Position]]) -> list[PlannedStep]:
         planned = [(offset, count, end, self._pieces(count)) for offset, count, end in chunk]
         places = [
-            np.arange(offset + pieces[0].low, offset + pieces[-1].high, dtype=np.int64)
+            np.arange(offset + low, offset + high, dtype=np.int64)
             for offset, _, _, pieces in planned
-            if pieces
+            for low, high in _runs(pieces)
         ]
         samples = self._schedule.indices(np.concatenate(places)).tolist() if places else []
         steps, begin = [], 0
@@ -151,15 +150,33 @@ def micro_batches(count: int, most: int | None) -> list[tuple[int, int]]:
     return [even_split(count, number, part) for part in range(number)]
 
 
-def shard_pieces(count: int, full: int, virtual_shards: int, world_size: int, rank: int) -> list[Piece]:
-    """Return the virtual shards of *rank* that have samples, in a batch of *count*, where a full one has *full*.
+def shard_pieces(count: int, full: int, virtual_shards: int, layout: ShardLayout) -> list[Piece]:
+    """Return the virtual shards of a rank that have samples, in a batch of *count*, where a full one has *full*.
 
     A last, small batch fills only as many shards as it can fill as a full one does. Which samples a shard has does
     not depend on the world size.
     """
-    filled = virtual_shards if count == full else max(1, count * virtual_shards // full)
-    low, high = even_split(virtual_shards, world_size, rank)
-    return [Piece((shard, 0), *even_split(count, filled, shard)) for shard in range(low, min(high, filled))]
+    filled = filled_shards(count, full, virtual_shards)
+    mine = (shard for shard in layout.leaves(virtual_shards) if shard < filled)
+    return [Piece((shard, 0), *even_split(count, filled, shard)) for shard in mine]
+
+
+def filled_shards(count: int, full: int, virtual_shards: int) -> int:
+    """Return how many virtual shards have samples in a batch of *count*, where a full one has *full*."""
+    return virtual_shards if count == full else max(1, count * virtual_shards // full)
+
+
+def _runs(pieces: list[Piece]) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of samples of *pieces*, neighbouring ones together."""
+    first = end = None
+    for _, low, high in pieces:
+        if low != end:
+            if first is not None and end is not None:
+                yield first, end
+            first = low
+        end = high
+    if first is not None and end is not None:
+        yield first, end
 
 
 def _batches_after(schedule: IndexSchedule, position: Position) -> Iterator[tuple[int, int, Position]]:

@@ -6,9 +6,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.runtime.loop.batch import Batch
+from elasticflow.runtime.measuring.gradient_norm import use_exact_norm
+from elasticflow.runtime.training import several_optimizers
 from elasticflow.runtime.training.ddp import DDPStep
 from elasticflow.runtime.training.exact import ExactStep
 from elasticflow.runtime.training.manual_step import ManualStep
+from elasticflow.runtime.training.shard_model import require_elementwise
+from elasticflow.runtime.training.sharded_exact import ShardedExactStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,6 +31,8 @@ class Gradients:
         on_nonfinite: "stop" at a loss that is not finite, or "skip" the step.
         virtual_shards: Number of parts of each batch whose gradients are added up in a fixed order, so that the bits are the same
             at any number of workers up to this number. None: DistributedDataParallel adds up the ranks' gradients.
+        shard: Number of workers that share one copy of the model, with *virtual_shards*; the bits are the same for every number.
+            None: each worker has a whole copy.
         ddp: Options of DistributedDataParallel, and sync_batchnorm.
         moves_optimizers: The function given to `Run.gradients` steps each optimizer itself, once. It is called with all samples
             of a rank. Before an optimizer steps, the gradients of its parameters become those of the global batch.
@@ -37,6 +43,7 @@ class Gradients:
     precision: str = "fp32"
     on_nonfinite: str = "stop"
     virtual_shards: int | None = None
+    shard: int | None = None
     ddp: Mapping[str, Any] = field(default_factory=dict)
     moves_optimizers: bool = False
     clip_grad_norm: float | None = None
@@ -79,7 +86,7 @@ class LoopStep:
 
     def _made(
         self, worker: Worker, how: Gradients, parts: Mapping[str, Any]
-    ) -> DDPStep | ExactStep | ManualStep:
+    ) -> DDPStep | ExactStep | ShardedExactStep | ManualStep:
         model = parts["model"]
         if how.moves_optimizers:
             return ManualStep(
@@ -91,6 +98,13 @@ class LoopStep:
             "on_nonfinite": how.on_nonfinite,
             "scaler": parts.get("scaler") if how.precision == "fp16" else None,
         }
+        if how.shard is not None:
+            optimizers = several_optimizers.optimizers(parts.get("optimizers") or parts.get("optimizer"))
+            require_elementwise(optimizers.items())
+            use_exact_norm()
+        if worker.layout.degree > 1:
+            assert how.virtual_shards is not None
+            return ShardedExactStep(worker, model, self._of_part, virtual_shards=how.virtual_shards, **common)
         if how.virtual_shards is not None:
             return ExactStep(worker, model, self._of_part, virtual_shards=how.virtual_shards, **common)
         return DDPStep(worker, model, self._of_part, ddp=dict(how.ddp), **common)

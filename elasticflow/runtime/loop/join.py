@@ -17,6 +17,7 @@ from elasticflow.runtime.loop.gradients import Gradients
 from elasticflow.runtime.loop.run import Run
 from elasticflow.runtime.loop.script_checks import ScriptChecks
 from elasticflow.runtime.process import stopping
+from elasticflow.runtime.process.shard_layout import layout_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from elasticflow.protocol.snapshot_settings import SnapshotSettings
     from elasticflow.runtime.measuring.speed import Measures
     from elasticflow.runtime.process.context import Worker
+    from elasticflow.runtime.process.shard_layout import ShardLayout
 
 _P = ParamSpec("_P")
 _OF_JOB = {"digest", "compare_replicas", "measures"}
@@ -54,6 +56,7 @@ def join(
     keep: int = 3,
     ignore: Sequence[str] = (),
     virtual_shards: int | None = None,
+    shard: int | None = None,
     log_every: int = 1,
     threads: int | None = None,
     log_level: str = "info",
@@ -77,17 +80,28 @@ def join(
         virtual_shards: Number of parts into which `Run.gradients` cuts each batch, so that a run has the same bits at any number
             of workers up to this number. None: `batches` gives each rank its part of a batch as a whole, and the script
             exchanges the gradients.
+        shard: Number of workers that share one copy of the model, for a model that no device holds whole, with *virtual_shards*.
+            `Run.wrap` shards the model. The run has the same bits for every *shard*, 1 included, and may resume with another.
         log_every: Number of steps from one log line to the next.
         threads: CPU threads of this process. None: an equal share of the machine's cores, or one thread with virtual shards.
         log_level: Lowest level that is logged.
         gradients: Options of `Run.gradients`. None: *virtual_shards* alone decides.
 
     Raises:
-        StateError: `join` was called before in this process.
+        StateError: `join` was called before in this process; or *shard* is given without *virtual_shards*, or does not divide the
+            number of workers.
         StorageError: the folder of the snapshots cannot be written.
     """
     if gradients is None and virtual_shards is not None:
         gradients = Gradients(virtual_shards=virtual_shards)
+    if shard is not None:
+        if gradients is None or gradients.virtual_shards is None:
+            raise StateError(
+                f"shard={shard} needs virtual shards, in whose order the gradients of all workers are added up",
+                "join(virtual_shards=16, shard=...); a loop that calls backward itself calls fully_shard itself, too: elasticflow guide "
+                "parallel",
+            )
+        gradients = replace(gradients, shard=shard)
     job = name or Path(sys.argv[0]).stem.lstrip("-") or "script"
     own = LoopSettings.of_arguments(job, seed, snapshots, every, keep, ignore, log_every, threads, log_level)
     run = _joined(own, folder, gradients)
@@ -142,6 +156,8 @@ def _joined(
         chosen = replace(chosen, threads=1)  # sums inside an operation depend on the number of threads
     place = Path(folder) if folder is not None else Path("runs") / chosen.job / "by-hand"
     worker = _member(chosen, place, is_job=is_job)
+    if gradients is not None and gradients.shard is not None:
+        worker.layout = _laid_out(worker, gradients.shard, is_job=is_job)
     worker.is_exact = gradients is not None and gradients.virtual_shards is not None
     script = None if is_job else ScriptChecks(worker, gradients, chosen.snapshots.ignore)
     return Run(
@@ -178,6 +194,16 @@ def _member(chosen: LoopSettings, place: Path, *, is_job: bool) -> Worker:
             raise
         os._exit(INTERRUPTED)
     except Exception as error:
+        if is_job:
+            raise
+        life.end_by(error)
+
+
+def _laid_out(worker: Worker, degree: int, *, is_job: bool) -> ShardLayout:
+    """Return which ranks share a model. An error ends the process if it runs a script."""
+    try:
+        return layout_of(worker.world_size, worker.rank, degree)
+    except StateError as error:
         if is_job:
             raise
         life.end_by(error)

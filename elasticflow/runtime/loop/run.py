@@ -34,16 +34,17 @@ from elasticflow.runtime.loop.script_checks import OWN_LOOP_OVER
 from elasticflow.runtime.loop.source import Source
 from elasticflow.runtime.loop.stages import Stages
 from elasticflow.runtime.process import random_streams
-from elasticflow.runtime.process.sharded_tensors import box_of, is_over_all_ranks
+from elasticflow.runtime.process.sharded_tensors import box_of, is_over_all_ranks, sharded_modules
 from elasticflow.runtime.process.stopping import Leaving, Stopped
 from elasticflow.runtime.snapshot.snapshots import Snapshots
 from elasticflow.runtime.state.state import State
 from elasticflow.runtime.training import ddp, replicable
 from elasticflow.runtime.training.evaluation import Evaluation
+from elasticflow.runtime.training.shard_model import shard_model
 from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import torch
     from torch import nn
@@ -159,6 +160,11 @@ class Run:
             raise StateError("run.keep was called a second time", "name everything in one call")
         worker = self.worker
         parts = kept.parts_by_name(objects) if self._script is None else kept.parts_of(objects)
+        if worker.layout.degree > 1 and not sharded_modules(parts["model"]):
+            raise StateError(
+                f"join(shard={worker.layout.degree}) was called, and the model is not sharded",
+                "run.wrap(model) before the optimizer is made, and before run.keep",
+            )
         for name, parameter in parts["model"].named_parameters():
             box_of(parameter, f"model.{name}")  # before the first step: rows are all that a snapshot can hold
         self._step = LoopStep(worker, self._gradients, parts)
@@ -189,20 +195,27 @@ class Run:
                 self._tell(f"{stands} after step {self.position.step}, from snapshot {name}")
         worker.phase("build")
 
-    def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
+    def wrap(
+        self, model: nn.Module, *, blocks: Iterable[nn.Module] | None = None, **options: Any
+    ) -> nn.Module:
         """Return *model* with its gradients exchanged between ranks in each backward pass. Collective: every rank.
 
-        With several ranks the result is DistributedDataParallel, and every rank has rank 0's weights; with a single rank it is
+        With `join(shard=...)` the model is sharded among the ranks of each replica, in place, and returned; `Run.gradients` exchanges
+        the gradients. Call it before the optimizer is made. Otherwise, with several ranks the result is DistributedDataParallel, and every rank has rank 0's weights; with a single rank it is
         *model* itself. `keep` takes the model or the result. In the loop, call the result and multiply the loss by `batch.share`.
 
         Args:
             model: Model on `device`.
+            blocks: With `join(shard=...)`: modules to gather one at a time, such as the layers of a transformer. None: the elements
+                of the model's longest ModuleList.
             options: Options of DistributedDataParallel, such as find_unused_parameters.
 
         Raises:
             StateError: the run computes the gradients itself (`gradients`) or the model is wrapped already, so that gradients
                 would be exchanged twice; or the model is sharded, or on another device.
         """
+        if self._gradients is not None and self._gradients.shard is not None:
+            return self._shared(model, blocks, options)
         if self._gradients is not None:
             raise StateError(
                 "run.wrap exchanges gradients, and so does run.gradients: they would be exchanged twice",
@@ -217,6 +230,16 @@ class Run:
         replicable.require_on(model, self.device)
         self._wrapped |= {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
         return model if self.world_size == 1 else ddp.wrap(model, self.device, **options)
+
+    def _shared(
+        self, model: nn.Module, blocks: Iterable[nn.Module] | None, options: dict[str, Any]
+    ) -> nn.Module:
+        if options:
+            raise StateError(f"run.wrap has no option {next(iter(options))} for a model that workers share")
+        replicable.require_on(model, self.device)
+        if self.worker.layout.degree > 1:
+            shard_model(self.worker, model, blocks)
+        return model
 
     def epochs(self, number: int) -> Iterator[int]:
         """Yield the number of each remaining epoch, from 0: `for epoch in run.epochs(10)`. Every rank.

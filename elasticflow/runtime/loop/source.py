@@ -79,6 +79,11 @@ class Source:
                 "run.batches gives each rank its part of a batch as a whole, read by index",
                 "micro_batch_size and shards need elasticflow.join(gradients=elasticflow.Gradients()); batch.parts cuts a batch",
             )
+        if shards is not None and worker.layout.degree > 1:
+            raise StateError(
+                "workers that share a model read samples by index, and not data shards in order",
+                "give run.batches a map-style dataset, without shards=",
+            )
         if isinstance(dataset, OpenedDataset):
             self.opened = dataset
         else:

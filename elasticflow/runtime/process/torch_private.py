@@ -65,10 +65,12 @@ __all__ = [
     "local_tensor_of",
     "on_compile",
     "precompile_headers_if",
+    "replace_total_norm",
     "scale_of",
     "state_hooks_of",
     "storage_id",
     "tables_of",
+    "total_norm",
     "unsaved_buffers_of",
     "version_of",
     "warm_up_compiler",
@@ -161,6 +163,15 @@ state_hooks_of: Callable[[Optimizer], tuple[dict[int, Any], dict[int, Any]]] = o
 _SCALE = "_scale", "_growth_tracker"
 _require_attributes(torch.amp.GradScaler("cpu"), _SCALE, "to capture a scaler's state without waiting")
 scale_of: Callable[[torch.amp.GradScaler], tuple[Tensor | None, Tensor | None]] = operator.attrgetter(*_SCALE)
+
+
+total_norm: Callable[..., Tensor] = _required("torch.nn.utils.clip_grad:_get_total_norm", "to clip gradients")
+
+
+def replace_total_norm(norm: Callable[..., Tensor]) -> None:
+    """Have `clip_grad_norm_` and `get_total_norm` call *norm*: torch looks its own function up at each call."""
+    clip_grad: Any = pkgutil.resolve_name("torch.nn.utils.clip_grad")
+    clip_grad._get_total_norm = clip_grad.get_total_norm = nn.utils.get_total_norm = norm
 
 
 # The part of a DTensor that this rank holds. `to_local` gives another view of it each time, as a step of autograd.

@@ -59,7 +59,7 @@ class ExactStep(ReplicatedStep):
         **options: Any,
     ) -> None:
         super().__init__(worker, model, training_step, parts=virtual_shards, **options)
-        _refuse(worker, model, virtual_shards)
+        refuse(worker, model, virtual_shards)
         determinism.be_deterministic()
         if worker.device.type == "cpu":
             determinism.keep_freed_memory()
@@ -72,7 +72,7 @@ class ExactStep(ReplicatedStep):
         leaf = [numbers, *self._buffers.carried(is_first=False), *self._parameters]
         self._leaf_size, self._gradients_from = len(leaf), len(leaf) - len(self._parameters)
         layout = BucketLayout(leaf, worker.world_size)
-        self._exchange = FixedOrderAllReduce(layout, virtual_shards, worker.world_size, worker.rank)
+        self._exchange = FixedOrderAllReduce(layout, virtual_shards, range(worker.world_size), worker.rank)
         self._early = self._early_of(layout)
 
     def _early_of(self, layout: BucketLayout) -> EarlyBuckets:
@@ -163,7 +163,12 @@ class ExactStep(ReplicatedStep):
         return [numbers, *carried, *gradients]
 
 
-def _refuse(worker: Worker, model: nn.Module, virtual_shards: int) -> None:
+def refuse(worker: Worker, model: nn.Module, virtual_shards: int) -> None:
+    """Make sure that exact steps of *model* can be made. Collective: every rank.
+
+    Raises:
+        StateError: there are more workers than shards, workers of different kinds, or SyncBatchNorm.
+    """
     if worker.world_size > virtual_shards:
         raise StateError(
             f"{worker.world_size} workers cannot share {virtual_shards} virtual shards",

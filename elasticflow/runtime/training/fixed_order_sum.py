@@ -139,15 +139,13 @@ class FixedOrderAllReduce:
     Args:
         layout: Layout of one shard's tensors.
         shards: Number of shards of all ranks.
-        world_size: Number of ranks.
-        rank: Number of this rank.
+        ranks: The ranks that share the shards out among them, each its even part, in this order.
+        rank: This rank, which is among them.
     """
 
-    def __init__(self, layout: BucketLayout, shards: int, world_size: int, rank: int) -> None:
+    def __init__(self, layout: BucketLayout, shards: int, ranks: Sequence[int], rank: int) -> None:
         self._buckets = layout.buckets
-        self._lanes = [
-            _Lane(layout, number, shards, world_size, rank) for number in range(len(self._buckets))
-        ]
+        self._lanes = [_Lane(layout, number, shards, ranks, rank) for number in range(len(self._buckets))]
         self._sent = 0
 
     def begin(self) -> None:
@@ -166,6 +164,11 @@ class FixedOrderAllReduce:
         for number in range(self._sent, len(self._lanes)):
             self._lanes[number].push(shard, [leaf[place] for place in self._buckets[number]])
 
+    def send_rest(self) -> None:
+        """Send what was pushed and not sent yet; does not wait."""
+        while self._sent < len(self._lanes):
+            self._send()
+
     def send_early(self, shard: int, leaf: Subtree) -> None:
         """Take the next bucket of this rank's last shard, and send it while the shard is still at work on others.
 
@@ -178,8 +181,7 @@ class FixedOrderAllReduce:
 
     def total(self) -> list[Tensor]:
         """Return the sum over all shards, in the layout's order; the next step overwrites it. Collective: every rank."""
-        while self._sent < len(self._lanes):
-            self._send()
+        self.send_rest()
         self._lanes[-1].add_slices()
         total = [torch.Tensor()] * sum(map(len, self._buckets))
         for bucket, lane in zip(self._buckets, self._lanes, strict=True):
@@ -198,15 +200,19 @@ class FixedOrderAllReduce:
 class _Lane:
     """One bucket on its way; `home` is where its total comes to lie."""
 
-    def __init__(self, layout: BucketLayout, number: int, shards: int, world_size: int, rank: int) -> None:
-        self._layout, self._number, self._shards, self._rank = layout, number, shards, rank
+    def __init__(
+        self, layout: BucketLayout, number: int, shards: int, ranks: Sequence[int], rank: int
+    ) -> None:
+        self._layout, self._number, self._shards = layout, number, shards
+        # Numbers among *ranks*, from here on.
+        self._ranks, self._rank = ranks, ranks.index(rank)
         self.home = layout.new(number)
-        self._slices = list(self.home.whole.chunk(world_size))
+        self._slices = list(self.home.whole.chunk(len(ranks)))
         self._spare: list[FlatBucket] = []
-        self._places = [places(shards, *even_split(shards, world_size, other)) for other in range(world_size)]
+        self._places = [places(shards, *even_split(shards, len(ranks), other)) for other in range(len(ranks))]
         # Received from each other rank: its subtrees of this rank's slice, in order.
         self._received = [
-            self.home.whole.new_empty(0 if other == rank else len(held), len(self._slices[0]))
+            self.home.whole.new_empty(0 if other == self._rank else len(held), len(self._slices[0]))
             for other, held in enumerate(self._places)
         ]
         self._own: list[Tensor] = []
@@ -281,8 +287,8 @@ class _Lane:
     def _swap(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> None:
         """Begin to give every other rank its tensor of *outgoing* and to get one from it into *incoming*."""
         others = [rank for rank in range(len(self._slices)) if rank != self._rank]
-        ops = [dist.P2POp(dist.isend, outgoing[other], other) for other in others]
-        ops += [dist.P2POp(dist.irecv, incoming[other], other) for other in others]
+        ops = [dist.P2POp(dist.isend, outgoing[other], self._ranks[other]) for other in others]
+        ops += [dist.P2POp(dist.irecv, incoming[other], self._ranks[other]) for other in others]
         self._works = dist.batch_isend_irecv(ops) if ops else []
 
 

@@ -56,6 +56,8 @@ class ReplicatedStep(ABC):
     is_exact: bool
     # The forwards of all ranks wait for each other: none may be left out.
     _is_synced = False
+    # The ranks of a replica may share the model.
+    _takes_sharded = False
 
     def __init__(
         self,
@@ -68,7 +70,8 @@ class ReplicatedStep(ABC):
         on_nonfinite: str,
         scaler: GradScaler | None = None,
     ) -> None:
-        replicable.require_whole(model)
+        if not self._takes_sharded:
+            replicable.require_whole(model)
         self._worker, self._model, self._training_step = worker, model, training_step
         self._precision, self._on_nonfinite, self._scaler = precision, on_nonfinite, scaler
         self._parameters = [p for p in model.parameters() if p.requires_grad]

@@ -113,7 +113,9 @@ class Loop:
         if self._shards is None:
             pieces = rank_pieces(BATCH, BATCH, None, 2, self._me.rank)
         else:
-            pieces = shard_pieces(BATCH, BATCH, self._shards, 2, self._me.rank)
+            from elasticflow.runtime.process.shard_layout import ShardLayout
+
+            pieces = shard_pieces(BATCH, BATCH, self._shards, ShardLayout(2, self._me.rank))
 
         def read() -> Iterator[tuple[Any, int]]:
             for _, low, high in pieces:

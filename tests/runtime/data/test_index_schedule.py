@@ -13,6 +13,7 @@ from elasticflow.errors import DatasetError
 from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.data.step_plan import rank_pieces, shard_pieces
 from elasticflow.runtime.process.position import Position, even_split
+from elasticflow.runtime.process.shard_layout import ShardLayout
 
 TAILS = st.sampled_from(["spill", "short", "drop"])
 
@@ -107,8 +108,10 @@ def test_ranks_share_a_batch(count: int, world_size: int, micro: int | None) -> 
 def test_shards_do_not_depend_on_the_world_size(count: int, shards: int, data: st.DataObject) -> None:
     """Every sample belongs to one virtual shard, the same at each world size; none is smaller than in a full batch."""
     world_size = data.draw(st.integers(1, shards))
-    pieces = [p for rank in range(world_size) for p in shard_pieces(count, 40, shards, world_size, rank)]
-    assert pieces == shard_pieces(count, 40, shards, 1, 0)
+    degree = data.draw(st.sampled_from([n for n in range(1, world_size + 1) if world_size % n == 0]))
+    layouts = [ShardLayout(world_size, rank, degree) for rank in range(world_size)]
+    pieces = sorted(piece for layout in layouts for piece in shard_pieces(count, 40, shards, layout))
+    assert pieces == shard_pieces(count, 40, shards, ShardLayout(1, 0))
     assert [i for piece in pieces for i in range(piece.low, piece.high)] == list(range(count))
     assert min(piece.high - piece.low for piece in pieces) >= min(count, 40 // shards)
 

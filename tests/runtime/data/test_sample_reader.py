@@ -19,6 +19,7 @@ from elasticflow.runtime.data.loader_processes import LoaderProcesses
 from elasticflow.runtime.data.sample_reader import EVALUATION, SampleReader
 from elasticflow.runtime.data.step_plan import StepPlan
 from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.process.shard_layout import ShardLayout
 from elasticflow.runtime.training.evaluation import Evaluation
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def read_all(
     schedule = IndexSchedule(SAMPLES, size, epochs=epochs, seed=3)
     found: dict[tuple[int, int], Any] = {}
     for rank in range(world_size):
-        plan = StepPlan(schedule, micro, world_size=world_size, rank=rank, seed=7)
+        plan = StepPlan(schedule, micro, layout=ShardLayout(world_size, rank), seed=7)
         reader = reader_of(dataset())
         for step in plan.after(schedule.start):
             for place, indices in step.reads:
@@ -184,7 +185,7 @@ def test_changes_of_everything_keep_samples_and_streams(data: st.DataObject, siz
         schedule = IndexSchedule(SAMPLES, data.draw(st.integers(1, 30)), epochs=epochs, seed=3)
         world_size, micro = data.draw(st.integers(1, 4)), data.draw(st.none() | st.integers(1, 5))
         ranks = [
-            StepPlan(schedule, micro, world_size=world_size, rank=r, seed=7).after(position)
+            StepPlan(schedule, micro, layout=ShardLayout(world_size, r), seed=7).after(position)
             for r in range(world_size)
         ]
         readers = [reader_of(Noisy(random.random)) for _ in ranks]

@@ -1,0 +1,161 @@
+"""Shards a model among the ranks of each replica, by torch's `fully_shard` (FSDP2)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch import nn
+
+from elasticflow.errors import StateError
+from elasticflow.runtime.process import torch_private
+from elasticflow.runtime.process.sharded_tensors import is_sharded, sharded_modules
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from elasticflow.runtime.process.context import Worker
+
+_BLOCKS = "run.wrap(model, blocks=model.layers): modules that are called one after the other, such as the layers of a transformer"
+# Optimizers of torch.optim whose step treats each element of a parameter by itself.
+_ELEMENTWISE = (
+    "ASGD",
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "SGD",
+)
+
+
+def shard_model(worker: Worker, model: nn.Module, blocks: Iterable[nn.Module] | None) -> None:
+    """Shard *model* among the ranks of each replica: each block by itself, then the rest. Collective: every rank.
+
+    Args:
+        worker: This worker, whose layout says which ranks share a model.
+        model: On its device; every rank has built it with the same values.
+        blocks: Modules to gather one at a time. None: the elements of the longest ModuleList.
+
+    Raises:
+        StateError: the model cannot be sharded so; the message names the module or parameter. Nothing is changed then.
+    """
+    chosen = _longest_list(model) if blocks is None else list(blocks)
+    _require_fitting(model, chosen)
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    layout = worker.layout
+    groups = [dist.new_group(list(layout.peers_of(replica))) for replica in range(layout.replicas)]
+    mesh = DeviceMesh.from_group(groups[layout.replica], worker.device.type, mesh_dim_names=("shard",))
+    for block in chosen:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def require_elementwise(optimizers: Iterable[tuple[str, Any]]) -> None:
+    """Make sure that steps on rows of a parameter have the bits of steps on the whole.
+
+    Raises:
+        StateError: an optimizer treats a parameter as a whole, or is not known to treat each element by itself; named.
+    """
+    for name, optimizer in optimizers:
+        kind = type(optimizer)
+        is_known = kind.__module__.startswith("torch.optim.") and kind.__name__ in _ELEMENTWISE
+        if not is_known:
+            raise StateError(
+                f"{name} is a {kind.__module__}.{kind.__qualname__}, which is not known to treat each element of a parameter by "
+                "itself: on a part of a parameter it would compute something else",
+                f"one of torch.optim: {', '.join(_ELEMENTWISE)}",
+            )
+        if any(group.get("fused") for group in optimizer.param_groups):
+            raise StateError(
+                f"{name} has fused=True, whose last elements round differently on a part of a parameter",
+                f"leave fused out, or foreach=True: torch.optim.{kind.__name__}(..., foreach=True)",
+            )
+
+
+def _longest_list(model: nn.Module) -> list[nn.Module]:
+    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
+    if not lists:
+        raise StateError("the model has no ModuleList whose elements could be sharded one by one", _BLOCKS)
+    return max(lists, key=len)
+
+
+def _require_fitting(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+    names = {id(module): name or "the model itself" for name, module in model.named_modules()}
+    if not blocks:
+        raise StateError("run.wrap was given no blocks to shard", _BLOCKS)
+    for block in blocks:
+        if id(block) not in names or block is model:
+            raise StateError(f"a block, a {type(block).__name__}, is no part of the model", _BLOCKS)
+    if torch_private.is_compiled(model):
+        raise StateError(
+            "the model is compiled as a whole, and its blocks are gathered one at a time",
+            "compile the blocks: for block in blocks: block.compile()",
+        )
+    _require_parameters(model)
+    _require_apart(model, blocks, names)
+
+
+def _require_parameters(model: nn.Module) -> None:
+    if sharded_modules(model) or any(map(is_sharded, model.parameters())):
+        raise StateError(
+            "the model is sharded already",
+            "leave fully_shard out: run.wrap calls it on the model and its blocks",
+        )
+    dtypes = {parameter.dtype: name for name, parameter in model.named_parameters()}
+    if len(dtypes) > 1:
+        told = " and ".join(f"{name} of {dtype}" for dtype, name in dtypes.items())
+        raise StateError(
+            f"the model has parameters of several dtypes: {told}", "model.to(dtype) before run.wrap"
+        )
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 0:
+            raise StateError(
+                f"{name} has no dimension, and so no rows to share out",
+                "give it one: torch.zeros(1), not torch.zeros(())",
+            )
+        if not parameter.is_contiguous():
+            raise StateError(f"{name} is not contiguous in memory", "leave channels_last out")
+        if not parameter.numel():
+            raise StateError(f"{name} has no elements", "leave it out of the model")
+    for name, module in model.named_modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            raise StateError(
+                f"{name} is a SyncBatchNorm, whose statistics are of whatever runs at once", "use BatchNorm"
+            )
+
+
+def _require_apart(model: nn.Module, blocks: Sequence[nn.Module], names: dict[int, str]) -> None:
+    owners: dict[int, tuple[str, nn.Module | None]] = {}
+    seen: set[int] = set()
+    for block in blocks:
+        if id(block) in seen:
+            raise StateError(
+                f"{names[id(block)]} is named twice among the blocks, or is called at two places", _BLOCKS
+            )
+        seen.add(id(block))
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owner = _owner(name, blocks, model)
+        known = owners.setdefault(id(parameter), (name, owner))
+        if known[1] is not owner:
+            raise StateError(
+                f"{name} is the same parameter as {known[0]}, and not both are of one block",
+                "leave the block out, so that both are gathered with the rest of the model, or untie them",
+            )
+
+
+def _owner(name: str, blocks: Sequence[nn.Module], model: nn.Module) -> nn.Module | None:
+    """Return the block that the parameter of this name lies in; None: none, it is gathered with the rest of the model."""
+    module: Any = model
+    found = None
+    for part in name.split(".")[:-1]:
+        module = getattr(module, part)
+        if any(module is block for block in blocks):
+            found = module
+    return found

@@ -1,0 +1,415 @@
+"""Exact gradients of a model that several ranks share: the same bits at every number of them, and of replicas.
+
+A virtual shard's gradient is computed from parameters that torch has gathered whole, so its bits do not depend on how they
+are shared out. In each round the ranks of a replica compute neighbouring virtual shards, and give each other the rows that
+each holds: bytes are moved, and nothing is added. Then each rank adds up its rows in the order of the fixed tree, and exchanges
+subtrees with the ranks of other replicas that hold the same rows (`fixed_order_sum.py`).
+
+Every forward and backward of a sharded model waits for the other ranks of its replica. So in each round every rank makes exactly
+one of each. A rank without samples repeats its last ones for nothing.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from elasticflow.errors import StateError, StopTraining
+from elasticflow.runtime.data.device_transfer import transfer_to
+from elasticflow.runtime.measuring.marks import mark
+from elasticflow.runtime.process import host_copies
+from elasticflow.runtime.process.sharded_tensors import local_of, sharded_modules
+from elasticflow.runtime.training import determinism, exact
+from elasticflow.runtime.training.exact import ShardBuffers
+from elasticflow.runtime.training.fixed_order_sum import BucketLayout, FixedOrderAllReduce
+from elasticflow.runtime.training.precision import autocast
+from elasticflow.runtime.training.replicated_step import ReplicatedStep
+from elasticflow.runtime.training.step_row import NO_REQUESTS, ROW_SIZE, StepRow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elasticflow.runtime.data.index_loader import Batch
+    from elasticflow.runtime.process.context import Worker
+    from elasticflow.runtime.process.shard_layout import ShardLayout
+
+_ORDER_BITS = 0xFFFFFF  # a float32 holds so many bits of a whole number exactly
+
+
+class ShardedExactStep(ReplicatedStep):
+    """A model that the ranks of each replica share, whose steps have the same bits at every number of ranks.
+
+    Args:
+        worker: This worker.
+        model: Sharded by `shard_model.py`.
+        training_step: As for `ReplicatedStep`, and so are the *options*. It calls the model as a whole.
+        virtual_shards: At least the world size; part of the trajectory.
+
+    Raises:
+        StateError: as of `ExactStep`; or a buffer that travels with the gradients is not of float32; or a gradient scaler.
+    """
+
+    is_exact = True
+    _takes_sharded = True
+
+    def __init__(
+        self,
+        worker: Worker,
+        model: nn.Module,
+        training_step: Callable[[nn.Module, Any], Any],
+        *,
+        virtual_shards: int,
+        **options: Any,
+    ) -> None:
+        super().__init__(worker, model, training_step, parts=virtual_shards, **options)
+        exact.refuse(worker, model, virtual_shards)
+        if self._scaler is not None:
+            raise StateError(
+                "precision fp16 needs a gradient scaler, which looks for infinities on one rank alone",
+                'precision="bf16", which needs none',
+            )
+        determinism.be_deterministic()
+        if worker.device.type == "cpu":
+            determinism.keep_freed_memory()
+        layout = worker.layout
+        self._mine, self._rounds = layout.leaves(virtual_shards), layout.rounds(virtual_shards)
+        self._buffers = ShardBuffers(model)
+        self._row = torch.zeros(ROW_SIZE + 1, device=worker.device)
+        carried = self._buffers.carried(is_first=False)
+        if other := next((b.dtype for b in carried if b.dtype != torch.float32), None):
+            raise StateError(
+                f"a running statistic of BatchNorm is of {other}, and must be of torch.float32 here"
+            )
+        self._carried_like = carried
+        self._watch_calls = _Calls(model)
+        self._exchange = _Exchange(layout, virtual_shards, worker.rank, self._watch_calls)
+        for number, module in enumerate(sharded_modules(model)):
+            self._exchange.take(module, number)
+        flat = self._packed(self._row, carried)
+        rows = BucketLayout([flat], layout.replicas)
+        self._rows = FixedOrderAllReduce(rows, virtual_shards, layout.holders, worker.rank)
+        self._spare: Any = None
+        self._is_first = True
+
+    def _sum_of(self, batch: Batch) -> StepRow:
+        self._buffers.begin()
+        self._exchange.begin()
+        self._rows.begin()
+        pieces = self._pieces(batch, len(self._mine))
+        for number, leaves in enumerate(self._rounds):
+            place = self._mine[number] if number < len(self._mine) else None
+            data, count = next(pieces) if place is not None else (None, 0)
+            self._give_spare(data)
+            self._exchange.begin_round(leaves, is_last=number == len(self._rounds) - 1)
+            given = self._run_round(place, data, count, batch.samples)
+            self._exchange.end_round()
+            with mark("exchange"):
+                self._push_rows(leaves, place, given)
+        with mark("exchange"):
+            (total,) = self._rows.total()
+            self._exchange.finish()
+        row, carried = total[: len(self._row)], self._unpacked(total[len(self._row) :])
+        result = StepRow.from_sums(self._read(row))
+        self._buffers.end(carried, result.extra[0])
+        return result
+
+    def _restore_buffers(self) -> None:
+        self._buffers.restore()
+
+    def _run_round(
+        self, leaf: int | None, data: Any, num_samples: int, total: int
+    ) -> tuple[Tensor | float, float | Tensor] | None:
+        """Make one forward and one backward; return the loss and items of this rank's virtual shard, None if it has none."""
+        vote = self._worker.vote
+        self._buffers.restore()
+        for parameter in self._parameters:
+            parameter.grad = None
+        determinism.require_deterministic()
+        given = None
+        if leaf is not None and num_samples and vote.stop_wanted is None:
+            given = self._forward(leaf, data, num_samples)
+        loss = None if given is None else given.value
+        self._exchange.counts = loss is not None
+        if loss is None:
+            loss = self._idle()
+        elif given is not None and given.num_items is None and num_samples != total:
+            loss = loss * (num_samples / total)
+        try:
+            with mark("backward"):
+                torch.autograd.backward(loss)
+        except RuntimeError as error:
+            raise determinism.named(error) from error
+        determinism.require_deterministic()
+        if given is None:
+            return None
+        if given.value is None:
+            return 0.0, 0.0
+        return loss.detach(), 0.0 if given.num_items is None else given.num_items
+
+    def _idle(self) -> Tensor:
+        """Return a loss of zero whose backward waits for the other ranks as that of a real one; makes the forward if none was made."""
+        if not self._watch_calls.has_begun:
+            self._buffers.restore()
+            try:
+                with autocast(self._precision, self._worker.device):
+                    self._training_step(self._model, self._spare)
+            except StopTraining as stop:
+                if not self._watch_calls.has_ended:
+                    raise _stopped_within(stop) from stop
+        if not self._watch_calls.has_ended:
+            raise _stopped_within(None)
+        outputs = self._watch_calls.outputs
+        if not outputs:
+            raise StateError(
+                "the model returned no tensor that can be differentiated, in a forward that counts nothing",
+                "let the model's forward return tensors, alone or in a tuple, list, dict or dataclass",
+            )
+        # Not a number times zero stays what it is: the rows are set to zero before they are sent.
+        total = outputs[0].sum() * 0.0
+        for output in outputs[1:]:
+            total = total + output.sum() * 0.0
+        return total
+
+    def _give_spare(self, data: Any) -> None:
+        """Keep *data* for rounds without samples; at the first step a rank without any gets some of another rank. Collective then."""
+        if data is not None:
+            self._spare = data
+        if not self._is_first:
+            return
+        self._is_first = False
+        has_some = self._worker.gather_text("" if self._spare is None else "yes")
+        if all(has_some):
+            return
+        source = has_some.index("yes")
+        box = [transfer_to(torch.device("cpu")).move(self._spare) if self._worker.rank == source else None]
+        dist.broadcast_object_list(box, source)
+        if self._spare is None:
+            self._spare = transfer_to(self._worker.device).move(box[0])
+
+    def _push_rows(
+        self, leaves: range, leaf: int | None, given: tuple[Tensor | float, float | Tensor] | None
+    ) -> None:
+        """Add the numbers of the round's virtual shards, in their order, which each rank of a replica learns of the others."""
+        requests = self._worker.vote.requests() if leaf == self._mine[-1] else NO_REQUESTS
+        loss, count = given or (0.0, 0.0)
+        scalars = () if given is None or leaf is None else self._scalars.numbers(leaf)
+        row = StepRow(loss, count, requests, scalars, (float(given is not None),))
+        numbers = row.fill_in(host_copies.to_device(row.to_numbers(), self._worker.device))
+        if given is None:
+            if leaf == 0:
+                self._buffers.carry_nothing()
+            carried = [torch.zeros_like(like) for like in self._carried_like]
+        else:
+            carried = self._buffers.carried(is_first=leaf == 0)
+        mine = self._packed(numbers, carried, self._watch_calls.order())
+        layout = self._worker.layout
+        gathered = mine.new_empty(layout.degree, len(mine))
+        dist.all_gather_into_tensor(gathered.view(-1), mine, group=self._exchange.group)
+        orders = gathered[:, -1].tolist()
+        if len(set(orders)) > 1:
+            raise StateError(
+                "the ranks that share a model called its blocks in different orders, or some of them not at all",
+                "a forward calls the same blocks on every rank, whatever its data and its random draws are",
+            )
+        for place, other in enumerate(leaves):
+            self._rows.push(other, [gathered[place, :-1]])
+
+    def _packed(self, row: Tensor, carried: list[Tensor], *more: Tensor) -> Tensor:
+        return torch.cat([row, *(tensor.reshape(-1) for tensor in carried), *more])
+
+    def _unpacked(self, flat: Tensor) -> list[Tensor]:
+        sizes = [like.numel() for like in self._carried_like]
+        return [
+            part.view_as(like)
+            for part, like in zip(torch.split(flat, sizes), self._carried_like, strict=True)
+        ]
+
+
+def _stopped_within(stop: StopTraining | None) -> StateError:
+    why = "StopTraining was raised" if stop is not None else "the step of a part ended"
+    return StateError(
+        f"{why} in the midst of a forward of a sharded model, for whose other blocks the other ranks wait",
+        "raise StopTraining before the model is called, or after it has returned",
+    )
+
+
+class _Calls:
+    """Watches the forwards of a round: which blocks were called in which order, and the model's outputs."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._device = next(model.parameters()).device
+        for number, module in enumerate(sharded_modules(model)):
+            module.register_forward_pre_hook(lambda *_, number=number: self._order.append(number))
+        model.register_forward_hook(self._note)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a round."""
+        self._order: list[int] = []
+        self.outputs: list[Tensor] = []
+        self.has_ended = False
+
+    @property
+    def has_begun(self) -> bool:
+        """True if a block has been called in this round."""
+        return bool(self._order)
+
+    def order(self) -> Tensor:
+        """Return a digest of the order of this round's calls, those of recomputed activations included."""
+        text = ",".join(map(str, self._order)).encode()
+        return torch.tensor([float(zlib.crc32(text) & _ORDER_BITS)], device=self._device)
+
+    def _note(self, module: nn.Module, args: Any, output: Any) -> None:
+        del module, args
+        self.outputs, self.has_ended = list(_differentiable(output)), True
+
+
+def _differentiable(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value] if value.requires_grad else []
+    if isinstance(value, dict):
+        value = list(value.values())
+    elif not isinstance(value, list | tuple):
+        value = list(vars(value).values()) if hasattr(value, "__dict__") else []
+    return [tensor for each in value for tensor in _differentiable(each)]
+
+
+class _Exchange:
+    """The gradients of all parameters, group by group as torch reduces them."""
+
+    def __init__(self, layout: ShardLayout, leaves: int, rank: int, calls: _Calls) -> None:
+        self.layout, self.num_leaves, self.rank, self._calls = layout, leaves, rank, calls
+        self.group: dist.ProcessGroup | None = None
+        self.counts = False
+        self.leaves = range(0)
+        self.is_last = False
+        self._groups: list[_GroupSum] = []
+
+    def take(self, module: Any, number: int) -> None:
+        """Have the gradients of the parameters that *module* gathers go through here."""
+        own = [p for p in _own_parameters(module) if p.requires_grad]
+        if not own:
+            return
+        self.group = own[0].device_mesh.get_group()
+        made = _GroupSum(self, own, f"block {number} ({type(module).__name__})")
+        self._groups.append(made)
+        module.set_custom_reduce_scatter(made)
+        module.set_all_reduce_hook(made.hook)
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+
+    def begin(self) -> None:
+        """Begin a step."""
+        for group in self._groups:
+            group.begin()
+
+    def begin_round(self, leaves: range, *, is_last: bool) -> None:
+        """Begin a round, in which the replica's ranks compute *leaves*."""
+        self.leaves, self.is_last = leaves, is_last
+        self._calls.begin()
+        for group in self._groups:
+            group.calls = 0
+
+    def end_round(self) -> None:
+        """Make sure that the backward came to every group once.
+
+        Raises:
+            StateError: it did not; the message names the block.
+        """
+        for group in self._groups:
+            if group.calls != 1:
+                raise StateError(
+                    f"a backward came {group.calls} times to {group.name} of a sharded model",
+                    "call the model once for each loss, and let the loss depend on every block; freeze parameters that no loss "
+                    "depends on: requires_grad_(False)",
+                )
+
+    def finish(self) -> None:
+        """Write the totals into the parameters' gradients. Collective: the ranks that hold the same rows."""
+        for group in self._groups:
+            group.finish()
+
+
+class _GroupSum:
+    """The parameters that torch gathers and reduces together: what it calls in place of a reduce-scatter, and after it."""
+
+    def __init__(self, exchange: _Exchange, parameters: list[Any], name: str) -> None:
+        self._exchange, self._parameters, self.name = exchange, parameters, name
+        self.calls = 0
+        degree = exchange.layout.degree
+        self._numel = sum(-(-p.shape[0] // degree) * p.numel() // p.shape[0] for p in parameters)
+        self._sum: FixedOrderAllReduce | None = None
+        self._got: Tensor | None = None
+        self._output: Tensor | None = None
+
+    def begin(self) -> None:
+        """Begin a step."""
+        if self._sum is not None:
+            self._sum.begin()
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return memory for torch to copy gradients into, or for the reduced ones."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,  # torch's signature
+    ) -> None:
+        """Give each rank of the replica its rows, and keep those of this rank that the others computed."""
+        del op, async_op
+        if output_tensor.numel() != self._numel:
+            raise StateError(
+                f"a trained parameter of {self.name} takes no part in the loss of a virtual shard",
+                "freeze parameters that no loss depends on, requires_grad_(False); a sharded model uses all others in each forward",
+            )
+        rows = input_tensor.view(self._exchange.layout.degree, -1)
+        if not self._exchange.counts:
+            rows.zero_()
+        self._got = torch.empty_like(rows)
+        dist.all_to_all_single(self._got, rows, group=group)
+
+    def hook(self, output: Tensor) -> None:
+        """Add what came; torch makes the parameters' gradients of *output*, into which `finish` writes the totals."""
+        exchange, got = self._exchange, self._got
+        assert got is not None
+        self._got = None
+        if self._sum is None:
+            layout = BucketLayout([output], exchange.layout.replicas)
+            self._sum = FixedOrderAllReduce(
+                layout, exchange.num_leaves, exchange.layout.holders, exchange.rank
+            )
+        for place, leaf in enumerate(exchange.leaves):
+            self._sum.push(leaf, [got[place]])
+        self.calls += 1
+        if exchange.is_last:
+            self._output = output
+            self._sum.send_rest()
+
+    def finish(self) -> None:
+        """Write the total into the parameters' gradients."""
+        assert self._sum is not None
+        assert self._output is not None
+        (total,) = self._sum.total()
+        self._output.copy_(total)
+        memory = self._output.untyped_storage().data_ptr()
+        for parameter in self._parameters:
+            if parameter.grad is None or local_of(parameter.grad).untyped_storage().data_ptr() != memory:
+                raise StateError(
+                    f"torch keeps the gradients of {self.name} elsewhere than it reduces them",
+                    "leave offload and mixed-precision policies out of fully_shard",
+                )
+        self._output = None
+
+
+def _own_parameters(module: nn.Module) -> list[Any]:
+    """Return the parameters that the call of `fully_shard` on *module* took: those of no module below that was sharded before."""
+    below = {id(p) for inner in sharded_modules(module) if inner is not module for p in inner.parameters()}
+    return [p for p in module.parameters() if id(p) not in below]

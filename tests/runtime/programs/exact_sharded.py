@@ -1,0 +1,150 @@
+"""A loop whose model is shared among ranks, with gradients in a fixed order; variations come from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import elasticflow as ef
+from tests.runtime.programs import dying
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--shard", type=int, default=0, help="ranks that share a model; 0: no shard=")
+parser.add_argument("--virtual-shards", type=int, default=6)
+parser.add_argument("--samples", type=int, default=50)
+parser.add_argument("--size", type=int, default=12)
+parser.add_argument("--epochs", type=int, default=2)
+parser.add_argument("--every", default="4 steps")
+parser.add_argument("--clip", action="store_true")
+parser.add_argument("--precision", default="fp32")
+parser.add_argument("--norms", action="store_true", help="BatchNorm in the last layer")
+parser.add_argument("--count", action="store_true", help="sums and counts, not means")
+parser.add_argument(
+    "--kill-at", type=int, help="rank 0 gets SIGKILL during this step, once a snapshot is committed"
+)
+parser.add_argument("--term-at", type=int, help="rank 0 gets SIGTERM during this step")
+parser.add_argument(
+    "--stop", default="", help="before, within or after: where the last rank raises StopTraining in step 3"
+)
+parser.add_argument(
+    "--odd", default="", help="unused, skipped, optimizer, fused, tied, scalar, list: what is refused"
+)
+args = parser.parse_args()
+
+WORDS, WIDTH = 11, 6
+at = {"step": 0}
+
+
+def maybe_stop(where: str) -> None:
+    """Raise StopTraining on the last rank in step 3, if asked."""
+    if (where, at["step"]) == (args.stop, 3) and run.rank == run.world_size - 1:
+        raise ef.StopTraining("good enough")
+
+
+class Block(nn.Module):
+    """A layer of an odd size with dropout, and a parameter of a single row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 7), nn.Linear(7, WIDTH)
+        self.gain, self.drop = nn.Parameter(torch.ones(1)), nn.Dropout(0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the sum of input and output."""
+        total: Tensor = x + self.gain * self.drop(self.down(torch.relu(self.up(self.norm(x)))))
+        return total
+
+
+class Net(nn.Module):
+    """Tied weights and a frozen layer; a buffer counts."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(requires_grad=False)
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.head.weight = self.embed.weight
+        self.last = nn.BatchNorm1d(WIDTH) if args.norms else nn.Identity()
+        self.register_buffer("calls", torch.zeros(()))
+        if args.odd == "unused":
+            self.extra = nn.Linear(2, 2)
+        if args.odd == "scalar":
+            self.scale = nn.Parameter(torch.zeros(()))
+        if args.odd == "tied":
+            self.blocks[1].up.weight = self.blocks[0].up.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return scores of words."""
+        x = self.embed(tokens).mean(1)
+        for number, block in enumerate(self.blocks):
+            if number == 1:
+                maybe_stop("within")
+            if not (args.odd == "skipped" and number == 1 and run.rank == 1 and at["step"] == 2):
+                x = block(x)
+        scores: Tensor = self.head(self.last(self.frozen(x)))
+        return scores
+
+
+class Sentences:
+    """Four words, and the word that follows; noise of the moment decides on one of them."""
+
+    def __len__(self) -> int:
+        return int(args.samples)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        words = torch.randint(0, WORDS, (4,), generator=torch.Generator().manual_seed(index))
+        words[0] = torch.randint(0, WORDS, ())
+        return words, int(words.sum()) % WORDS
+
+
+run = ef.join(
+    seed=7,
+    every=args.every,
+    threads=1,
+    gradients=ef.Gradients(precision=args.precision, virtual_shards=args.virtual_shards),
+    **({"shard": args.shard} if args.shard else {}),
+)
+torch.manual_seed(5)
+model: nn.Module = Net()
+if args.shard:
+    model = run.wrap(model, **({"blocks": []} if args.odd == "list" else {}))
+trained = [p for p in model.parameters() if p.requires_grad]
+optimizer: Any = torch.optim.AdamW(trained, lr=0.02, fused=True if args.odd == "fused" else None)
+if args.odd == "optimizer":
+    optimizer = torch.optim.LBFGS(trained)
+run.keep(model=model, optimizer=optimizer)
+
+
+def loss_of(part: Any) -> Any:
+    """Return the loss of a part."""
+    maybe_stop("before")
+    scores = model(part.inputs)
+    maybe_stop("after")
+    if args.count:
+        return cross_entropy(scores, part.targets, reduction="sum"), len(part.targets)
+    return cross_entropy(scores, part.targets)
+
+
+for batch in run.batches(Sentences(), size=args.size, epochs=args.epochs, tail="short"):
+    at["step"] = batch.end.step
+    if run.rank == 0 and at["step"] == args.kill_at:
+        dying.die_once_committed()
+    if run.rank == 0 and at["step"] == args.term_at:
+        os.kill(os.getpid(), signal.SIGTERM)
+    optimizer.zero_grad()
+    loss = run.gradients(loss_of, batch)
+    if args.clip:
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        run.worker.log_grad_norm(norm)
+    optimizer.step()
+    run.step(loss=loss)
+run.finish()

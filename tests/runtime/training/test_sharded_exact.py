@@ -1,0 +1,137 @@
+"""One trajectory, bit for bit, however many ranks share a model and however many replicas there are; nothing hangs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from elasticflow.errors import StateError
+from elasticflow.runtime.process.shard_layout import ShardLayout, layout_of
+from elasticflow.runtime.state.tensors import BY_NAME
+from elasticflow.snapshots.read import load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.runtime.conftest import Group
+
+PROGRAM = "exact_sharded.py"
+e2e = pytest.mark.e2e
+
+
+def came_to(group: Group) -> tuple[dict[str, bytes], list[Any]]:
+    """Return every byte of the newest snapshot, and the losses and norms of all steps."""
+    manifest = group.catalog.newest()
+    assert manifest is not None
+    content, found = load.load(group.catalog, manifest.name), {}
+    for key, whole in content.manifest.whole.items():
+        tensor = torch.empty(whole.shape, dtype=BY_NAME[whole.dtype])
+        content.read_into(key, tensor.view(-1).view(torch.uint8).numpy().data)
+        found[key] = tensor.view(-1).view(torch.uint8).numpy().tobytes()
+    steps: dict[int, Any] = {}
+    for generation in range(1, manifest.generation + 1):
+        for line in group.lines("step", generation=generation):
+            steps[line["step"]] = line["loss"], line.get("grad_norm")
+    return found, sorted(steps.items())
+
+
+def test_layouts() -> None:
+    """Ranks of a replica take turns, so that each round is of neighbouring virtual shards."""
+    layouts = [ShardLayout(6, rank, 2) for rank in range(6)]
+    assert [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)] == [
+        (each.replica, each.shard) for each in layouts
+    ]
+    for each in layouts:
+        rounds = each.rounds(8)
+        mine = [r[each.shard] for r in rounds if each.shard < len(r)]
+        assert mine == list(each.leaves(8))
+    everything = sorted(leaf for each in layouts for leaf in each.leaves(8))
+    assert list(range(8)) == everything
+    with pytest.raises(StateError, match="6 workers cannot be shared out among replicas of 4"):
+        layout_of(6, 0, 4)
+
+
+@e2e
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--clip",),
+        (
+            "--precision",
+            "bf16",
+            "--count",
+            "--norms",
+            "--virtual-shards",
+            "7",
+            "--size",
+            "24",
+            "--samples",
+            "100",
+        ),
+    ],
+    ids=["clipped", "bf16, sums, BatchNorm"],
+)
+def test_one_trajectory_at_every_degree(groups: Callable[..., Group], options: tuple[str, ...]) -> None:
+    """Dropout, tied weights, noise in the data, a short batch that leaves ranks without samples."""
+    whole = groups("whole", PROGRAM)
+    # Without `shard` a norm is torch's own.
+    first = () if "--clip" not in options else ("--shard", "1")
+    assert [0] == whole.run(1, *first, *options).codes
+    expected = came_to(whole)
+    assert len(expected[1]) == 10
+    for world, degree in ((2, 2), (4, 2), (3, 3), (6, 3), (4, 4), (2, 1)):
+        group = groups(f"w{world}s{degree}", PROGRAM)
+        assert [0] * world == group.run(world, "--shard", str(degree), *options).codes
+        found = came_to(group)
+        assert expected[1] == found[1], (world, degree)
+        assert [key for key in expected[0] if expected[0][key] != found[0].get(key)] == [], (world, degree)
+
+
+@e2e
+def test_killed_drained_and_resumed_at_other_degrees(groups: Callable[..., Group]) -> None:
+    """Two share a model, one is killed; four in two replicas, drained; three to the end: the bits of one undisturbed rank."""
+    whole, parts = groups("whole", PROGRAM), groups("parts", PROGRAM)
+    assert [0] == whole.run(1, "--shard", "1", "--clip").codes
+    assert -9 == parts.run(2, "--shard", "2", "--clip", "--kill-at", "6", ends=False).codes[0]
+    assert [0] * 4 == parts.run(4, "--shard", "2", "--clip", "--term-at", "7").codes
+    assert [0] * 3 == parts.run(3, "--shard", "3", "--clip").codes
+    expected, found = came_to(whole), came_to(parts)
+    assert expected[0] == found[0]
+    assert expected[1] == found[1]
+
+
+@e2e
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_stop_training_around_a_forward_ends_all_ranks(groups: Callable[..., Group], where: str) -> None:
+    """Nobody waits for ever, and the step counts nothing."""
+    group = groups("run", PROGRAM)
+    assert [0, 0, 0] == group.run(3, "--shard", "3", "--stop", where).codes
+    newest = group.catalog.newest()
+    assert newest is not None
+    assert 2 == newest.step
+
+
+@e2e
+@pytest.mark.parametrize(
+    ("odd", "said"),
+    [
+        (("--stop", "within"), "in the midst of a forward of a sharded model"),
+        (("--odd", "unused"), "takes no part in the loss of a virtual shard"),
+        (("--odd", "skipped"), "of a sharded model"),
+        (("--odd", "optimizer"), "not known to treat each element of a parameter by itself"),
+        (("--odd", "fused"), "fused=True"),
+        (("--odd", "tied"), "is the same parameter as"),
+        (("--odd", "scalar"), "scale has no dimension"),
+        (("--odd", "list"), "no blocks to shard"),
+        (("--precision", "fp16"), "needs a gradient scaler"),
+    ],
+)
+def test_what_would_hang_or_be_other_is_refused_by_name(
+    groups: Callable[..., Group], odd: tuple[str, ...], said: str
+) -> None:
+    """The rank that finds it says so; the others end with it."""
+    ended = groups("run", PROGRAM).run(2, "--shard", "2", *odd, ends=False)
+    assert 0 not in ended.codes
+    assert said in "".join(ended.errors)
