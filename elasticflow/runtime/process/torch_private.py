@@ -71,6 +71,7 @@ __all__ = [
     "storage_id",
     "tables_of",
     "total_norm",
+    "tree_map",
     "unsaved_buffers_of",
     "version_of",
     "warm_up_compiler",
@@ -163,6 +164,9 @@ state_hooks_of: Callable[[Optimizer], tuple[dict[int, Any], dict[int, Any]]] = o
 _SCALE = "_scale", "_growth_tracker"
 _require_attributes(torch.amp.GradScaler("cpu"), _SCALE, "to capture a scaler's state without waiting")
 scale_of: Callable[[torch.amp.GradScaler], tuple[Tensor | None, Tensor | None]] = operator.attrgetter(*_SCALE)
+
+
+tree_map: Callable[..., Any] = _required("torch.utils._pytree:tree_map", "to keep the arguments of a forward")
 
 
 total_norm: Callable[..., Tensor] = _required("torch.nn.utils.clip_grad:_get_total_norm", "to clip gradients")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from elasticflow.errors import StateError, StopTraining
 from elasticflow.runtime.data.device_transfer import transfer_to
 from elasticflow.runtime.measuring.marks import mark
-from elasticflow.runtime.process import host_copies
+from elasticflow.runtime.process import host_copies, torch_private
 from elasticflow.runtime.process.sharded_tensors import local_of, sharded_modules
 from elasticflow.runtime.training import determinism, exact
 from elasticflow.runtime.training.exact import ShardBuffers
@@ -85,8 +85,8 @@ class ShardedExactStep(ReplicatedStep):
                 f"a running statistic of BatchNorm is of {other}, and must be of torch.float32 here"
             )
         self._carried_like = carried
-        self._watch_calls = _Calls(model)
-        self._exchange = _Exchange(layout, virtual_shards, worker.rank, self._watch_calls)
+        self._calls = _Calls(model)
+        self._exchange = _Exchange(layout, virtual_shards, worker.rank, self._calls)
         for number, module in enumerate(sharded_modules(model)):
             self._exchange.take(module, number)
         flat = self._packed(self._row, carried)
@@ -138,6 +138,7 @@ class ShardedExactStep(ReplicatedStep):
             loss = self._idle()
         elif given is not None and given.num_items is None and num_samples != total:
             loss = loss * (num_samples / total)
+        self._calls.end_forwards()
         try:
             with mark("backward"):
                 torch.autograd.backward(loss)
@@ -151,26 +152,31 @@ class ShardedExactStep(ReplicatedStep):
         return loss.detach(), 0.0 if given.num_items is None else given.num_items
 
     def _idle(self) -> Tensor:
-        """Return a loss of zero whose backward waits for the other ranks as that of a real one; makes the forward if none was made."""
-        if not self._watch_calls.has_begun:
-            self._buffers.restore()
-            try:
-                with autocast(self._precision, self._worker.device):
+        """Return a loss of zero whose backward waits for the other ranks as that of a real one.
+
+        Makes the forwards of a round that this rank has not made.
+        """
+        calls = self._calls
+        with autocast(self._precision, self._worker.device):
+            if not calls.is_within and calls.known is not None:
+                self._buffers.restore()
+                for args, kwargs in calls.known[calls.made :]:
+                    self._model(*args, **kwargs)
+            elif not calls.made and not calls.is_within:
+                try:
                     self._training_step(self._model, self._spare)
-            except StopTraining as stop:
-                if not self._watch_calls.has_ended:
-                    raise _stopped_within(stop) from stop
-        if not self._watch_calls.has_ended:
-            raise _stopped_within(None)
-        outputs = self._watch_calls.outputs
-        if not outputs:
+                except StopTraining as stop:
+                    raise _stopped_within() from stop
+        if calls.is_within or not calls.made:
+            raise _stopped_within()
+        if not calls.outputs:
             raise StateError(
                 "the model returned no tensor that can be differentiated, in a forward that counts nothing",
                 "let the model's forward return tensors, alone or in a tuple, list, dict or dataclass",
             )
         # Not a number times zero stays what it is: the rows are set to zero before they are sent.
-        total = outputs[0].sum() * 0.0
-        for output in outputs[1:]:
+        total = calls.outputs[0].sum() * 0.0
+        for output in calls.outputs[1:]:
             total = total + output.sum() * 0.0
         return total
 
@@ -205,16 +211,13 @@ class ShardedExactStep(ReplicatedStep):
             carried = [torch.zeros_like(like) for like in self._carried_like]
         else:
             carried = self._buffers.carried(is_first=leaf == 0)
-        mine = self._packed(numbers, carried, self._watch_calls.order())
+        mine = self._packed(numbers, carried, self._calls.order())
         layout = self._worker.layout
         gathered = mine.new_empty(layout.degree, len(mine))
         dist.all_gather_into_tensor(gathered.view(-1), mine, group=self._exchange.group)
         orders = gathered[:, -1].tolist()
         if len(set(orders)) > 1:
-            raise StateError(
-                "the ranks that share a model called its blocks in different orders, or some of them not at all",
-                "a forward calls the same blocks on every rank, whatever its data and its random draws are",
-            )
+            raise _other_order()
         for place, other in enumerate(leaves):
             self._rows.push(other, [gathered[place, :-1]])
 
@@ -229,43 +232,89 @@ class ShardedExactStep(ReplicatedStep):
         ]
 
 
-def _stopped_within(stop: StopTraining | None) -> StateError:
-    why = "StopTraining was raised" if stop is not None else "the step of a part ended"
+def _stopped_within() -> StateError:
     return StateError(
-        f"{why} in the midst of a forward of a sharded model, for whose other blocks the other ranks wait",
+        "StopTraining was raised in the midst of a forward of a sharded model, for whose other blocks the other ranks wait",
         "raise StopTraining before the model is called, or after it has returned",
     )
 
 
 class _Calls:
-    """Watches the forwards of a round: which blocks were called in which order, and the model's outputs."""
+    """Watches the forwards of a round: the model's calls, the order of its blocks in them, and its outputs.
+
+    Every round has the same order on every rank: a block that is left out is noticed before the others wait for it.
+
+    Attributes:
+        known: Arguments of each call of the model in the last round of this rank's own; None before the first one.
+        made: Calls of the model that have returned in this round.
+        is_within: A call of the model has begun and did not return.
+        outputs: What the calls of this round returned, as far as it can be differentiated.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._device = next(model.parameters()).device
+        self.known: list[tuple[Any, Any]] | None = None
+        self._expected: list[int] | None = None
+        # Before torch's own hook, which waits for the other ranks.
+        model.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True)
         for number, module in enumerate(sharded_modules(model)):
-            module.register_forward_pre_hook(lambda *_, number=number: self._order.append(number))
-        model.register_forward_hook(self._note)
+            module.register_forward_pre_hook(lambda *_, number=number: self._note(number), prepend=True)
+        model.register_forward_hook(self._leave)
         self.begin()
 
     def begin(self) -> None:
         """Begin a round."""
         self._order: list[int] = []
+        self._arguments: list[tuple[Any, Any]] = []
         self.outputs: list[Tensor] = []
-        self.has_ended = False
+        self.made, self.is_within, self._is_in_backward = 0, False, False
 
-    @property
-    def has_begun(self) -> bool:
-        """True if a block has been called in this round."""
-        return bool(self._order)
+    def end_forwards(self) -> None:
+        """Make sure that this round's blocks were called as in the rounds before.
+
+        Raises:
+            StateError: some were not.
+        """
+        if self._expected is None:
+            self._expected = list(self._order)
+        if self._order != self._expected:
+            raise _other_order()
+        self.known, self._is_in_backward = self._arguments, True
 
     def order(self) -> Tensor:
         """Return a digest of the order of this round's calls, those of recomputed activations included."""
         text = ",".join(map(str, self._order)).encode()
         return torch.tensor([float(zlib.crc32(text) & _ORDER_BITS)], device=self._device)
 
-    def _note(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _note(self, number: int) -> None:
+        place = len(self._order)
+        self._order.append(number)
+        if self._expected is None or self._is_in_backward or self._expected[place : place + 1] == [number]:
+            return
+        raise _other_order()
+
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        del module
+        if not self._is_in_backward:
+            self.is_within = True
+            self._arguments.append(torch_private.tree_map(_detached, (args, kwargs)))
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         del module, args
-        self.outputs, self.has_ended = list(_differentiable(output)), True
+        if not self._is_in_backward:
+            self.made, self.is_within = self.made + 1, False
+            self.outputs += _differentiable(output)
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _other_order() -> StateError:
+    return StateError(
+        "a forward of a sharded model called its blocks in another order than before, or left some of them out",
+        "a forward calls the same blocks on every rank and in every step, whatever its data and its random draws are",
+    )
 
 
 def _differentiable(value: Any) -> list[Tensor]:

@@ -80,7 +80,8 @@ class Net(nn.Module):
         if args.odd == "scalar":
             self.scale = nn.Parameter(torch.zeros(()))
         if args.odd == "tied":
-            self.blocks[1].up.weight = self.blocks[0].up.weight
+            first, second = (block.get_submodule("up") for block in list(self.blocks)[:2])
+            second.weight = first.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return scores of words."""
@@ -121,7 +122,8 @@ trained = [p for p in model.parameters() if p.requires_grad]
 optimizer: Any = torch.optim.AdamW(trained, lr=0.02, fused=True if args.odd == "fused" else None)
 if args.odd == "optimizer":
     optimizer = torch.optim.LBFGS(trained)
-run.keep(model=model, optimizer=optimizer)
+scaler = {"scaler": torch.amp.GradScaler("cpu")} if args.precision == "fp16" else {}
+run.keep(model=model, optimizer=optimizer, **scaler)
 
 
 def loss_of(part: Any) -> Any:

@@ -119,7 +119,7 @@ def test_stop_training_around_a_forward_ends_all_ranks(groups: Callable[..., Gro
     [
         (("--stop", "within"), "in the midst of a forward of a sharded model"),
         (("--odd", "unused"), "takes no part in the loss of a virtual shard"),
-        (("--odd", "skipped"), "of a sharded model"),
+        (("--odd", "skipped"), "called its blocks in another order than before"),
         (("--odd", "optimizer"), "not known to treat each element of a parameter by itself"),
         (("--odd", "fused"), "fused=True"),
         (("--odd", "tied"), "is the same parameter as"),
