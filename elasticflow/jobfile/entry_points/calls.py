@@ -103,6 +103,10 @@ def entry_calls(raw: TomlTable) -> Iterator[EntryCall]:
             yield EntryCall(text, (*path, "collate"), ("samples",))
         yield from _of_metrics(of_set, (*path, "metrics"), batch)
     yield from _of_groups(raw)
+    wrapped = table_at(raw, "parallel").get("wrap")
+    for number, each in enumerate(wrapped if isinstance(wrapped, list) else []):
+        if isinstance(each, str):
+            yield EntryCall(each, ("parallel", "wrap", number), is_class=True)
     yield from _of_hooks(raw)
     yield from _of_sinks(raw)
     for each in objects_of(raw):
