@@ -45,11 +45,11 @@ def _worlds(source: Source, shard: int, nodes: NodesTable) -> Iterator[Diagnosti
     worlds = f"{high * per_node}" if low == high else f"{low * per_node} to {high * per_node}"
     each = "" if low == high == 1 else f" ({per_node} on each node)"
     message = f"no number of workers that the job may have is divisible by parallel.shard ({shard}): they are {worlds}{each}"
-    degrees = [
-        degree for degree in range(1, high * per_node + 1) if node_counts(degree, low, high, per_node)
-    ]
+    degrees = [degree for degree in range(1, high * per_node + 1) if node_counts(degree, low, high, per_node)]
     named = ", ".join(map(str, degrees[-_MOST_NAMED:]))
-    remedy = f"use a shard that divides one of them, such as {named}; or change nodes.max or nodes.nproc_per_node"
+    remedy = (
+        f"use a shard that divides one of them, such as {named}; or change nodes.max or nodes.nproc_per_node"
+    )
     yield source.problem(codes.PARALLEL, message, ("parallel", "shard"), remedy=remedy)
 
 
@@ -62,9 +62,7 @@ def _training(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
         remedy = "leave it out, and compile the blocks where the model is made: `for block in blocks: block.compile()`"
         yield source.problem(codes.PARALLEL, message, ("train", "compile"), remedy=remedy)
     if train.channels_last:
-        message = (
-            "train.channels_last orders weights in a way in which [parallel] cannot cut them into rows"
-        )
+        message = "train.channels_last orders weights in a way in which [parallel] cannot cut them into rows"
         yield source.problem(codes.PARALLEL, message, ("train", "channels_last"), remedy="leave it out")
 
 
