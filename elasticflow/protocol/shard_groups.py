@@ -28,3 +28,10 @@ def node_counts(shard: Shard, low: int, high: int, per_node: int) -> range:
     """Return the numbers of nodes from *low* to *high* that can be cut into shard groups, if each has *per_node* workers."""
     step = nodes_of_group(shard, per_node)
     return range(-(-low // step) * step, high + 1, step)
+
+
+def next_degree(shard: Shard, workers: Sequence[int]) -> int | None:
+    """Return the next larger degree for nodes with so many *workers* each; None if all workers hold one copy already."""
+    world = sum(workers)
+    own = shard if isinstance(shard, int) else world if shard == "all" else max(workers, default=1)
+    return next((degree for degree in range(own + 1, world + 1) if world % degree == 0), None)

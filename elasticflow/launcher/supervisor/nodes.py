@@ -54,10 +54,14 @@ class Nodes:
         most: Most nodes that train; further ones are spares and step in.
         shard: Workers that hold one copy of the model; nodes that would leave a part of a copy over are spares, too.
         settle_s: Seconds without an arrival after which no one is waited for any more.
+
+    Attributes:
+        shard: As given.
     """
 
     def __init__(self, least: int, most: int, shard: Shard = 1, settle_s: float = SETTLE_S) -> None:
-        self._least, self._most, self._shard, self._settle_s = least, most, shard, settle_s
+        self._least, self._most, self._settle_s = least, most, settle_s
+        self.shard = shard
         self._by_name: dict[str, Node] = {}
         self._expected: set[str] = set()
         self._losses: dict[str, int] = {}
@@ -81,7 +85,7 @@ class Nodes:
         """Fewest nodes that train, if those that are still to come have as many workers as the last that came."""
         workers = [node.nproc for node in self._usable()]
         for number in range(self._least, self._most + 1):
-            if fits(self._shard, [*workers[:number], *workers[-1:] * (number - len(workers))]):
+            if fits(self.shard, [*workers[:number], *workers[-1:] * (number - len(workers))]):
                 return number
         return self._least
 
@@ -223,7 +227,7 @@ class Nodes:
     def _formed(self, nodes: list[Node]) -> list[Node]:
         """Return the most of *nodes*, in the order of their arrival, that can train; none if they are too few."""
         for number in range(min(len(nodes), self._most), self._least - 1, -1):
-            if fits(self._shard, [node.nproc for node in nodes[:number]]):
+            if fits(self.shard, [node.nproc for node in nodes[:number]]):
                 return nodes[:number]
         return []
 
