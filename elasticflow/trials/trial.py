@@ -95,7 +95,7 @@ class Trial:
 
 
 def worlds_of(worlds: Sequence[int], shards: Sequence[int]) -> tuple[World, ...]:
-    """Return each world size with each degree that divides it, or without *shards* as the job has it.
+    """Return each world size with each of *shards* that divides the size; without *shards*, the sizes alone.
 
     Raises:
         TrialRefusedError: a degree divides none of the world sizes, or none divides one of them.
