@@ -182,9 +182,10 @@ def _of_parallel(job: Job, table: ParallelTable) -> Iterator[Fact]:
     yield "sharded", f"a copy of the model on {workers}, gathered block by block ({wrap}){offload}"
     counts, low, high = node_counts_of(job), job.nodes.min, job.nodes.max
     if len(counts) < high - low + 1:
-        steps = "" if len(counts) <= _MOST_NAMED else f", and so on by {counts.step}"
-        named = ", ".join(map(str, counts[:_MOST_NAMED]))
-        yield "", f"trains on {named}{steps} nodes; with other numbers the rest wait as spares"
+        named = _listed(list(counts))
+        if len(counts) > _MOST_NAMED:
+            named = f"multiples of {counts.step} from {counts[0]} to {counts[-1]}"
+        yield "", f"trains on {named} nodes; with other numbers the rest wait as spares"
     elif isinstance(table.shard, int) and not isinstance(job.nodes.nproc_per_node, int):
         yield "", "trains on numbers of nodes whose workers it divides; with others the rest wait as spares"
     elif table.shard == "all":

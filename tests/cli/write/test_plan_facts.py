@@ -100,7 +100,7 @@ def sharded(shard: int | str, low: int, high: int, per_node: int | str, **more: 
         ),
         (
             sharded(4, 1, 5, 2, wrap=["gpt:Block"]),
-            "a copy of the model on 4 workers, gathered block by block (gpt:Block); trains on 2, 4 nodes; with other numbers the rest wait as spares",
+            "a copy of the model on 4 workers, gathered block by block (gpt:Block); trains on 2 or 4 nodes; with other numbers the rest wait as spares",
         ),
         (
             sharded("node", 1, 2, "auto", offload="cpu"),
