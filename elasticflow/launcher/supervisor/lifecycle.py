@@ -508,7 +508,7 @@ class Lifecycle:
         self._commands += self._nodes.exclude(found.node, faults)
         if not self._nodes.are_enough:
             error = f"node {found.node} has a device that is not to be used: {faults}"
-            why = f"without it {len(self._nodes)} nodes are left, and nodes.min is {self._nodes.least}"
+            why = f"without it {len(self._nodes)} nodes are left, of at least {self._nodes.least}"
             self._settle(outcomes.failed(self._step, Cause("device", error, found.node), why=why))
 
     def _snapshot_fenced(self, number: int) -> None:

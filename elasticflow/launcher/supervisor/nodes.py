@@ -87,7 +87,7 @@ class Nodes:
         for number in range(self._least, self._most + 1):
             if fits(self.shard, [*workers[:number], *workers[-1:] * (number - len(workers))]):
                 return number
-        return self._least
+        return max(self._least, len(workers) + 1)
 
     @property
     def are_enough(self) -> bool:

@@ -377,7 +377,7 @@ def test_too_few_nodes_without_faulty_devices_end_the_launch(cluster: Trial) -> 
     assert cluster.verdict.fields["error"] == (
         "node n0 has a device that is not to be used: cuda:0: computes a known sum wrong"
     )
-    assert "nodes.min is 1" in cluster.verdict.fields["why"]
+    assert "of at least 1" in cluster.verdict.fields["why"]
 
 
 def test_node_that_fails_twice_on_its_device_is_excluded_if_others_are_enough(trial: Trial) -> None:
@@ -581,3 +581,18 @@ def test_a_node_without_which_no_shard_group_is_left_is_not_excluded(trial: Tria
     assert not trial.nodes.can_spare("n1")
     trial.join("n2")
     assert trial.nodes.can_spare("n1")
+
+
+def test_nodes_of_several_sizes_that_fill_no_shard_group_wait_for_one_more(trial: Trial) -> None:
+    """Two, one and two workers are no multiple of four, from the first node on; three more make two groups."""
+    trial.least, trial.most, trial.shard = 1, 4, 4
+    trial.plan(2)
+    for node, nproc in (("n0", 2), ("n1", 1), ("n2", 2)):
+        trial.join(node, nproc=nproc)
+    trial.wait(SETTLE_S)
+    assert [] == trial.agents.formed
+    awaited = next(record for record in trial.records if record["event"] == events.NODE_AWAITED)
+    assert awaited["present"] < awaited["least"]
+    trial.join("n3", nproc=3)
+    trial.pass_time()
+    assert ("n0", "n1", "n2", "n3") == trial.agents.formed[-1][1]
