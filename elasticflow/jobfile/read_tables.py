@@ -39,6 +39,7 @@ _OF_SCRIPT = {
     "hooks": "the script calls its own functions",
     "train": "the script says how long it trains",
     "ddp": "the script wraps its own model",
+    "parallel": "the script shards its own model, as with `elasticflow.join(shard=2)` and `run.wrap`",
 }
 
 

@@ -32,7 +32,7 @@ COMPILER_CACHE = (
 )
 LOOP = "ELASTICFLOW_LOOP"  # what the job file says to a script that calls `elasticflow.join` (`protocol/child_processes.py`, `loop_settings.py`)
 ACCEPT_DRIFT = "ELASTICFLOW_ACCEPT_DRIFT"  # 1: what changes the trajectory of a script's loop is wanted
-TRAJECTORY = "ELASTICFLOW_WITNESS"  # folder in which rank 0 records what every step made of the state
+TRAJECTORY = "ELASTICFLOW_WITNESS"  # folder of the records of the state after every step
 
 # torchrun's, by which a process knows its rank. A module that reads one of these at import would freeze one value for all.
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")

@@ -99,7 +99,7 @@ def run_with_faults(
     _check_scratch(scratch)
     mark = secrets.token_hex(2)
     began = time.monotonic()
-    calm = trial.undisturbed(1, workers * plan.nodes, steps)
+    calm = trial.undisturbed(1, trial.World(workers * plan.nodes), steps)
     calm_run = TrialRun(calm, subject, scratch, mark)
     reference = calm_run.play(begin(calm))
     length = max(record.step for record in reference)

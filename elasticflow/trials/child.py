@@ -208,7 +208,7 @@ class TrialRun:
         why = verdict.get("error") or said or f"it ended with code {self._process.returncode}"
         failures = RunHistory.read(self.run).failures
         traceback = text_of(failures[-1], "traceback") if failures else None
-        count = f"{trial_launch.world_size} worker{'' if trial_launch.world_size == 1 else 's'}"
+        count = f"{trial_launch.world.workers} worker{'' if trial_launch.world.workers == 1 else 's'}"
         return TrialFailedError(f"the job failed with {count}: {why}", traceback=traceback or "")
 
     def _kill(self) -> None:

@@ -8,10 +8,10 @@ steps.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from elasticflow.errors import TrialRefusedError
-from elasticflow.jobfile.tables.job import NodesTable, TorchrunTable
+from elasticflow.jobfile.tables.job import NodesTable, ParallelTable, TorchrunTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,11 +46,22 @@ class TrialAct:
     what: Literal["kill", "drain", "faults"]
 
 
+class World(NamedTuple):
+    """The workers of each node, and how many of them hold one copy of the model; None: as the job has it."""
+
+    workers: int
+    shard: int | None = None
+
+    def __str__(self) -> str:
+        """Return `4`, or `4/2` with two workers to a copy."""
+        return f"{self.workers}" if self.shard is None else f"{self.workers}/{self.shard}"
+
+
 @dataclass(frozen=True)
 class TrialLaunch:
-    """One launch of a trial: the workers of each node, and the acts in order."""
+    """One launch of a trial: its world, and the acts in order."""
 
-    world_size: int
+    world: World
     acts: tuple[TrialAct, ...]
 
 
@@ -78,18 +89,37 @@ class Trial:
     plan: FaultPlan | None = None
 
     @property
-    def worlds(self) -> tuple[int, ...]:
-        """World size of each launch."""
-        return tuple(launch.world_size for launch in self.launches)
+    def worlds(self) -> tuple[World, ...]:
+        """World of each launch."""
+        return tuple(launch.world for launch in self.launches)
 
 
-def undisturbed(number: int, world_size: int, steps: int) -> Trial:
+def worlds_of(worlds: Sequence[int], shards: Sequence[int]) -> tuple[World, ...]:
+    """Return each world size with each of *shards* that divides the size; without *shards*, the sizes alone.
+
+    Raises:
+        TrialRefusedError: a degree divides none of the world sizes, or none divides one of them.
+    """
+    made = [World(size, shard) for size in worlds for shard in shards if size % shard == 0]
+    for shard in shards:
+        if all(world.shard != shard for world in made):
+            sizes = " or ".join(map(str, worlds))
+            raise TrialRefusedError(f"--shards {shard} does not divide {sizes} workers", "leave it out")
+    for size in worlds if shards else ():
+        if all(world.workers != size for world in made):
+            degrees = " or ".join(map(str, shards))
+            remedy = "leave this world size out, or add --shards 1"
+            raise TrialRefusedError(f"{size} workers are no multiple of --shards {degrees}", remedy)
+    return tuple(made) or tuple(map(World, worlds))
+
+
+def undisturbed(number: int, world: World, steps: int) -> Trial:
     """Return a trial without disturbance, which is only asked to exit in the end."""
-    end = TrialLaunch(world_size, (TrialAct(steps - 1, "drain"),))
-    return Trial(f"{number}-workers-{world_size}", (end,), steps)
+    end = TrialLaunch(world, (TrialAct(steps - 1, "drain"),))
+    return Trial(f"{number}-workers-{_in_name(world)}", (end,), steps)
 
 
-def disturbed(number: int, first: int, second: int, steps: int) -> Trial:
+def disturbed(number: int, first: World, second: World, steps: int) -> Trial:
     """Return a trial with a kill at about a third of its steps, and a resize at about two thirds.
 
     The kill comes when the most steps have passed since the last snapshot: these are redone.
@@ -98,17 +128,21 @@ def disturbed(number: int, first: int, second: int, steps: int) -> Trial:
     kill, drain = steps // 3 // every * every, 2 * steps // 3
     acts = TrialAct(kill, "kill"), TrialAct(drain - 1, "drain")
     launches = TrialLaunch(first, acts), TrialLaunch(second, (TrialAct(steps - 1, "drain"),))
-    name = f"{number}-disturbed-{first}-{second}"
+    name = f"{number}-disturbed-{_in_name(first)}-{_in_name(second)}"
     return Trial(name, launches, steps, every, killed_after=kill, drained_after=drain)
 
 
-def restarted(number: int, world_size: int, steps: int) -> Trial:
+def restarted(number: int, world: World, steps: int) -> Trial:
     """Return a trial with a kill and a drain, each followed by a restart with the same number of workers."""
-    same = disturbed(number, world_size, world_size, steps)
-    return replace(same, name=f"{number}-restarted-{world_size}")
+    same = disturbed(number, world, world, steps)
+    return replace(same, name=f"{number}-restarted-{_in_name(world)}")
 
 
-def count(worlds: Sequence[int]) -> int:
+def _in_name(world: World) -> str:
+    return str(world).replace("/", "x")
+
+
+def count(worlds: Sequence[World]) -> int:
     """Return the number of trials that verify a job at *worlds*: one at each, a restart, and a resize if they differ."""
     return len(worlds) + 1 + (worlds[-1] != worlds[0])
 
@@ -116,7 +150,7 @@ def count(worlds: Sequence[int]) -> int:
 def with_faults(number: int, workers: int, steps: int, plan: FaultPlan) -> Trial:
     """Return a trial with the faults of *plan*, on nodes with *workers* workers each."""
     acts = [TrialAct(step, "faults") for step in sorted({fault.step for fault in plan.faults})]
-    launch = TrialLaunch(workers, (*acts, TrialAct(steps - 1, "drain")))
+    launch = TrialLaunch(World(workers), (*acts, TrialAct(steps - 1, "drain")))
     return Trial(f"{number}-chaos", (launch,), steps, max(1, steps // _SNAPSHOTS), plan=plan)
 
 
@@ -126,15 +160,19 @@ def job_of(trial: Trial, launch: TrialLaunch, job: Job) -> Job:
     snapshots: dict[str, Any] = {"uri": None, "options": {}, "every": every, "grace": _GRACE}
     if trial.snapshot_every is None:
         snapshots["memory"] = None
-    given: dict[str, Any] = {"nproc_per_node": launch.world_size, "device": job.nodes.device_of_workers}
+    given: dict[str, Any] = {"nproc_per_node": launch.world.workers, "device": job.nodes.device_of_workers}
     nodes = NodesTable(**given)
     restarts: dict[str, Any] = {"budget": max(1, job.restarts.budget)}
     if trial.plan is not None:
         nodes = NodesTable(min=trial.plan.least_nodes, max=trial.plan.most_nodes, **given)
         restarts |= {"budget": 2 * len(trial.plan.faults) + 1, "hang_timeout": _HANG}
+    parallel = job.parallel if job.script is None else None
+    if launch.world.shard is not None:
+        parallel = (parallel or ParallelTable(shard=1)).model_copy(update={"shard": launch.world.shard})
     return job.model_copy(
         update={
             "nodes": nodes,
+            "parallel": parallel,
             "restarts": job.restarts.model_copy(update=restarts),
             "snapshots": job.snapshots.model_copy(update=snapshots),
             "torchrun": TorchrunTable(
@@ -144,26 +182,29 @@ def job_of(trial: Trial, launch: TrialLaunch, job: Job) -> Job:
     )
 
 
-def check(job: Job, worlds: Sequence[int], steps: int, gpus: int) -> int:
+def check(job: Job, worlds: Sequence[World], steps: int, gpus: int) -> int:
     """Check that the job can be tried, and return the number of steps of each trial.
 
     Args:
         job: The resolved job.
-        worlds: World sizes.
+        worlds: World sizes and degrees.
         steps: Requested steps.
         gpus: Number of GPUs that torch can use here.
 
     Raises:
         TrialRefusedError: the job cannot be tried at each of *worlds* on this machine; has reason and remedy.
     """
-    largest = max(worlds)
+    largest = max(world.workers for world in worlds)
     if job.nodes.device_of_workers != "cpu" and 0 < gpus < largest:
         raise TrialRefusedError(
             f"this machine has GPUs for {gpus} of {largest} workers, each of which needs one",
             f"leave out world sizes above {gpus}, or compare on the CPU: --set nodes.device=cpu",
         )
+    if job.script is not None and any(world.shard is not None for world in worlds):
+        raise TrialRefusedError("a script shards its model itself", "leave --shards out")
     if job.script is None:
         _check_shares(job, largest)
+        _check_shards(job, worlds)
         steps = min(steps, job.train.steps or steps)
     check_length(steps)
     return steps
@@ -181,6 +222,16 @@ def _check_shares(job: Job, largest: int) -> None:
             f"{largest} workers cannot share a batch of {batch} (dataset.global_batch_size)",
             f"leave out world sizes above {batch}",
         )
+
+
+def _check_shards(job: Job, worlds: Sequence[World]) -> None:
+    shard = None if job.parallel is None else job.parallel.shard
+    for world in worlds:
+        if world.shard is None and isinstance(shard, int) and world.workers % shard:
+            raise TrialRefusedError(
+                f"{world.workers} workers are no multiple of {shard} (parallel.shard)",
+                f"leave out this world size, or say --shards 1,{shard}",
+            )
 
 
 def check_length(steps: int) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
     from elasticflow.trials.child import TriedJob
     from elasticflow.trials.compare_runs import RunComparison
-    from elasticflow.trials.trial import Trial
+    from elasticflow.trials.trial import Trial, World
 
 Compared = Literal["bits", "curve"]
 """Object of a comparison of two trials: the bits after every step, or the loss."""
@@ -56,7 +56,7 @@ class TrialOutcome:
 
 def verify(
     subject: TriedJob,
-    worlds: Sequence[int],
+    worlds: Sequence[World],
     steps: int,
     tolerance: float,
     scratch: Path,
@@ -75,7 +75,7 @@ def verify(
 
     Args:
         subject: The job; its own runs and snapshots are left alone.
-        worlds: World sizes that `trial.check` has passed.
+        worlds: World sizes and degrees that `trial.check` has passed.
         steps: Steps of each trial; fewer if the job is shorter.
         tolerance: Tolerance of `compare_losses`.
         scratch: Folder for the trials.
@@ -87,8 +87,8 @@ def verify(
         TrialRefusedError: the job is too short, as its trial showed.
     """
     verifying = _Verifying(subject, worlds, tolerance, scratch, begin, is_kept=is_kept)
-    for number, world_size in enumerate(worlds, 1):
-        outcome = verifying.outcome(trials.undisturbed(number, world_size, steps))
+    for number, world in enumerate(worlds, 1):
+        outcome = verifying.outcome(trials.undisturbed(number, world, steps))
         yield outcome
         if number == 1:
             steps = outcome.steps
@@ -104,7 +104,7 @@ class _Verifying:
     def __init__(
         self,
         subject: TriedJob,
-        worlds: Sequence[int],
+        worlds: Sequence[World],
         tolerance: float,
         scratch: Path,
         begin: Callable[[Trial], Callable[[int], None]],

@@ -73,7 +73,17 @@ PROMISED = {
     "sinks": set(),
     "render": set(),
     "submit": set(),
-    "verify-elastic": {"JOB", "--worlds", "--steps", "--case", "--set", "--tolerance", "--keep", "--format"},
+    "verify-elastic": {
+        "JOB",
+        "--worlds",
+        "--shards",
+        "--steps",
+        "--case",
+        "--set",
+        "--tolerance",
+        "--keep",
+        "--format",
+    },
     "chaos": {
         "JOB",
         "--plan",

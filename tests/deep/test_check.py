@@ -202,6 +202,17 @@ def test_bytes_are_the_same_with_and_without_memory(tmp_path: Path, line: str, i
 
 
 @pytest.mark.integration
+def test_a_sharded_job_is_said_to_be_tried_out_as_a_whole(tmp_path: Path) -> None:
+    """One process cannot hold a half of the model; facts and findings are those of the whole."""
+    project = PROJECTS["good"]._replace(
+        more=f"{PROJECTS['good'].more}\n[nodes]\nnproc_per_node = 2\n[parallel]\nshard = 2\n"
+    )
+    report = try_out(_job(tmp_path, project), tmp_path)
+    assert ((), 83) == (report.problems, report.facts.parameters)
+    assert "the model was tried out as a whole: [parallel] cuts it when workers train" in report.notes
+
+
+@pytest.mark.integration
 def test_validate_shows_the_frames_of_the_jobs_own_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,6 +84,7 @@ class Trial:
     budget: int = 2
     least: int = 1
     most: int = 1
+    shard: int = 1
     agents: Agents = field(default_factory=Agents)
     snapshots: Snapshots = field(default_factory=Snapshots)
     records: list[dict[str, Any]] = field(default_factory=list)
@@ -104,7 +105,7 @@ class Trial:
             hang_timeout_s=600,
             grace_s=GRACE_S,
         )
-        self.nodes = Nodes(self.least, self.most)
+        self.nodes = Nodes(self.least, self.most, self.shard)
         self.lifecycle = Lifecycle(plan, self.nodes, RunSoFar())
 
     # --- what happens -----------------------------------------------------------------------------------

@@ -29,12 +29,12 @@ def job(**tables: dict[str, object]) -> Job:
 @pytest.mark.parametrize("steps", [*range(trials.FEWEST_STEPS, 70), 1000])
 def test_a_disturbed_trial_has_room_for_all_that_is_done_to_it(steps: int) -> None:
     """Killed, then drained, then ended, in this order, each held at a step that its launch finishes."""
-    trial = trials.disturbed(3, 4, 2, steps)
+    trial = trials.disturbed(3, trials.World(4), trials.World(2), steps)
     first, second = trial.launches
     kill, drain = first.acts
     [end] = second.acts
 
-    assert (4, 2) == trial.worlds
+    assert (trials.World(4), trials.World(2)) == trial.worlds
     assert 0 < kill.step < drain.step < end.step == steps - 1
     assert (kill.step, drain.step + 1) == (trial.killed_after, trial.drained_after)
     assert drain.step + 1 < end.step  # the second launch resumes from there and has a step of its own before
@@ -51,7 +51,7 @@ def test_nothing_of_a_trial_lies_outside_its_run_folder() -> None:
         restarts={"budget": 0},
         lr_scheduler={"entry": "torch.optim.lr_scheduler:StepLR", "args": {"step_size": 7}},
     )
-    trial = trials.disturbed(1, 3, 2, 12)
+    trial = trials.disturbed(1, trials.World(3), trials.World(2), 12)
 
     made = trials.job_of(trial, trial.launches[0], given)
 
@@ -72,7 +72,7 @@ def test_nothing_of_a_trial_lies_outside_its_run_folder() -> None:
 
 def test_an_undisturbed_trial_takes_no_snapshot_before_it_leaves() -> None:
     """So what snapshots do to training shows as a difference of the disturbed one."""
-    trial = trials.undisturbed(1, 2, 50)
+    trial = trials.undisturbed(1, trials.World(2), 50)
 
     made = trials.job_of(
         trial, trial.launches[0], job(snapshots={"memory": "1 step"}, nodes={"device": "cpu"})
@@ -90,6 +90,7 @@ REFUSED: dict[str, tuple[dict[str, dict[str, object]], tuple[int, ...], int, int
     ),
     "batch": ({}, (1, 9), 50, 0, r"9 workers cannot share a batch of 8 .* leave out world sizes above 8"),
     "GPUs": ({}, (1, 3), 50, 2, r"GPUs for 2 of 3 workers.*nodes.device=cpu"),
+    "shards": ({"parallel": {"shard": 2}}, (2, 3), 50, 0, r"3 workers are no multiple of 2 \(parallel.shard\)"),
     "steps": ({}, (1, 2), 5, 0, "5 steps are too few .* 6 are the fewest"),
     "a short job": ({"train": {"epochs": None, "steps": 4}}, (1, 2), 50, 0, "4 steps are too few"),
 }  # fmt: skip
@@ -100,7 +101,7 @@ def test_what_cannot_be_tried_is_refused(name: str) -> None:
     """Before anything starts; the message says why and the remedy what to do."""
     tables, worlds, steps, gpus, text = REFUSED[name]
     with pytest.raises(TrialRefusedError) as refused:
-        trials.check(job(**tables), worlds, steps, gpus)
+        trials.check(job(**tables), [*map(trials.World, worlds)], steps, gpus)
 
     assert 2 == refused.value.exit_code
     assert refused.match(f"(?s){text}")
@@ -108,7 +109,38 @@ def test_what_cannot_be_tried_is_refused(name: str) -> None:
 
 def test_what_can_be_tried_is_not_refused() -> None:
     """At the bounds; a machine without GPUs has no bound of its own."""
-    assert 6 == trials.check(job(), (8, 1), 6, 0)
-    assert 6 == trials.check(job(nodes={"device": "cpu"}), (3,), 6, 2)
-    assert 50 == trials.check(job(train={"consistency": "exact", "virtual_shards": 4}), (4,), 50, 4)
-    assert 7 == trials.check(job(train={"epochs": None, "steps": 7}), (1,), 50, 0)
+    assert 6 == trials.check(job(), [trials.World(8), trials.World(1)], 6, 0)
+    assert 6 == trials.check(job(nodes={"device": "cpu"}), [trials.World(3)], 6, 2)
+    assert 50 == trials.check(
+        job(train={"consistency": "exact", "virtual_shards": 4}), [trials.World(4)], 50, 4
+    )
+    assert 7 == trials.check(job(train={"epochs": None, "steps": 7}), [trials.World(1)], 50, 0)
+
+
+def test_worlds_are_tried_with_each_degree_that_divides_them() -> None:
+    """Without degrees the job's own; a degree or a size that would never be tried is refused."""
+    assert [str(world) for world in trials.worlds_of((2, 4), (1, 2, 4))] == [
+        "2/1",
+        "2/2",
+        "4/1",
+        "4/2",
+        "4/4",
+    ]
+    assert trials.worlds_of((2, 3), ()) == (trials.World(2), trials.World(3))
+    with pytest.raises(TrialRefusedError, match="--shards 3 does not divide 2 or 4 workers"):
+        trials.worlds_of((2, 4), (1, 3))
+    with pytest.raises(TrialRefusedError, match="3 workers are no multiple of --shards 2"):
+        trials.worlds_of((2, 3), (2,))
+
+
+def test_a_trial_has_its_own_degree_and_the_rest_of_the_jobs_table() -> None:
+    """A job without [parallel] gets one."""
+    trial = trials.disturbed(1, trials.World(4, 2), trials.World(2, 1), 12)
+    assert trial.name == "1-disturbed-4x2-2x1"
+    made = [trials.job_of(trial, launch, job()).parallel for launch in trial.launches]
+    assert [table and table.shard for table in made] == [2, 1]
+    given = job(parallel={"shard": "all", "wrap": ["m:Block"]})
+    table = trials.job_of(trial, trial.launches[0], given).parallel
+    assert table == given.parallel.model_copy(update={"shard": 2}) if given.parallel else False
+    own = trials.undisturbed(1, trials.World(4), 12)
+    assert trials.job_of(own, own.launches[0], given).parallel == given.parallel

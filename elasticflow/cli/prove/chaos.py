@@ -82,8 +82,8 @@ def _disturb(options: ChaosOptions) -> int:
     if options.plan_file is not None and options.faults is not None:
         raise click.UsageError("--plan and --faults exclude each other")
     subject, workers = options.tried_job(), options.workers
-    plan = options.plan(trial.check(subject.job, [workers], options.steps, 0))
-    steps = trial.check(subject.job, [workers * plan.most_nodes], options.steps, count_gpus())
+    plan = options.plan(trial.check(subject.job, [trial.World(workers)], options.steps, 0))
+    steps = trial.check(subject.job, [trial.World(workers * plan.most_nodes)], options.steps, count_gpus())
     interrupt_on_signals()
     view = ChaosView(subject.job, plan, workers, steps, options.tolerance, quiet=options.is_quiet)
     with scratch_folder(options.keep) as scratch, view:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from elasticflow.trials.chaos import ChaosOutcome, FaultCost
     from elasticflow.trials.compare_runs import Divergence
     from elasticflow.trials.fault_plan import FaultPlan
-    from elasticflow.trials.trial import Trial
+    from elasticflow.trials.trial import Trial, World
     from elasticflow.trials.verify_elastic import TrialOutcome
 
 # Rows are shown one by one as trials end, so their columns cannot wait for the widest cell.
@@ -75,7 +75,9 @@ class TrialView:
 class VerifyView(TrialView):
     """Shows a verification at the world sizes *worlds*; other arguments as `TrialView` has them."""
 
-    def __init__(self, job: Job, worlds: Sequence[int], steps: int, tolerance: float, *, quiet: bool) -> None:
+    def __init__(
+        self, job: Job, worlds: Sequence[World], steps: int, tolerance: float, *, quiet: bool
+    ) -> None:
         super().__init__(job, steps, tolerance, quiet=quiet)
         self._worlds, self._begun = worlds, 0
 
@@ -85,7 +87,8 @@ class VerifyView(TrialView):
         if self.job.script is not None:
             what = f"to the last bit with virtual shards, else {loss}"
         name, sizes = paint(self.job.job.name, bold=True), ", ".join(map(str, self._worlds))
-        click.echo(f"{name}: the same {plural(self._steps, 'step')} at world size {sizes}, {what}?\n")
+        size = "world size" if self._worlds[0].shard is None else "workers/shard"
+        click.echo(f"{name}: the same {plural(self._steps, 'step')} at {size} {sizes}, {what}?\n")
         click.echo(paint(_verify_row(_VERIFY_HEADER), dim=True))
 
     def explain(self, error: TrialFailedError, kept: Path | None) -> tuple[str, str]:
@@ -95,7 +98,7 @@ class VerifyView(TrialView):
     def begin(self, trial: Trial) -> Callable[[int], None]:
         """Return the function that shows how many steps of *trial* are done."""
         self._begun += 1
-        noun = "worker" if trial.worlds[-1] == 1 else "workers"
+        noun = "worker" if trial.worlds[-1].workers == 1 else "workers"
         # The reference is tried a second time where the machine may not repeat the job.
         count = max(self._begun, count_trials(self._worlds))
         return self._begin(f"trial {self._begun} of {count}  {_workers(trial)} {noun}", trial)
@@ -271,7 +274,8 @@ def _workers(trial: Trial) -> str:
 def _what_was_done(trial: Trial) -> str:
     if trial.killed_after is None:
         return "nothing"
-    then = "resized" if len(set(trial.worlds)) > 1 else "drained"
+    first, last = trial.worlds[0], trial.worlds[-1]
+    then = "drained" if first == last else "cut anew" if first.workers == last.workers else "resized"
     return f"kill -9 after step {trial.killed_after}, {then} after step {trial.drained_after}"
 
 

@@ -23,13 +23,17 @@ class VerifyOptions(TrialOptions):
     """The command line; see `elasticflow verify-elastic --help`."""
 
     worlds: tuple[int, ...]
+    shards: tuple[int, ...]
 
 
-def _world_sizes(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
-    """Return the world sizes of `1,2,3`."""
+def _world_sizes(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
+    """Return the world sizes, or degrees, of `1,2,3`."""
+    if value is None:
+        return ()
     parts = [part.strip() for part in value.split(",")]
     if not all(part.isdecimal() and 1 <= int(part) <= _MOST_WORKERS for part in parts):
-        message = f'"{value}" is not a list of world sizes, each from 1 to {_MOST_WORKERS}, such as 1,2,3'
+        kind = "degrees" if parameter.name == "shards" else "world sizes"
+        message = f'"{value}" is not a list of {kind}, each from 1 to {_MOST_WORKERS}, such as 1,2,3'
         raise click.BadParameter(message, context, parameter)
     return tuple(map(int, parts))
 
@@ -42,6 +46,12 @@ def _world_sizes(context: click.Context, parameter: click.Parameter, value: str)
     required=True,
     metavar="1,2,3",
     help="World sizes to train at; the first is the reference.",
+)
+@click.option(
+    "--shards",
+    callback=_world_sizes,
+    metavar="1,2,4",
+    help="Also shard the model (parallel.shard): each world size with each of these degrees that divides it.",
 )
 @trial_options(
     steps="Steps of each trial.", keep="Keep the trials' runs and records there; default: a temporary folder."
@@ -71,6 +81,7 @@ def command(**options: Any) -> int:
     elasticflow verify-elastic jobs/mnist.toml --worlds 1,2 --steps 20 --tolerance 0.02
     elasticflow verify-elastic jobs/mnist.toml --worlds 1,3 --set train.consistency=exact \\
         --set train.virtual_shards=4
+    elasticflow verify-elastic jobs/gpt.toml --worlds 2,4 --shards 1,2,4
     """
     return _verify(VerifyOptions(**options))
 
@@ -81,7 +92,8 @@ def _verify(options: VerifyOptions) -> int:
     from elasticflow.trials import trial
     from elasticflow.trials.verify_elastic import count_gpus, scratch_folder, verify
 
-    subject, worlds, is_kept = options.tried_job(), options.worlds, options.keep is not None
+    subject, is_kept = options.tried_job(), options.keep is not None
+    worlds = trial.worlds_of(options.worlds, options.shards)
     steps = trial.check(subject.job, worlds, options.steps, count_gpus())
     interrupt_on_signals()
     view = VerifyView(subject.job, worlds, steps, options.tolerance, quiet=options.is_quiet)
@@ -114,7 +126,8 @@ def _facts(view: VerifyView, outcomes: list[TrialOutcome], *, is_same: bool, kep
         "same": is_same,
         "trials": [
             {
-                "worlds": outcome.trial.worlds,
+                "worlds": [world.workers for world in outcome.trial.worlds],
+                "shards": [world.shard for world in outcome.trial.worlds],
                 "killed_after": outcome.trial.killed_after,
                 "drained_after": outcome.trial.drained_after,
                 "compared": outcome.compared,

@@ -6,6 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from elasticflow.compiler.entry_point.evaluation_calls import measured_weights
+from elasticflow.compiler.plan.batch_split import node_counts_of
 from elasticflow.jobfile.diagnostics.toml_literals import dotted
 from elasticflow.jobfile.entry_points.object_arguments import dataset_values
 from elasticflow.jobfile.tables.evaluation import path_of_set
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.compiler.plan.script import ScriptPlan
     from elasticflow.jobfile.tables.job import Job
+    from elasticflow.jobfile.tables.parallel import ParallelTable
     from elasticflow.protocol.child_processes import Warm
 
 Fact = tuple[str, str]
+_MOST_NAMED = 8
 _PER_NODE = {
     "auto": "one worker per GPU, else per core",
     "gpu": "one worker per GPU",
@@ -57,6 +60,8 @@ def facts(plan: LaunchPlan, job: Job, known: Knowledge, sets: KnownSets | None) 
     else:
         yield from _of_data(job, known, sets)
         yield from _of_training(job)
+        if job.parallel is not None:
+            yield from _of_parallel(job, job.parallel)
         yield from _logged(job)
         yield from _of_snapshots(plan, job)
     yield from _of_failures(plan, job)
@@ -166,6 +171,25 @@ def _of_training(job: Job) -> Iterator[Fact]:
         yield "ends early", job.train.stop_when
     if job.train.time_limit is not None:
         yield "time limit", f"a launch leaves after {job.train.time_limit}, with a snapshot (exit code 75)"
+
+
+def _of_parallel(job: Job, table: ParallelTable) -> Iterator[Fact]:
+    """Yield on how many workers a copy of the model is, and the numbers of nodes that can train with such copies."""
+    where = {"node": "the workers of each node", "all": "all workers"}.get(str(table.shard))
+    offload = ", in the CPU's memory while not needed" if table.offload else ""
+    wrap = " or ".join(table.wrap) or "the elements of its longest ModuleList"
+    workers = where or plural(int(table.shard), "worker")
+    yield "sharded", f"a copy of the model on {workers}, gathered block by block ({wrap}){offload}"
+    counts, low, high = node_counts_of(job), job.nodes.min, job.nodes.max
+    if len(counts) < high - low + 1:
+        named = _listed(list(counts))
+        if len(counts) > _MOST_NAMED:
+            named = f"multiples of {counts.step} from {counts[0]} to {counts[-1]}"
+        yield "", f"trains on {named} nodes; with other numbers the rest wait as spares"
+    elif isinstance(table.shard, int) and not isinstance(job.nodes.nproc_per_node, int):
+        yield "", "trains on numbers of nodes whose workers it divides; with others the rest wait as spares"
+    elif table.shard == "all":
+        yield "", "no second copy is there to compare it with"
 
 
 def _listed(value: object) -> str:

@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from elasticflow.compiler.plan.launch_plan import LaunchPlan
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.observe.estimates import RunFacts
+    from elasticflow.protocol.shard_groups import Shard
 
 Row = tuple[str, str, str]
 _AFTER_RUN = "known after the first run"
 _WITH_DEEP = f"{_AFTER_RUN}, or with --deep"
+
+_DEGREES = 4  # 1, 2, 4, 8, where only the machine tells the number of workers
 
 _HEADER = (("", "nodes"), ("", "workers"), ("samples", "each"), ("forwards", "each"), ("samples", "in one"))
 _HEADER_OF_SCRIPT = ("nodes", "workers")
@@ -40,6 +43,7 @@ def figures_table(job: Job, known: Knowledge, ahead: Forecast, run_facts: RunFac
         return name, "-", unknown
 
     rows = [*_length(job, known, ahead, measured), *_snapshots(job, ahead, measured)]
+    rows += [] if job.parallel is None else _memory(job, job.parallel.shard, known)
     if job.restarts.warm in MAY_STAND_BY and known.standby_bytes is not None:
         ready = "" if known.standby_s is None else f"; {known.standby_s.value:.1f} s to get ready"
         rows.append(measured("a standby", "standby_bytes", size, "", ready))
@@ -97,6 +101,26 @@ def _snapshots(job: Job, ahead: Forecast, measured: Callable[..., Row]) -> Itera
         yield "  that stay", f"at most {ahead.kept:,}", f"{held}and one more while it is written"
 
 
+def _memory(job: Job, shard: Shard, known: Knowledge) -> Iterator[Row]:
+    """Yield a worker's bytes at the job's degree and at others, once the sizes of the model and of a snapshot are known."""
+    if known.parameters is None or known.snapshot_bytes is None:
+        yield "of a worker", "-", _WITH_DEEP
+        return
+    weights, state = 4 * known.parameters.value, known.snapshot_bytes.value
+    most, is_exact = job.nodes.largest_world_size
+    own = shard if isinstance(shard, int) else most if shard == "all" else most // job.nodes.max
+    degrees = {1 << power for power in range(_DEGREES if not is_exact else most.bit_length())}
+    for degree in sorted({*degrees, own} if is_exact or isinstance(shard, int) else degrees):
+        parts = (weights, weights, max(0.0, state - weights))
+        names = ("parameters", "gradients", "the optimizer's and other state")
+        each = ", ".join(
+            f"{size(part / degree)} {name}" for name, part in zip(names, parts, strict=True) if part
+        )
+        yield f"a worker at {degree}", size(sum(parts) / degree), each
+    if is_exact:
+        yield "  staging", size(state / most), f"of each of {plural(most, 'worker')}, for a snapshot"
+
+
 def _count(number: float) -> str:
     return f"{int(number):,}"
 
@@ -149,7 +173,7 @@ def worlds_notes(job: Job, plan: LaunchPlan) -> Iterator[str]:
             yield f"with W workers: each takes {batch:,} / W samples, rounded down or up{size}"
         else:
             yield f"with W workers: each runs {shards:,} / W forwards of {plural(batch // shards, 'sample')}, rounded down or up"
-    if shards is not None:
+    if shards is not None and job.parallel is None:
         yield (
             f"exact: a batch is {plural(shards, 'virtual shard')} of {plural(batch // shards, 'sample')}, a forward and "
             "backward each, instead of the forwards of batch mode; a worker holds at most so many sums of gradients, where "

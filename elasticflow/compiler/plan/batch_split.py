@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
+from elasticflow.protocol.shard_groups import node_counts
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -43,7 +45,7 @@ class WorldRow(Fact):
         samples_per_rank: Fewest and most samples that one rank takes of a full batch.
         micro_batches: Most forwards of one rank per step, whose gradients are accumulated.
         micro_batch_size: Fewest and most samples of one forward.
-        exact: The cost of exact mode, if the job has it.
+        exact: The cost of exact mode, if the job has it and does not shard its model.
     """
 
     nodes: int
@@ -55,16 +57,17 @@ class WorldRow(Fact):
 
 
 def worlds(job: Job) -> Iterator[WorldRow]:
-    """Yield a row for each number of nodes; of a long range, for the ends and for some numbers that divide evenly."""
+    """Yield a row for each number of nodes that can train; of a long range, for the ends and for some numbers that divide evenly."""
     per_node = job.nodes.nproc_per_node
     for nodes in _shown(job):
         yield world_row(job, nodes, nodes * per_node if isinstance(per_node, int) else None)
 
 
 def _shown(job: Job) -> list[int]:
-    low, high, per_node = job.nodes.min, job.nodes.max, job.nodes.nproc_per_node
-    if high - low < MOST_ROWS:
-        return list(range(low, high + 1))
+    per_node, counts = job.nodes.nproc_per_node, node_counts_of(job)
+    if len(counts) <= MOST_ROWS:
+        return list(counts)
+    low, high = counts[0], counts[-1]
     chosen = []
     if isinstance(per_node, int) and job.script is None:
         shared = job.train.virtual_shards or job.dataset.global_batch_size
@@ -72,10 +75,19 @@ def _shown(job: Job) -> list[int]:
         chosen = [nodes for nodes in range(low + 1, most + 1) if shared % (nodes * per_node) == 0]
     if len(chosen) < 2:
         chosen = [low << power for power in range(1, high.bit_length()) if low << power < high]
+    chosen = [nodes for nodes in chosen if nodes in counts]
     room = MOST_ROWS - 2
     if len(chosen) > room:  # evenly spaced in the list, whose small numbers lie closer together
         chosen = [chosen[number * (len(chosen) - 1) // (room - 1)] for number in range(room)]
     return [low, *chosen, high]
+
+
+def node_counts_of(job: Job) -> range:
+    """Return the numbers of nodes that can train: without shards or a number of workers for each node, the whole range."""
+    nodes, parallel = job.nodes, None if job.script is not None else job.parallel
+    if parallel is None or not isinstance(nodes.nproc_per_node, int):
+        return range(nodes.min, nodes.max + 1)
+    return node_counts(parallel.shard, nodes.min, nodes.max, nodes.nproc_per_node)
 
 
 def world_row(job: Job, nodes: int, world_size: int | None) -> WorldRow:
@@ -101,7 +113,7 @@ def world_row(job: Job, nodes: int, world_size: int | None) -> WorldRow:
         samples_per_rank=(shards // world_size * size, -(-shards // world_size) * size),
         micro_batches=-(-shards // world_size),
         micro_batch_size=(size, size),
-        exact=exact_cost(shards, world_size, forwards),
+        exact=None if job.parallel is not None else exact_cost(shards, world_size, forwards),
     )
 
 

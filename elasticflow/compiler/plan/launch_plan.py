@@ -24,6 +24,7 @@ from elasticflow.jobfile.entry_points.calls import calls_of
 from elasticflow.jobfile.tables.evaluation import ranking_set
 from elasticflow.protocol.child_processes import Warm  # noqa: TC001  # pydantic reads the fields' types
 from elasticflow.protocol.loop_settings import LoopSettings
+from elasticflow.protocol.shard_groups import Shard  # noqa: TC001  # pydantic reads the fields' types
 from elasticflow.protocol.snapshot_settings import SnapshotSettings
 from elasticflow.system.redaction import without_secrets
 from elasticflow.system.units import parse_duration, parse_interval
@@ -80,6 +81,7 @@ class LaunchPlan(Fact):
         seed: Seed of every random state; 0 in plans of earlier versions, which did not record it.
         worlds: Batch split at the smallest, largest and some world sizes between.
         script: The script that runs instead of train.py; absent from plan.json without a script.
+        shard: Workers that hold one copy of the model; absent from plan.json if it is 1.
         compiles: The model is compiled; absent from plan.json if it is not.
     """
 
@@ -109,6 +111,7 @@ class LaunchPlan(Fact):
     script: ScriptPlan | None = None
     seed: int = 0
     compiles: bool = False
+    shard: Shard = 1
     env: dict[str, str] = Field(default={})
     env_secrets: tuple[str, ...] = ()
     token_file: str | None = None
@@ -132,6 +135,8 @@ class LaunchPlan(Fact):
         content: dict[str, Any] = serialize(self)
         if not self.compiles:
             del content["compiles"]
+        if self.shard == 1:
+            del content["shard"]
         for key in ("env", "env_secrets", "token_file", "script"):
             if not content[key]:
                 del content[key]
@@ -197,6 +202,7 @@ def plan_job(
         seed=job.job.seed,
         script=script,
         compiles=job.script is None and job.train.compile,
+        shard=1 if job.script is not None or job.parallel is None else job.parallel.shard,
         env={} if job.env is None else job.env.values(),
         env_secrets=() if job.env is None else tuple(sorted(job.env.secrets())),
         token_file=job.nodes.token_file,

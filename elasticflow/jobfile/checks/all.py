@@ -11,6 +11,7 @@ from elasticflow.jobfile.checks.exact import check_exact
 from elasticflow.jobfile.checks.failure_costs import check_failure_costs
 from elasticflow.jobfile.checks.measures import check_measures
 from elasticflow.jobfile.checks.observing import check_sink_options
+from elasticflow.jobfile.checks.parallel import check_parallel
 from elasticflow.jobfile.checks.sampling import check_sampling
 from elasticflow.jobfile.checks.schedules import check_schedule
 from elasticflow.jobfile.checks.slurm import check_slurm
@@ -45,6 +46,7 @@ def check_tables(source: Source, tables: ValidTables) -> list[Diagnostic]:
         *_best(source, tables),
         *_measured(source, tables),
         *check_exact(source, tables),
+        *check_parallel(source, tables),
         *check_data_shards(source, tables),
         *check_sampling(source, tables),
         *check_evaluation_data(source, tables),

@@ -103,6 +103,7 @@ def entry_calls(raw: TomlTable) -> Iterator[EntryCall]:
             yield EntryCall(text, (*path, "collate"), ("samples",))
         yield from _of_metrics(of_set, (*path, "metrics"), batch)
     yield from _of_groups(raw)
+    yield from _of_wrap(raw)
     yield from _of_hooks(raw)
     yield from _of_sinks(raw)
     for each in objects_of(raw):
@@ -159,6 +160,14 @@ def _of_groups(raw: TomlTable) -> Iterator[EntryCall]:
         if isinstance(optimizer, str) and table_at(group, "args"):
             call = EntryCall(optimizer, ("optimizer", "entry"), ("the parameters",), (*path, "args"))
             yield call._replace(is_partial=True, as_method=())
+
+
+def _of_wrap(raw: TomlTable) -> Iterator[EntryCall]:
+    """Yield the classes of modules that a sharded model gathers as a whole."""
+    named = table_at(raw, "parallel").get("wrap")
+    for number, each in enumerate(named if isinstance(named, list) else []):
+        if isinstance(each, str):
+            yield EntryCall(each, ("parallel", "wrap", number), is_class=True)
 
 
 def _of_hooks(raw: TomlTable) -> Iterator[EntryCall]:

@@ -42,6 +42,10 @@ _BY_KEY: dict[tuple[str, str], _Value] = {
         "it is called once, with all of a worker's share",
         "leave it out; cut the share in the step, if memory asks for it",
     ),
+    ("parallel", "shard"): (
+        "gradients are added up across the workers before one optimizer moves",
+        "leave [parallel] out, or let the step return a loss and one optimizer move the weights",
+    ),
     ("model", "loss_count"): ("workers are weighted by their samples there", "leave it out"),
 }
 _DDP = (

@@ -21,6 +21,7 @@ from elasticflow.jobfile.tables.launching import (
 )
 from elasticflow.jobfile.tables.logging import LoggingTable
 from elasticflow.jobfile.tables.notify import NotifyTable
+from elasticflow.jobfile.tables.parallel import ParallelTable
 from elasticflow.jobfile.tables.slurm import SlurmTable
 from elasticflow.jobfile.tables.training import (
     DatasetTable,
@@ -61,6 +62,7 @@ __all__ = [
     "NodesTable",
     "NotifyTable",
     "OptimizerTable",
+    "ParallelTable",
     "RestartsTable",
     "ScriptTable",
     "SlurmTable",
@@ -95,7 +97,7 @@ class MatrixTable(Table):
 NEEDED_TO_TRAIN = ("model", "optimizer", "dataset", "train")
 """Tables that a job without [script] must have."""
 
-OF_TRAINING = (*NEEDED_TO_TRAIN, "lr_scheduler", "evaluation", "hooks", "ddp")
+OF_TRAINING = (*NEEDED_TO_TRAIN, "lr_scheduler", "evaluation", "hooks", "ddp", "parallel")
 """Tables that say what is trained: beside [script] they have no meaning."""
 
 
@@ -118,6 +120,7 @@ class Job(Table, defer_build=True):
     hooks: HooksTable | None = None
     train: TrainTable = Field(default=None)  # type: ignore[assignment]
     ddp: DdpTable = Field(default_factory=DdpTable)
+    parallel: ParallelTable | None = None
     env: EnvTable | None = None
     nodes: NodesTable = Field(default_factory=NodesTable)
     restarts: RestartsTable = Field(default_factory=RestartsTable)
@@ -187,6 +190,7 @@ class ValidTables(TypedDict, total=False):
     hooks: HooksTable | None
     train: TrainTable
     ddp: DdpTable
+    parallel: ParallelTable | None
     env: EnvTable | None
     nodes: NodesTable
     restarts: RestartsTable

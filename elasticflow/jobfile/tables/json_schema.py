@@ -281,6 +281,11 @@ EXAMPLES: dict[str, dict[str, list[Any]]] = {
     },
     "VariableTable": {"value": ["${env:LICENSE}"]},
     "DdpTable": {"bucket_cap_mb": [25]},
+    "ParallelTable": {
+        "shard": [2, "node", "all"],
+        "wrap": [["gpt:Block"]],
+        "offload": ["cpu"],
+    },
     "NodesTable": {
         "min": [1],
         "max": [4],

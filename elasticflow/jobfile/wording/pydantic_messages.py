@@ -57,6 +57,7 @@ _EXAMPLES = {
     },
     "job.name": '"mnist"',
     "kubernetes.image": '"registry.example.org/mnist:1"',
+    "parallel.shard": "2",
 }
 _EXAMPLES_BY_KEY = {"path": '"/data"'}  # keys of tables whose names the job chooses
 

@@ -272,7 +272,7 @@ class Formation:
             return []
         chosen = nodes.chosen(now, is_first=self.last_number == 0)
         if not chosen:
-            if not 0 < len(nodes) < nodes.least or self._has_told_who_is_awaited:
+            if not len(nodes) or nodes.are_enough or self._has_told_who_is_awaited:
                 return []
             self._has_told_who_is_awaited = True
             return [RecordEvent(events.NODE_AWAITED, {"present": len(nodes), "least": nodes.least})]

@@ -6,7 +6,7 @@ no clock, so that it can be tested as a table; `command_runner.py` carries out t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
 
 from elasticflow import errors, events
@@ -50,6 +50,7 @@ from elasticflow.protocol.messages import (
     WorkersEnded,
     WorkersStarted,
 )
+from elasticflow.protocol.shard_groups import next_degree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -392,7 +393,7 @@ class Lifecycle:
 
     def _workers_killed(self, generation: Generation) -> None:
         """All workers were killed: one of them, or a node, failed, or a drain was late."""
-        cause = generation.cause()
+        cause = self._with_hint(generation.cause(), generation)
         if cause.failure is not None:
             self._record(events.WORKER_FAILED, **cause.failure.fields())
         age_s = cause.age_s(self._now.unix, self._heard_at)
@@ -406,6 +407,16 @@ class Lifecycle:
                 return
             self._commands += self._nodes.note_failure(cause.node, cause.error)
         self._failed(cause, generation)
+
+    def _with_hint(self, cause: Cause, generation: Generation) -> Cause:
+        """Return the cause; where a job's memory is full before its first step, with the next degree to which to shard its model."""
+        workers = [self._nodes.workers_of(node) for node in generation.nodes if node in self._nodes]
+        degree = next_degree(self._nodes.shard, workers)
+        is_full = cause.failure_class == "oom" and not self._has_trained
+        if not is_full or self._script is not None or degree is None:
+            return cause
+        hint = f"parallel.shard = {degree} leaves each worker 1/{degree} of the parameters, gradients and optimizer's state"
+        return replace(cause, error=f"{cause.error}\n  help: {hint}")
 
     def _continues_without(self, cause: Cause) -> bool:
         """Leave out a node that lacks the devices on which the launch has trained, if enough others are there; cost-free."""
@@ -497,7 +508,7 @@ class Lifecycle:
         self._commands += self._nodes.exclude(found.node, faults)
         if not self._nodes.are_enough:
             error = f"node {found.node} has a device that is not to be used: {faults}"
-            why = f"without it {len(self._nodes)} nodes are left, and nodes.min is {self._nodes.least}"
+            why = f"without it {len(self._nodes)} nodes are left, of at least {self._nodes.least}"
             self._settle(outcomes.failed(self._step, Cause("device", error, found.node), why=why))
 
     def _snapshot_fenced(self, number: int) -> None:

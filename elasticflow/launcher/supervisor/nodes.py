@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from elasticflow import events
 from elasticflow.launcher.restarts.restart_policy import unready_end
 from elasticflow.launcher.supervisor.commands import RecordEvent, ReleaseNode
+from elasticflow.protocol.shard_groups import fits
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from elasticflow.launcher.agent.agent_process import AgentEnd
     from elasticflow.launcher.supervisor.commands import Command
     from elasticflow.protocol.messages import NodeReady
+    from elasticflow.protocol.shard_groups import Shard
 
 # Nodes that come within this time of each other are taken in together: one drain for all of them.
 SETTLE_S = 0.5
@@ -50,11 +52,16 @@ class Nodes:
     Args:
         least: Fewest nodes that train.
         most: Most nodes that train; further ones are spares and step in.
+        shard: Workers that hold one copy of the model; nodes that would leave a part of a copy over are spares, too.
         settle_s: Seconds without an arrival after which no one is waited for any more.
+
+    Attributes:
+        shard: As given.
     """
 
-    def __init__(self, least: int, most: int, settle_s: float = SETTLE_S) -> None:
+    def __init__(self, least: int, most: int, shard: Shard = 1, settle_s: float = SETTLE_S) -> None:
         self._least, self._most, self._settle_s = least, most, settle_s
+        self.shard = shard
         self._by_name: dict[str, Node] = {}
         self._expected: set[str] = set()
         self._losses: dict[str, int] = {}
@@ -75,13 +82,17 @@ class Nodes:
 
     @property
     def least(self) -> int:
-        """Fewest nodes that train."""
-        return self._least
+        """Fewest nodes that train, if those that are still to come have as many workers as the last that came."""
+        workers = [node.nproc for node in self._usable()]
+        for number in range(self._least, self._most + 1):
+            if fits(self.shard, [*workers[:number], *workers[-1:] * (number - len(workers))]):
+                return number
+        return max(self._least, len(workers) + 1)
 
     @property
     def are_enough(self) -> bool:
         """True if enough nodes could take part."""
-        return len(self) >= self._least
+        return bool(self._formed(self._usable()))
 
     def workers_of(self, name: str) -> int:
         """Return the number of workers of node *name*, which is there."""
@@ -173,7 +184,8 @@ class Nodes:
 
     def can_spare(self, name: str) -> bool:
         """Return whether node *name* is there and enough others are."""
-        return sum(node.name != name for node in self._usable()) >= self._least and name in self._by_name
+        others = [node for node in self._usable() if node.name != name]
+        return bool(self._formed(others)) and name in self._by_name
 
     def exclude(self, name: str, reason: str, *, until_it_joins: bool = False) -> list[Command]:
         """Have node *name*, which is there, take no part any more.
@@ -201,16 +213,23 @@ class Nodes:
         The full set ends the wait, or a short time without an arrival. A first generation (*is_first*) also waits
         for those that are known to be coming.
         """
-        chosen = self._usable()[: self._most]
-        if len(chosen) < self._most and (now < self._settled_at or (is_first and self._expected)):
+        usable = self._usable()
+        if len(usable) < self._most and (now < self._settled_at or (is_first and self._expected)):
             return ()
-        if len(chosen) < self._least:
-            return ()
+        # If not even the full set fits, its workers say so: no node that comes later would help.
+        chosen = self._formed(usable) or (usable[: self._most] if len(usable) >= self._most else [])
         return tuple(sorted(chosen, key=lambda node: node.rank or 0))
 
     def has_room_for_more(self, nodes: tuple[str, ...], now: float) -> bool:
         """Return whether a generation of *nodes* should make way for one with nodes that have come since."""
-        return now >= self._settled_at and min(len(self._usable()), self._most) > len(nodes)
+        return now >= self._settled_at and len(self._formed(self._usable())) > len(nodes)
+
+    def _formed(self, nodes: list[Node]) -> list[Node]:
+        """Return the most of *nodes*, in the order of their arrival, that can train; none if they are too few."""
+        for number in range(min(len(nodes), self._most), self._least - 1, -1):
+            if fits(self.shard, [node.nproc for node in nodes[:number]]):
+                return nodes[:number]
+        return []
 
     def _usable(self) -> list[Node]:
         return [node for node in self._by_name.values() if not node.is_leaving and not node.is_excluded]

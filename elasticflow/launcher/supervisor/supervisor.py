@@ -118,7 +118,7 @@ class Supervisor:
         self._remote_files = RemoteFiles(launch.folder)
         self._follower = Follower(launch.follower, launch.folder, self._journal)
         self._profiles = Profiles(launch.folder, self._journal)
-        self._nodes = Nodes(launch.plan.nodes_min, launch.plan.nodes_max)
+        self._nodes = Nodes(launch.plan.nodes_min, launch.plan.nodes_max, launch.plan.shard)
         self._ledger = RestartLedger(launch.folder.ledger, require_held)
         self._lifecycle = self._first_lifecycle()
         self._asked = LeaveRequests()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from elasticflow.errors import HookError
 from elasticflow.protocol import points, run_files
 from elasticflow.runtime.loop.images import png_of
 
@@ -31,8 +32,6 @@ class HookContext:
         rank: Rank of this worker; 0 unless the hook asked for all ranks.
         world_size: Number of workers.
         device: Device of the model.
-        model: The bare model, in evaluation mode, gradients switched off; its modes are restored afterwards.
-        ema: The averaged model of `train.ema`; None without it.
         dataset: The training data as `dataset.entry` returned it, to look something up (a vocabulary, names of classes).
             Reads by a hook do not affect training. None with `dataset.shards`.
         metrics: `loss` and scalars of the last step and, as `eval`, the last evaluation.
@@ -54,13 +53,42 @@ class HookContext:
         metrics: Mapping[str, Any],
         snapshot: str | None,
         writer: PointWriter,
+        is_part: bool = False,
     ) -> None:
         self.hook, self.step, self.samples = hook, position.step, position.samples
         self.epoch = position.in_epoch
         self.rank, self.world_size, self.device = rank, world_size, device
-        self.model, self.ema, self.metrics, self.snapshot = model, ema, metrics, snapshot
+        self.metrics, self.snapshot = metrics, snapshot
+        self._model, self._ema, self._is_part = model, ema, is_part
         self.dataset, self._writer = dataset, writer
         self._facts = {"step": position.step, "epoch": position.in_epoch, "hook": hook}
+
+    @property
+    def model(self) -> nn.Module:
+        """The bare model, in evaluation mode, gradients switched off; its modes are restored afterwards.
+
+        Raises:
+            HookError: the model is sharded, and the other ranks do not call this hook.
+        """
+        self._require_all_ranks("model")
+        return self._model
+
+    @property
+    def ema(self) -> nn.Module | None:
+        """The averaged model of `train.ema`; None without it.
+
+        Raises:
+            HookError: as by `model`.
+        """
+        self._require_all_ranks("ema")
+        return self._ema
+
+    def _require_all_ranks(self, name: str) -> None:
+        if self._is_part:
+            raise HookError(
+                f"hooks.{self.hook} reads context.{name} on rank 0 alone, which holds a part of it: [parallel] shards the model",
+                f"add all_ranks = true to [hooks.{self.hook}], and make the same calls of the model on every rank",
+            )
 
     def log_scalar(self, name: str, value: Any) -> None:
         """Log a number: a Python or NumPy number, or a tensor of one element.

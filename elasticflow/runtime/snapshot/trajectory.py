@@ -1,4 +1,4 @@
-"""Rank 0's record of the state after every step, if requested.
+"""A record of the state after every step, if requested: rank 0's, and where the model is sharded, that of rank 0's whole shard group.
 
 Digests are CRC-32 of a tensor's bytes in the order of its elements, whatever its device and layout. They are fast to
 compute, and a missed difference (one in four billion) shows in the next step, which builds on the tensor.
@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from elasticflow.errors import StateError
 from elasticflow.protocol import trajectory_record, worker_environment
-from elasticflow.runtime.process.sharded_tensors import is_sharded
+from elasticflow.runtime.process.sharded_tensors import is_sharded, local_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -37,34 +36,41 @@ class TrajectoryRecorder:
 
     Args:
         folder: Existing folder of the records; see `elasticflow/protocol/trajectory_record.py`.
-        worker: Rank 0.
+        worker: This worker.
     """
 
     def __init__(self, folder: Path, worker: Worker) -> None:
         self._folder, self._worker = folder, worker
         self._state: State | None = None
+        # The rank's place in rank 0's shard group; 0 where nothing is sharded, None outside of the group.
+        self._shard: int | None = None
         self._file = -1
         # Steps after which the run must wait.
         self._holds: set[int] = set()
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], worker: Worker) -> TrajectoryRecorder | None:
-        """Return the recorder that *environ* requests; None on ranks other than 0, or without a request."""
+        """Return the recorder that *environ* requests; None without a request."""
         folder = environ.get(worker_environment.TRAJECTORY)
-        return cls(Path(folder), worker) if folder and worker.rank == 0 else None
+        return cls(Path(folder), worker) if folder else None
 
     def begin(self, state: State, position: Position, *, is_exact: bool) -> None:
-        """Record *state* at *position*, before the first step, and *is_exact*: every world size computes the same bits."""
-        self._state = state
-        if is_exact:
+        """Record *state* at *position*, before the first step, and *is_exact*: every world size computes the same bits.
+
+        Ranks that do not belong to rank 0's shard group record nothing.
+        """
+        self._state, self._shard = state, _shard_of(state.model, self._worker.rank)
+        if self._shard is None:
+            return
+        if is_exact and self._shard == 0:
             trajectory_record.exact_file(self._folder).touch()
-        path = trajectory_record.records_file(self._folder, self._worker.generation)
+        path = trajectory_record.records_file(self._folder, self._worker.generation, self._shard)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         names = (path.name for path in self._folder.iterdir())
         self._holds = {
             int(name.removeprefix(trajectory_record.HOLD))
             for name in names
-            if name.startswith(trajectory_record.HOLD)
+            if name.startswith(trajectory_record.HOLD) and self._shard == 0
         }
         self._write(position, None)
         self._worker.progress.after_step = self.step
@@ -77,6 +83,7 @@ class TrajectoryRecorder:
 
     def _write(self, position: Position, loss: float | None) -> None:
         assert self._state is not None
+        self._state.reshard()
         worker = self._worker
         record = trajectory_record.Record(
             position.step,
@@ -84,7 +91,7 @@ class TrajectoryRecorder:
             loss,
             worker.generation,
             worker.world_size,
-            dict(digests(self._state)),
+            {name: text for name, text in digests(self._state) if not self._shard or ":" in text},
         )
         line = record.line()
         while line:
@@ -102,7 +109,7 @@ def digests(state: State) -> Iterator[tuple[str, str]]:
     """Yield the name and the digest of every tensor and number of model, optimizers and averaged model.
 
     A model's names come from its `state_dict`. Buffers that are not persistent are left out: snapshots do not hold them,
-    and a restart may compute other values.
+    and a restart may compute other values. A sharded tensor has the digest of this rank's rows (`trajectory_record.piece`).
     """
     yield from _walk("model", state.model.state_dict())
     for name, optimizer in state.optimizers.items():
@@ -112,9 +119,27 @@ def digests(state: State) -> Iterator[tuple[str, str]]:
 
 
 def digest(tensor: Tensor) -> str:
-    """Return the CRC-32 of the bytes of *tensor*, in hexadecimal."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return f"{zlib.crc32(flat.view(torch.uint8).numpy().data):08x}"
+    """Return the CRC-32 of the bytes of *tensor*, in hexadecimal; of a sharded one that of this rank's rows, with their length."""
+    local = local_of(tensor.detach())
+    if is_sharded(tensor):
+        return trajectory_record.piece(_crc(local), local.nbytes)
+    return f"{_crc(local):08x}"
+
+
+def _crc(tensor: Tensor) -> int:
+    flat = tensor.cpu().contiguous().reshape(-1)
+    return zlib.crc32(flat.view(torch.uint8).numpy().data)
+
+
+def _shard_of(model: nn.Module, rank: int) -> int | None:
+    """Return the place of *rank* in rank 0's shard group; None if it does not belong to that group."""
+    group = [0]
+    for parameter in model.parameters():
+        if is_sharded(parameter):
+            ranks = parameter.device_mesh.mesh  # type: ignore[attr-defined]  # of several dimensions the last one shards
+            group = ranks.reshape(-1, ranks.shape[-1])[0].tolist()
+            break
+    return group.index(rank) if 0 in group and rank in group else None
 
 
 def _by_name(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
@@ -131,11 +156,6 @@ def _by_name(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
 
 def _walk(path: str, value: Any) -> Iterator[tuple[str, str]]:
     match value:
-        case Tensor() if is_sharded(value):
-            raise StateError(
-                f"{path} is sharded, and a trajectory compares whole tensors",
-                "compare the snapshots of two runs instead: elasticflow snapshots export RUN --format safetensors, of each",
-            )
         case Tensor():
             yield path, digest(value)
         case dict():

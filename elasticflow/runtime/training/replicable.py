@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 REMEDY = (
     "leave fully_shard, FSDP, tensor parallelism and device meshes out of model.entry: every worker has a whole replica, "
-    "and gradients are exchanged for you; a loop of your own may shard its model (elasticflow guide parallel)"
+    "and gradients are exchanged for you; a model that must be sharded is cut by [parallel] of the job file, or by join(shard=...)"
 )
 
 

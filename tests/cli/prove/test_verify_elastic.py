@@ -59,6 +59,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("--worlds", "0,1"), "is not a list of world sizes"),
         (("--worlds", "-1"), "is not a list of world sizes"),
         (("--worlds", "1,2000"), "each from 1 to 1024"),
+        (("--worlds", "2", "--shards", "0"), "is not a list of degrees"),
+        (("--worlds", "2", "--shards", "1,3"), "--shards 3 does not divide 2 workers"),
         (("--worlds", "1,5"), "5 workers cannot share a batch of 4"),
         (("--worlds", "1,2", "--steps", "5"), "5 steps are too few"),
         (("--worlds", "1,2", "--steps", "0"), "--steps"),

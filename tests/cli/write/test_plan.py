@@ -32,6 +32,11 @@ CASES: dict[str, tuple[str, ...]] = {
     "transformer": (),
     "gpu": ("dataset.samples=1000000",),
     "elastic_wide": ("nodes.max=65536", "nodes.nproc_per_node=8", "dataset.global_batch_size=1048576"),
+    "exact_sharded": (
+        "nodes.max=5",
+        "nodes.nproc_per_node=1",
+        'parallel={ shard = 2, wrap = ["examples.mnist:Net"] }',
+    ),
     "one_worker": ("restarts.budget=0",),
 }
 RUN = "20261120-120000-0000"
@@ -110,7 +115,7 @@ def made(case: str) -> str:
         folder = Path(scratch)
         (folder / "pyproject.toml").touch()
         golden = ROOT / "tests" / "compiler" / "golden"
-        name = case.removesuffix("_wide")
+        name = re.sub("_(wide|sharded)$", "", case)
         shutil.copy(golden / name / "job.toml", folder / "job.toml")
         (folder / "tests").symlink_to(ROOT / "tests")
         (folder / "examples").symlink_to(ROOT / "examples")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from elasticflow.cli.write.plan_facts import drawn_in_words
-from elasticflow.compiler.plan.forecast import Knowledge, KnownSets, forecast
+from elasticflow.cli.write.plan_facts import drawn_in_words, facts
+from elasticflow.cli.write.plan_figures import figures_table
+from elasticflow.compiler.plan.forecast import Knowledge, Known, KnownSets, forecast
+from elasticflow.compiler.plan.launch_plan import plan_job
 from elasticflow.observe.terminal.formats import order_in_words
 from tests.compiler.jobs import make_job
 
@@ -75,3 +78,66 @@ def test_a_run_tells_its_order() -> None:
         order_in_words({"kind": "weighted", "samples": 9})
         == "drawn by weights, with replacement, 9 samples an epoch"
     )
+
+
+BLOCKS = "gathered block by block (the elements of its longest ModuleList)"
+
+
+def sharded(shard: int | str, low: int, high: int, per_node: int | str, **more: Any) -> Any:
+    """Return a job whose model is sharded."""
+    nodes = {"nodes__min": low, "nodes__max": high, "nodes__nproc_per_node": per_node}
+    return make_job(
+        **nodes, parallel__shard=shard, **{f"parallel__{key}": value for key, value in more.items()}
+    )
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        (
+            sharded(2, 1, 1, 4),
+            f"a copy of the model on 2 workers, {BLOCKS}",
+        ),
+        (
+            sharded(4, 1, 5, 2, wrap=["gpt:Block"]),
+            "a copy of the model on 4 workers, gathered block by block (gpt:Block); trains on 2 or 4 nodes; with other numbers the rest wait as spares",
+        ),
+        (
+            sharded("node", 1, 2, "auto", offload="cpu"),
+            f"a copy of the model on the workers of each node, {BLOCKS}, in the CPU's memory while not needed",
+        ),
+        (
+            sharded(2, 1, 2, "auto"),
+            f"a copy of the model on 2 workers, {BLOCKS}; trains on numbers of nodes whose workers it divides; with others the rest wait as spares",
+        ),
+    ],
+)
+def test_shards_are_told_with_the_nodes_that_can_train(job: Any, words: str) -> None:
+    """A copy that spans two nodes leaves odd numbers of nodes a spare."""
+    plan = plan_job(job, project_root=Path("/p"), job_files=[])
+    told = dict[str, str]()
+    name = ""
+    for key, text in facts(plan, job, Knowledge(), None):
+        name = key or name
+        told[name] = f"{told[name]}; {text}" if name in told else text
+    assert told["sharded"] == words
+
+
+def test_worlds_are_those_that_can_train() -> None:
+    """The table of `plan` has no row for a number of nodes that never trains."""
+    assert [
+        row.nodes for row in plan_job(sharded(4, 1, 5, 2), project_root=Path("/p"), job_files=[]).worlds
+    ] == [2, 4]
+
+
+def test_memory_of_a_worker_is_told_at_each_degree() -> None:
+    """Four numbers for each parameter: itself, its gradient and two of the optimizer."""
+    job = sharded(2, 1, 1, 4)
+    known = Knowledge(parameters=Known(10**6, "--deep"), snapshot_bytes=Known(12 * 10**6, "--deep"))
+    lines = [" ".join(line.split()) for line in figures_table(job, known, forecast(job, known), None)]
+    assert lines[-4:] == [
+        "a worker at 1 16.0 MB 4.0 MB parameters, 4.0 MB gradients, 8.0 MB the optimizer's and other state",
+        "a worker at 2 8.0 MB 2.0 MB parameters, 2.0 MB gradients, 4.0 MB the optimizer's and other state",
+        "a worker at 4 4.0 MB 1.0 MB parameters, 1.0 MB gradients, 2.0 MB the optimizer's and other state",
+        "staging 3.0 MB of each of 4 workers, for a snapshot",
+    ]

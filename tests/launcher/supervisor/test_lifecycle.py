@@ -587,3 +587,38 @@ def test_an_error_of_a_script_is_tried_again_once(script: Trial) -> None:
     assert started[-1]["seconds_since_failure"] is not None
     script.fail(worker(1, 1))
     assert script.verdict.fields["why"] == "the same error came again without progress"
+
+
+@pytest.mark.parametrize(
+    ("shard", "step", "hint"),
+    [
+        (
+            1,
+            None,
+            "parallel.shard = 2 leaves each worker 1/2 of the parameters, gradients and optimizer's state",
+        ),
+        (
+            2,
+            None,
+            "parallel.shard = 4 leaves each worker 1/4 of the parameters, gradients and optimizer's state",
+        ),
+        ("all", None, None),
+        (1, 7, None),
+    ],
+)
+def test_a_memory_that_is_full_before_the_first_step_is_told_the_next_degree(
+    trial: Trial, shard: int, step: int | None, hint: str | None
+) -> None:
+    """A model that has trained fits; one that all workers hold together can be cut no further."""
+    trial.shard = shard
+    trial.plan(0)
+    trial.join(nproc=4)
+    trial.pass_time()
+    if step is not None:
+        trial.step(step)
+    error = "OutOfMemoryError: CUDA out of memory"
+    trial.log(events.WORKER_RAISED, rank=1, error=error, final=False, **{"class": "oom"})
+    trial.fail(worker(1, 1))
+
+    assert trial.verdict.fields["class"] == "oom"
+    assert trial.verdict.fields["error"] == (error if hint is None else f"{error}\n  help: {hint}")

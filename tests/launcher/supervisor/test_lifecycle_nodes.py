@@ -377,7 +377,7 @@ def test_too_few_nodes_without_faulty_devices_end_the_launch(cluster: Trial) -> 
     assert cluster.verdict.fields["error"] == (
         "node n0 has a device that is not to be used: cuda:0: computes a known sum wrong"
     )
-    assert "nodes.min is 1" in cluster.verdict.fields["why"]
+    assert "of at least 1" in cluster.verdict.fields["why"]
 
 
 def test_node_that_fails_twice_on_its_device_is_excluded_if_others_are_enough(trial: Trial) -> None:
@@ -533,3 +533,66 @@ def test_node_that_failed_twice_is_tried_again_with_a_new_agent(cluster: Trial) 
     cluster.wait(60)
 
     assert ("drain", 3) == cluster.agents.requests[-1]
+
+
+def test_nodes_that_fill_no_shard_group_wait_as_spares(trial: Trial) -> None:
+    """A copy of the model spans two nodes: the third begins with the fourth, and steps in for a lost one."""
+    trial.least, trial.most, trial.shard = 1, 4, 4
+    trial.plan(2)
+    trial.join("n0")
+    trial.wait(SETTLE_S)
+    assert [] == trial.agents.formed
+    awaited = next(record for record in trial.records if record["event"] == events.NODE_AWAITED)
+    assert {"present": 1, "least": 2}.items() <= awaited.items()
+    trial.join("n1")
+    trial.join("n2")
+    trial.wait(SETTLE_S)
+    assert (1, ("n0", "n1"), None) == trial.agents.formed[-1]
+    trial.step(7)
+    trial.wait(SETTLE_S)
+    assert [] == trial.agents.requests
+    trial.lose("n0")
+    trial.killed("n1")
+    trial.pass_time()
+    assert ("n1", "n2") == trial.agents.formed[-1][1]
+    trial.step(8)
+    trial.join("n3")
+    trial.join("n4")
+    trial.wait(SETTLE_S)
+    assert ("drain", 2) == trial.agents.requests[-1]
+
+
+def test_a_full_set_that_fits_no_shard_group_is_formed_for_its_workers_to_say_so(trial: Trial) -> None:
+    """Two workers are no multiple of three, and nobody else can come."""
+    trial.shard = 3
+    trial.plan(2)
+    trial.begin()
+    assert [(1, ("n0",), None)] == trial.agents.formed
+
+
+def test_a_node_without_which_no_shard_group_is_left_is_not_excluded(trial: Trial) -> None:
+    """Two nodes hold the copy together: the one that fails twice is needed, as a least node is."""
+    trial.least, trial.most, trial.shard = 1, 2, 4
+    trial.plan(3)
+    trial.join("n0")
+    assert not trial.nodes.are_enough
+    trial.join("n1")
+    assert trial.nodes.are_enough
+    assert not trial.nodes.can_spare("n1")
+    trial.join("n2")
+    assert trial.nodes.can_spare("n1")
+
+
+def test_nodes_of_several_sizes_that_fill_no_shard_group_wait_for_one_more(trial: Trial) -> None:
+    """Two, one and two workers are no multiple of four, from the first node on; three more make two groups."""
+    trial.least, trial.most, trial.shard = 1, 4, 4
+    trial.plan(2)
+    for node, nproc in (("n0", 2), ("n1", 1), ("n2", 2)):
+        trial.join(node, nproc=nproc)
+    trial.wait(SETTLE_S)
+    assert [] == trial.agents.formed
+    awaited = next(record for record in trial.records if record["event"] == events.NODE_AWAITED)
+    assert awaited["present"] < awaited["least"]
+    trial.join("n3", nproc=3)
+    trial.pass_time()
+    assert ("n0", "n1", "n2", "n3") == trial.agents.formed[-1][1]

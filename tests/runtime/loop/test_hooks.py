@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from elasticflow import StopTraining
 from elasticflow.errors import HookError
 from elasticflow.protocol.points import read_points
 from elasticflow.runtime.loop.hooks import Hook, Hooks, apart
 from elasticflow.runtime.process.position import Position
+from elasticflow.runtime.process.torch_private import HashStore
 from tests.pretended_device import pretended
 
 if TYPE_CHECKING:
@@ -258,3 +262,28 @@ def test_what_cannot_be_logged_says_what_can(started: Callable[..., Hooks], log:
     """Wherever it is noticed, before a line is written."""
     with pytest.raises((TypeError, ValueError), match=words):
         started(Model(), on_step=log).after_step(at(1))
+
+
+def test_a_sharded_model_is_for_hooks_of_all_ranks(started: Callable[..., Hooks]) -> None:
+    """A forward on rank 0 alone would wait for the others; a hook of all ranks may compute, and leaves no parameter gathered."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        model = Model()
+        fully_shard(model, mesh=DeviceMesh("cpu", [0]))
+        seen: list[Any] = []
+
+        def compute(context: HookContext) -> None:
+            seen.append(context.model)
+
+        started(model, on_step=Hook(lambda context: context.log_scalar("a", 1), "mine:f")).after_step(at(1))
+        with pytest.raises(HookError, match=r"on_step reads context\.model on rank 0 alone") as caught:
+            started(model, on_step=Hook(compute, "mine:f")).after_step(at(1))
+        assert "all_ranks = true" in str(caught.value.remedy)
+        before = list(model.parameters())
+        next(module for module in model.modules() if isinstance(module, FSDPModule)).unshard()
+        assert any(now is not was for now, was in zip(model.parameters(), before, strict=True))
+        started(model, on_step=Hook(compute, "mine:f", all_ranks=True)).after_step(at(1))
+        assert seen == [model]
+        assert all(now is was for now, was in zip(model.parameters(), before, strict=True))
+    finally:
+        dist.destroy_process_group()

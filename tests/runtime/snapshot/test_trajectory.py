@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +21,9 @@ from elasticflow.runtime.snapshot.trajectory import TrajectoryRecorder
 from elasticflow.runtime.state.state import State
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from tests.forked import ForkedPrograms
+
+PROGRAM = Path(__file__).parents[1] / "programs" / "record_shards.py"
 
 
 def build() -> State:
@@ -121,14 +125,34 @@ def test_digests_are_of_the_elements_and_not_of_their_places_in_memory() -> None
     assert trajectory.digest(torch.tensor([0.0])) != trajectory.digest(torch.tensor([-0.0]))
 
 
-def test_only_rank_0_of_a_run_that_is_asked_has_a_recorder(tmp_path: Path) -> None:
-    """Elsewhere there is nothing, and nothing is called at a step."""
+def test_only_rank_0_of_a_run_that_is_asked_records(tmp_path: Path) -> None:
+    """Where nothing is sharded; elsewhere there is nothing, and nothing is called at a step."""
     asked = {worker_environment.TRAJECTORY: str(tmp_path)}
+    assert TrajectoryRecorder.from_environment({}, worker()) is None
+    other = worker(1)
+    recorder = TrajectoryRecorder.from_environment(asked, other)
+    assert recorder is not None
+    recorder.begin(build(), at(0), is_exact=True)
+    assert other.progress.after_step is None
+    assert [] == [*tmp_path.iterdir()]
 
-    assert [True, False, False] == [
-        TrajectoryRecorder.from_environment(environ, worker(rank)) is not None
-        for environ, rank in ((asked, 0), (asked, 1), ({}, 0))
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("world_size", "degree"), [(2, 2), (3, 3), (4, 2)])
+def test_a_sharded_run_has_the_records_of_a_whole_one(
+    forked: ForkedPrograms, tmp_path: Path, world_size: int, degree: int
+) -> None:
+    """Parameters and the optimizer's state lie in rows on several ranks, of which some have none; buffers are whole."""
+    for name in ("whole", "shards"):
+        (tmp_path / name).mkdir()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    arguments = (str(world_size), str(degree), str(tmp_path / "store"), str(tmp_path))
+    ranks = [
+        forked.start(PROGRAM, str(rank), *arguments, environment=environment) for rank in range(world_size)
     ]
+    assert [0] * world_size == [rank.wait(100) for rank in ranks], ranks[0].stderr.read_text()
+    assert ranks[0].stdout.read_text() == "2 True\n"
+    assert len([*(tmp_path / "shards").glob("g*.jsonl")]) == degree
 
 
 def test_a_line_is_written_for_the_beginning_and_for_each_step(tmp_path: Path) -> None:

@@ -1,0 +1,80 @@
+"""The keys of other tables that `[parallel]` needs or rules out."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from elasticflow.jobfile.diagnostics import codes
+from elasticflow.jobfile.diagnostics.toml_literals import show
+from elasticflow.protocol.shard_groups import node_counts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.jobfile.tables.job import NodesTable, ValidTables
+    from elasticflow.jobfile.text.source import Source
+
+# LBFGS is refused with and without shards.
+_NOT_ELEMENTWISE = re.compile(r"torch\.optim(\._?\w+)?:(Adafactor|Muon|SparseAdam)")
+_MOST_NAMED = 6
+
+
+def check_parallel(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
+    """Yield what cannot be combined with a sharded model, and a degree for which no group of workers can be formed."""
+    parallel, nodes = tables.get("parallel"), tables.get("nodes")
+    if parallel is None:
+        return
+    if isinstance(parallel.shard, int) and nodes is not None:
+        yield from _worlds(source, parallel.shard, nodes)
+    yield from _training(source, tables)
+    yield from _optimizer(source, tables)
+    ddp = tables.get("ddp")
+    for key, value in ddp.model_dump().items() if ddp is not None else ():
+        if value not in (None, False):
+            message = f"ddp.{key} is an option of DistributedDataParallel, which [parallel] does without"
+            yield source.problem(codes.PARALLEL, message, ("ddp", key), remedy="leave it out")
+
+
+def _worlds(source: Source, shard: int, nodes: NodesTable) -> Iterator[Diagnostic]:
+    """Yield an error if no number of nodes has workers that can be cut into groups of *shard*."""
+    low, high, per_node = nodes.min, nodes.max, nodes.nproc_per_node
+    if not isinstance(per_node, int) or node_counts(shard, low, high, per_node):
+        return
+    worlds = f"{high * per_node}" if low == high else f"{low * per_node} to {high * per_node}"
+    each = "" if low == high == 1 else f" ({per_node} on each node)"
+    message = f"no number of workers that the job may have is divisible by parallel.shard ({shard}): they are {worlds}{each}"
+    degrees = [degree for degree in range(1, high * per_node + 1) if node_counts(degree, low, high, per_node)]
+    named = ", ".join(map(str, degrees[-_MOST_NAMED:]))
+    remedy = (
+        f"use a shard that divides one of them, such as {named}; or change nodes.max or nodes.nproc_per_node"
+    )
+    yield source.problem(codes.PARALLEL, message, ("parallel", "shard"), remedy=remedy)
+
+
+def _training(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
+    train = tables.get("train")
+    if train is None:
+        return
+    if train.compile:
+        message = "train.compile compiles the whole model, and [parallel] gathers and frees it block by block"
+        remedy = "leave it out, and compile the blocks where the model is made: `for block in blocks: block.compile()`"
+        yield source.problem(codes.PARALLEL, message, ("train", "compile"), remedy=remedy)
+    if train.channels_last:
+        message = "train.channels_last orders weights in a way in which [parallel] cannot cut them into rows"
+        yield source.problem(codes.PARALLEL, message, ("train", "channels_last"), remedy="leave it out")
+
+
+def _optimizer(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
+    optimizer, train = tables.get("optimizer"), tables.get("train")
+    if optimizer is None:
+        return
+    if (found := _NOT_ELEMENTWISE.fullmatch(optimizer.entry)) is not None:
+        message = f"{found[2]} does not treat each element of a parameter by itself, and [parallel] gives each worker some rows of it"
+        remedy = "use an elementwise optimizer, such as torch.optim:AdamW"
+        yield source.problem(codes.PARALLEL, message, ("optimizer", "entry"), remedy=remedy)
+    if train is not None and train.consistency == "exact" and optimizer.args.get("fused") is True:
+        message = f"optimizer.args.fused = {show(value=True)} rounds the last elements of a part in another way than those within it"
+        remedy = 'leave it out: consistency = "exact" promises the same bits however the model is cut'
+        yield source.problem(codes.PARALLEL, message, ("optimizer", "args", "fused"), remedy=remedy)

@@ -1,0 +1,31 @@
+"""The table of models that are larger than one device."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from elasticflow.jobfile.tables.types import Entry, Table
+
+
+class ParallelTable(Table):
+    """Shards the model: several workers hold one copy of it together, by torch's fully_shard. Without it each worker holds a whole copy."""
+
+    shard: Literal["node", "all"] | Annotated[int, Field(ge=1, le=2**20)] = Field(
+        description="Workers that hold one copy of the model together: a number, those of each node, or all of them. It must divide the "
+        "number of workers; where a copy spans nodes, nodes beyond the largest number that it divides wait as spares."
+    )
+    wrap: list[Entry] = Field(
+        default=[],
+        description="Classes of modules that are gathered and freed as a whole, such as the blocks of a transformer; default: the elements "
+        "of the model's longest ModuleList.",
+    )
+    reshard_after_forward: bool = Field(
+        default=True,
+        description="Free gathered parameters after the forward and gather them again for the backward: less memory, more traffic.",
+    )
+    offload: Literal["cpu"] | None = Field(
+        default=None,
+        description="Keep parameters, gradients and the optimizer's state in the CPU's memory while they are not needed.",
+    )
