@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from elasticflow.runtime.loop.gradients import Gradients as Gradients
     from elasticflow.runtime.loop.join import join as join
     from elasticflow.runtime.loop.run import Run as Run
+    from elasticflow.runtime.process.shard_layout import Sharding as Sharding
 
 __version__ = VERSION
 
-__all__ = ["Batch", "Gradients", "Run", "StopTraining", "__version__", "get_logger", "join"]
+__all__ = ["Batch", "Gradients", "Run", "Sharding", "StopTraining", "__version__", "get_logger", "join"]
 
-_OF_OWN_LOOP = {"Batch": "batch", "Gradients": "gradients", "Run": "run", "join": "join"}
+_OF_OWN_LOOP = {"Batch": "batch", "Gradients": "gradients", "Run": "run", "Sharding": "join", "join": "join"}
 
 
 def get_logger(name: str = "user") -> FilteringBoundLogger:

@@ -31,8 +31,6 @@ class Gradients:
         on_nonfinite: "stop" at a loss that is not finite, or "skip" the step.
         virtual_shards: Number of parts of each batch whose gradients are added up in a fixed order, so that the bits are the same
             at any number of workers up to this number. None: DistributedDataParallel adds up the ranks' gradients.
-        shard: Number of workers that share one copy of the model, with *virtual_shards*; the bits are the same for every number.
-            None: each worker has a whole copy.
         ddp: Options of DistributedDataParallel, and sync_batchnorm.
         moves_optimizers: The function given to `Run.gradients` steps each optimizer itself, once. It is called with all samples
             of a rank. Before an optimizer steps, the gradients of its parameters become those of the global batch.
@@ -43,7 +41,6 @@ class Gradients:
     precision: str = "fp32"
     on_nonfinite: str = "stop"
     virtual_shards: int | None = None
-    shard: int | None = None
     ddp: Mapping[str, Any] = field(default_factory=dict)
     moves_optimizers: bool = False
     clip_grad_norm: float | None = None
@@ -98,7 +95,7 @@ class LoopStep:
             "on_nonfinite": how.on_nonfinite,
             "scaler": parts.get("scaler") if how.precision == "fp16" else None,
         }
-        if how.shard is not None:
+        if worker.sharding is not None:
             optimizers = several_optimizers.optimizers(parts.get("optimizers") or parts.get("optimizer"))
             require_elementwise(optimizers.items())
             use_exact_norm()

@@ -17,7 +17,7 @@ from elasticflow.runtime.loop.gradients import Gradients
 from elasticflow.runtime.loop.run import Run
 from elasticflow.runtime.loop.script_checks import ScriptChecks
 from elasticflow.runtime.process import stopping
-from elasticflow.runtime.process.shard_layout import layout_of
+from elasticflow.runtime.process.shard_layout import Sharding, layout_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from elasticflow.protocol.snapshot_settings import SnapshotSettings
     from elasticflow.runtime.measuring.speed import Measures
     from elasticflow.runtime.process.context import Worker
-    from elasticflow.runtime.process.shard_layout import ShardLayout
 
 _P = ParamSpec("_P")
 _OF_JOB = {"digest", "compare_replicas", "measures"}
@@ -56,7 +55,7 @@ def join(
     keep: int = 3,
     ignore: Sequence[str] = (),
     virtual_shards: int | None = None,
-    shard: int | None = None,
+    shard: int | str | Sharding | None = None,
     log_every: int = 1,
     threads: int | None = None,
     log_level: str = "info",
@@ -80,8 +79,9 @@ def join(
         virtual_shards: Number of parts into which `Run.gradients` cuts each batch, so that a run has the same bits at any number
             of workers up to this number. None: `batches` gives each rank its part of a batch as a whole, and the script
             exchanges the gradients.
-        shard: Number of workers that share one copy of the model, for a model that no device holds whole, with *virtual_shards*.
-            `Run.wrap` shards the model. The run has the same bits for every *shard*, 1 included, and may resume with another.
+        shard: Number of workers that share one copy of the model, for a model that no device holds whole; "node": those of each node;
+            "all"; or a `Sharding`. It needs *virtual_shards*, and `Run.wrap` shards the model. The run has the same bits for every
+            *shard*, 1 included, and may resume with another.
         log_every: Number of steps from one log line to the next.
         threads: CPU threads of this process. None: an equal share of the machine's cores, or one thread with virtual shards.
         log_level: Lowest level that is logged.
@@ -94,17 +94,9 @@ def join(
     """
     if gradients is None and virtual_shards is not None:
         gradients = Gradients(virtual_shards=virtual_shards)
-    if shard is not None:
-        if gradients is None or gradients.virtual_shards is None:
-            raise StateError(
-                f"shard={shard} needs virtual shards, in whose order the gradients of all workers are added up",
-                "join(virtual_shards=16, shard=...); a loop that calls backward itself calls fully_shard itself, too: elasticflow guide "
-                "parallel",
-            )
-        gradients = replace(gradients, shard=shard)
     job = name or Path(sys.argv[0]).stem.lstrip("-") or "script"
     own = LoopSettings.of_arguments(job, seed, snapshots, every, keep, ignore, log_every, threads, log_level)
-    run = _joined(own, folder, gradients)
+    run = _joined(own, folder, gradients, shard=shard)
     _report_what_ends_the_script()
     process = os.getpid()
     atexit.register(lambda: run.end_if_forgotten() if os.getpid() == process else None)
@@ -119,6 +111,7 @@ def join_job(
     seed: int,
     snapshots: SnapshotSettings,
     gradients: Gradients | None = None,
+    shard: Sharding | None = None,
     compare_replicas: str | None = None,
     measures: Measures | None = None,
     **options: Any,
@@ -130,13 +123,14 @@ def join_job(
     Args:
         digest: Digest of the resolved job file.
         snapshots: Settings of the snapshots; they include *every*, *keep* and *ignore* of `join`.
+        shard: How workers share the model. None: each has a whole one.
         compare_replicas: Interval at which the ranks' replicas are compared bit for bit, such as "1000 steps". They are also
             compared before each snapshot.
         measures: Speeds that the log shows. None: steps and samples.
         options: log_every, threads, log_level and device.
     """
     return _joined(
-        LoopSettings(name, digest, seed, snapshots, **options), folder, gradients, is_job=True,
+        LoopSettings(name, digest, seed, snapshots, **options), folder, gradients, shard=shard, is_job=True,
         compare_replicas=compare_replicas, measures=measures,
     )  # fmt: skip
 
@@ -146,18 +140,25 @@ def _joined(
     folder: str | os.PathLike[str] | None,
     gradients: Gradients | None,
     *,
+    shard: int | str | Sharding | None = None,
     is_job: bool = False,
     **options: Any,
 ) -> Run:
     """Join the process group; the settings of a script's job file take precedence over its *own*."""
+    if shard is not None and (gradients is None or gradients.virtual_shards is None):
+        raise StateError(
+            "workers share a model only with virtual shards, in whose order the gradients of all are added up",
+            'join(virtual_shards=16, shard=...), or train.consistency = "exact"; a loop that calls backward itself calls '
+            "fully_shard itself, too: elasticflow guide parallel",
+        )
     _require_first_call()
     chosen = LoopSettings.told(os.environ) or own
     if gradients is not None and gradients.virtual_shards is not None and chosen.threads is None:
         chosen = replace(chosen, threads=1)  # sums inside an operation depend on the number of threads
     place = Path(folder) if folder is not None else Path("runs") / chosen.job / "by-hand"
     worker = _member(chosen, place, is_job=is_job)
-    if gradients is not None and gradients.shard is not None:
-        worker.layout = _laid_out(worker, gradients.shard, is_job=is_job)
+    if shard is not None:
+        _share(worker, shard, is_job=is_job)
     worker.is_exact = gradients is not None and gradients.virtual_shards is not None
     script = None if is_job else ScriptChecks(worker, gradients, chosen.snapshots.ignore)
     return Run(
@@ -199,10 +200,13 @@ def _member(chosen: LoopSettings, place: Path, *, is_job: bool) -> Worker:
         life.end_by(error)
 
 
-def _laid_out(worker: Worker, degree: int, *, is_job: bool) -> ShardLayout:
-    """Return which ranks share a model. An error ends the process if it runs a script."""
+def _share(worker: Worker, shard: int | str | Sharding, *, is_job: bool) -> None:
+    """Note how workers share the model. An error ends the process if it runs a script."""
+    worker.sharding = shard if isinstance(shard, Sharding) else Sharding(shard)  # type: ignore[arg-type]  # looked at next
     try:
-        return layout_of(worker.world_size, worker.rank, degree)
+        worker.layout = layout_of(
+            worker.world_size, worker.rank, worker.sharding.shard, worker.local_world_size
+        )
     except StateError as error:
         if is_job:
             raise

@@ -214,7 +214,7 @@ class Run:
             StateError: the run computes the gradients itself (`gradients`) or the model is wrapped already, so that gradients
                 would be exchanged twice; or the model is sharded, or on another device.
         """
-        if self._gradients is not None and self._gradients.shard is not None:
+        if self.worker.sharding is not None:
             return self._shared(model, blocks, options)
         if self._gradients is not None:
             raise StateError(
@@ -237,8 +237,7 @@ class Run:
         if options:
             raise StateError(f"run.wrap has no option {next(iter(options))} for a model that workers share")
         replicable.require_on(model, self.device)
-        if self.worker.layout.degree > 1:
-            shard_model(self.worker, model, blocks)
+        shard_model(self.worker, model, self.worker.sharding, blocks)
         return model
 
     def epochs(self, number: int) -> Iterator[int]:

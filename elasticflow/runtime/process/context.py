@@ -19,7 +19,7 @@ from elasticflow.runtime.process import float32, process_group, random_streams, 
 from elasticflow.runtime.process.compiler import Compilation
 from elasticflow.runtime.process.host_copies import copy_to_host
 from elasticflow.runtime.process.moments import Moments
-from elasticflow.runtime.process.shard_layout import ShardLayout
+from elasticflow.runtime.process.shard_layout import Sharding, ShardLayout
 from elasticflow.runtime.process.step_log import Heartbeat, LateNumber, Progress
 from elasticflow.runtime.process.votes import Vote
 from elasticflow.system import logs
@@ -80,6 +80,7 @@ class Worker:
         random_version: Version of the rules by which random states follow from the seed; a run keeps the version it began with.
         generators: Random generators, seeded by key.
         layout: Which ranks share a model with this rank: none, unless `join` was told otherwise.
+        sharding: How workers share the model, if `join` was told so.
         is_exact: The job promises the same bits at every number of workers, so a sample must be the same whenever it is read.
         vote: Requests that all ranks exchange at each step.
         progress: Reports finished steps.
@@ -114,6 +115,7 @@ class Worker:
         self.rank, self.local_rank = identity.rank, identity.local_rank
         self.world_size, self.local_world_size = identity.world_size, identity.local_world_size
         self.layout = ShardLayout(self.world_size, self.rank)
+        self.sharding: Sharding | None = None
         self.run_id, self.run_folder, self.node = identity.run_id, identity.run_folder, identity.node
         self.random_version = random_streams.VERSION
         self.generators = random_streams.Generators(seed, device)

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.process.position import even_split
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How workers share a model; each group of *shard* workers holds one copy of it.
+
+    Attributes:
+        shard: Workers that hold a copy: a number, those of each node, or all of them.
+        wrap: Classes of modules to gather one at a time, as "module:Class". Empty: the elements of the longest ModuleList.
+        reshard_after_forward: Free gathered parameters after the forward, and gather them again for the backward.
+    """
+
+    shard: int | Literal["node", "all"]
+    wrap: tuple[str, ...] = ()
+    reshard_after_forward: bool = True
 
 
 class ShardLayout(NamedTuple):
@@ -59,15 +75,17 @@ class ShardLayout(NamedTuple):
         return [range(first, min(high, first + self.degree)) for first in range(low, high, self.degree)]
 
 
-def layout_of(world_size: int, rank: int, degree: int) -> ShardLayout:
-    """Return the place of a rank.
+def layout_of(world_size: int, rank: int, shard: object, local_world_size: int) -> ShardLayout:
+    """Return the place of a rank; *shard* is that of a `Sharding`.
 
     Raises:
-        StateError: the ranks cannot be shared out among replicas of *degree* ranks.
+        StateError: the ranks cannot be shared out among such replicas.
     """
+    degree = {"node": local_world_size, "all": world_size}.get(shard) if isinstance(shard, str) else shard
     if type(degree) is not int or degree < 1:
         raise StateError(
-            f"shard={degree!r}: the number of workers that share a model is a whole number from 1"
+            f"shard={shard!r} is no number of workers that share a model",
+            'a whole number from 1, "node" or "all"',
         )
     if world_size % degree:
         fits = [number for number in range(1, world_size + 1) if world_size % number == 0]

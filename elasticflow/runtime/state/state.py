@@ -127,7 +127,9 @@ class State:
         self._tensor_sets: list[TensorSet] = []
         self._captured = Captured({}, {}, {}, {})
         self._names: Names = []
-        self._sharded_modules = sharded_modules(model)
+        self._sharded_modules = [
+            m for each in (model, ema) if each is not None for m in sharded_modules(each)
+        ]
 
     @property
     def objects(self) -> dict[str, Any]:

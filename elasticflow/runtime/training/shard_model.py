@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from elasticflow.runtime.process.context import Worker
+    from elasticflow.runtime.process.shard_layout import Sharding
 
 _BLOCKS = "run.wrap(model, blocks=model.layers): modules that are called one after the other, such as the layers of a transformer"
 # Optimizers of torch.optim whose step treats each element of a parameter by itself.
@@ -33,18 +35,28 @@ _ELEMENTWISE = (
 )
 
 
-def shard_model(worker: Worker, model: nn.Module, blocks: Iterable[nn.Module] | None) -> None:
+def shard_model(
+    worker: Worker,
+    model: nn.Module,
+    sharding: Sharding | None,
+    blocks: Iterable[nn.Module] | None = None,
+) -> None:
     """Shard *model* among the ranks of each replica: each block by itself, then the rest. Collective: every rank.
+
+    Nothing is done where no rank shares a model with another one.
 
     Args:
         worker: This worker, whose layout says which ranks share a model.
         model: On its device; every rank has built it with the same values.
-        blocks: Modules to gather one at a time. None: the elements of the longest ModuleList.
+        sharding: How the ranks share it.
+        blocks: Modules to gather one at a time. None: those of *sharding*.
 
     Raises:
         StateError: the model cannot be sharded so; the message names the module or parameter. Nothing is changed then.
     """
-    chosen = _longest_list(model) if blocks is None else list(blocks)
+    if worker.layout.degree == 1 or sharding is None:
+        return
+    chosen = _named_blocks(model, sharding.wrap) if blocks is None else list(blocks)
     _require_fitting(model, chosen)
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
@@ -52,9 +64,8 @@ def shard_model(worker: Worker, model: nn.Module, blocks: Iterable[nn.Module] | 
     layout = worker.layout
     groups = [dist.new_group(list(layout.peers_of(replica))) for replica in range(layout.replicas)]
     mesh = DeviceMesh.from_group(groups[layout.replica], worker.device.type, mesh_dim_names=("shard",))
-    for block in chosen:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    for module in (*chosen, model):
+        fully_shard(module, mesh=mesh, reshard_after_forward=sharding.reshard_after_forward)
 
 
 def require_elementwise(optimizers: Iterable[tuple[str, Any]]) -> None:
@@ -77,6 +88,24 @@ def require_elementwise(optimizers: Iterable[tuple[str, Any]]) -> None:
                 f"{name} has fused=True, whose last elements round differently on a part of a parameter",
                 f"leave fused out, or foreach=True: torch.optim.{kind.__name__}(..., foreach=True)",
             )
+
+
+def _named_blocks(model: nn.Module, entries: Sequence[str]) -> list[nn.Module]:
+    """Return the outermost modules of the classes that *entries* name; without any the elements of the longest ModuleList."""
+    if not entries:
+        return _longest_list(model)
+    found: list[nn.Module] = []
+    for entry in entries:
+        kind = pkgutil.resolve_name(entry)
+        of_kind = [module for module in model.modules() if isinstance(module, kind) and module is not model]
+        if not of_kind:
+            raise StateError(
+                f"{entry} is named in wrap, and the model has no such module",
+                "name a class of the model's blocks: parallel.wrap, or Sharding(wrap=...)",
+            )
+        found += of_kind
+    inner = {id(module) for block in found for module in block.modules() if module is not block}
+    return list({id(block): block for block in found if id(block) not in inner}.values())
 
 
 def _longest_list(model: nn.Module) -> list[nn.Module]:

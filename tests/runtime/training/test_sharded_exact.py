@@ -49,8 +49,9 @@ def test_layouts() -> None:
         assert mine == list(each.leaves(8))
     everything = sorted(leaf for each in layouts for leaf in each.leaves(8))
     assert list(range(8)) == everything
+    assert (3, 6) == (layout_of(6, 0, "node", 3).degree, layout_of(6, 0, "all", 3).degree)
     with pytest.raises(StateError, match="6 workers cannot be shared out among replicas of 4"):
-        layout_of(6, 0, 4)
+        layout_of(6, 0, 4, 6)
 
 
 @e2e
