@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.tables.types import TextWithSecrets
 
 _USUAL_SETTINGS = SnapshotSettings()
+_SHARDING = ("SHARDING", "PRECISION")
 Line = Code | None
 """What stands in a marked line, after what the template has up to `= ` or `return `; None: no line."""
 
@@ -53,6 +54,7 @@ def values_of(job: Job, *, root: str, digest: str, forms: CallForms, taken: Iter
         "functions": "\n\n\n".join(each.text() for each in functions.values()),
         **_constants(job, root, forms),
         "join": _join(job, digest),
+        "sharding": _sharding(job),
         "gradients": _gradients(job, forms),
         **_made_of_data(job, functions),
         **_made_of_model(job, functions, forms),
@@ -94,18 +96,25 @@ def _made_of_model(job: Job, functions: Mapping[str, Function], forms: CallForms
     optimizer = functions["build_optimizer"].call()
     groups, scheduler = functions.get("build_parameter_groups"), functions.get("build_scheduler")
     average, moves = functions.get("build_average"), forms.step_moves_optimizers
-    name = _name_of_optimizer(forms)
+    name, is_sharded = _name_of_optimizer(forms), job.parallel is not None
     return {
         "model": functions["build_model"].call(),
+        # A sharded model is moved block by block.
+        "to_device": None if is_sharded else "model.to(run.device)",
         "load_weights": None if job.model.weights is None else "load_weights(model, WEIGHTS)",
         "channels_last": "to_channels_last(model)" if job.train.channels_last else None,
         "compile": "model.compile()" if job.train.compile else None,
+        "whole_average": average.call() if average is not None and is_sharded else None,
+        "shard_model": call("shard_model", "worker", "model", *_SHARDING) if is_sharded else None,
+        "shard_average": call("shard_model", "worker", "average.module", *_SHARDING)
+        if average is not None and is_sharded
+        else None,
         "optimizer": None if moves else optimizer,
         "optimizers": optimizer if moves else None,
         "log_groups": None if groups is None else call("log_groups", "worker", name, groups.call()),
         "scheduler": None if scheduler is None else scheduler.call(),
         "scaler": "GradScaler(worker.device.type)" if _is_fp16(job, forms) else None,
-        "average": None if average is None else average.call(),
+        "average": None if average is None or is_sharded else average.call(),
     }
 
 
@@ -263,6 +272,7 @@ def _join(job: Job, digest: str) -> Code:
         "seed": Name("SEED"),
         "snapshots": Name("SNAPSHOTS"),
         "gradients": Name("GRADIENTS"),
+        "shard": None if job.parallel is None else Name("SHARDING"),
         "device": _unless(job.nodes.device_of_workers, "auto"),
         "compare_replicas": job.train.compare_replicas,
         "log_every": _unless(int(job.logging.every.split()[0]), 1),
@@ -310,6 +320,21 @@ def _gradients(job: Job, forms: CallForms) -> Code:
         }
     return call(
         "elasticflow.Gradients", **{key: value for key, value in options.items() if value is not None}
+    )
+
+
+def _sharding(job: Job) -> Line:
+    """Return the code that says how the model is sharded."""
+    if job.parallel is None:
+        return None
+    options = {
+        "shard": job.parallel.shard,
+        "wrap": tuple(job.parallel.wrap) or None,
+        "reshard_after_forward": None if job.parallel.reshard_after_forward else False,
+        "offload": job.parallel.offload,
+    }
+    return call(
+        "elasticflow.Sharding", **{name: value for name, value in options.items() if value is not None}
     )
 
 

@@ -30,6 +30,10 @@ _IN_OUR_WORDS = {
         "a parameter of the model got its gradient twice in one backward",
         "where blocks that share it are recomputed, use checkpoint(..., use_reentrant=False)",
     ),
+    torch_private.SHARDED_PART: (
+        "code computes with parameters of a sharded model that are not gathered",
+        "call the whole model, as in model(x), not a part of it, as in model.head(x); or name the part's class in parallel.wrap",
+    ),
 }
 
 _SHARED_DEVICE = (

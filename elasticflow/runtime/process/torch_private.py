@@ -44,6 +44,7 @@ __all__ = [
     "NO_GRADIENT",
     "NO_MEMORY",
     "PEER_LOST",
+    "SHARDED_PART",
     "HashStore",
     "PrefixStore",
     "Store",
@@ -426,5 +427,7 @@ NO_MEMORY = "DefaultCPUAllocator: "
 # DistributedDataParallel: the step before left out a parameter; a gradient came twice in one backward.
 NO_GRADIENT = "Expected to have finished reduction in the prior iteration"
 GRADIENT_TWICE = "Expected to mark a variable ready only once"
+# FSDP2: an operation got a parameter that is not gathered.
+SHARDED_PART = "got mixed torch.Tensor and DTensor"
 # The refusal of an operation without a deterministic form; its name, such as `put_` or `median CUDA with indices output`.
 NOT_DETERMINISTIC = r"([^\s:][^\n:]*) does not have a deterministic"

@@ -16,6 +16,7 @@ CASES = (
     "iterable",
     "language_model",
     "own_steps",
+    "sharded",
     "transformer",
 )
 FILES = ("plan.json", "train.py", "torchrun.sh")

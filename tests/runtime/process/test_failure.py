@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 from elasticflow import StopTraining
 from elasticflow.errors import DatasetError, NonFiniteLossError, StorageError
 from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.runtime.process import failure
+from elasticflow.runtime.process.torch_private import HashStore
 from elasticflow.storage.storage import Storage
 
 if TYPE_CHECKING:
@@ -256,3 +260,21 @@ def test_exception_that_shows_all_its_data_is_shortened() -> None:
         assert "ValueError: first x" in told
         assert "characters left out" in told
         assert told.rstrip().endswith("x last")
+
+
+def test_a_part_of_a_sharded_model_that_is_called_by_itself_is_told() -> None:
+    """Torch speaks of two kinds of tensors; the whole model gathers its parameters."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.Sequential(nn.Linear(2, 2))
+        fully_shard(model, mesh=DeviceMesh("cpu", [0]))
+        assert model(torch.ones(1, 2)).shape == (1, 2)
+        model.reshard()  # type: ignore[operator]  # the model has become an FSDPModule
+        with pytest.raises(RuntimeError) as caught:
+            model[0](torch.ones(1, 2))
+    finally:
+        dist.destroy_process_group()
+    told = failure.describe(caught.value)
+    assert told.startswith(
+        "RuntimeError: code computes with parameters of a sharded model that are not gathered\n  help: call"
+    )

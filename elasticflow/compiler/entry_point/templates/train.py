@@ -31,6 +31,7 @@ from elasticflow.runtime.loop.run import Run
 from elasticflow.runtime.measuring.speed import Measures  # = import.measures
 from elasticflow.runtime.process import float32, random_streams  # = import.process
 from elasticflow.runtime.process.context import Worker  # = import.worker
+from elasticflow.runtime.sharding.shard_model import shard_model  # = import.sharding
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy, load_weights  # = import.snapshots
 from elasticflow.runtime.training.channels_last import to_channels_last  # = import.channels
 from elasticflow.runtime.training.evaluation import Evaluation  # = import.evaluation
@@ -63,6 +64,7 @@ WEIGHTS = "base.safetensors"  # = weights  # initial weights of the model
 PRECISION = "fp32"  # = precision
 CLIP_GRAD_NORM = 1.0  # = clip
 EMA = 0.999  # = ema  # decay of the averaged weights at each step
+SHARDING = elasticflow.Sharding(shard=2)  # = sharding
 GRADIENTS = elasticflow.Gradients(precision=PRECISION, on_nonfinite="stop")  # = gradients
 SNAPSHOTS = Policy(uri=None, every=("10 min", "1 epoch"), keep=Keep(last=3))  # = snapshots
 
@@ -95,10 +97,13 @@ def main() -> None:
     collate = build_collate()  # = collate
     batches = run.batches(dataset, size=GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL)  # = batches
     model = build_model()  # = model
-    model.to(run.device)
+    model.to(run.device)  # = to_device
     to_channels_last(model)  # = channels_last
     load_weights(model, WEIGHTS)  # = load_weights
     model.compile()  # = compile
+    average = build_average(model)  # = whole_average  # a sharded model cannot be copied
+    shard_model(worker, model, SHARDING, PRECISION)  # = shard_model
+    shard_model(worker, average.module, SHARDING, PRECISION)  # = shard_average
     optimizer = build_optimizer(model)  # = optimizer
     optimizers = build_optimizer(model)  # = optimizers
     log_groups(worker, optimizer, build_parameter_groups())  # = log_groups

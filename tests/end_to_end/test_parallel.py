@@ -1,0 +1,91 @@
+"""`[parallel]`: the GPT example sharded, with the bits of one that is not; killed, resumed at another degree, on nodes that are too many."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from elasticflow import events
+from elasticflow.scaffold import gallery
+from tests.end_to_end.by_hand import undisturbed
+from tests.end_to_end.harness import Project, named, steps_of, tensors
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.forked import ForkedPrograms
+
+STEPS = 8
+SETS = (
+    f"train.steps={STEPS}",
+    "train.consistency=exact",
+    "train.virtual_shards=4",
+    "model.args.config.args.n_layer=2",
+    "dataset.global_batch_size=8",
+    'snapshots.every="3 steps"',
+    'evaluation.every="4 steps"',
+    "hooks=",
+)
+WRAP = 'parallel.wrap=["gpt:Block"]'
+
+
+@pytest.fixture
+def gpt(tmp_path: Path) -> Project:
+    """Return a project that is the GPT example."""
+    for file, content in gallery.files_of("gpt").items():
+        (tmp_path / file).write_bytes(content)
+    return Project(tmp_path)
+
+
+def flags(*sets: str) -> list[str]:
+    """Return the options that set these keys, after those of every test."""
+    return [f"--set={each}" for each in (*SETS, *sets)]
+
+
+def test_gpt_has_the_same_bits_at_every_degree(gpt: Project) -> None:
+    """Four workers to one, two and four copies, through a kill and a restart, and from one degree to another."""
+    options = ("--worlds=4", "--shards=1,2,4", f"--steps={STEPS}", "--format=json")
+    running = gpt.start("verify-elastic", "job.toml", *options, *flags(WRAP), run_id="none")
+    assert running.end() == 0, running.told()
+    facts = json.loads(running.output.read_text())
+    assert [[1], [2], [4], [1, 1], [4, 1]] == [each["shards"] for each in facts["trials"]]
+    assert {"bits"} == {each["compared"] for each in facts["trials"]}
+    assert facts["same"]
+
+
+def test_gpt_that_is_killed_and_cut_anew_has_the_bits_of_one_that_was_never_sharded(
+    gpt: Project, forked: ForkedPrograms
+) -> None:
+    """Two workers hold a copy; one is killed; the run is drained, and resumed whole; nothing is asked for the change."""
+    sets = [*SETS, "nodes.nproc_per_node=2", WRAP]
+    faults = "training.step=kill@4 rank=1 generation=1, training.step=stall:3@2 rank=0 generation=2"
+    drained = gpt.run("job.toml", "cut", *sets, "parallel.shard=2", job="gpt", ELASTICFLOW_FAULTS=faults)
+    drained.wait_for_step(5, generation=2)
+    os.kill(drained.process.pid, signal.SIGTERM)
+    assert drained.end() == 75, drained.told()
+    resumed = gpt.start("resume", "cut", "--set=parallel=", run_id="cut", job="gpt")
+    assert resumed.end() == 0, resumed.told()
+    assert sorted(set(steps_of(resumed.run))) == list(range(1, STEPS + 1))
+    assert tensors(resumed.run) == undisturbed(gpt.root / "job.toml", forked, workers=1, sets=list(SETS))
+
+
+def test_nodes_that_fill_no_copy_wait_and_step_in(gpt: Project) -> None:
+    """Three nodes of one worker, two workers to a copy: the third steps in for a node that is lost."""
+    sets = ("nodes.nproc_per_node=1", "nodes.max=4", "parallel.shard=2", "train.steps=100000", WRAP)
+    running = gpt.start(
+        "run", "job.toml", "--run-id=spare", "--simulate-nodes=3", *flags(*sets), run_id="spare", job="gpt"
+    )
+    first = running.wait_for_group(2, 0)
+    above = psutil.Process(running.pid_of(1)).parents()
+    next(each for each in above if "elasticflow.launcher.agent.main" in each.cmdline()).kill()
+    running.wait_for_group(2, first)
+    os.kill(running.process.pid, signal.SIGTERM)
+    assert running.end() == 75, running.told()
+    started = named(running.events(), events.GENERATION_STARTED)
+    assert {2} == {each["world_size"] for each in started}
+    assert started[0]["members"] != started[1]["members"]
