@@ -176,10 +176,9 @@ def _of_training(job: Job) -> Iterator[Fact]:
 def _of_parallel(job: Job, table: ParallelTable) -> Iterator[Fact]:
     """Yield on how many workers a copy of the model is, and the numbers of nodes that can train with such copies."""
     where = {"node": "the workers of each node", "all": "all workers"}.get(str(table.shard))
-    offload = ", in the CPU's memory while not needed" if table.offload else ""
     wrap = " or ".join(table.wrap) or "the elements of its longest ModuleList"
     workers = where or plural(int(table.shard), "worker")
-    yield "sharded", f"a copy of the model on {workers}, gathered block by block ({wrap}){offload}"
+    yield "sharded", f"a copy of the model on {workers}, gathered block by block ({wrap})"
     counts, low, high = node_counts_of(job), job.nodes.min, job.nodes.max
     if len(counts) < high - low + 1:
         named = _listed(list(counts))

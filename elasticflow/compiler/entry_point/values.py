@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.tables.types import TextWithSecrets
 
 _USUAL_SETTINGS = SnapshotSettings()
-_SHARDING = ("SHARDING", "PRECISION")
+_SHARDING = ("SHARDING",)
 Line = Code | None
 """What stands in a marked line, after what the template has up to `= ` or `return `; None: no line."""
 
@@ -331,7 +331,6 @@ def _sharding(job: Job) -> Line:
         "shard": job.parallel.shard,
         "wrap": tuple(job.parallel.wrap) or None,
         "reshard_after_forward": None if job.parallel.reshard_after_forward else False,
-        "offload": job.parallel.offload,
     }
     return call(
         "elasticflow.Sharding", **{name: value for name, value in options.items() if value is not None}

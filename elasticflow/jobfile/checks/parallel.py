@@ -30,11 +30,6 @@ def check_parallel(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
         yield from _worlds(source, parallel.shard, nodes)
     yield from _training(source, tables)
     yield from _optimizer(source, tables)
-    ddp = tables.get("ddp")
-    for key, value in ddp.model_dump().items() if ddp is not None else ():
-        if value not in (None, False):
-            message = f"ddp.{key} is an option of DistributedDataParallel, which [parallel] does without"
-            yield source.problem(codes.PARALLEL, message, ("ddp", key), remedy="leave it out")
 
 
 def _worlds(source: Source, shard: int, nodes: NodesTable) -> Iterator[Diagnostic]:
@@ -57,6 +52,21 @@ def _training(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     train = tables.get("train")
     if train is None:
         return
+    if train.consistency != "exact":
+        message = '[parallel] adds gradients up in the fixed order of virtual shards, which train.consistency = "batch" does without'
+        remedy = 'add consistency = "exact" and virtual_shards = NUMBER, at least as many as there will ever be workers'
+        yield source.problem(codes.PARALLEL, message, ("parallel", "shard"), remedy=remedy)
+    if train.precision == "fp16":
+        message = 'train.precision = "fp16" scales losses by one factor, and looks for infinities in each worker\'s rows alone'
+        yield source.problem(
+            codes.PARALLEL, message, ("train", "precision"), remedy='use precision = "bf16", or "fp32"'
+        )
+    dataset = tables.get("dataset")
+    if dataset is not None and dataset.shards is not None:
+        message = "dataset.shards reads data in order, and workers that share a model read samples by index"
+        yield source.problem(
+            codes.PARALLEL, message, ("dataset", "shards"), remedy="use a map-style dataset, without shards"
+        )
     if train.compile:
         message = "train.compile compiles the whole model, and [parallel] gathers and frees it block by block"
         remedy = "leave it out, and compile the blocks where the model is made: `for block in blocks: block.compile()`"

@@ -284,7 +284,6 @@ EXAMPLES: dict[str, dict[str, list[Any]]] = {
     "ParallelTable": {
         "shard": [2, "node", "all"],
         "wrap": [["gpt:Block"]],
-        "offload": ["cpu"],
     },
     "NodesTable": {
         "min": [1],

@@ -25,7 +25,3 @@ class ParallelTable(Table):
         default=True,
         description="Free gathered parameters after the forward and gather them again for the backward: less memory, more traffic.",
     )
-    offload: Literal["cpu"] | None = Field(
-        default=None,
-        description="Keep parameters, gradients and the optimizer's state in the CPU's memory while they are not needed.",
-    )

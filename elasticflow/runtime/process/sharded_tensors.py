@@ -75,6 +75,10 @@ def box_of(tensor: Tensor, name: str) -> Box | None:
         return None
     shards = _shards_of(tensor, name)
     shape = tuple(tensor.shape)
+    if not tensor.numel():
+        raise StateError(
+            f"{name} is a DTensor without elements, of which no rank could store a row", "leave it out"
+        )
     # As `torch.chunk` cuts: the last parts may be smaller or empty.
     size = -(-shape[0] // shards.degree)
     begin, end = (min(shape[0], number * size) for number in (shards.shard, shards.shard + 1))

@@ -249,7 +249,10 @@ class Evaluation:
         """Return the metrics of *model* over the whole set; None as `WholeSet.run`. Collective."""
         model_buffers.make_equal(self._worker, model)  # rank 0's, as in a snapshot
         with evaluating(model), torch.no_grad():
-            return self._over_set(model)
+            measured = self._over_set(model)
+        for module in sharded_modules(model):
+            module.reshard()  # a forward without a backward leaves the root's parameters gathered
+        return measured
 
     def _over_set(self, model: nn.Module) -> dict[str, float] | None:
         samples = len(self._indices)

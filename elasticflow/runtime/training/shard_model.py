@@ -11,6 +11,7 @@ from torch import nn
 from elasticflow.errors import StateError
 from elasticflow.runtime.process import torch_private
 from elasticflow.runtime.process.sharded_tensors import is_sharded, sharded_modules
+from elasticflow.runtime.training import model_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -43,11 +44,11 @@ def shard_model(
 ) -> None:
     """Shard *model* among the ranks of each replica: each block by itself, then the rest. Collective: every rank.
 
-    Nothing is done where no rank shares a model with another one.
+    Each rank has its rows of rank 0's values afterwards, on its device. Where no rank shares a model with another one, it is only moved.
 
     Args:
         worker: This worker, whose layout says which ranks share a model.
-        model: On its device; every rank has built it with the same values.
+        model: As every rank has built it, on its device or in the CPU's memory.
         sharding: How the ranks share it.
         blocks: Modules to gather one at a time. None: those of *sharding*.
 
@@ -55,9 +56,11 @@ def shard_model(
         StateError: the model cannot be sharded so; the message names the module or parameter. Nothing is changed then.
     """
     if worker.layout.degree == 1 or sharding is None:
+        model.to(worker.device)
         return
     chosen = _named_blocks(model, sharding.wrap) if blocks is None else list(blocks)
     _require_fitting(model, chosen)
+    model_buffers.send(worker, [t.detach() for t in (*model.parameters(), *model.buffers())])
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 

@@ -82,6 +82,8 @@ class LoadedSnapshot:
             part = target[done : done + span.nbytes]
             self.files.read_into(self.manifest.location(span.file), span.offset, part)
             done += span.nbytes
+        if done != len(target):
+            raise SnapshotError(f"{key} has no {len(target)} bytes from byte {begin} on")
 
 
 class SnapshotReader:

@@ -112,6 +112,12 @@ class Committer:
     def _manifest(self, pending: PendingSnapshot, files: list[WrittenFile]) -> Manifest:
         assert pending.record is not None, "rank 0 hands the record over with its shard"
         tensors = {key: place for file in files for key, place in file.tensors.items()}
+        if len(tensors) != sum(len(file.tensors) for file in files):
+            known: set[str] = set()
+            twice = next(k for file in files for k in file.tensors if k in known or known.add(k))  # type: ignore[func-returns-value]
+            raise CommitRefusedError(
+                f"{twice} was stored twice, and a snapshot holds each tensor and each row once"
+            )
         pieces.whole_tensors(tensors)  # a snapshot without some rows must never exist
         return Manifest(
             run_id=self._start.run_id,

@@ -103,8 +103,8 @@ def sharded(shard: int | str, low: int, high: int, per_node: int | str, **more: 
             "a copy of the model on 4 workers, gathered block by block (gpt:Block); trains on 2 or 4 nodes; with other numbers the rest wait as spares",
         ),
         (
-            sharded("node", 1, 2, "auto", offload="cpu"),
-            f"a copy of the model on the workers of each node, {BLOCKS}, in the CPU's memory while not needed",
+            sharded("node", 1, 2, "auto"),
+            f"a copy of the model on the workers of each node, {BLOCKS}",
         ),
         (
             sharded(2, 1, 2, "auto"),

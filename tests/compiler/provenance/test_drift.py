@@ -95,16 +95,6 @@ MIXED = mixed()
         ({}, {"train__precision": "fp16"}, ("train.precision", "fp32", "fp16", "corrupting")),
         ({}, {"nodes__max": 9}, ("nodes.max", 1, 9, "harmless")),
         ({"parallel__shard": 2}, {"parallel__shard": 4}, ("parallel.shard", 2, 4, "harmless")),
-        (
-            {"parallel__shard": 2, "parallel__offload": "cpu"},
-            {"parallel__shard": 2},
-            ("parallel.offload", "cpu", None, "harmless"),
-        ),
-        (
-            {"train__consistency": "exact", "parallel__shard": 2},
-            {"train__consistency": "exact", "parallel__shard": 2, "parallel__offload": "cpu"},
-            ("parallel.offload", None, "cpu", "trajectory"),
-        ),
         ({}, {"restarts__budget": 9}, ("restarts.budget", 3, 9, "harmless")),
         ({}, {"snapshots__every": "5 min"}, ("snapshots.every", ["10 min", "1 epoch"], "5 min", "harmless")),
         ({}, {"snapshots__uri": "s3://b/x"}, ("snapshots.uri", None, "s3://b/x", "trajectory")),

@@ -31,7 +31,7 @@ from elasticflow.runtime.loop.run import Run
 from elasticflow.runtime.measuring.speed import Measures  # = import.measures
 from elasticflow.runtime.process import float32, random_streams  # = import.process
 from elasticflow.runtime.process.context import Worker  # = import.worker
-from elasticflow.runtime.sharding.shard_model import shard_model  # = import.sharding
+from elasticflow.runtime.training.shard_model import shard_model  # = import.sharding
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy, load_weights  # = import.snapshots
 from elasticflow.runtime.training.channels_last import to_channels_last  # = import.channels
 from elasticflow.runtime.training.evaluation import Evaluation  # = import.evaluation

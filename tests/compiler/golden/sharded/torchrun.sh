@@ -16,6 +16,8 @@ export MKL_NUM_THREADS=1
 export OPENBLAS_NUM_THREADS=1
 # asking whether there is a GPU must not open the driver, which would forbid forking
 export PYTORCH_NVML_BASED_CUDA_CHECK=1
+# without a fixed workspace cuBLAS may add in another order each time
+export CUBLAS_WORKSPACE_CONFIG=:4096:8
 
 options=(
     --nnodes=1:3  # fewest and most nodes

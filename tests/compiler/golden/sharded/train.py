@@ -1,6 +1,6 @@
 """Train the job `sharded`.
 
-Made by elasticflow from tests/compiler/golden/sharded/job.toml (job digest bd70b05de212c987).
+Made by elasticflow from tests/compiler/golden/sharded/job.toml (job digest 968fe717c63a0558).
 Make it again:          elasticflow compile tests/compiler/golden/sharded/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -20,7 +20,7 @@ from elasticflow.runtime.loop.batch import Batch
 from elasticflow.runtime.loop.join import join_job
 from elasticflow.runtime.loop.run import Run
 from elasticflow.runtime.process import random_streams
-from elasticflow.runtime.sharding.shard_model import shard_model
+from elasticflow.runtime.training.shard_model import shard_model
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy, load_weights
 from elasticflow.runtime.worker import program
 from torch import Tensor, nn
@@ -42,7 +42,7 @@ PRECISION = "bf16"
 CLIP_GRAD_NORM = 1.0
 EMA = 0.999  # decay of the averaged weights at each step
 SHARDING = elasticflow.Sharding(shard=4, wrap=("gpt:Block",), reshard_after_forward=False)
-GRADIENTS = elasticflow.Gradients(precision=PRECISION, on_nonfinite="stop")
+GRADIENTS = elasticflow.Gradients(precision=PRECISION, on_nonfinite="stop", virtual_shards=8)
 SNAPSHOTS = Policy(uri="s3://bucket/gpt", every=("10 min", "1 epoch"), keep=Keep(last=3))
 
 
@@ -100,13 +100,14 @@ def main() -> None:
     """Train to the end, or to the step at which all ranks agree to exit; every rank calls this."""
     run = join_job(
         name="sharded",
-        digest="bd70b05de212c987",
+        digest="968fe717c63a0558",
         folder=HERE,
         seed=SEED,
         snapshots=SNAPSHOTS,
         gradients=GRADIENTS,
         shard=SHARDING,
         compare_replicas="1000 steps",
+        threads=1,
     )
     worker = run.worker
     dataset = open_dataset(worker, build_dataset, "train", values=VALUES)
@@ -114,8 +115,8 @@ def main() -> None:
     model = build_model(dataset)
     load_weights(model, WEIGHTS)
     average = build_average(model)  # a sharded model cannot be copied
-    shard_model(worker, model, SHARDING, PRECISION)
-    shard_model(worker, average.module, SHARDING, PRECISION)
+    shard_model(worker, model, SHARDING)
+    shard_model(worker, average.module, SHARDING)
     optimizer = build_optimizer(model)
     run.keep(model=model, optimizer=optimizer, ema=average)  # restored here
     train(run, batches, model, optimizer, average)
