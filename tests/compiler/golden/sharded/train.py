@@ -1,6 +1,6 @@
 """Train the job `sharded`.
 
-Made by elasticflow from tests/compiler/golden/sharded/job.toml (job digest 968fe717c63a0558).
+Made by elasticflow from tests/compiler/golden/sharded/job.toml (job digest 2e9d15f5fba3f01e).
 Make it again:          elasticflow compile tests/compiler/golden/sharded/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -29,7 +29,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 HERE = Path(__file__).resolve().parent
 ROOT = (HERE / "../../../..").resolve()  # the project
-sys.path[:0] = [str(ROOT / part) for part in ["examples/gpt"]]  # the job's own code comes first
+sys.path[:0] = [str(ROOT / part) for part in ["."]]  # the job's own code comes first
 
 SEED = 0  # determines the order of samples and all random numbers
 STEPS = 1000  # optimizer steps
@@ -41,14 +41,14 @@ WEIGHTS = str(ROOT / "weights/gpt.safetensors")  # initial weights of the model
 PRECISION = "bf16"
 CLIP_GRAD_NORM = 1.0
 EMA = 0.999  # decay of the averaged weights at each step
-SHARDING = elasticflow.Sharding(shard=4, wrap=("gpt:Block",), reshard_after_forward=False)
+SHARDING = elasticflow.Sharding(shard=4, wrap=("examples.gpt.gpt:Block",), reshard_after_forward=False)
 GRADIENTS = elasticflow.Gradients(precision=PRECISION, on_nonfinite="stop", virtual_shards=8)
 SNAPSHOTS = Policy(uri="s3://bucket/gpt", every=("10 min", "1 epoch"), keep=Keep(last=3))
 
 
 def build_dataset() -> Any:
     """Return the training data."""
-    from gpt import Sonnets
+    from examples.gpt.gpt import Sonnets
 
     random_streams.begin(SEED, "data")
     return Sonnets(split="train")
@@ -56,7 +56,7 @@ def build_dataset() -> Any:
 
 def build_model(dataset: OpenedDataset) -> nn.Module:
     """Return the model with its initial weights."""
-    from gpt import GPT, GPTConfig
+    from examples.gpt.gpt import GPT, GPTConfig
 
     random_streams.begin(SEED, "model")
     return GPT(config=GPTConfig(vocab_size=dataset.values["vocab_size"]))
@@ -64,7 +64,7 @@ def build_model(dataset: OpenedDataset) -> nn.Module:
 
 def training_step(model: nn.Module, batch: Any) -> Tensor:
     """Return the mean loss of one micro-batch of (inputs, targets)."""
-    from gpt import cross_entropy
+    from examples.gpt.gpt import cross_entropy
 
     inputs, targets = batch
     return cross_entropy(model(inputs), targets)
@@ -100,7 +100,7 @@ def main() -> None:
     """Train to the end, or to the step at which all ranks agree to exit; every rank calls this."""
     run = join_job(
         name="sharded",
-        digest="968fe717c63a0558",
+        digest="2e9d15f5fba3f01e",
         folder=HERE,
         seed=SEED,
         snapshots=SNAPSHOTS,
