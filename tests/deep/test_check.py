@@ -207,7 +207,12 @@ def test_a_sharded_job_is_said_to_be_tried_out_as_a_whole(tmp_path: Path) -> Non
     project = PROJECTS["good"]._replace(
         more=f"{PROJECTS['good'].more}\n[nodes]\nnproc_per_node = 2\n[parallel]\nshard = 2\n"
     )
-    report = try_out(_job(tmp_path, project), tmp_path)
+    file = write(tmp_path, project)
+    exact = 'epochs = 2\nconsistency = "exact"\nvirtual_shards = 4'
+    file.write_text(file.read_text(encoding="utf-8").replace("epochs = 2", exact), encoding="utf-8")
+    job = require_job(file).job
+    assert job is not None
+    report = try_out(job, tmp_path)
     assert ((), 83) == (report.problems, report.facts.parameters)
     assert "the model was tried out as a whole: [parallel] cuts it when workers train" in report.notes
 

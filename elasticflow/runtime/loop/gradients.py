@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.runtime.loop.batch import Batch
-from elasticflow.runtime.measuring.gradient_norm import use_exact_norm
 from elasticflow.runtime.training import several_optimizers
 from elasticflow.runtime.training.ddp import DDPStep
 from elasticflow.runtime.training.exact import ExactStep
+from elasticflow.runtime.training.exact_norm import use_exact_norm
 from elasticflow.runtime.training.manual_step import ManualStep
 from elasticflow.runtime.training.shard_model import require_elementwise
 from elasticflow.runtime.training.sharded_exact import ShardedExactStep

@@ -1,4 +1,4 @@
-"""Which ranks share a model, and which virtual shards each of them computes."""
+"""The ranks that share a model, and the virtual shards that each rank computes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elasticflow.runtime.process.position import even_split
 
 @dataclass(frozen=True)
 class Sharding:
-    """How workers share a model; each group of *shard* workers holds one copy of it.
+    """Options of a model that workers share: each group of *shard* workers holds one copy.
 
     Attributes:
         shard: Workers that hold a copy: a number, those of each node, or all of them.

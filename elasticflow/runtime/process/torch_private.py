@@ -176,7 +176,7 @@ total_norm: Callable[..., Tensor] = _required("torch.nn.utils.clip_grad:_get_tot
 def replace_total_norm(norm: Callable[..., Tensor]) -> None:
     """Have `clip_grad_norm_` and `get_total_norm` call *norm*: torch looks its own function up at each call."""
     clip_grad: Any = pkgutil.resolve_name("torch.nn.utils.clip_grad")
-    clip_grad._get_total_norm = clip_grad.get_total_norm = nn.utils.get_total_norm = norm
+    clip_grad._get_total_norm = nn.utils.get_total_norm = norm
 
 
 # The part of a DTensor that this rank holds. `to_local` gives another view of it each time, as a step of autograd.

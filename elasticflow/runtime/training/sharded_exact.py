@@ -1,8 +1,8 @@
 """Exact gradients of a model that several ranks share: the same bits at every number of them, and of replicas.
 
 A virtual shard's gradient is computed from parameters that torch has gathered whole, so its bits do not depend on how they
-are shared out. In each round the ranks of a replica compute neighbouring virtual shards, and give each other the rows that
-each holds: bytes are moved, and nothing is added. Then each rank adds up its rows in the order of the fixed tree, and exchanges
+are shared out. In each round the ranks of a replica compute neighbouring virtual shards, and swap rows: every rank
+gets the rows that it holds. Bytes are moved, and nothing is added. Then each rank adds up its rows in the order of the fixed tree, and exchanges
 subtrees with the ranks of other replicas that hold the same rows (`fixed_order_sum.py`).
 
 Every forward and backward of a sharded model waits for the other ranks of its replica. So in each round every rank makes exactly
@@ -248,7 +248,7 @@ class _Calls:
         known: Arguments of each call of the model in the last round of this rank's own; None before the first one.
         made: Calls of the model that have returned in this round.
         is_within: A call of the model has begun and did not return.
-        outputs: What the calls of this round returned, as far as it can be differentiated.
+        outputs: Differentiable tensors that the calls of this round returned.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -412,7 +412,7 @@ class _GroupSum:
         op: Any,
         async_op: bool = False,  # torch's signature
     ) -> None:
-        """Give each rank of the replica its rows, and keep those of this rank that the others computed."""
+        """Give each rank of the replica the rows that it holds, and receive this rank's rows."""
         del op, async_op
         if output_tensor.numel() != self._numel:
             raise StateError(

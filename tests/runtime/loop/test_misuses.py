@@ -152,7 +152,7 @@ MODELS = [
         ranks=2,
     ),
     refused(
-        "a sharded model",
+        "a sharded model that is wrapped as well",
         "seen is a DTensor",
         """
         from torch.distributed.fsdp import fully_shard
@@ -160,7 +160,7 @@ MODELS = [
         run = ef.join(seed=7, threads=1)
         model = Counter()
         fully_shard(model, mesh=init_device_mesh("cpu", (run.world_size,)))
-        run.keep(model=model, optimizer=optimizer_of(model))
+        run.wrap(model)
         """,
         ranks=2,
     ),

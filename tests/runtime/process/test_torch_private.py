@@ -361,3 +361,36 @@ def test_an_operation_that_is_not_deterministic_is_known_by_its_words() -> None:
     found = re.search(torch_private.NOT_DETERMINISTIC, str(refused.value))
     assert found is not None
     assert found[1].startswith("put_")
+
+
+def test_the_norm_of_gradients_is_looked_up_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So another one can take its place, also for who has imported `clip_grad_norm_` by name."""
+    module: Any = nn.utils.clip_grad
+    monkeypatch.setattr(module, "_get_total_norm", module._get_total_norm)
+    monkeypatch.setattr(nn.utils, "get_total_norm", nn.utils.get_total_norm)
+    parameter = nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.tensor([3.0, 4.0])
+    assert float(torch_private.total_norm([parameter.grad])) == 5.0
+    torch_private.replace_total_norm(lambda *_: torch.tensor(50.0))
+    assert float(nn.utils.clip_grad_norm_([parameter], 1e9)) == 50.0
+    assert float(nn.utils.get_total_norm([parameter.grad])) == 50.0
+
+
+def test_arguments_are_mapped_leaf_by_leaf() -> None:
+    """Tuples and dicts stay what they are."""
+    assert ((2, {"a": 4}), {"b": [6]}) == torch_private.tree_map(lambda x: 2 * x, ((1, {"a": 2}), {"b": [3]}))
+
+
+def test_the_local_part_of_a_sharded_tensor_is_its_memory() -> None:
+    """A DTensor itself tells no address; its part is the tensor that it was made of."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    torch.distributed.init_process_group("gloo", store=torch_private.HashStore(), rank=0, world_size=1)
+    try:
+        rows = torch.ones(3, 2)
+        made = DTensor.from_local(rows, DeviceMesh("cpu", [0]), [Shard(0)], run_check=False)
+        assert made.data_ptr() == 0
+        assert torch_private.local_tensor_of(made).data_ptr() == rows.data_ptr()
+    finally:
+        torch.distributed.destroy_process_group()
