@@ -14,7 +14,7 @@ import elasticflow
 def test_names() -> None:
     """All of them can be had; another one is no attribute."""
     assert elasticflow.__all__ == [
-        "Batch", "Gradients", "Run", "StopTraining", "__version__", "get_logger", "join",
+        "Batch", "Gradients", "Run", "Sharding", "StopTraining", "__version__", "get_logger", "join",
     ]  # fmt: skip
     assert all(hasattr(elasticflow, name) for name in elasticflow.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'jion'"):
@@ -42,8 +42,8 @@ def test_signatures_of_the_run() -> None:
         "finish": [],
     }  # fmt: skip
     assert list(inspect.signature(elasticflow.join).parameters) == [
-        "seed", "name", "folder", "snapshots", "every", "keep", "ignore", "virtual_shards", "log_every", "threads",
-        "log_level", "gradients",
+        "seed", "name", "folder", "snapshots", "every", "keep", "ignore", "virtual_shards", "shard", "log_every",
+        "threads", "log_level", "gradients",
     ]  # fmt: skip
     assert list(inspect.signature(elasticflow.Gradients).parameters) == [
         "precision", "on_nonfinite", "virtual_shards", "ddp", "moves_optimizers", "clip_grad_norm", "logs_grad_norm",
