@@ -7,7 +7,6 @@ restored afterwards. A hook that still changes trained state is an error (`uncha
 from __future__ import annotations
 
 import random
-import sys
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +20,7 @@ from elasticflow.runtime.loop.point_writer import PointWriter
 from elasticflow.runtime.loop.unchanged import Unchanged
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process import random_streams, stopping
+from elasticflow.runtime.process.sharded_tensors import sharded_modules
 from elasticflow.runtime.training.modes import evaluating
 from elasticflow.runtime.training.precision import autocast
 
@@ -88,7 +88,7 @@ class Hooks:
         self._hooks = {name: hook for name, hook in hooks.items() if hook.all_ranks or worker.rank == 0}
         self._writer = PointWriter(worker.run_folder.path, worker.generation, worker.rank)
         self._measured: Mapping[str, Any] | None = None
-        self._is_sharded = _is_sharded(model)
+        self._is_sharded = bool(sharded_modules(model))
         worker.moments.evaluation.append(self._after_evaluation)
         worker.moments.snapshot.append(self._before_snapshot)
         worker.moments.finish.append(partial(self._call, ON_FINISH))
@@ -165,17 +165,6 @@ class Hooks:
             {} if progress.loss is None else {"loss": float(progress.loss), **progress.scalars}
         )
         return metrics if self._measured is None else {**metrics, "eval": dict(self._measured)}
-
-
-def _is_sharded(model: nn.Module) -> bool:
-    """Return whether torch's fully_shard has cut parameters of *model*."""
-    if (
-        "torch.distributed.fsdp" not in sys.modules
-    ):  # whoever shards a model has imported it, in half a second
-        return False
-    from torch.distributed.fsdp import FSDPModule
-
-    return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
 @contextmanager

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from elasticflow.errors import HookError
-from elasticflow.runtime.process.sharded_tensors import local_of
+from elasticflow.runtime.process.sharded_tensors import local_of, sharded_modules
 from elasticflow.runtime.process.torch_private import version_of
 from elasticflow.runtime.snapshot import checksums
 
@@ -74,17 +73,17 @@ class Unchanged:
     def _look(self) -> dict[str, _Mark]:
         """Return a mark of everything that a snapshot would hold of the modules."""
         return {
-            name: _Mark(tensor, version_of(local), local.data_ptr(), tensor.requires_grad)
+            name: _Mark(tensor, version_of(tensor), tensor.data_ptr(), tensor.requires_grad)
             for name, tensor in self._tensors().items()
-            for local in (_local(tensor),)
         }
 
     def _summed(self) -> dict[str, int]:
-        if not self._is_thorough:
-            return {}
-        return checksums.sums_of({name: _local(tensor) for name, tensor in self._tensors().items()})
+        return checksums.sums_of(self._tensors()) if self._is_thorough else {}
 
     def _tensors(self) -> dict[str, Tensor]:
+        for module in self._modules:
+            for part in sharded_modules(module):
+                part.reshard()  # a hook's forward leaves parameters gathered
         words = ("", "the average's ")
         return {
             f"{word}{name}": local_of(tensor)
@@ -92,16 +91,6 @@ class Unchanged:
             for name, tensor in module.state_dict(keep_vars=True).items()
             if isinstance(tensor, Tensor)
         }
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """Return this rank's rows of a sharded tensor, which can be read without the other ranks; any other tensor itself."""
-    to_local = getattr(tensor, "to_local", None)
-    if to_local is None:
-        return tensor
-    with torch.no_grad():
-        rows: Tensor = to_local()
-    return rows
 
 
 def _changed(hook: str, what: str) -> HookError:
