@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor, nn
 
 from elasticflow.errors import HookError
-from elasticflow.runtime.process.sharded_tensors import local_of, sharded_modules
+from elasticflow.runtime.process.sharded_tensors import local_of, reshard
 from elasticflow.runtime.process.torch_private import version_of
 from elasticflow.runtime.snapshot import checksums
 
@@ -82,8 +82,7 @@ class Unchanged:
 
     def _tensors(self) -> dict[str, Tensor]:
         for module in self._modules:
-            for part in sharded_modules(module):
-                part.reshard()  # a hook's forward leaves parameters gathered
+            reshard(module)
         words = ("", "the average's ")
         return {
             f"{word}{name}": local_of(tensor)

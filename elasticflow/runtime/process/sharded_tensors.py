@@ -115,6 +115,15 @@ def sharded_modules(model: nn.Module) -> list[Any]:
     )
 
 
+def reshard(model: nn.Module) -> None:
+    """Have the parameters be this rank's parts: after a forward without a backward those of the root are gathered ones.
+
+    Every rank may call it by itself: nothing is exchanged.
+    """
+    for module in sharded_modules(model):
+        module.reshard()
+
+
 def _shards_of(tensor: Any, name: str) -> Shards:
     from torch.distributed.tensor import Replicate, Shard
 

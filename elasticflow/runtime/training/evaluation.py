@@ -23,7 +23,7 @@ from elasticflow.runtime.evaluation.source import source_of
 from elasticflow.runtime.evaluation.whole_set import OfBatch, WholeSet
 from elasticflow.runtime.measuring.marks import mark
 from elasticflow.runtime.process import random_streams
-from elasticflow.runtime.process.sharded_tensors import sharded_modules
+from elasticflow.runtime.process.sharded_tensors import reshard, sharded_modules
 from elasticflow.runtime.training import loss_weights, model_buffers
 from elasticflow.runtime.training.loss import parse_loss, require_count
 from elasticflow.runtime.training.modes import evaluating
@@ -250,8 +250,7 @@ class Evaluation:
         model_buffers.make_equal(self._worker, model)  # rank 0's, as in a snapshot
         with evaluating(model), torch.no_grad():
             measured = self._over_set(model)
-        for module in sharded_modules(model):
-            module.reshard()  # a forward without a backward leaves the root's parameters gathered
+        reshard(model)
         return measured
 
     def _over_set(self, model: nn.Module) -> dict[str, float] | None:
