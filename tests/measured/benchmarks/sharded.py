@@ -1,0 +1,172 @@
+"""A step of a model that workers share, against torch's `fully_shard` alone, in the same processes and by turns.
+
+    python tests/measured/benchmarks/sharded.py [--workers 2] [--layers 6] [--width 384] [--steps 24]
+
+Both train a GPT of the same size on batches of the same size, one sequence for each worker: *plain* by `fully_shard`, its own
+reduce-scatter and AdamW; *ours* by `elasticflow.join(virtual_shards=W, shard=W)`, `run.wrap` and `run.gradients`, the exact
+sum of gradients. Neither clips. The table has medians, on rank 0, of CPU time and wall time of a step up to the optimizer's, and
+of the paired ratios. Then each kind of worker alone, in processes of its own: its tensors, and the most memory that it had
+(`VmHWM`), *whole* being the same exact job without `shard`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+WORDS, LENGTH = 2048, 64
+LIMIT_S = 600
+
+
+def launch(options: argparse.Namespace, kind: str, folder: Path) -> dict[str, Any]:
+    """Run a group of workers of a kind, and return what rank 0 measured."""
+    result = folder / f"{kind}.json"
+    command = [
+        *(
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={options.workers}",
+        ),
+        *(__file__, "--kind", kind, "--result", str(result), "--layers", str(options.layers)),
+        *("--width", str(options.width), "--steps", str(options.steps)),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        command, cwd=folder, env=environment, check=True, timeout=LIMIT_S, stdout=subprocess.DEVNULL
+    )
+    found: dict[str, Any] = json.loads(result.read_text())
+    return found
+
+
+def figures_of(model: Any, optimizer: Any) -> dict[str, int]:
+    """Return bytes of this worker's tensors, the most memory that it had, and how many parameters the whole model has."""
+    from elasticflow.runtime.process.sharded_tensors import local_of
+
+    parameters = list(model.parameters())
+    tensors = [*parameters, *(p.grad for p in parameters if p.grad is not None)]
+    tensors += [tensor for state in optimizer.state.values() for tensor in state.values()]
+    status = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) * 1024
+    held = sum(local_of(tensor).nbytes for tensor in tensors)
+    return {"tensors": held, "peak": peak, "parameters": sum(p.numel() for p in parameters)}
+
+
+def plainly_sharded(model: Any) -> tuple[Any, Any]:
+    """Return the model as torch's own call shards it over all workers, and its optimizer."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),))
+    for module in (*model.blocks, model):
+        fully_shard(module, mesh=mesh)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+
+def work(options: argparse.Namespace) -> None:
+    """Train as one worker of a kind, and write down what was measured."""
+    import torch
+    from torch import Tensor, nn
+    from torch.nn.functional import cross_entropy
+
+    import elasticflow as ef
+    from examples.gpt.gpt import GPT, GPTConfig
+
+    size = {"n_layer": options.layers, "n_embd": options.width, "n_head": 8, "dropout": 0.0}
+    config = GPTConfig(vocab_size=WORDS, block_size=LENGTH, **size)
+
+    def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
+        return cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+    workers = int(os.environ["WORLD_SIZE"])
+    shard: dict[str, Any] = {} if options.kind == "whole" else {"shard": workers}
+    run = ef.join(
+        seed=1, virtual_shards=workers, threads=1, every="1000000 steps", name=options.kind, **shard
+    )
+    ours = GPT(config)
+    if shard:
+        run.wrap(ours, blocks=ours.blocks)
+    own = torch.optim.AdamW(ours.parameters(), lr=1e-4)
+    run.keep(model=ours, optimizer=own)
+    plain: Any = None
+    theirs: Any = None
+    if options.kind == "paired":
+        plain, theirs = plainly_sharded(GPT(config))
+    data = torch.randint(
+        0, WORDS, (workers * options.steps, LENGTH), generator=torch.Generator().manual_seed(1)
+    )
+    times: dict[str, list[tuple[float, float]]] = {"ours": [], "plain": []}
+    for number, batch in enumerate(run.batches(data, size=workers, steps=options.steps)):
+
+        def step_of_ours() -> None:
+            own.zero_grad()
+            run.gradients(lambda part: loss_of(ours, part.data), batch)  # noqa: B023  # called in this pass
+            own.step()
+
+        def step_of_theirs() -> None:
+            theirs.zero_grad()
+            loss_of(plain, data[run.rank : run.rank + 1]).backward()  # type: ignore[no-untyped-call]
+            theirs.step()
+
+        turns: list[tuple[str, Any]] = [("ours", step_of_ours)]
+        if plain is not None:
+            turns = [*turns, ("plain", step_of_theirs)]
+        for name, step in turns if number % 2 else turns[::-1]:
+            torch.distributed.barrier()
+            began = time.process_time(), time.perf_counter()
+            step()
+            times[name].append((time.process_time() - began[0], time.perf_counter() - began[1]))
+        run.step()
+    if run.rank == 0:
+        Path(options.result).write_text(json.dumps({"times": times, **figures_of(ours, own)}))
+    run.finish()
+
+
+def main() -> int:
+    """Measure and print the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--width", type=int, default=384)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--kind", help=argparse.SUPPRESS)
+    parser.add_argument("--result", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.kind is not None:
+        work(options)
+        return 0
+    with tempfile.TemporaryDirectory(prefix="sharded-") as folder:
+        paired, shared, whole = (
+            launch(options, kind, Path(folder)) for kind in ("paired", "shared", "whole")
+        )
+    print(f"{paired['parameters']:,} parameters, {options.workers} workers")
+    for place, name in enumerate(("CPU", "wall")):
+        ours, plain = ([each[place] for each in paired["times"][kind][4:]] for kind in ("ours", "plain"))
+        ratios = sorted(a / b for a, b in zip(ours, plain, strict=True))
+        low, high = ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]
+        print(
+            f"{name}: ours {1000 * statistics.median(ours):.0f} ms, plain {1000 * statistics.median(plain):.0f} ms, "
+            f"ratio {statistics.median(ratios):.3f} (quartiles {low:.3f} to {high:.3f})"
+        )
+    for name, found in (("shared", shared), ("whole", whole)):
+        print(
+            f"{name}: {found['tensors'] / 2**20:.0f} MiB of tensors, most memory {found['peak'] / 2**20:.0f} MiB"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
