@@ -19,6 +19,7 @@ from elasticflow.run_folder import RunFolder
 from elasticflow.runtime.process import stopping
 from elasticflow.runtime.process.moments import Moments
 from elasticflow.runtime.process.random_streams import Generators
+from elasticflow.runtime.process.shard_layout import ShardLayout
 from elasticflow.runtime.process.votes import Vote
 from elasticflow.runtime.snapshot import restore
 from elasticflow.snapshots.read import load
@@ -131,6 +132,15 @@ def groups(tmp_path: Path, forked: ForkedPrograms) -> Iterator[Any]:
         group.kill()
 
 
+class StandIn(SimpleNamespace):
+    """A stand-in for a worker that has a whole model."""
+
+    @property
+    def layout(self) -> ShardLayout:
+        """The place of its rank among the ranks."""
+        return ShardLayout(self.world_size, self.rank)
+
+
 @pytest.fixture
 def me() -> Any:
     """Return a stand-in for the worker of a plain process; `events` holds what it logged."""
@@ -161,7 +171,7 @@ def me() -> Any:
     generators.rest()
     vote = Vote()
     vote.when("random", generators.look)
-    stand_in = SimpleNamespace(
+    stand_in = StandIn(
         rank=0, local_rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"), wanted_device="auto", seed=11, vote=vote, scalar_names=[],
         random_version=2, started_at=None, events=events, logged_once=set(), trajectory_recorder=None,
         event=event, event_once=event_once, gather_text=lambda text: [text], reseed=lambda: None, barrier=lambda: None,
@@ -170,5 +180,6 @@ def me() -> Any:
         generators=generators, stoppable=stopping.Stoppable(vote), stopped=None, agree_to_stop=agree_to_stop,
         leave_untrained=lambda: None, leaves_untrained=False,
         moments=Moments(), listen=lambda: None, generation=1, dataset=None, is_exact=False,
+        sharding=None,
     )  # fmt: skip
     return stand_in

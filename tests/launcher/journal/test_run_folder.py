@@ -31,6 +31,7 @@ def test_full_disk_interrupts_the_launch_and_says_so(tmp_path: Path) -> None:
         plan=SimpleNamespace(
             script=None,
             nodes_min=1,
+            shard=1,
             nodes_max=1,
             env={},
             env_secrets=(),

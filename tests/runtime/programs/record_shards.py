@@ -31,7 +31,9 @@ def record(name: str, model: nn.Module) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     progress = SimpleNamespace(after_step=None)
     worker: Any = SimpleNamespace(rank=RANK, generation=1, world_size=WORLD_SIZE, progress=progress)
-    state: Any = SimpleNamespace(model=model, optimizers={"optimizer": optimizer}, ema=None)
+    state: Any = SimpleNamespace(
+        model=model, optimizers={"optimizer": optimizer}, ema=None, reshard=lambda: None
+    )
     recorder = TrajectoryRecorder.from_environment({"ELASTICFLOW_WITNESS": str(FOLDER / name)}, worker)
     assert recorder is not None
     recorder.begin(state, at(0), is_exact=False)
