@@ -98,11 +98,12 @@ def work(options: argparse.Namespace) -> None:
     if shard:
         run.wrap(ours, blocks=ours.blocks)
     own = torch.optim.AdamW(ours.parameters(), lr=1e-4)
-    run.keep(model=ours, optimizer=own)
     plain: Any = None
     theirs: Any = None
     if options.kind == "paired":
         plain, theirs = plainly_sharded(GPT(config))
+    others = {} if plain is None else {"plain": plain, "theirs": theirs}
+    run.keep(model=ours, optimizer=own, **others)
     data = torch.randint(
         0, WORDS, (workers * options.steps, LENGTH), generator=torch.Generator().manual_seed(1)
     )
