@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.process.shard_layout import ShardLayout
 
+_NO_MORE = -1  # in place of a block's number: a round's forwards are made
 _ORDER_BITS = 0xFFFFFF  # a float32 holds so many bits of a whole number exactly
 
 
@@ -104,14 +105,18 @@ class ShardedExactStep(ReplicatedStep):
             place = self._mine[number] if number < len(self._mine) else None
             data, count = next(pieces) if place is not None else (None, 0)
             self._give_spare(data)
-            self._exchange.begin_round(leaves, is_last=number == len(self._rounds) - 1)
-            given = self._run_round(place, data, count, batch.samples)
-            self._exchange.end_round()
+            given = None
+            # Without a spare no rank has samples: those that should have some ask for the end of training.
+            if self._spare is not None:
+                self._exchange.begin_round(leaves, is_last=number == len(self._rounds) - 1)
+                given = self._run_round(place, data, count, batch.samples)
+                self._exchange.end_round()
             with mark("exchange"):
                 self._push_rows(leaves, place, given)
         with mark("exchange"):
             (total,) = self._rows.total()
-            self._exchange.finish()
+            if self._spare is not None:
+                self._exchange.finish()
         row, carried = total[: len(self._row)], self._unpacked(total[len(self._row) :])
         result = StepRow.from_sums(self._read(row))
         self._buffers.end(carried, result.extra[0])
@@ -166,7 +171,9 @@ class ShardedExactStep(ReplicatedStep):
                 try:
                     self._training_step(self._model, self._spare)
                 except StopTraining as stop:
-                    raise _stopped_within() from stop
+                    if not calls.has_begun:
+                        raise _stopped_at_once() from stop
+                    # After the model has returned the request is that of the rank whose samples these are.
         if calls.is_within or not calls.made:
             raise _stopped_within()
         if not calls.outputs:
@@ -188,7 +195,7 @@ class ShardedExactStep(ReplicatedStep):
             return
         self._is_first = False
         has_some = self._worker.gather_text("" if self._spare is None else "yes")
-        if all(has_some):
+        if all(has_some) or not any(has_some):
             return
         source = has_some.index("yes")
         box = [transfer_to(torch.device("cpu")).move(self._spare) if self._worker.rank == source else None]
@@ -239,10 +246,18 @@ def _stopped_within() -> StateError:
     )
 
 
+def _stopped_at_once() -> StateError:
+    return StateError(
+        "StopTraining was raised before this process called a sharded model for the first time, and the other ranks wait for that call",
+        "raise StopTraining after the model has returned, or call run.stop(reason) before run.gradients",
+    )
+
+
 class _Calls:
     """Watches the forwards of a round: the model's calls, the order of its blocks in them, and its outputs.
 
-    Every round has the same order on every rank: a block that is left out is noticed before the others wait for it.
+    Every round has the same order on every rank: a block that is left out is noticed before the others wait for it. In the first
+    round the ranks of a replica compare each call before torch gathers the block, later each rank looks at its own order.
 
     Attributes:
         known: Arguments of each call of the model in the last round of this rank's own; None before the first one.
@@ -252,7 +267,8 @@ class _Calls:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._device = next(model.parameters()).device
+        first: Any = next(model.parameters())
+        self._device, self._group = first.device, first.device_mesh.get_group()
         self.known: list[tuple[Any, Any]] | None = None
         self._expected: list[int] | None = None
         # Before torch's own hook, which waits for the other ranks.
@@ -261,6 +277,11 @@ class _Calls:
             module.register_forward_pre_hook(lambda *_, number=number: self._note(number), prepend=True)
         model.register_forward_hook(self._leave)
         self.begin()
+
+    @property
+    def has_begun(self) -> bool:
+        """True if the model has been called in this round."""
+        return self.is_within or self.made > 0
 
     def begin(self) -> None:
         """Begin a round."""
@@ -276,6 +297,7 @@ class _Calls:
             StateError: some were not.
         """
         if self._expected is None:
+            self._require_same(_NO_MORE)
             self._expected = list(self._order)
         if self._order != self._expected:
             raise _other_order()
@@ -289,9 +311,19 @@ class _Calls:
     def _note(self, number: int) -> None:
         place = len(self._order)
         self._order.append(number)
+        if self._expected is None:
+            self._require_same(number)
         if self._expected is None or self._is_in_backward or self._expected[place : place + 1] == [number]:
             return
         raise _other_order()
+
+    def _require_same(self, number: int) -> None:
+        """Make sure that all ranks of the replica are about to call the same block. Collective among them."""
+        mine = torch.tensor([number, -number], device=self._device)
+        dist.all_reduce(mine, dist.ReduceOp.MAX, group=self._group)
+        most, least = mine.tolist()
+        if most != -least:
+            raise _other_order()
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         del module
@@ -312,7 +344,7 @@ def _detached(value: Any) -> Any:
 
 def _other_order() -> StateError:
     return StateError(
-        "a forward of a sharded model called its blocks in another order than before, or left some of them out",
+        "a forward of a sharded model called its blocks in another order than before or than another rank, or left some of them out",
         "a forward calls the same blocks on every rank and in every step, whatever its data and its random draws are",
     )
 

@@ -30,10 +30,15 @@ parser.add_argument(
 )
 parser.add_argument("--term-at", type=int, help="rank 0 gets SIGTERM during this step")
 parser.add_argument(
-    "--stop", default="", help="before, within or after: where the last rank raises StopTraining in step 3"
+    "--stop",
+    default="",
+    help="before, within or after: where the last rank raises StopTraining; data: as every rank reads samples",
 )
+parser.add_argument("--stop-at", type=int, default=3, help="step of --stop before, within and after")
 parser.add_argument(
-    "--odd", default="", help="unused, skipped, optimizer, fused, tied, scalar, list: what is refused"
+    "--odd",
+    default="",
+    help="unused, skipped, skipped at once, optimizer, fused, tied, scalar, list: what is refused",
 )
 args = parser.parse_args()
 
@@ -42,8 +47,8 @@ at = {"step": 0}
 
 
 def maybe_stop(where: str) -> None:
-    """Raise StopTraining on the last rank in step 3, if asked."""
-    if (where, at["step"]) == (args.stop, 3) and run.rank == run.world_size - 1:
+    """Raise StopTraining on the last rank, if asked."""
+    if (where, at["step"]) == (args.stop, args.stop_at) and run.rank == run.world_size - 1:
         raise ef.StopTraining("good enough")
 
 
@@ -89,7 +94,8 @@ class Net(nn.Module):
         for number, block in enumerate(self.blocks):
             if number == 1:
                 maybe_stop("within")
-            if not (args.odd == "skipped" and number == 1 and run.rank == 1 and at["step"] == 2):
+            skips = (args.odd, at["step"]) in (("skipped", 2), ("skipped at once", 1))
+            if not (skips and number == 1 and run.rank == 1):
                 x = block(x)
         scores: Tensor = self.head(self.last(self.frozen(x)))
         return scores
@@ -102,6 +108,8 @@ class Sentences:
         return int(args.samples)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if args.stop == "data" and at["step"]:
+            raise ef.StopTraining("good enough")
         words = torch.randint(0, WORDS, (4,), generator=torch.Generator().manual_seed(index))
         words[0] = torch.randint(0, WORDS, ())
         return words, int(words.sum()) % WORDS

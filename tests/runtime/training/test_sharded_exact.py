@@ -115,12 +115,35 @@ def test_stop_training_around_a_forward_ends_all_ranks(groups: Callable[..., Gro
 
 
 @e2e
+def test_data_that_ends_training_before_any_rank_has_samples(groups: Callable[..., Group]) -> None:
+    """The first step of a process has nothing to repeat for nothing, on any rank."""
+    group = groups("run", PROGRAM)
+    ended = group.run(3, "--shard", "3", "--stop", "data")
+    assert [0, 0, 0] == ended.codes
+    assert [] == group.lines("step")
+
+
+@e2e
+def test_stop_training_for_samples_that_count_nothing_asks_for_nothing(groups: Callable[..., Group]) -> None:
+    """The first batch has samples for rank 0 alone; the last rank repeats them, and its code raises StopTraining."""
+    group = groups("run", PROGRAM)
+    few = ("--samples", "2", "--stop", "after", "--stop-at", "1")
+    assert [0, 0, 0] == group.run(3, "--shard", "3", *few).codes
+    assert [1, 2] == [line["step"] for line in group.lines("step")]
+
+
+@e2e
 @pytest.mark.parametrize(
     ("odd", "said"),
     [
         (("--stop", "within"), "in the midst of a forward of a sharded model"),
         (("--odd", "unused"), "takes no part in the loss of a virtual shard"),
+        (
+            ("--stop", "before", "--stop-at", "1"),
+            "before this process called a sharded model for the first time",
+        ),
         (("--odd", "skipped"), "called its blocks in another order than before"),
+        (("--odd", "skipped at once"), "called its blocks in another order than before"),
         (("--odd", "optimizer"), "not known to treat each element of a parameter by itself"),
         (("--odd", "fused"), "fused=True"),
         (("--odd", "tied"), "is the same parameter as"),
