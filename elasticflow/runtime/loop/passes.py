@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.loop.movers import Movers
-from elasticflow.runtime.process.torch_private import version_of
+from elasticflow.runtime.process.torch_private import has_gathered_gradients, version_of
 from elasticflow.runtime.training.several_optimizers import parameters_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -40,6 +40,7 @@ class Pass:
         self._has_moved = self._has_settled = self._was_pending = False
         self._buffers: list[Tensor] = []
         self._parameters: Callable[[], Iterable[Tensor]] = tuple
+        self._sharded_modules: Sequence[Any] = ()
         self._scaler: Any = None
         self._movers: Movers | None = None
         self._buffer_versions = self._scale_version = 0
@@ -49,6 +50,7 @@ class Pass:
         owners = list(state.optimizers.values())
         self._buffers, self._scaler = list(state.model.buffers()), scaler
         self._parameters = lambda: parameters_of(owners)
+        self._sharded_modules = state.sharded_modules
         for optimizer in owners:
             optimizer.register_step_post_hook(self._note_move)
         self._movers = Movers(state)
@@ -99,7 +101,9 @@ class Pass:
         """
         if self._has_moved or self._version_of_scale() != self._scale_version:
             return False
-        return any(parameter.grad is not None for parameter in self._parameters())
+        return any(parameter.grad is not None for parameter in self._parameters()) or any(
+            map(has_gathered_gradients, self._sharded_modules)
+        )
 
     @property
     def holds_gradients(self) -> bool:

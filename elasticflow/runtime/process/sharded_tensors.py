@@ -9,9 +9,11 @@ writes the local part (seen in torch 2.13). So all code that looks at memory loo
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -79,27 +81,45 @@ def box_of(tensor: Tensor, name: str) -> Box | None:
         raise StateError(
             f"{name} is a DTensor without elements, of which no rank could store a row", "leave it out"
         )
-    # As `torch.chunk` cuts: the last parts may be smaller or empty.
-    size = -(-shape[0] // shards.degree)
-    begin, end = (min(shape[0], number * size) for number in (shards.shard, shards.shard + 1))
-    if local_of(tensor).shape != (end - begin, *shape[1:]):
+    box = _cut(shape, shards)
+    if local_of(tensor).shape != (box.end - box.begin, *shape[1:]):
         raise StateError(
             f"{name} is a DTensor of shape {shape}, and part {shards.shard} of {shards.degree} has shape "
             f"{tuple(local_of(tensor).shape)}: it is not cut into even rows",
             _PLAIN,
         )
+    return box
+
+
+def box_among(tensor: Tensor, name: str, shape: tuple[int, ...]) -> Box:
+    """Return the rows that this rank would hold of a tensor of *shape* that is shared out among the ranks of a DTensor.
+
+    Raises:
+        StateError: as by `box_of`.
+    """
+    return _cut(shape, _shards_of(tensor, name))
+
+
+def _cut(shape: tuple[int, ...], shards: Shards) -> Box:
+    # As `torch.chunk` cuts: the last parts may be smaller or empty.
+    size = -(-shape[0] // shards.degree)
+    begin, end = (min(shape[0], number * size) for number in (shards.shard, shards.shard + 1))
     return Box(shape, begin, end, shards)
 
 
-def like(rows: Tensor, tensor: Tensor) -> Tensor:
-    """Return a DTensor that is shared out as *tensor* is, and has *rows* as its local part; no communication."""
+def like(rows: Tensor, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return a DTensor of *shape* that is shared out as *tensor* is, and has *rows* as its local part; no communication."""
     from torch.distributed.tensor import DTensor
 
-    # Without shape and stride torch would infer them, wrongly for uneven rows.
+    # Without shape and stride torch would infer them, wrongly for uneven rows. The rows lie in memory one after the other.
     made: Tensor = DTensor.from_local(
-        rows, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()  # type: ignore[attr-defined]
+        rows, tensor.device_mesh, tensor.placements, run_check=False, shape=torch.Size(shape), stride=_strides_of(shape)  # type: ignore[attr-defined]
     )  # fmt: skip
     return made
+
+
+def _strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 def is_over_all_ranks(tensor: Any) -> bool:

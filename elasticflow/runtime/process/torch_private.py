@@ -58,6 +58,7 @@ __all__ = [
     "foreach_copy_",
     "foreach_div_",
     "forget_loader_process",
+    "has_gathered_gradients",
     "has_plain_state",
     "is_accelerator_refused",
     "is_compiled",
@@ -181,6 +182,23 @@ def replace_total_norm(norm: Callable[..., Tensor]) -> None:
 
 # The part of a DTensor that this rank holds. `to_local` gives another view of it each time, as a step of autograd.
 local_tensor_of: Callable[[Any], Tensor] = operator.attrgetter("_local_tensor")
+
+
+def has_gathered_gradients(module: Any) -> bool:
+    """True if a module that `fully_shard` was called with holds gradients that no rank has passed on to the others.
+
+    `set_requires_gradient_sync(False)` has the backward leave them with the gathered parameters: the sharded ones, which all
+    other code sees, have none.
+    """
+    use = "to see gradients that a sharded model accumulates"
+    state = module._get_fsdp_state()
+    _require_attributes(state, ["_fsdp_param_groups"], use)
+    for parameter in (each for group in state._fsdp_param_groups for each in group.fsdp_params):
+        _require_attributes(parameter, ["unsharded_accumulated_grad"], use)
+        gathered = getattr(parameter, "_unsharded_param", None)  # before the first forward there is none
+        if parameter.unsharded_accumulated_grad is not None or getattr(gathered, "grad", None) is not None:
+            return True
+    return False
 
 
 def storage_id(tensor: Tensor) -> int:

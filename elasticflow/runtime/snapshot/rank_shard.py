@@ -127,7 +127,10 @@ class ShardPlanner:
         return balanced(sizes, self._world_size, captured.frozen, captured.local)[self._rank]
 
     def _pieces_of(self, captured: Captured) -> list[str]:
-        """Return the keys of the pieces that this rank stores: its holders share them, by the sizes of the whole tensors."""
+        """Return the keys of the pieces that this rank stores: its holders share them, by the sizes of the whole tensors.
+
+        Those of the job's own objects are all of one replica: the first.
+        """
         shards = captured.shards
         if not captured.boxes:
             return []
@@ -135,7 +138,8 @@ class ShardPlanner:
             key: math.prod(box.shape) * captured.tensors[key].element_size()
             for key, box in captured.boxes.items()
         }
-        mine = balanced(sizes, len(shards.holders), captured.frozen)[shards.holders.index(self._rank)]
+        plan = balanced(sizes, len(shards.holders), captured.frozen, captured.local)
+        mine = plan[shards.holders.index(self._rank)]
         return [key for key in mine if captured.tensors[key].numel()]
 
 

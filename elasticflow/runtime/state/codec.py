@@ -10,13 +10,14 @@ import math
 from abc import abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.process.sharded_tensors import box_of, is_sharded, local_of
+from elasticflow.runtime.process.sharded_tensors import box_among, box_of, is_sharded, local_of
 from elasticflow.runtime.process.sharded_tensors import like as like_dtensor
 from elasticflow.runtime.state.tensors import (
     BY_NAME,
@@ -27,10 +28,10 @@ from elasticflow.runtime.state.tensors import (
     refusal,
 )
 from elasticflow.snapshots.format import state_json
-from elasticflow.snapshots.format.state_json import StateMark, UnknownMarkError
+from elasticflow.snapshots.format.state_json import Ref, StateMark, UnknownMarkError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from elasticflow.runtime.process.sharded_tensors import Box
     from elasticflow.runtime.state.tensors import Identity
@@ -161,6 +162,10 @@ class StoredTensors(Mapping[str, Tensor]):
         """Return the shape of the whole tensor."""
         return self._whole[key].shape
 
+    def is_in_pieces(self, key: str) -> bool:
+        """True if the tensor was sharded when it was stored."""
+        return self._whole[key].pieces[0].piece is not None
+
     def rows(self, key: str, begin: int, end: int) -> Tensor:
         """Return rows `[begin, end)` of a tensor, in memory of their own: no other rows are read."""
         whole = self._whole[key]
@@ -211,12 +216,20 @@ class Decoder:
         memory_formats: How tensors that are not contiguous are to lie.
         copies: Give tensors memory of their own, laid out as they were; False for values that are copied anyway.
             A tensor that stood in two places is one tensor again.
+        sharded: A sharded tensor of the job, if it has any: a tensor that lies in pieces, and whose place no tensor of the job
+            has yet, is shared out among the same ranks.
     """
 
     def __init__(
-        self, tensors: Mapping[str, Tensor], memory_formats: Mapping[str, str], *, copies: bool
+        self,
+        tensors: Mapping[str, Tensor],
+        memory_formats: Mapping[str, str],
+        *,
+        copies: bool,
+        sharded: Tensor | None = None,
     ) -> None:
         self._tensors, self._memory_formats, self._copies = tensors, memory_formats, copies
+        self._sharded = sharded
         self._made: dict[tuple[str, int | None, bool], Tensor] = {}
         self._packed: dict[str, Tensor] = {}
 
@@ -226,20 +239,63 @@ class Decoder:
         Args:
             value: JSON.
             like: A tensor of the job; if it is sharded, tensors of its shape are shared out as it is, and only this rank's
-                rows of them are read.
+                rows of them are read. If it is not, every rank has all of them.
 
         Raises:
             StateError: another version of elasticflow wrote it.
         """
-        sharded = like if like is not None and is_sharded(like) else None
+        return self._decode(value, lambda ref: self._tensor(ref.key, ref.index, like))
+
+    def decode_over(self, value: Any, live: Callable[[], Any]) -> Any:
+        """Return the value that was encoded as *value*; its tensors are shared out as those at the same places of *live* are.
+
+        Args:
+            value: JSON.
+            live: Reads the state of the job that the value will take the place of; called only if the job is sharded and the value
+                has tensors.
+
+        Raises:
+            StateError: as by `decode`.
+        """
+        if self._sharded is None:
+            return self.decode(value)
+        found = self._decode(value, lambda ref: ref)
+        if all(ref.index is not None for _, ref in state_json.refs(found)):
+            return self.decode(value)
+        return self._filled(found, live())
+
+    def _decode(self, value: Any, tensor: Callable[[Ref], Any]) -> Any:
         try:
-            return state_json.decode(value, lambda ref: self._tensor(ref.key, ref.index, sharded))
+            return state_json.decode(value, tensor)
         except UnknownMarkError as error:
             raise StateError(error.message) from None
 
-    def _tensor(self, key: str, index: int | None, sharded: Tensor | None) -> Tensor:
-        if sharded is not None and (index is not None or self._shape_of(key) != tuple(sharded.shape)):
-            sharded = None
+    def _filled(self, value: Any, live: Any) -> Any:
+        match value:
+            case Ref():
+                return self._tensor(value.key, value.index, live if isinstance(live, Tensor) else None)
+            case dict():
+                inside = live if isinstance(live, dict) else {}
+                made = {key: self._filled(item, inside.get(key)) for key, item in value.items()}
+                return Counter(made) if isinstance(value, Counter) else made
+            case list() | tuple():
+                rest = live if isinstance(live, list | tuple) else ()
+                pairs = zip_longest(value, rest[: len(value)])
+                return type(value)(self._filled(item, other) for item, other in pairs)
+            case _:
+                return value
+
+    def _sharded_like(self, key: str, index: int | None, like: Tensor | None) -> Tensor | None:
+        """Return the tensor among whose ranks a stored one is shared out; None: every rank has all of it."""
+        if index is not None or (like is not None and not is_sharded(like)):
+            return None
+        if like is not None and self._shape_of(key) == tuple(like.shape):
+            return like
+        is_in_pieces = isinstance(self._tensors, StoredTensors) and self._tensors.is_in_pieces(key)
+        return self._sharded if is_in_pieces else None
+
+    def _tensor(self, key: str, index: int | None, like: Tensor | None) -> Tensor:
+        sharded = self._sharded_like(key, index, like)
         made = self._made.get((key, index, sharded is not None))
         if made is None:
             if sharded is not None:
@@ -255,13 +311,13 @@ class Decoder:
         return tuple(self._tensors[key].shape)
 
     def _part(self, key: str, sharded: Tensor) -> Tensor:
-        box = box_of(sharded, key)
-        assert box is not None
+        shape = self._shape_of(key)
+        box = box_among(sharded, key, shape)
         if isinstance(self._tensors, StoredTensors):
             rows = self._tensors.rows(key, box.begin, box.end)
         else:
             rows = self._tensors[key][box.begin : box.end].clone()
-        return like_dtensor(rows.to(local_of(sharded).device), sharded)
+        return like_dtensor(rows.to(local_of(sharded).device), sharded, shape)
 
     def _whole(self, key: str) -> Tensor:
         stored, layout = self._tensors[key], self._memory_formats.get(key)

@@ -105,7 +105,7 @@ def decoded(stateful: Any, content: Any, view: codec.Decoder, own: codec.Decoder
     if isinstance(stateful, Optimizer):
         return _decoded_optimizer(stateful, content, own)
     if not isinstance(stateful, nn.Module):
-        return own.decode(content)
+        return own.decode_over(content, lambda: _state_now(stateful))
     # Loading a module copies into its own tensors; what `get_extra_state` gave it keeps, as other objects keep all.
     live = stateful.state_dict()
     return {
@@ -125,6 +125,13 @@ def _decoded_optimizer(optimizer: Optimizer, content: Any, own: codec.Decoder) -
     of_parameters = dict(enumerate(parameters))
     state = {own.decode(key): own.decode(value, of_parameters.get(key)) for key, value in pairs}
     return {key: state if key == "state" else own.decode(value) for key, value in content.items()}
+
+
+def _state_now(stateful: Any) -> Any:
+    try:
+        return stateful.state_dict()
+    except Exception:  # noqa: BLE001  # the job's own object, which may have no state before it has loaded one
+        return None
 
 
 def _tensor_or_none(value: Any) -> Tensor | None:

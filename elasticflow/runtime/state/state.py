@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.process.sharded_tensors import NOT_SHARDED, local_of, sharded_modules
+from elasticflow.runtime.process.sharded_tensors import NOT_SHARDED, is_sharded, local_of, sharded_modules
 from elasticflow.runtime.state import codec, loading
 from elasticflow.runtime.state.cached_parts import TensorSet, part_of
 from elasticflow.runtime.state.options import JobOptions
@@ -90,6 +90,7 @@ class State:
     Attributes:
         optimizers: By the names of their parts: `optimizer`, or `optimizer.g` and so on.
         options: Options with which the job made its optimizers and schedules.
+        sharded_modules: Modules of all parts that `fully_shard` was called with.
     """
 
     def __init__(
@@ -127,9 +128,8 @@ class State:
         self._tensor_sets: list[TensorSet] = []
         self._captured = Captured({}, {}, {}, {})
         self._names: Names = []
-        self._sharded_modules = [
-            m for each in (model, ema) if each is not None for m in sharded_modules(each)
-        ]
+        kept = [value for value in objects.values() if isinstance(value, nn.Module)]
+        self.sharded_modules = [module for each in kept for module in sharded_modules(each)]
 
     @property
     def objects(self) -> dict[str, Any]:
@@ -139,14 +139,14 @@ class State:
     @property
     def is_sharded(self) -> bool:
         """True if ranks hold parts of the model."""
-        return bool(self._sharded_modules)
+        return bool(sharded_modules(self.model))
 
     def reshard(self) -> None:
         """Have a sharded model's parameters be this rank's parts: after a forward without a backward the root's are gathered.
 
         Every rank may call it by itself: nothing is exchanged.
         """
-        for module in self._sharded_modules:
+        for module in self.sharded_modules:
             module.reshard()
 
     def scalars(self) -> list[Tensor]:
@@ -244,8 +244,12 @@ class State:
                 changed then, but for an object of the job's own that raised while it loaded.
         """
         fault_injection.reach("restore.before_apply")
+        self.reshard()
         self._check_parts(content)
-        view, own = (codec.Decoder(tensors, memory_formats, copies=copies) for copies in (False, True))
+        sharded = next((p for m in self.sharded_modules for p in m.parameters() if is_sharded(p)), None)
+        view, own = (
+            codec.Decoder(tensors, memory_formats, copies=copies, sharded=sharded) for copies in (False, True)
+        )
         parts = {name: part for name, part in self._parts.items() if name in content}
         decoded = {
             name: loading.decoded(part.stateful, content[name], view, own) for name, part in parts.items()

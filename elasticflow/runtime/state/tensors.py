@@ -27,7 +27,7 @@ _PERMUTED = "permuted:"
 # Bytes; torch copies what is larger as fast, and with several threads.
 _SMALL = 256 << 10
 
-Identity = tuple[int, torch.dtype, torch.Size, tuple[int, ...], str, bool, bool]
+Identity = tuple[int | tuple[int, int], torch.dtype, torch.Size, tuple[int, ...], str, bool, bool]
 
 
 def refusal(tensor: Tensor, *, in_place: bool) -> tuple[str, str | None] | None:
@@ -62,10 +62,11 @@ def refusal(tensor: Tensor, *, in_place: bool) -> tuple[str, str | None] | None:
 def identity_of(tensor: Tensor) -> Identity:
     """Return a key that is equal for two tensors if and only if they have the same elements in the same memory."""
     shape = tensor.shape
+    address: int | tuple[int, int]
     if is_sharded(tensor):
         tensor = local_of(tensor)
         # A rank may hold no element of it, and so no memory. Storages tell tied tensors on every rank alike.
-        address = storage_id(tensor) + int(tensor.storage_offset())
+        address = storage_id(tensor), int(tensor.storage_offset())
     else:
         address = tensor.data_ptr()
     return (

@@ -102,6 +102,40 @@ def test_the_same_degree_has_the_same_bits(groups: Callable[..., Group]) -> None
     assert "no other worker holds" in told["reason"]
 
 
+@pytest.mark.parametrize("kind", ["dict", "object"])
+def test_an_average_of_the_loops_own_goes_through_other_degrees(
+    groups: Callable[..., Group], kind: str
+) -> None:
+    """Its parts are stored and loaded as the model's are: by two ranks, three, one that has all of it, and two replicas of two."""
+    group, options = groups("run", PROGRAM), ("--average", kind)
+    ended = group.run(2, "--degree", "2", "--term-at", "3", *options)
+    for world, degree, stop in ((3, 3, "6"), (1, 0, "9"), (4, 2, "12")):
+        before = state_in(ended, "ended")
+        assert any(key.startswith("average.") for key in before)
+        ended = group.run(world, "--degree", str(degree), "--term-at", stop, *options)
+        assert [0] * world == ended.codes
+        assert before == state_in(ended, "restored")
+    newest = group.catalog.newest()
+    assert newest is not None
+    own = {
+        place.file
+        for key, whole in newest.whole.items()
+        if key.startswith("include.average")
+        for place in whole.pieces
+    }
+    assert 2 == len(own)  # the parts of one replica, which alone are known to fit together
+
+
+def test_no_snapshot_is_taken_of_gradients_that_wait_for_others(groups: Callable[..., Group]) -> None:
+    """A pass whose gradients no rank has passed on belongs to the next step: a kill loses none of them, and no number differs."""
+    options = ("--degree", "2", "--accumulate", "--every", "3 steps")
+    whole, parts = groups("whole", PROGRAM), groups("parts", PROGRAM)
+    undisturbed = whole.run(2, *options)
+    assert -9 == parts.run(2, *options, "--kill-at", "8", ends=False).codes[0]
+    assert state_in(undisturbed, "ended") == state_in(parts.run(2, *options), "ended")
+    assert {0} == {found.step % 2 for found in (*whole.catalog.committed(), *parts.catalog.committed())}
+
+
 def test_a_part_that_differs_from_its_replica_is_named(groups: Callable[..., Group]) -> None:
     """Ranks 1 and 3 hold the same rows; a bit of rank 1's is flipped: they are named, and ranks 0 and 2 are not."""
     group = groups("run", PROGRAM)

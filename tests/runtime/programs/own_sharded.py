@@ -34,6 +34,14 @@ parser.add_argument("--width", type=int, default=6)
 parser.add_argument(
     "--stop-in-metric", action="store_true", help="rank 1 raises StopTraining in the evaluation"
 )
+parser.add_argument(
+    "--average", choices=("dict", "object"), help="the loop's own average of the weights, part by part"
+)
+parser.add_argument(
+    "--accumulate",
+    action="store_true",
+    help="the optimizer moves in every second pass; no exchange in the others",
+)
 parser.add_argument("--cut", default="rows", help="columns: along the second dimension")
 args = parser.parse_args()
 
@@ -126,10 +134,28 @@ def whole_state() -> dict[str, list[Any]]:
     tensors = dict(model.state_dict())
     for parameter, state in optimizer.state.items():
         tensors |= {f"{names[parameter]}.{key}": value for key, value in state.items()}
+    if args.average:
+        tensors |= {f"average.{name}": tensor for name, tensor in average.weights.items()}
     return {
         name: (tensor.full_tensor() if is_sharded(tensor) else tensor).tolist()
         for name, tensor in sorted(tensors.items())
     }
+
+
+class Average:
+    """An average of the weights that has a state of its own."""
+
+    def __init__(self) -> None:
+        self.weights: dict[str, Tensor] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take a state."""
+        for name, weight in self.weights.items():
+            weight.copy_(state["weights"][name])
 
 
 run = ef.join(seed=7, every=args.every, threads=1)
@@ -138,7 +164,11 @@ model = Net()
 if args.degree:
     shard(model)
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.05)
-run.keep(model=model, optimizer=optimizer)
+average = Average()
+if args.average:
+    average.weights |= {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+own: dict[str, Any] = {"dict": {"average": average.weights}, "object": {"average": average}}
+run.keep(model=model, optimizer=optimizer, **own.get(args.average, {}))
 if run.position.step:
     state = whole_state()
     if run.rank == 0:
@@ -148,7 +178,11 @@ for batch in run.batches(Sentences(), size=12, epochs=args.epochs):
         dying.die_once_committed()
     if run.rank == 0 and batch.end.step == args.term_at:
         os.kill(os.getpid(), signal.SIGTERM)
-    optimizer.zero_grad()
+    moves = not args.accumulate or batch.end.step % 2 == 0
+    if not args.accumulate:
+        optimizer.zero_grad()
+    elif args.degree:
+        model.set_requires_gradient_sync(moves)  # type: ignore[operator]  # fully_shard has made it an FSDPModule
     tokens, targets = batch.inputs, batch.targets
     loss = cross_entropy(model(tokens), targets)
     torch.autograd.backward(loss * batch.share)
@@ -156,7 +190,12 @@ for batch in run.batches(Sentences(), size=12, epochs=args.epochs):
         for parameter in model.parameters():
             if parameter.grad is not None:
                 torch.distributed.all_reduce(parameter.grad, torch.distributed.ReduceOp.AVG)
-    optimizer.step()
+    if moves:
+        optimizer.step()
+        if args.accumulate:
+            optimizer.zero_grad()
+    for name, weight in average.weights.items():
+        weight.lerp_(model.get_parameter(name).detach(), 0.1)
     if run.rank == 1 and batch.end.step == args.flip_at:
         from elasticflow.runtime.snapshot.replicas import flip
 
