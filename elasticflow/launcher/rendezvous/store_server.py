@@ -237,6 +237,8 @@ class StoreServer:
     async def _serve(self) -> None:
         accepting = asyncio.create_task(self._accept_all())
         done, _ = await asyncio.wait((accepting, self._end), return_when=asyncio.FIRST_COMPLETED)
+        # From here on a connection that came is one that `greet` cuts: none may be left open without a server.
+        self._loop.remove_reader(self._listener)
         for client in tuple(self._clients):
             client.transport.abort()
         for each in done:
@@ -269,7 +271,10 @@ class StoreServer:
                 await asyncio.sleep(_ACCEPT_AGAIN_S if is_full else 0.0)
 
     def greet(self, client: _Client) -> None:
-        """Have *client*, which has connected, prove that it knows the token."""
+        """Have *client*, which has connected, prove that it knows the token; after the end, cut its connection."""
+        if self._end.done():
+            client.transport.abort()
+            return
         if len(self._greeting) >= _MOST_GREETING:
             self._refuse(next(iter(self._greeting)), "too many came at a time")
         self._clients.add(client)

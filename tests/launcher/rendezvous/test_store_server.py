@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import gc
 import socket
 import subprocess
 import sys
 import threading
 import time
+import warnings
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Never
 
@@ -238,6 +241,40 @@ def test_end_of_the_server_is_seen_by_all(served: tuple[StoreServer, StoreAddres
             client.check([key])
     with pytest.raises(StoreLostError):
         TcpControlStore(address)
+
+
+def test_connection_that_comes_while_the_server_ends_is_cut() -> None:
+    """Nothing is left open in the process, in which the other end would wait for ever."""
+    left: list[str] = []
+    for number in range(20):
+        listener = socket.create_server(("127.0.0.1", 0))
+        server = StoreServer(listener)
+        come, thread = _come_again_and_again(listener.getsockname())
+        time.sleep(number / 5000)
+        server.close()
+        thread.join(60)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            del server
+            gc.collect()
+        left += [str(each.message) for each in told if each.category is ResourceWarning]
+        for connection in come:
+            connection.close()
+    assert [] == left
+
+
+def _come_again_and_again(address: tuple[str, int]) -> tuple[list[socket.socket], threading.Thread]:
+    """Return the connections that a thread makes until it is refused, and the thread."""
+    come: list[socket.socket] = []
+
+    def connect() -> None:
+        with suppress(OSError):
+            while True:
+                come.append(socket.create_connection(address, timeout=5))
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    return come, thread
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_run_that_was_started_elsewhere_ends_at_its_first_fenced_snapshot(
     """Where no lock is seen, as on another host: the older one says why, without `finished` and without a traceback."""
     store = ("--snapshots", str(tmp_path / "store"))
     older = start("older", *store, "--steps", "100000", "--pause", "0.05")
-    wait_until(lambda: any(tmp_path.glob("store/**/MANIFEST.json")), LIMIT_S)
+    wait_until(lambda: any(tmp_path.glob("store/by-hand/snapshots/[0-9]*")), LIMIT_S)
     newer = start("newer", *store, "--steps", "100000", "--pause", "0.05")
     code = older.wait(LIMIT_S)
     told = older.stderr.read_text()
