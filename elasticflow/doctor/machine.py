@@ -117,18 +117,14 @@ def _shared_memory(needs: Needs, folder: Path) -> CheckResult:
     try:
         facts = os.statvfs(folder)
     except OSError:
-        meaning = "loader processes hand their batches over there"
-        return CheckResult(
-            _TOPIC, name, "warning", f"there is no {folder}", meaning, "set dataset.num_workers = 0"
-        )
+        meaning = "NCCL hands data from one GPU of a machine to another there"
+        return CheckResult(_TOPIC, name, "warning", f"there is no {folder}", meaning, "mount a tmpfs there")
     free = facts.f_bavail * facts.f_frsize
     fact = f"{size(free)} free in {folder}"
-    if free >= _SHARED or needs.loaders == 0:
+    if free >= _SHARED or needs.workers == 1:
         return ok(_TOPIC, name, fact)
-    meaning = 'loader processes hand their batches over there; where it is full they die of "Bus error"'
-    remedy = (
-        "docker run --shm-size=2g, an emptyDir of medium Memory on Kubernetes, or dataset.num_workers = 0"
-    )
+    meaning = "NCCL hands data from one GPU of a machine to another there, and fails where it is full"
+    remedy = "docker run --shm-size=2g, or an emptyDir of medium Memory on Kubernetes"
     return CheckResult(_TOPIC, name, "warning", fact, meaning, remedy)
 
 

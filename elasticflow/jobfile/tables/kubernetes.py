@@ -155,7 +155,7 @@ class KubernetesTable(Table):
     )
     shared_memory: SizeText | None = Field(
         default=None,
-        description="Maximum size of /dev/shm, for loader processes and snapshots; default: all of the pod's memory.",
+        description="Maximum size of /dev/shm, where NCCL hands data from GPU to GPU; default: all of the pod's memory.",
         examples=["16 GiB"],
     )
     volumes: dict[DnsLabel, VolumeTable] = Field(

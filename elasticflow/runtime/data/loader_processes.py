@@ -12,6 +12,7 @@ import threading
 import traceback
 import weakref
 from contextlib import suppress
+from functools import partial
 from multiprocessing import connection
 from multiprocessing.queues import Queue
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -21,8 +22,14 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from elasticflow.errors import DatasetError, LoaderProcessError, WorkerError
 from elasticflow.runtime.data import notes
-from elasticflow.runtime.process.torch_private import LOADER_TIMED_OUT, is_next_delivered, loader_processes_of
+from elasticflow.runtime.process.torch_private import (
+    LOADER_TIMED_OUT,
+    is_next_delivered,
+    loader_processes_of,
+    share_batches_by,
+)
 from elasticflow.system.processes import LOADER, die_with_parent, set_name
+from elasticflow.system.shared_memory import memory_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -33,11 +40,9 @@ if TYPE_CHECKING:
 _OUT_OF_MEMORY = (
     "the kernel does that when memory runs out: lower dataset.num_workers, or use smaller batches"
 )
-_OUT_OF_SHARED_MEMORY = (
-    "shared memory was used up: make /dev/shm larger (docker run --shm-size), or lower dataset.num_workers"
-)
 _CRASHED = "a library that the dataset uses crashed: the process's stack is in the rank's standard error"
-_REMEDIES = {signal.SIGKILL: _OUT_OF_MEMORY, signal.SIGBUS: _OUT_OF_SHARED_MEMORY}
+_CUT_SHORT = "a file that it had mapped to memory has become shorter, or /dev/shm is full (torch's sharing strategy `file_system`)"
+_REMEDIES = {signal.SIGKILL: _OUT_OF_MEMORY, signal.SIGBUS: _CUT_SHORT}
 _IGNORED = (signal.SIGTERM, signal.SIGINT)
 _NOTHING = -1
 _DYING_S = 2.0
@@ -230,6 +235,8 @@ class _EnterProcess:
             faulthandler.enable()
         # Else a batch that cannot be sent is dropped, and the worker waits for it for ever.
         Queue._on_queue_feeder_error = staticmethod(_end)  # type: ignore[attr-defined]  # noqa: SLF001
+        if sys.platform == "linux":
+            share_batches_by(partial(memory_file, "batch"))
         set_name(LOADER)
         die_with_parent(self._parent)
 

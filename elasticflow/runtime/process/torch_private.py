@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import os
 import pkgutil
 import queue
 from contextlib import contextmanager
@@ -69,6 +70,7 @@ __all__ = [
     "precompile_headers_if",
     "replace_total_norm",
     "scale_of",
+    "share_batches_by",
     "state_hooks_of",
     "storage_id",
     "tables_of",
@@ -248,6 +250,45 @@ def forget_loader_process() -> None:
             "torch.utils.data._utils.worker._worker_info", "to read data shards in loader processes"
         )
     worker._worker_info = None
+
+
+def share_batches_by(new_file: Callable[[], int]) -> None:
+    """Have this loader process hand its batches over in files that *new_file* opens, and not in `/dev/shm`.
+
+    Torch gives a file there its name for as long as it takes to reserve the memory: a process that is killed meanwhile
+    leaves both. And containers have 64 MiB there unless somebody has asked for more. Has no effect where the program
+    has chosen torch's other way of sharing, `file_system`.
+    """
+    storage: Any = torch.UntypedStorage
+    if any(
+        not hasattr(storage, name) for name in ("_new_shared_fd_cpu", "_share_fd_cpu_", "_swap_data_ptr_")
+    ):
+        raise _changed("torch.UntypedStorage._new_shared_fd_cpu", "to read data in loader processes")
+    new_of_torch, share = storage._new_using_fd_cpu, storage._share_fd_cpu_
+
+    def new(size: int) -> Any:
+        if size == 0:  # nothing to map
+            return new_of_torch(size)
+        file = new_file()
+        try:
+            os.posix_fallocate(file, 0, size)  # a lack of memory is an error here, and a SIGBUS later
+            return storage._new_shared_fd_cpu(file, size)
+        finally:
+            os.close(file)
+
+    def share_here(self: Any) -> Any:
+        if not self.is_shared() and self.nbytes():
+            shared = new(self.nbytes())
+            _bytes_of(shared).copy_(_bytes_of(self))
+            self._swap_data_ptr_(shared)
+        return share(self)
+
+    storage._new_using_fd_cpu, storage._share_fd_cpu_ = staticmethod(new), share_here
+
+
+def _bytes_of(storage: Any) -> Tensor:
+    # Copied as tensors: torch's copy of storages keeps Python's lock.
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 def bind_to_cores(mode: str, gpu: int) -> None:
