@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.tables.types import TextWithSecrets
 
 _USUAL_SETTINGS = SnapshotSettings()
-_SHARDING = ("SHARDING",)
 Line = Code | None
 """What stands in a marked line, after what the template has up to `= ` or `return `; None: no line."""
 
@@ -105,8 +104,8 @@ def _made_of_model(job: Job, functions: Mapping[str, Function], forms: CallForms
         "channels_last": "to_channels_last(model)" if job.train.channels_last else None,
         "compile": "model.compile()" if job.train.compile else None,
         "whole_average": average.call() if average is not None and is_sharded else None,
-        "shard_model": call("shard_model", "worker", "model", *_SHARDING) if is_sharded else None,
-        "shard_average": call("shard_model", "worker", "average.module", *_SHARDING)
+        "shard_model": call("shard_model", "worker", "model", "SHARDING") if is_sharded else None,
+        "shard_average": call("shard_model", "worker", "average.module", "SHARDING")
         if average is not None and is_sharded
         else None,
         "optimizer": None if moves else optimizer,

@@ -104,7 +104,7 @@ class StepPlan:
         places = [
             np.arange(offset + low, offset + high, dtype=np.int64)
             for offset, _, _, pieces in planned
-            for low, high in _runs(pieces)
+            for _, low, high in pieces
         ]
         samples = self._schedule.indices(np.concatenate(places)).tolist() if places else []
         steps, begin = [], 0
@@ -156,27 +156,9 @@ def shard_pieces(count: int, full: int, virtual_shards: int, layout: ShardLayout
     A last, small batch fills only as many shards as it can fill as a full one does. Which samples a shard has does
     not depend on the world size.
     """
-    filled = filled_shards(count, full, virtual_shards)
+    filled = virtual_shards if count == full else max(1, count * virtual_shards // full)
     mine = (shard for shard in layout.leaves(virtual_shards) if shard < filled)
     return [Piece((shard, 0), *even_split(count, filled, shard)) for shard in mine]
-
-
-def filled_shards(count: int, full: int, virtual_shards: int) -> int:
-    """Return how many virtual shards have samples in a batch of *count*, where a full one has *full*."""
-    return virtual_shards if count == full else max(1, count * virtual_shards // full)
-
-
-def _runs(pieces: list[Piece]) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of samples of *pieces*, neighbouring ones together."""
-    first = end = None
-    for _, low, high in pieces:
-        if low != end:
-            if first is not None and end is not None:
-                yield first, end
-            first = low
-        end = high
-    if first is not None and end is not None:
-        yield first, end
 
 
 def _batches_after(schedule: IndexSchedule, position: Position) -> Iterator[tuple[int, int, Position]]:

@@ -200,9 +200,10 @@ class Run:
     ) -> nn.Module:
         """Return *model* with its gradients exchanged between ranks in each backward pass. Collective: every rank.
 
-        With `join(shard=...)` the model is sharded among the ranks of each replica, in place, and returned; `Run.gradients` exchanges
-        the gradients. Call it before the optimizer is made. Otherwise, with several ranks the result is DistributedDataParallel, and every rank has rank 0's weights; with a single rank it is
-        *model* itself. `keep` takes the model or the result. In the loop, call the result and multiply the loss by `batch.share`.
+        With `join(shard=...)` the model is sharded among the ranks of each replica, in place, and returned;
+        `Run.gradients` exchanges the gradients. Call it before the optimizer is made. Otherwise, with several ranks the
+        result is DistributedDataParallel, and every rank has rank 0's weights; with a single rank it is *model* itself.
+        `keep` takes the model or the result. In the loop, call the result and multiply the loss by `batch.share`.
 
         Args:
             model: Model on `device`.

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from elasticflow.runtime.state.state import State
     from elasticflow.snapshots.client.memory_tier import RecalledState
     from elasticflow.snapshots.client.staging import StagingClient
+    from elasticflow.snapshots.format.pieces import Span
     from elasticflow.snapshots.format.policy import HasPosition
     from elasticflow.snapshots.format.shard_file import SnapshotRecord, TensorEntry
     from elasticflow.snapshots.memory import Slot
@@ -84,10 +85,11 @@ class HeldTensors(StoredTensors):
 
     def read_into(self, key: str, target: memoryview, begin: int) -> None:
         """Copy bytes of a tensor out of the memory."""
-        done = 0
-        for file, offset, nbytes in self._whole[key].spans(begin, begin + len(target)):
-            target[done : done + nbytes] = self._memories[int(file)][offset : offset + nbytes]
-            done += nbytes
+
+        def read(span: Span, part: memoryview) -> None:
+            part[:] = self._memories[int(span.file)][span.offset : span.offset + span.nbytes]
+
+        self._whole[key].fill(target, begin, read)
 
 
 class MemoryTier:

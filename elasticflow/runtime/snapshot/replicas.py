@@ -108,9 +108,9 @@ class ReplicaCheck:
         if not self._compares:
             return
         if (
-            self._state.is_sharded
+            self._worker.rank == 0
+            and self._state.is_sharded
             and len(self._state.capture().shards.holders) == 1
-            and self._worker.rank == 0
         ):
             reason = "each worker holds rows of the model that no other worker holds"
             self._worker.event(events.REPLICAS_NOT_COMPARED, reason=reason)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from elasticflow.protocol import trajectory_record, worker_environment
-from elasticflow.runtime.process.sharded_tensors import is_sharded, local_of
+from elasticflow.runtime.process.sharded_tensors import box_of, is_sharded, local_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -42,7 +42,7 @@ class TrajectoryRecorder:
     def __init__(self, folder: Path, worker: Worker) -> None:
         self._folder, self._worker = folder, worker
         self._state: State | None = None
-        # The rank's place in rank 0's shard group; 0 where nothing is sharded, None outside of the group.
+        # The shard of the model that this rank records: 0 where nothing is sharded; None: another rank records it.
         self._shard: int | None = None
         self._file = -1
         # Steps after which the run must wait.
@@ -57,9 +57,9 @@ class TrajectoryRecorder:
     def begin(self, state: State, position: Position, *, is_exact: bool) -> None:
         """Record *state* at *position*, before the first step, and *is_exact*: every world size computes the same bits.
 
-        Ranks that do not belong to rank 0's shard group record nothing.
+        Of the ranks that hold the same shard of the model the first one records it.
         """
-        self._state, self._shard = state, _shard_of(state.model, self._worker.rank)
+        self._state, self._shard = state, _recorded_shard(state.model, self._worker.rank)
         if self._shard is None:
             return
         if is_exact and self._shard == 0:
@@ -131,15 +131,12 @@ def _crc(tensor: Tensor) -> int:
     return zlib.crc32(flat.view(torch.uint8).numpy().data)
 
 
-def _shard_of(model: nn.Module, rank: int) -> int | None:
-    """Return the place of *rank* in rank 0's shard group; None if it does not belong to that group."""
-    group = [0]
-    for parameter in model.parameters():
-        if is_sharded(parameter):
-            ranks = parameter.device_mesh.mesh  # type: ignore[attr-defined]  # of several dimensions the last one shards
-            group = ranks.reshape(-1, ranks.shape[-1])[0].tolist()
-            break
-    return group.index(rank) if 0 in group and rank in group else None
+def _recorded_shard(model: nn.Module, rank: int) -> int | None:
+    """Return the number of the shard that *rank* holds and records; None if a lower rank holds and records it, too."""
+    boxes = (box_of(parameter, name) for name, parameter in model.named_parameters())
+    box = next((box for box in boxes if box is not None), None)
+    number, first = (0, 0) if box is None else (box.shards.shard, box.shards.holders[0])
+    return number if rank == first else None
 
 
 def _by_name(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:

@@ -46,8 +46,8 @@ class Captured:
 
     Attributes:
         tree: JSON, with references to tensors.
-        tensors: By key, sorted; the same keys on every rank, and the same shapes but for sharded tensors. The same dict as before as long as they
-            are the same tensors.
+        tensors: By key, sorted; the same keys on every rank, and the same shapes but for sharded tensors. The same dict
+            as before as long as they are the same tensors.
         aliases: Tied tensors: key to the key that is stored.
         memory_formats: How tensors that are not contiguous lie in memory.
         frozen: Keys of the model's parameters that take no gradient.

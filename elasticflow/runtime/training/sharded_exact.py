@@ -2,11 +2,11 @@
 
 A virtual shard's gradient is computed from parameters that torch has gathered whole, so its bits do not depend on how they
 are shared out. In each round the ranks of a replica compute neighbouring virtual shards, and swap rows: every rank
-gets the rows that it holds. Bytes are moved, and nothing is added. Then each rank adds up its rows in the order of the fixed tree, and exchanges
-subtrees with the ranks of other replicas that hold the same rows (`fixed_order_sum.py`).
+gets the rows that it holds. Bytes are moved, and nothing is added. Then each rank adds up its rows in the order of the
+fixed tree, and exchanges subtrees with the ranks of other replicas that hold the same rows (`fixed_order_sum.py`).
 
-Every forward and backward of a sharded model waits for the other ranks of its replica. So in each round every rank makes exactly
-one of each. A rank without samples repeats its last ones for nothing.
+Every forward and backward of a sharded model waits for the other ranks of its replica. So in each round every rank
+makes exactly one of each. A rank without samples repeats its last ones for nothing.
 """
 
 from __future__ import annotations
@@ -259,6 +259,8 @@ class _Calls:
     Every round has the same order on every rank: a block that is left out is noticed before the others wait for it. In the first
     round the ranks of a replica compare each call before torch gathers the block, later each rank looks at its own order.
 
+    It notes arguments and outputs between `begin` and `end_forwards` only: not those of an evaluation, or of recomputed activations.
+
     Attributes:
         known: Arguments of each call of the model in the last round of this rank's own; None before the first one.
         made: Calls of the model that have returned in this round.
@@ -277,6 +279,7 @@ class _Calls:
             module.register_forward_pre_hook(lambda *_, number=number: self._note(number), prepend=True)
         model.register_forward_hook(self._leave)
         self.begin()
+        self._is_open = False
 
     @property
     def has_begun(self) -> bool:
@@ -288,7 +291,7 @@ class _Calls:
         self._order: list[int] = []
         self._arguments: list[tuple[Any, Any]] = []
         self.outputs: list[Tensor] = []
-        self.made, self.is_within, self._is_in_backward = 0, False, False
+        self.made, self.is_within, self._is_open = 0, False, True
 
     def end_forwards(self) -> None:
         """Make sure that this round's blocks were called as in the rounds before.
@@ -301,7 +304,7 @@ class _Calls:
             self._expected = list(self._order)
         if self._order != self._expected:
             raise _other_order()
-        self.known, self._is_in_backward = self._arguments, True
+        self.known, self._is_open = self._arguments, False
 
     def order(self) -> Tensor:
         """Return a digest of the order of this round's calls, those of recomputed activations included."""
@@ -313,9 +316,8 @@ class _Calls:
         self._order.append(number)
         if self._expected is None:
             self._require_same(number)
-        if self._expected is None or self._is_in_backward or self._expected[place : place + 1] == [number]:
-            return
-        raise _other_order()
+        elif self._is_open and self._expected[place : place + 1] != [number]:
+            raise _other_order()
 
     def _require_same(self, number: int) -> None:
         """Make sure that all ranks of the replica are about to call the same block. Collective among them."""
@@ -327,13 +329,13 @@ class _Calls:
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         del module
-        if not self._is_in_backward:
+        if self._is_open:
             self.is_within = True
             self._arguments.append(torch_private.tree_map(_detached, (args, kwargs)))
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         del module, args
-        if not self._is_in_backward:
+        if self._is_open:
             self.made, self.is_within = self.made + 1, False
             self.outputs += _differentiable(output)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from elasticflow.errors import SnapshotError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,21 @@ class WholeTensor:
     def nbytes(self) -> int:
         """Bytes of the whole tensor."""
         return sum(place.nbytes for place in self.pieces)
+
+    def fill(self, target: memoryview, begin: int, read: Callable[[Span, memoryview], None]) -> None:
+        """Fill *target* with bytes of the whole tensor from *begin* on; *read* fills a part of it with those of a span.
+
+        Raises:
+            SnapshotError: the tensor ends before *target* is full.
+        """
+        done = 0
+        for span in self.spans(begin, begin + len(target)):
+            read(span, target[done : done + span.nbytes])
+            done += span.nbytes
+        if done != len(target):
+            raise SnapshotError(
+                f"a tensor of {self.nbytes} bytes has no {len(target)} bytes from byte {begin} on"
+            )
 
     def spans(self, begin: int, end: int) -> Iterator[Span]:
         """Yield where bytes `[begin, end)` of the whole tensor lie, in their order."""

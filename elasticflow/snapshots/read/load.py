@@ -34,6 +34,7 @@ from elasticflow.system.shared_memory import memory_file
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from elasticflow.snapshots.format.pieces import Span
     from elasticflow.snapshots.read.stream import Sink
     from elasticflow.snapshots.store.catalog import Catalog
 
@@ -77,13 +78,11 @@ class LoadedSnapshot:
         Raises:
             SnapshotError: a file of the tensor changed meanwhile, or cannot be read.
         """
-        done = 0
-        for span in self.manifest.whole[key].spans(begin, begin + len(target)):
-            part = target[done : done + span.nbytes]
+
+        def read(span: Span, part: memoryview) -> None:
             self.files.read_into(self.manifest.location(span.file), span.offset, part)
-            done += span.nbytes
-        if done != len(target):
-            raise SnapshotError(f"{key} has no {len(target)} bytes from byte {begin} on")
+
+        self.manifest.whole[key].fill(target, begin, read)
 
 
 class SnapshotReader:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
@@ -113,8 +114,7 @@ class Committer:
         assert pending.record is not None, "rank 0 hands the record over with its shard"
         tensors = {key: place for file in files for key, place in file.tensors.items()}
         if len(tensors) != sum(len(file.tensors) for file in files):
-            known: set[str] = set()
-            twice = next(k for file in files for k in file.tensors if k in known or known.add(k))  # type: ignore[func-returns-value]
+            [(twice, _)] = Counter(key for file in files for key in file.tensors).most_common(1)
             raise CommitRefusedError(
                 f"{twice} was stored twice, and a snapshot holds each tensor and each row once"
             )

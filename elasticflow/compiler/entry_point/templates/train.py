@@ -102,8 +102,8 @@ def main() -> None:
     load_weights(model, WEIGHTS)  # = load_weights
     model.compile()  # = compile
     average = build_average(model)  # = whole_average  # a sharded model cannot be copied
-    shard_model(worker, model, SHARDING, PRECISION)  # = shard_model
-    shard_model(worker, average.module, SHARDING, PRECISION)  # = shard_average
+    shard_model(worker, model, SHARDING)  # = shard_model
+    shard_model(worker, average.module, SHARDING)  # = shard_average
     optimizer = build_optimizer(model)  # = optimizer
     optimizers = build_optimizer(model)  # = optimizers
     log_groups(worker, optimizer, build_parameter_groups())  # = log_groups
