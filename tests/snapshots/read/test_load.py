@@ -60,18 +60,19 @@ def loader(bench: Bench, writer: WriterProcess, rank: int = 0, generation: int =
     return NodeLoader(bench.connect(writer, rank, 2, generation=generation), lambda: None)
 
 
-OPEN_BEFORE: set[tuple[str, int]] = set()
+OPEN_BEFORE: set[tuple[str, int, str]] = set()
 
 
 @pytest.fixture(autouse=True)
 def nothing_held_before() -> None:
     """Note what earlier tests of this process have left open.
 
-    A thread that such a test began may close its file in the middle of this one, and its number is then another file's.
+    A thread that such a test began may close its file in the middle of this one, and its number is then another file's. So
+    may the inode be, once the file is removed; the names of two tests' files differ.
     """
     gc.collect()
     OPEN_BEFORE.clear()
-    OPEN_BEFORE.update((link.name, file) for link, file, _ in opened("self"))
+    OPEN_BEFORE.update((link.name, file, name) for link, file, name in opened("self"))
 
 
 def opened(pid: int | str) -> Iterator[tuple[Path, int, str]]:
@@ -84,7 +85,7 @@ def opened(pid: int | str) -> Iterator[tuple[Path, int, str]]:
 def held(pid: int | str, committed: str) -> list[str]:
     """What a process has open of a snapshot; what this one held before the test does not count."""
     left = OPEN_BEFORE if pid == "self" else set()
-    names = [name for link, file, name in opened(pid) if (link.name, file) not in left]
+    names = [name for link, file, name in opened(pid) if (link.name, file, name) not in left]
     return [name for name in names if f"/{committed}/" in name or "elasticflow-loading" in name]
 
 
