@@ -10,18 +10,19 @@ import random
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.end_to_end.disturbed import Outcome, Series
+from tests.end_to_end.disturbed import Series
 from tests.end_to_end.harness import project_at
-from tests.end_to_end.trajectory_jobs import Act, digest, disturb, write_jobs
+from tests.end_to_end.trajectory_jobs import digest, write_jobs
 from tests.end_to_end.trajectory_models import STEPS
 from tests.measured.campaign.facts import head
+from tests.measured.campaign.trajectory import KINDS, draw_acts, exact, in_words, settings, undisturbed
 
 if TYPE_CHECKING:
     from tests.end_to_end.harness import Project
+    from tests.measured.campaign.trajectory import Disturbed
 
 SEED = 20261126
 TABLE = Path(__file__).with_name("sharded.md")
@@ -63,76 +64,31 @@ and every tensor at the end have the bits of the runs above.
 """
 
 
-@dataclass(frozen=True)
-class Disturbed:
-    """A run that was disturbed: its acts in words, its digest, and everything that was not as it must be."""
-
-    name: str
-    done: str
-    digest: str
-    acts: int
-    problems: tuple[str, ...]
-
-    def row(self) -> str:
-        """Return its line of the table."""
-        return f"| {self.name} | {self.done} | `{self.digest}` | {'; '.join(self.problems) or 'yes'} |"
-
-
 def sets_of(degree: int, replicas: int) -> tuple[str, ...]:
     """Return the keys of a launch with *replicas* replicas of *degree* workers each."""
     return (*_FIXED, f"parallel.shard={degree}", f"nodes.nproc_per_node={degree * replicas}")
 
 
-def draw_acts(draw: random.Random) -> tuple[tuple[int, int], list[tuple[Act, tuple[int, int] | None]]]:
-    """Return degree and replicas of the first launch, and acts of every kind with degree and replicas of a launch after each."""
-
-    def form() -> tuple[int, int]:
-        return draw.choice(DEGREES), draw.choice(REPLICAS)
-
-    first = now = form()
-    kinds = ["worker", "drain", "everything", draw.choice(["worker", "agent"])]
-    draw.shuffle(kinds)
-    acts: list[tuple[Act, tuple[int, int] | None]] = []
-    for step, kind in zip(sorted(draw.sample(range(1, STEPS * 2 // 3), len(kinds))), kinds, strict=True):
-        if kind in ("worker", "agent"):
-            rank = draw.randrange(now[0] * now[1])
-            acts.append((Act(step, f"worker {rank}" if kind == "worker" else "agent"), None))
-        else:
-            now = form()
-            acts.append((Act(step, kind, sets_of(*now)), now))
-    return first, acts
+def draw_sets(draw: random.Random) -> tuple[str, ...]:
+    """Return the keys of a launch, its degree and replicas drawn at random."""
+    degree, replicas = draw.choice(DEGREES), draw.choice(REPLICAS)
+    return sets_of(degree, replicas)
 
 
-def in_words(first: tuple[int, int], acts: list[tuple[Act, tuple[int, int] | None]]) -> str:
-    """Return the acts of a run: `**2 x 3**, kill 1 @7, drain @12, **1 x 2**`; *kill all* is kill -9 of everything."""
-    words = [f"**{first[0]} x {first[1]}**"]
-    for act, form in acts:
-        what = (
-            act.what.replace("worker", "kill")
-            .replace("everything", "kill all")
-            .replace("agent", "kill agent")
-        )
-        words += [f"{what} @{act.step}", *([f"**{form[0]} x {form[1]}**"] if form else [])]
-    return ", ".join(words)
+def launch_in_words(sets: tuple[str, ...]) -> str:
+    """Return degree and replicas of a launch: `2 x 3`."""
+    keys = settings(sets)
+    degree = int(keys["parallel.shard"])
+    return f"{degree} x {int(keys['nodes.nproc_per_node']) // degree}"
 
 
-def undisturbed(project: Project, name: str, sets: tuple[str, ...]) -> dict[str, Any]:
-    """Return what a run that nobody disturbs comes to."""
-    outcome = Outcome("", "")
-    found = Series(project, name, *sets, job=JOB).finish(None, outcome)
-    if outcome.problems or len(found["losses"]) != STEPS:
-        raise RuntimeError(f"{name}: {outcome.problems}")
-    print(name, digest(found)[:16], flush=True)
-    return found
-
-
-def exact(project: Project, seed: int, expected: dict[str, Any]) -> Disturbed:
-    """Disturb a run and compare every step and the end with *expected*."""
-    first, acts = draw_acts(random.Random(f"{SEED} {seed}"))
-    series, outcome = Series(project, f"sharded-{seed}", *sets_of(*first), job=JOB), Outcome("", "")
-    disturb(series, [act for act, _ in acts], outcome)
-    found = series.finish(expected, outcome)
-    return Disturbed(str(seed), in_words(first, acts), digest(found)[:16], len(acts), tuple(outcome.problems))
+def of_seed(project: Project, seed: int, expected: dict[str, Any]) -> Disturbed:
+    """Disturb a run by acts of every kind, as drawn from *seed*, and compare it with *expected*."""
+    draw = random.Random(f"{SEED} {seed}")
+    first = draw_sets(draw)
+    acts = draw_acts(draw, STEPS, first, (*KINDS, draw.choice(["worker", "agent"])), draw_sets)
+    series = Series(project, f"sharded-{seed}", *first, job=JOB)
+    return exact(str(seed), series, acts, in_words(first, acts, launch_in_words), expected)
 
 
 def table(alone: str, digests: dict[tuple[int, int], str], disturbed: list[Disturbed], minutes: float) -> str:
@@ -161,16 +117,16 @@ def main() -> int:
         project_at(Path(folder) / "project") as project,
     ):
         write_jobs(project)
-        alone = undisturbed(project, "alone", (*_FIXED, "nodes.nproc_per_node=1"))
+        alone = undisturbed(project, JOB, "alone", (*_FIXED, "nodes.nproc_per_node=1"))
         digests = {
             (degree, replicas): digest(
-                undisturbed(project, f"s{degree}-r{replicas}", sets_of(degree, replicas))
+                undisturbed(project, JOB, f"s{degree}-r{replicas}", sets_of(degree, replicas))
             )
             for degree in DEGREES
             for replicas in REPLICAS
         }
         for seed in range(1, given.seeds + 1):
-            disturbed.append(exact(project, seed, alone))
+            disturbed.append(of_seed(project, seed, alone))
             print(disturbed[-1].row(), flush=True)
     minutes = (time.monotonic() - began) / 60
     if not given.dry:

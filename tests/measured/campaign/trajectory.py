@@ -30,12 +30,21 @@ from tests.end_to_end.trajectory_models import COUNTED, STEPS
 from tests.measured.campaign.facts import head
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from tests.end_to_end.harness import Project
 
 SEED = 20261121
 TABLE = Path(__file__).with_name("trajectory.md")
 WORLDS, PLAIN_WORLDS, PROCESSES = (1, 2, 3, 4, 5), (1, 2, 3), (0, 2)
 TAILS = ("spill", "short", "drop")
+KINDS = ("worker", "drain", "everything")
+UNITS = {
+    "nodes.nproc_per_node": "w",
+    "dataset.num_workers": "p",
+    "dataset.global_batch_size": " a batch",
+    "dataset.micro_batch_size": " at once",
+}
 
 TEXT = """# Trajectories
 
@@ -77,86 +86,122 @@ over), and the samples of each line in metrics.jsonl add up to it.
 
 @dataclass(frozen=True)
 class Disturbed:
-    """One run that was disturbed: what it was, what was done to it, what came of it."""
+    """One run that was disturbed: its name, what was done to it in words and in number, what came of it."""
 
     name: str
-    acts: str
+    done: str
     found: str
+    acts: int
     problems: tuple[str, ...]
 
     def row(self) -> str:
         """Return its line of the table."""
-        return f"| {self.name} | {self.acts} | {self.found} | {'; '.join(self.problems) or 'yes'} |"
+        return f"| {self.name} | {self.done} | {self.found} | {'; '.join(self.problems) or 'yes'} |"
+
+
+def settings(sets: tuple[str, ...]) -> dict[str, str]:
+    """Return the values of a launch by key."""
+    return dict(text.split("=") for text in sets)
 
 
 def draw_acts(
-    draw: random.Random, steps: int, *, counting: bool = False
-) -> tuple[tuple[str, ...], list[Act]]:
-    """Return what the first launch has otherwise than the job, and acts of every kind, spread over *steps*."""
-    first = sets = draw_sets(draw, counting=counting)
-    kinds = ["worker", "drain", "everything", "worker", *(["drain", "everything"] if counting else [])]
-    draw.shuffle(kinds)
-    acts = []
-    for step, kind in zip(sorted(draw.sample(range(1, steps * 2 // 3), len(kinds))), kinds, strict=True):
-        if kind == "worker":
-            workers = int(sets[0].rpartition("=")[2])
-            acts.append(Act(step, f"worker {draw.randrange(workers)}"))
+    draw: random.Random,
+    steps: int,
+    first: tuple[str, ...],
+    kinds: Sequence[str],
+    launch: Callable[[random.Random], tuple[str, ...]],
+) -> list[Act]:
+    """Return one act of each of *kinds*, in any order, spread over *steps*.
+
+    Args:
+        steps: Of the run; its last third is left in peace.
+        first: The keys of the first launch.
+        kinds: `worker` is kill -9 of any rank, the others are as in `Act`.
+        launch: Draws the keys of the launch after an act that ends one.
+    """
+    order, sets, acts = list(kinds), first, []
+    draw.shuffle(order)
+    for step, kind in zip(sorted(draw.sample(range(1, steps * 2 // 3), len(order))), order, strict=True):
+        if kind in ("worker", "agent"):
+            rank = draw.randrange(int(settings(sets)["nodes.nproc_per_node"]))
+            acts.append(Act(step, f"worker {rank}" if kind == "worker" else kind))
         else:
-            sets = draw_sets(draw, counting=counting)
+            sets = launch(draw)
             acts.append(Act(step, kind, sets))
-    return first, acts
+    return acts
 
 
-def in_words(first: tuple[str, ...], acts: list[Act]) -> str:
-    """Return what was done: `2w 0p`, `kill 1 @7`, `drain @12`, `1w 2p`, ...; *all* is kill -9 of everything."""
-
-    def launch(sets: tuple[str, ...]) -> str:
-        units = zip(("w", "p", " a batch", " at once"), sets, strict=False)
-        return "**" + " ".join(f"{text.rpartition('=')[2]}{unit}" for unit, text in units) + "**"
-
-    words = [launch(first)]
+def in_words(first: tuple[str, ...], acts: Sequence[Act], launch: Callable[[tuple[str, ...]], str]) -> str:
+    """Return what was done, each launch as *launch* words it: `**2w 0p**, kill 1 @7, drain @12, **1w 2p**`."""
+    words = [f"**{launch(first)}**"]
     for act in acts:
-        what = act.what.replace("worker", "kill").replace("everything", "kill all")
-        words += [f"{what} @{act.step}", *([launch(act.sets)] if act.sets else [])]
+        what = act.what
+        for kind, word in (("worker", "kill"), ("agent", "kill agent"), ("everything", "kill all")):
+            what = what.replace(kind, word)
+        words += [f"{what} @{act.step}", *([f"**{launch(act.sets)}**"] if act.sets else [])]
     return ", ".join(words)
 
 
-def undisturbed(project: Project, job: str, world_size: int, processes: int) -> dict[str, Any]:
-    """Return what a run that nobody disturbs comes to."""
-    sets = (f"nodes.nproc_per_node={world_size}", f"dataset.num_workers={processes}")
-    outcome = Outcome("", "")
-    found = Series(project, f"{job}-w{world_size}-p{processes}", *sets, job=job).finish(None, outcome)
+def undisturbed(
+    project: Project, job: str, name: str, sets: tuple[str, ...], told: str = ""
+) -> dict[str, Any]:
+    """Return what a run that nobody disturbs comes to, and print it behind *told*, or else *name*."""
+    outcome, told = Outcome("", ""), told or name
+    found = Series(project, name, *sets, job=job).finish(None, outcome)
     if outcome.problems or len(found["losses"]) != STEPS:
-        raise RuntimeError(f"{job}, {world_size} workers: {outcome.problems}")
-    print(job, world_size, processes, digest(found)[:16], flush=True)
+        raise RuntimeError(f"{told}: {outcome.problems}")
+    print(told, digest(found)[:16], flush=True)
     return found
 
 
-def exact(project: Project, model: str, seed: int, expected: dict[str, Any]) -> Disturbed:
-    """Disturb a run of *model* and compare every step and the end with *expected*."""
-    first, acts = draw_acts(random.Random(f"{SEED} {model} {seed}"), STEPS)
-    series, outcome = Series(project, f"{model}-{seed}", *first, job=model), Outcome("", "")
+def exact(name: str, series: Series, acts: Sequence[Act], done: str, expected: dict[str, Any]) -> Disturbed:
+    """Disturb a run by *acts*, in words *done*, and compare every step and the end with *expected*."""
+    outcome = Outcome("", "")
     disturb(series, acts, outcome)
     found = series.finish(expected, outcome)
-    return Disturbed(
-        f"{model} {seed}", in_words(first, acts), f"`{digest(found)[:16]}`", tuple(outcome.problems)
-    )
+    return Disturbed(name, done, f"`{digest(found)[:16]}`", len(acts), tuple(outcome.problems))
+
+
+def launch_in_words(sets: tuple[str, ...]) -> str:
+    """Return workers, loader processes and, if they are set, batch size and most samples of a forward."""
+    return " ".join(f"{value}{UNITS[key]}" for key, value in settings(sets).items() if key in UNITS)
+
+
+def with_workers(project: Project, job: str, world_size: int, processes: int) -> dict[str, Any]:
+    """Return what an undisturbed run of *job* comes to with that many workers, and loader processes of each."""
+    sets = (f"nodes.nproc_per_node={world_size}", f"dataset.num_workers={processes}")
+    name = f"{job}-w{world_size}-p{processes}"
+    return undisturbed(project, job, name, sets, told=f"{job} {world_size} {processes}")
+
+
+def of_model(project: Project, model: str, seed: int, expected: dict[str, Any]) -> Disturbed:
+    """Disturb a run of *model* as drawn from *seed*, and compare it with *expected*."""
+    draw = random.Random(f"{SEED} {model} {seed}")
+    first = draw_sets(draw)
+    acts = draw_acts(draw, STEPS, first, (*KINDS, "worker"), draw_sets)
+    series = Series(project, f"{model}-{seed}", *first, job=model)
+    return exact(f"{model} {seed}", series, acts, in_words(first, acts, launch_in_words), expected)
 
 
 def counting(project: Project, number: int) -> Disturbed:
     """Disturb a run that counts its samples, batch size and all, and look at the counts and the ledger."""
     tail = TAILS[number % len(TAILS)]
-    first, acts = draw_acts(random.Random(f"{SEED} counting {number}"), EPOCHS * COUNTED // 24, counting=True)
-    series = Series(project, f"counting-{number}", f"dataset.tail={tail}", *first, job="counting")
-    outcome = Outcome("", "")
-    acts = [Act(act.step, act.what, (f"dataset.tail={tail}", *act.sets) if act.sets else ()) for act in acts]
+
+    def launch(draw: random.Random) -> tuple[str, ...]:
+        return f"dataset.tail={tail}", *draw_sets(draw, counting=True)
+
+    draw, outcome = random.Random(f"{SEED} counting {number}"), Outcome("", "")
+    first = launch(draw)
+    kinds = (*KINDS, "worker", "drain", "everything")
+    acts = draw_acts(draw, EPOCHS * COUNTED // 24, first, kinds, launch)
+    series = Series(project, f"counting-{number}", *first, job="counting")
     disturb(series, acts, outcome)
     series.finish(None, outcome)
-    launches = [first, *(act.sets[1:] for act in acts if act.sets)]
-    sizes = [int(sets[2].rpartition("=")[2]) for sets in launches]
+    launches = [first, *(act.sets for act in acts if act.sets)]
+    sizes = [int(settings(sets)["dataset.global_batch_size"]) for sets in launches]
     samples = count(series, tail, sizes, outcome)
-    shown = [Act(act.step, act.what, act.sets[1:]) for act in acts]
-    return Disturbed(f"{number} {tail}", in_words(first, shown), str(samples), tuple(outcome.problems))
+    done = in_words(first, acts, launch_in_words)
+    return Disturbed(f"{number} {tail}", done, str(samples), len(acts), tuple(outcome.problems))
 
 
 def table(
@@ -197,11 +242,11 @@ def main() -> int:
     ):
         write_jobs(project)
         for model in models:
-            found = {(w, p): undisturbed(project, model, w, p) for w in WORLDS for p in PROCESSES}
+            found = {(w, p): with_workers(project, model, w, p) for w in WORLDS for p in PROCESSES}
             digests[model] = {at: digest(one) for at, one in found.items()}
-            plain[model] = {w: digest(undisturbed(project, f"plain-{model}", w, 0)) for w in PLAIN_WORLDS}
+            plain[model] = {w: digest(with_workers(project, f"plain-{model}", w, 0)) for w in PLAIN_WORLDS}
             for seed in range(1, given.seeds + 1):
-                disturbed.append(exact(project, model, seed, found[1, 0]))
+                disturbed.append(of_model(project, model, seed, found[1, 0]))
                 print(disturbed[-1].row(), flush=True)
         for number in range(1, given.schedules + 1) if given.only is None or "counting" in given.only else ():
             counted.append(counting(project, number))

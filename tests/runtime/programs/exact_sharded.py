@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 import elasticflow as ef
 from tests.runtime.programs import dying
+from tests.runtime.programs.sharded_parts import WORDS, Net, Sentences
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--shard", type=int, default=0, help="ranks that share a model; 0: no shard=")
@@ -42,7 +43,7 @@ parser.add_argument(
 )
 args = parser.parse_args()
 
-WORDS, WIDTH = 11, 6
+WIDTH = 6
 at = {"step": 0}
 
 
@@ -52,34 +53,12 @@ def maybe_stop(where: str) -> None:
         raise ef.StopTraining("good enough")
 
 
-class Block(nn.Module):
-    """A layer of an odd size with dropout, and a parameter of a single row."""
+class OddNet(Net):
+    """The net with dropout, with BatchNorm in front of its head if asked, and with what is refused."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 7), nn.Linear(7, WIDTH)
-        self.gain, self.drop = nn.Parameter(torch.ones(1)), nn.Dropout(0.2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the sum of input and output."""
-        total: Tensor = x + self.gain * self.drop(self.down(torch.relu(self.up(self.norm(x)))))
-        return total
-
-
-class Net(nn.Module):
-    """Tied weights and a frozen layer; a buffer counts."""
-
-    calls: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(WORDS, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
-        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(requires_grad=False)
-        self.head = nn.Linear(WIDTH, WORDS, bias=False)
-        self.head.weight = self.embed.weight
+        super().__init__(WIDTH, dropout=0.2)
         self.last = nn.BatchNorm1d(WIDTH) if args.norms else nn.Identity()
-        self.register_buffer("calls", torch.zeros(()))
         if args.odd == "unused":
             self.extra = nn.Linear(2, 2)
         if args.odd == "scalar":
@@ -101,16 +80,13 @@ class Net(nn.Module):
         return scores
 
 
-class Sentences:
-    """Four words, and the word that follows; noise of the moment decides on one of them."""
-
-    def __len__(self) -> int:
-        return int(args.samples)
+class NoisySentences(Sentences):
+    """Noise of the moment decides on one of the four words."""
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         if args.stop == "data" and at["step"]:
             raise ef.StopTraining("good enough")
-        words = torch.randint(0, WORDS, (4,), generator=torch.Generator().manual_seed(index))
+        words, _ = super().__getitem__(index)
         words[0] = torch.randint(0, WORDS, ())
         return words, int(words.sum()) % WORDS
 
@@ -123,7 +99,7 @@ run = ef.join(
     **({"shard": args.shard} if args.shard else {}),
 )
 torch.manual_seed(5)
-model: nn.Module = Net()
+model: nn.Module = OddNet()
 if args.shard:
     model = run.wrap(model, **({"blocks": []} if args.odd == "list" else {}))
 trained = [p for p in model.parameters() if p.requires_grad]
@@ -144,7 +120,7 @@ def loss_of(part: Any) -> Any:
     return cross_entropy(scores, part.targets)
 
 
-for batch in run.batches(Sentences(), size=args.size, epochs=args.epochs, tail="short"):
+for batch in run.batches(NoisySentences(args.samples), size=args.size, epochs=args.epochs, tail="short"):
     at["step"] = batch.end.step
     if run.rank == 0 and at["step"] == args.kill_at:
         dying.die_once_committed()

@@ -9,7 +9,7 @@ import signal
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 import elasticflow as ef
 from elasticflow.runtime.process.sharded_tensors import is_sharded
 from tests.runtime.programs import dying
+from tests.runtime.programs.sharded_parts import Net, Sentences
 
 parser = argparse.ArgumentParser()
 parser.add_argument(
@@ -45,61 +46,15 @@ parser.add_argument(
 parser.add_argument("--cut", default="rows", help="columns: along the second dimension")
 args = parser.parse_args()
 
-WORDS = 11
 
-
-class Block(nn.Module):
-    """A layer of an odd size, with a parameter of a single row: most ranks hold nothing of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = (
-            nn.LayerNorm(args.width),
-            nn.Linear(args.width, 7),
-            nn.Linear(7, args.width),
-        )
-        self.gain = nn.Parameter(torch.ones(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the sum of input and output."""
-        total: Tensor = x + self.gain * self.down(torch.relu(self.up(self.norm(x))))
-        return total
-
-
-class Net(nn.Module):
-    """Tied weights, a frozen layer, and a buffer that counts."""
-
-    calls: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(WORDS, args.width)
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
-        self.frozen = nn.Linear(args.width, args.width).requires_grad_(requires_grad=False)
-        self.head = nn.Linear(args.width, WORDS, bias=False)
-        self.head.weight = self.embed.weight
-        self.register_buffer("calls", torch.zeros(()))
+class CountingNet(Net):
+    """The net whose buffer counts calls in training."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return scores of words."""
         if self.training:
             self.calls += 1
-        x = self.embed(tokens).mean(1)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.frozen(x))  # type: ignore[no-any-return]
-
-
-class Sentences:
-    """Four words, and the word that follows."""
-
-    def __len__(self) -> int:
-        return 96
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        generator = torch.Generator().manual_seed(index)
-        words = torch.randint(0, WORDS, (4,), generator=generator)
-        return words, int(words.sum()) % WORDS
+        return super().forward(tokens)
 
 
 def shard(model: Net) -> None:
@@ -160,7 +115,7 @@ class Average:
 
 run = ef.join(seed=7, every=args.every, threads=1)
 torch.manual_seed(5)
-model = Net()
+model = CountingNet(args.width)
 if args.degree:
     shard(model)
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.05)
@@ -173,7 +128,7 @@ if run.position.step:
     state = whole_state()
     if run.rank == 0:
         print("restored " + json.dumps(state), flush=True)
-for batch in run.batches(Sentences(), size=12, epochs=args.epochs):
+for batch in run.batches(Sentences(96), size=12, epochs=args.epochs):
     if run.rank == 0 and batch.end.step == args.kill_at:
         dying.die_once_committed()
     if run.rank == 0 and batch.end.step == args.term_at:
@@ -234,7 +189,7 @@ if run.rank == 0:
     print("ended " + json.dumps(state), flush=True)
 for metrics in ({"highest": of_batch}, {"seen": Seen}):
     # Two batches: ranks from 2 on have none, and their forwards are waited for.
-    measured = run.evaluate(Sentences(), loss=cross_entropy, metrics=metrics, size=5, samples=9)
+    measured = run.evaluate(Sentences(96), loss=cross_entropy, metrics=metrics, size=5, samples=9)
     if run.rank == 0:
         print("measured " + json.dumps(measured), flush=True)
 run.finish()
