@@ -256,8 +256,7 @@ def share_batches_by(new_file: Callable[[], int]) -> None:
     """Have this loader process hand its batches over in files that *new_file* opens, and not in `/dev/shm`.
 
     Torch gives a file there its name for as long as it takes to reserve the memory: a process that is killed meanwhile
-    leaves both. And containers have 64 MiB there unless somebody has asked for more. Has no effect where the program
-    has chosen torch's other way of sharing, `file_system`.
+    leaves both; and a container has 64 MiB there by default. Torch's other way of sharing, `file_system`, stays as it is.
     """
     storage: Any = torch.UntypedStorage
     if any(
