@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import elasticflow as ef
+from elasticflow.runtime.training.gradient_checkpointing import checkpoint_activations
 from tests.runtime.programs import dying
 from tests.runtime.programs.sharded_parts import WORDS, Net, Sentences
 
@@ -25,6 +26,8 @@ parser.add_argument("--every", default="4 steps")
 parser.add_argument("--clip", action="store_true")
 parser.add_argument("--precision", default="fp32")
 parser.add_argument("--norms", action="store_true", help="BatchNorm in the last layer")
+parser.add_argument("--checkpointed", action="store_true", help="activations of blocks are computed again")
+parser.add_argument("--compiled", action="store_true", help="blocks are compiled")
 parser.add_argument("--count", action="store_true", help="sums and counts, not means")
 parser.add_argument(
     "--kill-at", type=int, help="rank 0 gets SIGKILL during this step, once a snapshot is committed"
@@ -100,6 +103,11 @@ run = ef.join(
 )
 torch.manual_seed(5)
 model: nn.Module = OddNet()
+if args.checkpointed:
+    checkpoint_activations(model, ["blocks.*"])
+if args.compiled:
+    for each in model.get_submodule("blocks").children():
+        each.compile()
 if args.shard:
     model = run.wrap(model, **({"blocks": []} if args.odd == "list" else {}))
 trained = [p for p in model.parameters() if p.requires_grad]

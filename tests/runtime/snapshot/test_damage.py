@@ -13,6 +13,7 @@ from elasticflow.snapshots.client.loading import NodeLoader
 from elasticflow.snapshots.client.staging import StagingClient
 from elasticflow.snapshots.client.writer_process import WriterProcess, start_writer
 from elasticflow.snapshots.format.manifest import BLOCK, ManifestFacts
+from elasticflow.snapshots.format.pieces import Piece
 from elasticflow.snapshots.format.shard_file import SnapshotRecord, TensorEntry
 from elasticflow.snapshots.format.writer_config import WriterStart
 from elasticflow.snapshots.store.catalog import Catalog
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FROZEN = 4096
-SIZES = [2 * BLOCK + 2 * FROZEN, 2 * FROZEN]  # of each rank's share: three blocks, and one
+ROWS = [2 * BLOCK + FROZEN, FROZEN]  # of one tensor, which the ranks share: three blocks, and one
+SIZES = [rows + FROZEN for rows in ROWS]
 SHARDS = [f"shard-0000{rank}-of-00002.safetensors" for rank in range(2)]
 FILES = [*SHARDS, *(name.replace("shard", "frozen") for name in SHARDS), "state.json", "MANIFEST.json"]
 
@@ -59,11 +61,12 @@ def connect(writer: WriterProcess, rank: int, generation: int) -> StagingClient:
 
 
 def stage(client: StagingClient, rank: int, step: int) -> None:
-    """Stage a share with frozen tensors; step and rank are its bytes."""
+    """Stage rows of a tensor, and a frozen one; step and rank are its bytes."""
     size = SIZES[rank]
+    piece = Piece.of_rows("own", (sum(ROWS),), sum(ROWS[:rank]))
     client.buffer(size, 20)[:] = bytes([16 * step + rank]) * size
     tensors = [
-        TensorEntry(f"own{rank}", "U8", (size - FROZEN,), 0, size - FROZEN),
+        TensorEntry(piece.key, "U8", (ROWS[rank],), 0, ROWS[rank], piece=piece),
         TensorEntry(f"frozen{rank}", "U8", (FROZEN,), size - FROZEN, FROZEN, frozen=True),
     ]
     state, facts = {"position": {"step": step}, "state": {}}, ManifestFacts(trigger="steps")
@@ -74,7 +77,7 @@ def stage(client: StagingClient, rank: int, step: int) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with snapshots of two steps, by two ranks."""
+    """A run with snapshots of two steps, by two ranks that share a tensor."""
     folder = tmp_path_factory.mktemp("damage") / "run"
     writer = start_writer(WriterStart(str(folder), "r"))
     clients = [connect(writer, rank, 1) for rank in range(2)]
@@ -113,9 +116,11 @@ def test_harmed_file(real_processes: None, me: Any, here: tuple[Catalog, NodeLoa
         assert found is not None, harm
         assert older == found.manifest.name, harm
         assert {"position": {"step": 1}, "state": {}} == found.state
+        own = torch.cat([torch.full((rows,), 16 + rank, dtype=torch.uint8) for rank, rows in enumerate(ROWS)])
+        assert torch.equal(own, found.tensors["own"])
         for rank in range(2):
-            for key in (f"own{rank}", f"frozen{rank}"):
-                assert torch.equal(torch.full_like(found.tensors[key], 16 + rank), found.tensors[key])
+            frozen = found.tensors[f"frozen{rank}"]
+            assert torch.equal(torch.full_like(frozen, 16 + rank), frozen)
         loads.release()
         if change is None and file == "MANIFEST.json":  # without one there is no snapshot
             assert [] == me.events

@@ -16,6 +16,7 @@ from elasticflow.snapshots.read import load
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.snapshots.store.publish import Publisher
 from elasticflow.storage.storage import Storage
+from tests.snapshots import in_pieces
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,6 +87,24 @@ def test_absent_file_is_damage(me: Any, catalog: Catalog) -> None:
     found = restore.newest_good(me, catalog, Own(catalog))
     assert found is not None
     assert catalog.quarantined() == {newest: f"{SHARD}: is absent"}
+
+
+@pytest.mark.parametrize("told", in_pieces.LIES)
+def test_a_lie_of_pieces_is_set_aside_and_the_next_older_is_taken(
+    me: Any, catalog: Catalog, told: str
+) -> None:
+    """No tensor of it is read, and the reason says what the lie is."""
+    newest = in_pieces.take(catalog, in_pieces.v_and_w(), degree=2, step=3).name
+    whole = restore.newest_good(me, catalog, Own(catalog))
+    assert whole is not None
+    assert newest == whole.manifest.name
+    reason = in_pieces.lie(catalog, newest, told)
+    seen = Catalog(catalog.storage)
+    found = restore.newest_good(me, seen, Own(seen))
+    assert found is not None
+    assert found.state == {"position": {"step": 2}, "state": {}}
+    assert reason in seen.quarantined()[newest]
+    assert [("snapshot.rejected", newest)] == [(e["event"], e["name"]) for e in me.events]
 
 
 @pytest.mark.parametrize("act", ["list", "read", "open_read"])
