@@ -183,12 +183,17 @@ class FixedOrderAllReduce:
         """Return the sum over all shards, in the layout's order; the next step overwrites it. Collective: every rank."""
         self.send_rest()
         self._lanes[-1].add_slices()
-        total = [torch.Tensor()] * sum(map(len, self._buckets))
-        for bucket, lane in zip(self._buckets, self._lanes, strict=True):
+        for lane in self._lanes:
             lane.wait()
+        return self.memory()
+
+    def memory(self) -> list[Tensor]:
+        """Return the tensors in which the total comes to lie, in the layout's order; sums of some shards before."""
+        tensors = [torch.Tensor()] * sum(map(len, self._buckets))
+        for bucket, lane in zip(self._buckets, self._lanes, strict=True):
             for place, tensor in zip(bucket, lane.home.views, strict=True):
-                total[place] = tensor
-        return total
+                tensors[place] = tensor
+        return tensors
 
     def _send(self) -> None:
         self._lanes[self._sent].send_slices()

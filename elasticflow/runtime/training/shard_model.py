@@ -5,6 +5,7 @@ from __future__ import annotations
 import pkgutil
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -132,6 +133,7 @@ def _require_fitting(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
         )
     _require_parameters(model)
     _require_apart(model, blocks, names)
+    _require_one_dtype(model, blocks)
 
 
 def _require_parameters(model: nn.Module) -> None:
@@ -139,12 +141,6 @@ def _require_parameters(model: nn.Module) -> None:
         raise StateError(
             "the model is sharded already",
             "leave fully_shard out: run.wrap calls it on the model and its blocks",
-        )
-    dtypes = {parameter.dtype: name for name, parameter in model.named_parameters()}
-    if len(dtypes) > 1:
-        told = " and ".join(f"{name} of {dtype}" for dtype, name in dtypes.items())
-        raise StateError(
-            f"the model has parameters of several dtypes: {told}", "model.to(dtype) before run.wrap"
         )
     for name, parameter in model.named_parameters():
         if parameter.dim() == 0:
@@ -179,6 +175,22 @@ def _require_apart(model: nn.Module, blocks: Sequence[nn.Module], names: dict[in
             raise StateError(
                 f"{name} is the same parameter as {known[0]}, and not both are of one block",
                 "leave the block out, so that both are gathered with the rest of the model, or untie them",
+            )
+
+
+def _require_one_dtype(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+    """Make sure that torch can reduce the gradients of each block in one tensor; frozen parameters may have other dtypes."""
+    found: dict[int, dict[torch.dtype, str]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            owner = id(_owner(name, blocks, model))
+            found.setdefault(owner, {}).setdefault(parameter.dtype, name)
+    for dtypes in found.values():
+        if len(dtypes) > 1:
+            told = " and ".join(f"{name} of {dtype}" for dtype, name in dtypes.items())
+            raise StateError(
+                f"trained parameters that are gathered together have several dtypes: {told}",
+                "give them one dtype where the model is made, such as model.float(); frozen parameters may have others",
             )
 
 

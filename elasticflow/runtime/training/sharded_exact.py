@@ -11,6 +11,7 @@ makes exactly one of each. A rank without samples repeats its last ones for noth
 
 from __future__ import annotations
 
+import math
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -412,7 +413,7 @@ class _Exchange:
                 )
 
     def finish(self) -> None:
-        """Write the totals into the parameters' gradients. Collective: the ranks that hold the same rows."""
+        """Have the totals in the parameters' gradients. Collective: the ranks that hold the same rows."""
         for group in self._groups:
             group.finish()
 
@@ -435,8 +436,17 @@ class _GroupSum:
             self._sum.begin()
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return memory for torch to copy gradients into, or for the reduced ones."""
-        return torch.empty(*size, dtype=dtype, device=device)
+        """Return memory for torch to copy gradients into; for the reduced ones, that of their sum, so that they lie there once."""
+        if math.prod(size) != self._numel:
+            return torch.empty(*size, dtype=dtype, device=device)
+        if self._sum is None:
+            exchange = self._exchange
+            like = torch.empty(*size, dtype=dtype, device=device)
+            layout = BucketLayout([like], exchange.layout.replicas)
+            self._sum = FixedOrderAllReduce(
+                layout, exchange.num_leaves, exchange.layout.holders, exchange.rank
+            )
+        return self._sum.memory()[0]
 
     def __call__(
         self,
@@ -460,15 +470,11 @@ class _GroupSum:
         dist.all_to_all_single(self._got, rows, group=group)
 
     def hook(self, output: Tensor) -> None:
-        """Add what came; torch makes the parameters' gradients of *output*, into which `finish` writes the totals."""
+        """Add what came; torch makes the parameters' gradients of *output*, in which the total lies after `finish`."""
         exchange, got = self._exchange, self._got
         assert got is not None
+        assert self._sum is not None
         self._got = None
-        if self._sum is None:
-            layout = BucketLayout([output], exchange.layout.replicas)
-            self._sum = FixedOrderAllReduce(
-                layout, exchange.num_leaves, exchange.layout.holders, exchange.rank
-            )
         for place, leaf in enumerate(exchange.leaves):
             self._sum.push(leaf, [got[place]])
         self.calls += 1
@@ -477,12 +483,13 @@ class _GroupSum:
             self._sum.send_rest()
 
     def finish(self) -> None:
-        """Write the total into the parameters' gradients."""
+        """Have the total in the parameters' gradients."""
         assert self._sum is not None
         assert self._output is not None
         (total,) = self._sum.total()
-        self._output.copy_(total)
         memory = self._output.untyped_storage().data_ptr()
+        if total.untyped_storage().data_ptr() != memory:
+            self._output.copy_(total)
         for parameter in self._parameters:
             if parameter.grad is None or local_of(parameter.grad).untyped_storage().data_ptr() != memory:
                 raise StateError(
