@@ -1,12 +1,14 @@
-"""A writer that dies at any operation of its storage: what was committed before can always be loaded."""
+"""A writer that dies at any operation of its storage: what was committed before can always be loaded.
+
+Every tensor of these snapshots lies in pieces, which are stored by one rank or shared by several, on one node or on two.
+"""
 
 from __future__ import annotations
 
 import shutil
 import uuid
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -18,11 +20,12 @@ from elasticflow.snapshots.format import policy
 from elasticflow.snapshots.format.manifest import ManifestFacts
 from elasticflow.snapshots.format.pieces import Piece
 from elasticflow.snapshots.format.shard_file import SnapshotRecord, StagedShard, TensorEntry
-from elasticflow.snapshots.format.writer_config import WriterStart
+from elasticflow.snapshots.format.writer_config import Limits, WriterStart
 from elasticflow.snapshots.read import verify
 from elasticflow.snapshots.store.catalog import Catalog
+from elasticflow.snapshots.store.publish import CommitRefusedError
 from elasticflow.snapshots.writer.committer import Committer
-from elasticflow.snapshots.writer.pending import PendingSnapshot, PendingSnapshots
+from elasticflow.snapshots.writer.pending import PendingSnapshot, PendingSnapshots, Role
 from elasticflow.snapshots.writer.shard_writer import ShardWriter
 from elasticflow.storage.storage import Storage
 
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.format.manifest import Manifest
 
 SIZE = 64  # bytes of each of two tensors
+FOREVER = 10**6
 RETENTION = (  # last, best, every, within
     Keep(last=1),
     Keep(last=2),
@@ -97,6 +101,28 @@ class Mortal(Storage):
         self._left -= 1
 
 
+class Group(NamedTuple):
+    """Ranks that take snapshots together.
+
+    Attributes:
+        ranks: Ranks that share each tensor; with one of them, it lies in two pieces of one file.
+        nodes: Nodes of these ranks, each of which has a writer; rank 0 is on the first.
+        dying: Number of the node whose writer dies; the other lives on.
+    """
+
+    ranks: int
+    nodes: int = 1
+    dying: int = 0
+
+
+GROUPS = {
+    "one": Group(1),
+    "three": Group(3),
+    "of two nodes rank 0's": Group(4, 2),
+    "of two nodes the other": Group(4, 2, dying=1),
+}
+
+
 @dataclass(frozen=True)
 class Life:
     """What one writer does before it dies, and what people do afterwards.
@@ -106,12 +132,14 @@ class Life:
         frozen: For each snapshot, what its frozen tensor holds.
         rules: Which stay.
         pins: Which of the committed ones are pinned afterwards, from the newest on, modulo their number.
+        group: Who takes the snapshots.
     """
 
     moment: int
     frozen: tuple[int, ...]
     rules: Keep
     pins: tuple[int, ...]
+    group: Group
 
 
 lives = st.builds(
@@ -120,7 +148,50 @@ lives = st.builds(
     frozen=st.lists(st.integers(0, 1), min_size=1, max_size=5).map(tuple),
     rules=st.sampled_from(RETENTION),
     pins=st.lists(st.integers(0, 5), max_size=1).map(tuple),
+    group=st.sampled_from(list(GROUPS.values())),
 )
+
+
+class Node:
+    """A writer's own code, without its process; every limit on waiting is over at once.
+
+    Args:
+        ranks: Ranks of this node.
+        hear: Is told what comes of each snapshot.
+    """
+
+    def __init__(self, storage: Storage, rules: Keep, ranks: range, hear: Any) -> None:
+        start = WriterStart(storage.uri, "r", SnapshotSettings(keep=rules), limits=Limits(0, 0, 0))
+        self.ranks = ranks
+        self.board, catalog = PendingSnapshots(), Catalog(storage, "run/")
+        self.committer, self.writing = (
+            Committer(start, catalog, self.board, hear),
+            ShardWriter(start, catalog),
+        )
+
+    def settle(self, pending: PendingSnapshot) -> bool:
+        """Commit a snapshot whose shards are written, or announce them; False: the other node has to commit it."""
+        try:
+            committed = self.committer._settle(pending)
+        except CommitRefusedError as error:
+            if pending.role is Role.PARTICIPANT:
+                return False
+            self.committer._give_up(pending, error)
+            return True
+        self.board.close(pending)
+        if committed is not None:
+            self.committer._retain(pending, committed)
+        return True
+
+    def hear_of(self, pending: PendingSnapshot) -> None:
+        """Look what the other node has made of a snapshot whose shards were announced."""
+        publisher = self.committer._publisher
+        try:
+            publisher.await_commit(pending.name, min(pending.staged), 0, lambda: True)
+        except CommitRefusedError as error:
+            self.committer._give_up(pending, error)
+        else:
+            self.board.close(pending)
 
 
 @dataclass
@@ -144,26 +215,45 @@ class Story:
         """The place, seen by somebody who is alive."""
         return Catalog(Storage(self.uri), "run/")
 
-    def live(self, life: Life, moment: int | None = None) -> None:
-        """Begin a generation where the one before was left, and take snapshots until death."""
+    def live(self, life: Life, moment: int | None = None) -> bool:
+        """Begin a generation where the one before was left, and take snapshots until a death; False: nobody died."""
         generation, parent = self.catalog.claim_generation({}), self.catalog.newest()
-        mortal = Catalog(Mortal(self.uri, life.moment if moment is None else moment), "run/")
-        start = WriterStart(self.uri, "r", SnapshotSettings(keep=life.rules))
-        board = PendingSnapshots()
-        committer = Committer(start, mortal, board, self._hear)
-        writing = ShardWriter(start, mortal)
-        with suppress(DeadError):
-            for number, frozen in enumerate(life.frozen):
-                self.step += 1
-                facts = ManifestFacts(
-                    trigger="steps",
-                    parent=None if parent is None else parent.name,
-                    metric=float(number % 2),
-                )
-                self._stage(writing, board, generation, frozen, facts)
-                pending = board.next_settled()
-                assert pending is not None
-                committer._retain(pending, self._commit(committer, board, pending))
+        group, moments = life.group, [FOREVER] * life.group.nodes
+        moments[group.dying] = life.moment if moment is None else moment
+        nodes = [
+            Node(Mortal(self.uri, left), life.rules, range(number, group.ranks, group.nodes), self._hear)
+            for number, left in enumerate(moments)
+        ]
+        for number, frozen in enumerate(life.frozen):
+            self.step += 1
+            facts = ManifestFacts(
+                trigger="steps",
+                parent=None if parent is None else parent.name,
+                metric=float(number % 2),
+            )
+            name = snapshot_name(self.step, generation, f"{self.step:08x}")
+            self.staged[name] = bytes([self.step]) * SIZE + bytes([frozen]) * SIZE
+            about = name, self.step, generation, group.ranks, group.ranks // group.nodes
+            if self._commit([(node, PendingSnapshot(*about)) for node in nodes], facts):
+                return True
+        return False
+
+    def _commit(self, nodes: list[tuple[Node, PendingSnapshot]], facts: ManifestFacts) -> bool:
+        """Have the nodes store and commit a snapshot, the one of rank 0 last; return whether one of them died."""
+        died, waiting = False, []
+        for node, pending in reversed(nodes):
+            try:
+                self._stage(node, pending, facts)
+                if not node.settle(pending):
+                    waiting.append((node, pending))
+            except DeadError:
+                died = True
+        for node, pending in waiting:
+            try:
+                node.hear_of(pending)
+            except DeadError:
+                died = True
+        return died
 
     def check(self, parent: str | None = None) -> None:
         """Everything that is seen can be loaded, and all that was promised is seen."""
@@ -185,38 +275,25 @@ class Story:
             self.pinned.add(names[place % len(names)])
 
     def _hear(self, report: SnapshotReport, listeners: list[Any], *, to_parent: bool) -> None:
-        assert to_parent
-        if report.event == "snapshot.committed":
+        if report.event == "snapshot.committed" and to_parent:
             self.told.append(report.name)
 
-    def _commit(self, committer: Committer, board: PendingSnapshots, pending: PendingSnapshot) -> Manifest:
-        committed = committer._settle(pending)
-        board.close(pending)
-        assert committed is not None
-        return committed
-
-    def _stage(
-        self,
-        writing: ShardWriter,
-        board: PendingSnapshots,
-        generation: int,
-        frozen: int,
-        facts: ManifestFacts,
-    ) -> None:
-        name = snapshot_name(self.step, generation, f"{self.step:08x}")
-        cut = SIZE // 3
-        first, second = (Piece.of_rows("own", (SIZE,), begin) for begin in (0, cut))
-        entries = [
-            TensorEntry(first.key, "U8", (cut,), 0, cut, piece=first),
-            TensorEntry(second.key, "U8", (SIZE - cut,), cut, SIZE - cut, piece=second),
-            TensorEntry("frozen", "U8", (SIZE,), SIZE, SIZE, frozen=True),
-        ]
+    def _stage(self, node: Node, pending: PendingSnapshot, facts: ManifestFacts) -> None:
+        """Write the shards of the node's ranks: the first tensor, and a frozen one after it."""
         record = SnapshotRecord({"position": {"step": self.step}, "state": {}}, facts)
-        shard = StagedShard(entries, 2 * SIZE, record)
-        pending = board.add(PendingSnapshot(name, self.step, generation, 1, 1), 0, record, None)
-        self.staged[name] = bytes([self.step]) * SIZE + bytes([frozen]) * SIZE
-        files = writing.write(pending, 0, shard, memoryview(self.staged[name]))
-        board.finish(pending, 0, files, None)
+        memory, cut = memoryview(self.staged[pending.name]), -(-SIZE // max(2, pending.world_size))
+        begins = list(range(0, SIZE, cut))
+        for rank in node.ranks:
+            entries = [
+                TensorEntry(piece.key, "U8", (size,), at + piece.begin, size, at > 0, piece)
+                for at, key in ((0, "own"), (SIZE, "frozen"))
+                for begin in begins[rank :: pending.world_size]
+                for piece, size in [(Piece.of_rows(key, (SIZE,), begin), min(cut, SIZE - begin))]
+            ]
+            own = record if rank == 0 else None
+            node.board.add(pending, rank, own, None)
+            files = node.writing.write(pending, rank, StagedShard(entries, 2 * SIZE, own), memory)
+            node.board.finish(pending, rank, files, None)
 
     def _content(self, found: Manifest, key: str) -> bytes:
         content = b""
@@ -268,9 +345,36 @@ def test_the_living_clear_away_what_the_dead_left(
         story = Story(uri)
         for life in told:
             story.live(life)
-        story.live(told[-1], moment=10**6)
+        story.live(told[-1], moment=FOREVER)
         names = {found.name for found in story.catalog.committed()}
         assert names == set(story.catalog.storage.list(story.catalog.folder()))
         (newest,) = {story.told[-1]} & names
         assert policy.keep(story.catalog.committed(), told[-1].rules) <= names
         assert newest == max(names, key=lambda name: name.split("-")[1::-1])
+
+
+@kinds
+@pytest.mark.parametrize("group", list(GROUPS)[1:])
+def test_death_at_each_change_of_a_commit(
+    kind: str, tmp_path_factory: pytest.TempPathFactory, group: str
+) -> None:
+    """Whenever a writer dies, the previous snapshot is whole, and so is the next one, if it is seen at all."""
+    life = Life(0, (0,), Keep(last=2), (), GROUPS[group])
+    died, seen = True, list[int]()
+    while died:
+        for uri in places(kind, tmp_path_factory):
+            story = Story(uri)
+            assert not story.live(life, moment=FOREVER)
+            (first,) = story.catalog.committed()
+            files = {place.file for whole in first.whole.values() for place in whole.pieces}
+            assert 2 * life.group.ranks == len(files)
+            died = story.live(life, moment=len(seen))
+            story.check(first.name)
+            seen.append(len(story.catalog.committed()))
+            assert not story.live(life, moment=FOREVER)
+            story.check()
+            names = {found.name for found in story.catalog.committed()}
+            assert names == set(story.catalog.storage.list(story.catalog.folder()))
+    assert seen == sorted(seen)  # the older one alone before the commit, both after it
+    assert 2 == seen[-1]
+    assert 5 < len(seen)

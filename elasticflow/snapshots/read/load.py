@@ -25,8 +25,7 @@ from elasticflow.snapshots.format.manifest import (
     UnreadableSnapshotError,
     parse,
 )
-from elasticflow.snapshots.read import verify
-from elasticflow.snapshots.read.stream import VerifiedStream
+from elasticflow.snapshots.read.snapshot_stream import SnapshotStream, needed_files
 from elasticflow.snapshots.read.verified_files import VerifiedFiles
 from elasticflow.system.free_memory import available
 from elasticflow.system.shared_memory import memory_file
@@ -95,7 +94,7 @@ class SnapshotReader:
 
     def __init__(self, catalog: Catalog, name: str, progress: Callable[[int], None] | None = None) -> None:
         self._catalog, self._name, self._progress = catalog, name, progress
-        self._stream: VerifiedStream | None = None
+        self._stream: SnapshotStream | None = None
         self._is_stopped = False
 
     def read(self) -> LoadedSnapshot:
@@ -146,7 +145,7 @@ class SnapshotReader:
 
     def _copied(self, manifest: Manifest) -> VerifiedFiles:
         """Return the files, verified, as copies in memory."""
-        files = verify.needed_files(self._catalog, manifest)
+        files = needed_files(self._catalog, manifest)
         offsets, size = _layout(files)
         # Without this check, the kernel would kill a process to make room.
         if size > (left := available()):
@@ -177,12 +176,11 @@ class SnapshotReader:
         )
 
     def _verify(self, manifest: Manifest, sink: Sink | None = None) -> None:
-        files = verify.needed_files(self._catalog, manifest)
-        self._stream = VerifiedStream(self._catalog.storage, files, sink=sink, progress=self._progress)
+        self._stream = SnapshotStream(self._catalog, manifest, sink=sink, progress=self._progress)
         if self._is_stopped:
             self._stream.stop()
         if damage := self._stream.read():
-            raise DamagedSnapshotError("; ".join(verify.describe_damage(self._catalog, manifest, damage)))
+            raise DamagedSnapshotError("; ".join(damage))
 
 
 def load(catalog: Catalog, name: str) -> LoadedSnapshot:

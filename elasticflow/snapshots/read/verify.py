@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.snapshots.format import state_json
 from elasticflow.snapshots.format.manifest import STATE_FILE, DamagedSnapshotError, FileEntry, Manifest
+from elasticflow.snapshots.read.snapshot_stream import SnapshotStream
 from elasticflow.snapshots.read.stream import VerifiedStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from elasticflow.snapshots.store.catalog import Catalog
     from elasticflow.storage.storage import Storage
-
-_BORROWED = "; it is borrowed, and no snapshot that borrows it can be loaded"
 
 
 def read_shard(storage: Storage, path: str, entry: FileEntry) -> bytearray:
@@ -53,7 +52,7 @@ def read_state(catalog: Catalog, manifest: Manifest) -> dict[str, Any]:
 def verify(catalog: Catalog, manifest: Manifest, progress: Callable[[int], None] | None = None) -> list[str]:
     """Return a line for each file, the snapshot's own or borrowed, that is damaged; empty: the snapshot is whole.
 
-    Nothing is kept in memory but a block per thread.
+    Nothing is kept in memory but a block per thread, and the headers.
 
     Args:
         catalog: Where the snapshot is.
@@ -63,21 +62,4 @@ def verify(catalog: Catalog, manifest: Manifest, progress: Callable[[int], None]
     Raises:
         SnapshotError: as `read_shard`.
     """
-    files = needed_files(catalog, manifest)
-    return describe_damage(
-        catalog, manifest, VerifiedStream(catalog.storage, files, progress=progress, to_the_end=True).read()
-    )
-
-
-def needed_files(catalog: Catalog, manifest: Manifest) -> dict[str, FileEntry]:
-    """Return every file that is needed to load the snapshot, by its path in the storage."""
-    return {f"{catalog.folder()}/{location}": entry for location, entry in manifest.locations().items()}
-
-
-def describe_damage(catalog: Catalog, manifest: Manifest, damage: Mapping[str, str]) -> list[str]:
-    """Return a line for each damaged path; that of a borrowed file names its snapshot, and says what that means."""
-    own, all_ = f"{catalog.folder(manifest.name)}/", f"{catalog.folder()}/"
-    return [
-        f"{path.removeprefix(own).removeprefix(all_)}: {text}{'' if path.startswith(own) else _BORROWED}"
-        for path, text in damage.items()
-    ]
+    return SnapshotStream(catalog, manifest, progress=progress, to_the_end=True).read()

@@ -38,7 +38,8 @@ def write(export: Export, path: Path) -> int:
     found = dict(refs(value))
     # The widest first: every tensor is aligned to its own width, which readers that map the file need.
     pieces = {key: slice_of(export, ref) for key, ref in found.items()}
-    order = sorted(pieces, key=lambda key: (-pieces[key].itemsize, pieces[key].spans[:1]))
+    # Then by name: the same state makes the same file, wherever its pieces lie.
+    order = sorted(pieces, key=lambda key: (-pieces[key].itemsize, key))
     front, offsets = header(_metadata(export, value, found), {key: pieces[key] for key in order})
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:

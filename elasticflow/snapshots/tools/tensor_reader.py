@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.errors import SnapshotError
 from elasticflow.snapshots.format.manifest import DamagedSnapshotError
-from elasticflow.snapshots.read import verify
-from elasticflow.snapshots.read.stream import VerifiedStream
+from elasticflow.snapshots.read.snapshot_stream import SnapshotStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -75,15 +74,15 @@ def copy(export: Export, wanted: Iterable[tuple[TensorSlice, Take]]) -> None:
         OSError: a receiver raised it.
     """
     catalog, manifest = export.catalog, export.manifest
-    files, handing = verify.needed_files(catalog, manifest), _Distributor(wanted)
-    needed = {path: files[path] for path in handing.paths}
+    handing = _Distributor(wanted)
+    stream = SnapshotStream(catalog, manifest, handing.paths, sink=handing, progress=export.progress)
     try:
-        damage = VerifiedStream(catalog.storage, needed, sink=handing, progress=export.progress).read()
+        damage = stream.read()
     except SnapshotError:
         if handing.failure is not None:
             raise handing.failure from None
         raise
-    for text in verify.describe_damage(catalog, manifest, damage):
+    for text in damage:
         raise DamagedSnapshotError(
             f"snapshot {manifest.name} is damaged: {text}", "export another: elasticflow snapshots list"
         )
@@ -117,9 +116,9 @@ class _Distributor:
         self.failure: OSError | None = None
 
     @property
-    def paths(self) -> list[str]:
+    def paths(self) -> set[str]:
         """The files that hold something wanted."""
-        return list(self._wanted)
+        return set(self._wanted)
 
     def __call__(self, path: str, offset: int, data: memoryview) -> None:
         """Hand over the wanted parts of *data*, at *offset* of the file."""

@@ -28,6 +28,7 @@ from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
 from tests.compiler.jobs import make_job
 from tests.observe.hand_made import event
+from tests.snapshots import in_pieces
 from tests.snapshots.conftest import Bench
 from tests.snapshots.format.test_manifest import signed
 from tests.snapshots.taking import Training
@@ -432,6 +433,20 @@ def test_verify_names_file_and_block(ran: Callable[..., Ran], catalog: Catalog) 
         finding["whole"],
         finding["problems"],
     )
+
+
+def test_verify_names_what_is_wrong_with_pieces(ran: Callable[..., Ran], catalog: Catalog) -> None:
+    """A lie of the manifest with tensor and rows, damage of a shard with its file, in one answer."""
+    name = in_pieces.take(catalog, in_pieces.v_and_w(), degree=2, generation=2, step=60).name
+    assert (0, "") == ran("verify")[::2]
+    flip(catalog, name, "shard-00001-of-00002.safetensors")
+    found = in_pieces.lie(catalog, name, "offsets exchanged")
+    code, out, _ = ran("verify")
+    assert 1 == code
+    assert [
+        f"{name}  damaged  shard-00001-of-00002.safetensors: block 0 (from byte 0) is not what was written",
+        f"{name}  damaged  MANIFEST.json: {found}",
+    ] == out.splitlines()
 
 
 def test_verify_names_all_that_borrow_a_damaged_file(

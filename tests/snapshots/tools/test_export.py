@@ -6,6 +6,8 @@ import json
 import shutil
 import subprocess
 import sys
+import tracemalloc
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -29,6 +33,7 @@ from elasticflow.snapshots.tools.export import write
 from elasticflow.snapshots.tools.exported import Export, measured_part
 from elasticflow.snapshots.tools.tensor_reader import TensorSlice
 from elasticflow.storage.storage import Storage
+from tests.snapshots import in_pieces
 from tests.snapshots.conftest import Bench
 from tests.snapshots.taking import Net, Training, one_thread
 
@@ -76,6 +81,11 @@ class Taken:
         """Return the export of the second snapshot's model, unless *options* say otherwise."""
         name = options.pop("name", self.second)
         return Export(self.catalog, self.catalog.manifest(name), options.pop("part", "model"), **options)
+
+    def again(self, degree: int) -> str:
+        """Take the second snapshot again, by as many ranks that share its tensors; return the name of this one."""
+        state = self.training.state.capture()
+        return in_pieces.take(self.catalog, state, degree=degree, step=4, generation=2).name
 
 
 @pytest.fixture
@@ -266,19 +276,85 @@ def test_part_that_is_not_there(bench: Bench, tmp_path: Path) -> None:
     assert caught.value.remedy == "it has model, optimizer, scheduler"
 
 
+@pytest.mark.parametrize("degree", [0, 2], ids=["whole", "pieces"])
 @pytest.mark.parametrize("form", FORMATS)
-def test_damage_is_never_exported(taken: Taken, tmp_path: Path, form: Any) -> None:
+def test_damage_is_never_exported(taken: Taken, tmp_path: Path, form: Any, degree: int) -> None:
     """One flipped byte in the model: file and block are named, and nothing is left, whole or in part."""
-    place = taken.catalog.manifest(taken.second).tensors["model/conv.weight"]
-    shard = taken.catalog.storage.local_path(f"{taken.catalog.folder(taken.second)}/{place.file}")
+    name = taken.again(degree) if degree else taken.second
+    place = taken.catalog.manifest(name).whole["model/conv.weight"].pieces[-1]
+    shard = taken.catalog.storage.local_path(f"{taken.catalog.folder(name)}/{place.file}")
     data = bytearray(shard.read_bytes())
     data[place.offset] ^= 1
     shard.write_bytes(data)
     target = tmp_path / "out" / "model"
     target.parent.mkdir()
     with pytest.raises(DamagedSnapshotError, match=rf"is damaged: {place.file}: block 0 \(from byte 0\)"):
-        write(taken.export(), form, target)
+        write(taken.export(name=name), form, target)
     assert [] == list(target.parent.iterdir())
+
+
+@alone
+@pytest.mark.parametrize(
+    ("form", "part"),
+    [
+        *product(FORMATS, ("model", "ema", "optimizer", "all")),
+        *product(["transformers"], ("model", "ema")),  # it holds no other part
+    ],
+)
+def test_pieces_are_exported_as_the_whole_is(taken: Taken, tmp_path: Path, form: Any, part: Any) -> None:
+    """One state, whole in the files of two ranks and in pieces at two degrees: byte for byte the same export.
+
+    Only what torch calls each DCP folder differs, and nothing that is read from it.
+    """
+    state, made = taken.training.state.capture(), []
+    for degree in (0, 2, 3):
+        catalog = Catalog(Storage(str(tmp_path / f"run{degree}")))
+        manifest = in_pieces.take(catalog, state, degree=degree, world=2)
+        in_more = [key for key, whole in manifest.whole.items() if len(whole.pieces) > 1]
+        assert bool(in_more) == (degree > 0)
+        target = tmp_path / str(degree) / "export"
+        target.parent.mkdir()
+        write(Export(catalog, manifest, part), form, target, save_model=_save_weights)
+        made.append(content(target))
+    if form == "dcp":
+        assert [{".metadata", "__0_0.distcp"}] * 3 == [set(files) for files in made]
+        loaded = [_loaded_dcp(tmp_path / str(degree) / "export") for degree in (0, 2, 3)]
+        same(loaded[0], loaded[1])
+        same(loaded[0], loaded[2])
+        for files in made:
+            del files[".metadata"]
+    assert made[0] == made[1] == made[2]
+
+
+def _save_weights(weights: Path, folder: Path) -> None:
+    folder.mkdir()
+    shutil.copy(weights, folder / SAVED)
+    (folder / "config.json").touch()
+
+
+def _loaded_dcp(folder: Path) -> dict[str, Any]:
+    about = FileSystemReader(folder).read_metadata().state_dict_metadata
+    sizes = {key: value for key, value in about.items() if isinstance(value, TensorStorageMetadata)}
+    state: dict[str, Any] = {
+        key: torch.empty(value.size, dtype=value.properties.dtype) for key, value in sizes.items()
+    }
+    load(state, checkpoint_id=folder, no_dist=True)
+    return state
+
+
+def test_a_file_of_safetensors_is_written_as_its_pieces_are_read(tmp_path: Path) -> None:
+    """A model in pieces is never in memory as a whole: what is read is written at its place at once."""
+    catalog, size = Catalog(Storage(str(tmp_path / "run"))), 24 << 20
+    state = in_pieces.state_of({name: torch.zeros(24, 1 << 18) for name in "vw"})
+    export = Export(catalog, in_pieces.take(catalog, state, degree=3), "model")
+    tracemalloc.start()
+    try:
+        write(export, "safetensors", tmp_path / "model")
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 2 * size < (tmp_path / "model").stat().st_size
+    assert most < size / 2
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -458,31 +534,26 @@ def test_saved_model_is_whole_or_absent(run_of_two: Path, tmp_path: Path) -> Non
     export = Export(taken.catalog, manifest, "model")
     path = tmp_path / "saved"
 
-    def save_model(weights: Path, folder: Path) -> None:
-        folder.mkdir()
-        shutil.copy(weights, folder / SAVED)
-        (folder / "config.json").touch()
-
     def fails(weights: Path, folder: Path) -> None:
-        save_model(weights, folder)
+        _save_weights(weights, folder)
         raise ExportError("the model cannot be saved")
 
     with pytest.raises(ExportError, match="cannot be saved"):
         write(export, "transformers", path, save_model=fails)
     assert [] == list(tmp_path.iterdir())
-    assert write(export, "transformers", path, save_model=save_model) == len(load_file(path / SAVED))
+    assert write(export, "transformers", path, save_model=_save_weights) == len(load_file(path / SAVED))
     with pytest.raises(ExportError, match="exists"):
-        write(export, "transformers", path, save_model=save_model)
-    write(export, "transformers", path, save_model=save_model, replaces=True)
+        write(export, "transformers", path, save_model=_save_weights)
+    write(export, "transformers", path, save_model=_save_weights, replaces=True)
     assert [path] == list(tmp_path.iterdir())
     (path / "config.json").unlink()
     with pytest.raises(ExportError) as caught:
-        write(export, "transformers", path, save_model=save_model, replaces=True)
+        write(export, "transformers", path, save_model=_save_weights, replaces=True)
     assert "no folder of a saved model" in str(caught.value.remedy)
     with pytest.raises(ExportError, match="holds a model, not optimizer"):
         write(
             Export(taken.catalog, manifest, "optimizer"),
             "transformers",
             tmp_path / "o",
-            save_model=save_model,
+            save_model=_save_weights,
         )
