@@ -92,9 +92,9 @@ def held(pid: int | str, committed: str) -> list[str]:
 def comes_true(condition: Callable[[], bool]) -> bool:
     """Wait for something that another process is about to do."""
     deadline = time.monotonic() + 60
-    while not condition() and time.monotonic() < deadline:
+    while not (is_true := condition()) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return condition()
+    return is_true  # not asked again: what came true may pass
 
 
 def check(loaded: LoadedSnapshot) -> None:
