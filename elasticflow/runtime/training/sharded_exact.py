@@ -436,7 +436,7 @@ class _GroupSum:
             self._sum.begin()
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return memory for torch to copy gradients into; for the reduced ones, that of their sum, so that they lie there once."""
+        """Return memory for torch: for the reduced gradients that of the sum, for all others new memory."""
         if math.prod(size) != self._numel:
             return torch.empty(*size, dtype=dtype, device=device)
         if self._sum is None:
