@@ -74,10 +74,11 @@ class ForkedPrograms:
 
     Args:
         folder: Where the output of programs goes.
+        modules: What the server imports besides; for programs that would each spend seconds on it.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, modules: tuple[str, ...] = ()) -> None:
+        self._folder, self._modules = folder, modules
         self._server: ForkServer | None = None
         self._number = 0
 
@@ -89,7 +90,7 @@ class ForkedPrograms:
         from elasticflow.launcher.fork_server.protocol import Setup
 
         if self._server is None:
-            self._server = ForkServer.start(Setup(__file__, (str(ROOT),)))
+            self._server = ForkServer.start(Setup(__file__, (str(ROOT),), self._modules))
             self._server.wait_ready()
         self._number += 1
         request = {"argv": [str(program), *arguments], "environment": dict(environment), "cwd": str(cwd)}

@@ -21,11 +21,19 @@ if TYPE_CHECKING:
 
 
 def undisturbed(
-    job_file: Path, forked: ForkedPrograms, *, workers: int, sets: Sequence[str] = ()
+    job_file: Path,
+    forked: ForkedPrograms,
+    *,
+    workers: int,
+    sets: Sequence[str] = (),
+    place: Path | None = None,
 ) -> dict[str, bytes]:
-    """Return the bytes of every tensor of the last snapshot of *workers* processes, by name."""
+    """Return the bytes of every tensor of the last snapshot of *workers* processes, by name.
+
+    They resume from the last snapshot at *place*, if there is one, and leave theirs there; None: a folder of their own.
+    """
     folder = Path(tempfile.mkdtemp(dir=job_file.parent))
-    place = folder / "snapshots"
+    place = place or folder / "snapshots"
     given = (*sets, f"nodes.nproc_per_node={workers}", f"snapshots.uri={place}")
     loaded = require_job(job_file, given)
     assert loaded.job is not None
