@@ -95,6 +95,15 @@ def nearest_divisors(size: int, shards: int, fewest: int = 1) -> str:
     return " or ".join(str(d) for d in (below, above) if d)
 
 
+def fewest_shards(dataset: DatasetTable | None, nodes: NodesTable | None) -> int | None:
+    """Return the smallest number of virtual shards that fits batch, micro-batches and workers; None if there is none, or it is not known."""
+    if dataset is None or nodes is None:
+        return None
+    size, (workers, is_exact) = dataset.global_batch_size, nodes.largest_world_size
+    fewest = max(workers, -(-size // (dataset.micro_batch_size or size)))
+    return _at_least(size, fewest) if is_exact and fewest <= size else None
+
+
 def _at_least(size: int, shards: int) -> int:
     return min(d for d in _divisors(size) if d >= shards)
 
