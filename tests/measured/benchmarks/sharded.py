@@ -1,12 +1,14 @@
 """A step of a model that workers share, against torch's `fully_shard` alone, in the same processes and by turns.
 
-    python tests/measured/benchmarks/sharded.py [--workers 2] [--layers 6] [--width 384] [--steps 24]
+    python tests/measured/benchmarks/sharded.py [--workers 2] [--layers 6] [--width 384] [--steps 24] [--gives-back]
 
 Both train a GPT of the same size on batches of the same size, one sequence for each worker: *plain* by `fully_shard`, its own
 reduce-scatter and AdamW; *ours* by `elasticflow.join(virtual_shards=W, shard=W)`, `run.wrap` and `run.gradients`, the exact
 sum of gradients. Neither clips. The table has medians, on rank 0, of CPU time and wall time of a step up to the optimizer's, and
 of the paired ratios. Then each kind of worker alone, in processes of its own: its tensors, and the most memory that it had
-(`VmHWM`), *whole* being the same exact job without `shard`.
+(`VmHWM`), *whole* being the same exact job without `shard`. With `--gives-back` nothing is timed, and the C library gives
+each freed tensor back to the system, as a GPU's memory would be free for the next one: the most memory is then counted from
+what the process had before it made the model.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ def launch(options: argparse.Namespace, kind: str, folder: Path) -> dict[str, An
         ),
         *(__file__, "--kind", kind, "--result", str(result), "--layers", str(options.layers)),
         *("--width", str(options.width), "--steps", str(options.steps)),
+        *(["--gives-back"] if options.gives_back else []),
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     subprocess.run(
@@ -49,17 +52,36 @@ def launch(options: argparse.Namespace, kind: str, folder: Path) -> dict[str, An
     return found
 
 
-def figures_of(model: Any, optimizer: Any) -> dict[str, int]:
-    """Return bytes of this worker's tensors, the most memory that it had, and how many parameters the whole model has."""
+def most_memory() -> int:
+    """Return the most bytes that this process had at any time."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) * 1024
+
+
+def give_back() -> int:
+    """Have the C library give freed tensors back at once, and elasticflow not ask for the opposite; return the most memory so far."""
+    import ctypes
+
+    from elasticflow.runtime.training import determinism
+
+    determinism.keep_freed_memory = lambda: None
+    ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD
+    return most_memory()
+
+
+def figures_of(model: Any, optimizer: Any, before: int) -> dict[str, int]:
+    """Return bytes of this worker's tensors, the most memory beyond *before*, and how many parameters the whole model has."""
     from elasticflow.runtime.process.sharded_tensors import local_of
 
     parameters = list(model.parameters())
     tensors = [*parameters, *(p.grad for p in parameters if p.grad is not None)]
     tensors += [tensor for state in optimizer.state.values() for tensor in state.values()]
-    status = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) * 1024
     held = sum(local_of(tensor).nbytes for tensor in tensors)
-    return {"tensors": held, "peak": peak, "parameters": sum(p.numel() for p in parameters)}
+    return {
+        "tensors": held,
+        "peak": most_memory() - before,
+        "parameters": sum(p.numel() for p in parameters),
+    }
 
 
 def plainly_sharded(model: Any) -> tuple[Any, Any]:
@@ -94,6 +116,7 @@ def work(options: argparse.Namespace) -> None:
     run = ef.join(
         seed=1, virtual_shards=workers, threads=1, every="1000000 steps", name=options.kind, **shard
     )
+    before = give_back() if options.gives_back else 0
     ours = GPT(config)
     if shard:
         run.wrap(ours, blocks=ours.blocks)
@@ -130,7 +153,7 @@ def work(options: argparse.Namespace) -> None:
             times[name].append((time.process_time() - began[0], time.perf_counter() - began[1]))
         run.step()
     if run.rank == 0:
-        Path(options.result).write_text(json.dumps({"times": times, **figures_of(ours, own)}))
+        Path(options.result).write_text(json.dumps({"times": times, **figures_of(ours, own, before)}))
     run.finish()
 
 
@@ -143,6 +166,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--gives-back", action="store_true", help="measure memory alone")
     parser.add_argument("--kind", help=argparse.SUPPRESS)
     parser.add_argument("--result", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -150,10 +174,20 @@ def main() -> int:
         work(options)
         return 0
     with tempfile.TemporaryDirectory(prefix="sharded-") as folder:
-        paired, shared, whole = (
-            launch(options, kind, Path(folder)) for kind in ("paired", "shared", "whole")
+        shared, whole = (launch(options, kind, Path(folder)) for kind in ("shared", "whole"))
+        paired = None if options.gives_back else launch(options, "paired", Path(folder))
+    print(f"{shared['parameters']:,} parameters, {options.workers} workers")
+    if paired is not None:
+        print_times(paired)
+    for name, found in (("shared", shared), ("whole", whole)):
+        print(
+            f"{name}: {found['tensors'] / 2**20:.0f} MiB of tensors, most memory {found['peak'] / 2**20:.0f} MiB"
         )
-    print(f"{paired['parameters']:,} parameters, {options.workers} workers")
+    return 0
+
+
+def print_times(paired: dict[str, Any]) -> None:
+    """Print the medians of both kinds of step, and their ratios."""
     for place, name in enumerate(("CPU", "wall")):
         ours, plain = ([each[place] for each in paired["times"][kind][4:]] for kind in ("ours", "plain"))
         ratios = sorted(a / b for a, b in zip(ours, plain, strict=True))
@@ -162,11 +196,6 @@ def main() -> int:
             f"{name}: ours {1000 * statistics.median(ours):.0f} ms, plain {1000 * statistics.median(plain):.0f} ms, "
             f"ratio {statistics.median(ratios):.3f} (quartiles {low:.3f} to {high:.3f})"
         )
-    for name, found in (("shared", shared), ("whole", whole)):
-        print(
-            f"{name}: {found['tensors'] / 2**20:.0f} MiB of tensors, most memory {found['peak'] / 2**20:.0f} MiB"
-        )
-    return 0
 
 
 if __name__ == "__main__":
