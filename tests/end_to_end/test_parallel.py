@@ -7,6 +7,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+import numpy as np
 import psutil
 import pytest
 
@@ -73,6 +74,30 @@ def test_gpt_that_is_killed_and_cut_anew_has_the_bits_of_one_that_is_whole(
     assert tensors(resumed.run) == undisturbed(
         gpt.root / "job.toml", forked, workers=1, sets=[*SETS, "parallel.shard=1"]
     )
+
+
+def test_batch_mode_repeats_its_bits_at_each_number_of_workers(gpt: Project, forked: ForkedPrograms) -> None:
+    """Killed or not, and at any degree. A model that is not shared is the same but for the rounding of sums."""
+    exact = ("train.consistency", "train.virtual_shards")
+    sets = [each for each in SETS if not each.startswith(exact)]
+    sets += ["dataset.micro_batch_size=1", "model.args.config.args.dropout=0.0"]
+
+    def come_to(workers: int, *more: str) -> dict[str, bytes]:
+        return undisturbed(gpt.root / "job.toml", forked, workers=workers, sets=[*sets, *more])
+
+    shared = come_to(2, "parallel.shard=2", WRAP)
+    cut = [*sets, "nodes.nproc_per_node=2", "parallel.shard=2", WRAP]
+    fault = "training.step=kill@5 rank=1 generation=1"
+    killed = gpt.run("job.toml", "cut", *cut, job="gpt", ELASTICFLOW_FAULTS=fault)
+    assert killed.end() == 0, killed.told()
+    assert tensors(killed.run) == shared
+    assert come_to(4, "parallel.shard=2", WRAP) == come_to(4, "parallel.shard=4", WRAP)
+    whole = come_to(2)
+    assert whole.keys() == shared.keys()
+    for key in whole:
+        if key.startswith("model/"):
+            expected, found = (np.frombuffer(each[key], np.float32) for each in (whole, shared))
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
 def test_nodes_that_fill_no_copy_wait_and_step_in(gpt: Project) -> None:

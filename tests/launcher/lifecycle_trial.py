@@ -85,7 +85,6 @@ class Trial:
     least: int = 1
     most: int = 1
     shard: int = 1
-    may_shard: bool = False
     agents: Agents = field(default_factory=Agents)
     snapshots: Snapshots = field(default_factory=Snapshots)
     records: list[dict[str, Any]] = field(default_factory=list)
@@ -107,7 +106,7 @@ class Trial:
             grace_s=GRACE_S,
         )
         self.nodes = Nodes(self.least, self.most, self.shard)
-        self.lifecycle = Lifecycle(plan, self.nodes, RunSoFar(), may_shard=self.may_shard)
+        self.lifecycle = Lifecycle(plan, self.nodes, RunSoFar())
 
     # --- what happens -----------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
     from elasticflow.jobfile.diagnostics.positions import KeyPath
     from elasticflow.jobfile.tables.job import DatasetTable, NodesTable, ValidTables
+    from elasticflow.jobfile.tables.training import DdpTable
     from elasticflow.jobfile.text.source import Source
 
 _SHARDS = ("train", "virtual_shards")
@@ -39,15 +40,18 @@ def check_exact(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
         why = "every worker needs a shard"
         yield from too_few_shards(source, codes.VIRTUAL_SHARDS, _SHARDS, train.virtual_shards, nodes, why)
         yield from _batch(source, train.virtual_shards, dataset, nodes)
+    yield from options_of_ddp(source, codes.VIRTUAL_SHARDS, ddp, 'consistency = "exact"')
+
+
+def options_of_ddp(source: Source, code: str, ddp: DdpTable | None, without: str) -> Iterator[Diagnostic]:
+    """Yield an error for each option in [ddp], of which the part of the job named *without* makes no use."""
     for key, value in ddp.model_dump().items() if ddp is not None else ():
         if value not in (None, False):
-            message = (
-                f'ddp.{key} is an option of DistributedDataParallel, which consistency = "exact" does without'
-            )
+            message = f"ddp.{key} is an option of DistributedDataParallel, which {without} does without"
             remedy = "leave it out"
             if key == "sync_batchnorm":
                 remedy += ": running statistics are the mean over all shards anyway"
-            yield source.problem(codes.VIRTUAL_SHARDS, message, ("ddp", key), remedy=remedy)
+            yield source.problem(code, message, ("ddp", key), remedy=remedy)
 
 
 def too_few_shards(
@@ -93,15 +97,6 @@ def nearest_divisors(size: int, shards: int, fewest: int = 1) -> str:
     below = max((d for d in divisors if d < shards), default=0)
     above = min((d for d in divisors if d > shards), default=0)
     return " or ".join(str(d) for d in (below, above) if d)
-
-
-def fewest_shards(dataset: DatasetTable | None, nodes: NodesTable | None) -> int | None:
-    """Return the smallest number of virtual shards that fits batch, micro-batches and workers; None if there is none, or it is not known."""
-    if dataset is None or nodes is None:
-        return None
-    size, (workers, is_exact) = dataset.global_batch_size, nodes.largest_world_size
-    fewest = max(workers, -(-size // (dataset.micro_batch_size or size)))
-    return _at_least(size, fewest) if is_exact and fewest <= size else None
 
 
 def _at_least(size: int, shards: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from elasticflow.jobfile.checks.exact import fewest_shards
+from elasticflow.jobfile.checks.exact import options_of_ddp
 from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import show
 from elasticflow.protocol.shard_groups import node_counts
@@ -54,10 +54,7 @@ def _training(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     if train is None:
         return
     if train.consistency != "exact":
-        message = '[parallel] adds gradients up in the fixed order of virtual shards, which train.consistency = "batch" does without'
-        shards = fewest_shards(tables.get("dataset"), tables.get("nodes")) or "NUMBER"
-        remedy = f'add consistency = "exact" and virtual_shards = {shards}: at least as many as there will ever be workers'
-        yield source.problem(codes.PARALLEL, message, ("parallel", "shard"), remedy=remedy)
+        yield from options_of_ddp(source, codes.PARALLEL, tables.get("ddp"), "[parallel]")
     if train.precision == "fp16":
         message = 'train.precision = "fp16" scales losses by one factor, and looks for infinities in each worker\'s rows alone'
         yield source.problem(

@@ -104,7 +104,6 @@ class Lifecycle:
         untrained_s: Seconds that a drain has before the run's first step, at most those of any drain.
         script: Name of the user's script that workers run: it need not report steps, and has finished once all workers have
             exited. None: they run a train.py.
-        may_shard: The job's [parallel] can be changed, and nothing else of it need be: full memory is told a degree.
 
     Attributes:
         generation: The generation that runs, or None between two.
@@ -119,10 +118,9 @@ class Lifecycle:
         untrained_s: float = UNTRAINED_S,
         *,
         script: str | None = None,
-        may_shard: bool = False,
     ) -> None:
         self._nodes = nodes
-        self._script, self._may_shard = script, may_shard
+        self._script = script
         self._grace_s = plan.grace_s
         self._untrained_s = plan.grace_s if script is not None else min(plan.grace_s, untrained_s)
         self._step = run.step
@@ -415,7 +413,7 @@ class Lifecycle:
         workers = [self._nodes.workers_of(node) for node in generation.nodes if node in self._nodes]
         degree = next_degree(self._nodes.shard, workers)
         is_full = cause.failure_class == "oom" and not self._has_trained
-        if not is_full or not self._may_shard or degree is None:
+        if not is_full or self._script is not None or degree is None:
             return cause
         hint = f"parallel.shard = {degree} leaves each worker 1/{degree} of the parameters, gradients and optimizer's state"
         return replace(cause, error=f"{cause.error}\n  help: {hint}")

@@ -208,10 +208,8 @@ class Supervisor:
         )
         # Memory may be ahead of the store, also before the first step.
         untrained_s = UNTRAINED_S if plan.snapshots.memory is None else plan.restarts.grace_s
-        script, job = None if plan.script is None else plan.script.shown, self._launch.job
-        # In batch mode a job with [parallel] would be refused: another consistency is another trajectory.
-        may_shard = script is None and job.train.consistency == "exact"
-        return Lifecycle(plan.restarts, self._nodes, run, untrained_s, script=script, may_shard=may_shard)
+        script = None if plan.script is None else plan.script.shown
+        return Lifecycle(plan.restarts, self._nodes, run, untrained_s, script=script)
 
     def _announce(self) -> None:
         launch = self._launch

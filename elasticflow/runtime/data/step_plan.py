@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from elasticflow.errors import StateError
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.process.position import even_split
 
@@ -148,6 +149,21 @@ def micro_batches(count: int, most: int | None) -> list[tuple[int, int]]:
     """Return the half-open ranges of *count* samples that are micro-batches of at most *most*; None: all at once."""
     number = -(-count // (most or count or 1))
     return [even_split(count, number, part) for part in range(number)]
+
+
+def shards_of_batch(size: int, micro_batch_size: int | None, world_size: int) -> int:
+    """Return how many virtual shards a batch of *size* samples has in batch mode: as many micro-batches for each rank.
+
+    Raises:
+        StateError: there are fewer samples than ranks.
+    """
+    if size < world_size:
+        raise StateError(
+            f"{world_size} workers that share models cannot share a batch of {size} samples: each needs one",
+            "start fewer workers, or use larger batches: dataset.global_batch_size",
+        )
+    each = -(-size // world_size)
+    return min(size, world_size * len(micro_batches(each, micro_batch_size)))
 
 
 def shard_pieces(count: int, full: int, virtual_shards: int, layout: ShardLayout) -> list[Piece]:

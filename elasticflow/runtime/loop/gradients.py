@@ -12,7 +12,7 @@ from elasticflow.runtime.training.exact import ExactStep
 from elasticflow.runtime.training.exact_norm import use_exact_norm
 from elasticflow.runtime.training.manual_step import ManualStep
 from elasticflow.runtime.training.shard_model import require_elementwise
-from elasticflow.runtime.training.sharded_exact import ShardedExactStep
+from elasticflow.runtime.training.sharded_step import ShardedStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -54,15 +54,22 @@ class LoopStep:
         worker: This worker.
         how: Options of the gradients. None: the script exchanges gradients itself.
         parts: Arguments of `State`.
+        virtual_shards: Parts of a batch as `Run.batches` cuts it for workers that share a model.
 
     Attributes:
         is_exact: Steps have the same bits at every world size.
     """
 
-    def __init__(self, worker: Worker, how: Gradients | None, parts: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        how: Gradients | None,
+        parts: Mapping[str, Any],
+        virtual_shards: int | None = None,
+    ) -> None:
         self._fn: Callable[[Batch], Any] | None = None
         self._end: Position | None = None
-        self._step = None if how is None else self._made(worker, how, parts)
+        self._step = None if how is None else self._made(worker, how, parts, virtual_shards)
         self.is_exact = self._step is not None and self._step.is_exact
 
     @property
@@ -82,8 +89,8 @@ class LoopStep:
             self._fn = None
 
     def _made(
-        self, worker: Worker, how: Gradients, parts: Mapping[str, Any]
-    ) -> DDPStep | ExactStep | ShardedExactStep | ManualStep:
+        self, worker: Worker, how: Gradients, parts: Mapping[str, Any], virtual_shards: int | None
+    ) -> DDPStep | ExactStep | ShardedStep | ManualStep:
         model = parts["model"]
         if how.moves_optimizers:
             return ManualStep(
@@ -100,8 +107,12 @@ class LoopStep:
             require_elementwise(optimizers.items())
             use_exact_norm()
         if worker.layout.degree > 1:
-            assert how.virtual_shards is not None
-            return ShardedExactStep(worker, model, self._of_part, virtual_shards=how.virtual_shards, **common)
+            # A job calls `batches` before `keep`; `join` has refused a loop of a script's own.
+            shards, is_exact = how.virtual_shards or virtual_shards, how.virtual_shards is not None
+            assert shards is not None
+            return ShardedStep(
+                worker, model, self._of_part, virtual_shards=shards, is_exact=is_exact, **common
+            )
         if how.virtual_shards is not None:
             return ExactStep(worker, model, self._of_part, virtual_shards=how.virtual_shards, **common)
         return DDPStep(worker, model, self._of_part, ddp=dict(how.ddp), **common)

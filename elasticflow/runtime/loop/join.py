@@ -145,11 +145,11 @@ def _joined(
     **options: Any,
 ) -> Run:
     """Join the process group; the settings of a script's job file take precedence over its *own*."""
-    if shard is not None and (gradients is None or gradients.virtual_shards is None):
+    if shard is not None and not is_job and (gradients is None or gradients.virtual_shards is None):
         raise StateError(
             "workers share a model only with virtual shards, in whose order the gradients of all are added up",
-            'join(virtual_shards=16, shard=...), or train.consistency = "exact"; a loop that calls backward itself calls '
-            "fully_shard itself, too: elasticflow guide parallel",
+            "join(virtual_shards=16, shard=...); a loop that calls backward itself calls fully_shard itself, too: "
+            "elasticflow guide parallel",
         )
     _require_first_call()
     chosen = LoopSettings.told(os.environ) or own

@@ -167,7 +167,9 @@ class Run:
             )
         for name, parameter in parts["model"].named_parameters():
             box_of(parameter, f"model.{name}")  # before the first step: rows are all that a snapshot can hold
-        self._step = LoopStep(worker, self._gradients, parts)
+        self._step = LoopStep(
+            worker, self._gradients, parts, None if self._source is None else self._source.virtual_shards
+        )
         self._state = state = State(**parts)
         self._optimizers = state.optimizers
         if self._script is None:  # whose log names the rates as its one optimizer, or several, have them

@@ -14,7 +14,7 @@ from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.data.sample_reader import SampleReader
 from elasticflow.runtime.data.shard_loader import ShardLoader
 from elasticflow.runtime.data.shard_schedule import ShardSchedule
-from elasticflow.runtime.data.step_plan import max_samples
+from elasticflow.runtime.data.step_plan import max_samples, shards_of_batch
 from elasticflow.runtime.loop.batch import Batch
 from elasticflow.runtime.loop.loop_schedule import overall, stage_seed, within
 
@@ -49,6 +49,7 @@ class Source:
         opened: The dataset.
         schedule: Which samples make up which step, counted from the beginning of the stage.
         stage: As above.
+        virtual_shards: Parts of a batch, each of which is one forward; None: each rank's part is cut into micro-batches.
 
     Raises:
         DatasetError: the data cannot be read in this way, or differs between ranks.
@@ -72,7 +73,9 @@ class Source:
     ) -> None:
         self.stage, self._seed = stage, stage_seed(worker.seed, stage)
         self._worker, self._gradients, self._options = worker, gradients, options
-        self._virtual_shards = None if gradients is None else gradients.virtual_shards
+        self.virtual_shards = None if gradients is None else gradients.virtual_shards
+        if self.virtual_shards is None and worker.layout.degree > 1:
+            self.virtual_shards = shards_of_batch(size, micro_batch_size, worker.world_size)
         self._micro_batch_size = micro_batch_size
         if gradients is None and (micro_batch_size is not None or shards is not None):
             raise StateError(
@@ -89,7 +92,7 @@ class Source:
         else:
             self.opened = open_dataset(worker, lambda: dataset, "train", given_to="run.batches")
         if shards is not None:
-            self.schedule = ShardSchedule(shards, size, virtual_shards=self._virtual_shards, **length)
+            self.schedule = ShardSchedule(shards, size, virtual_shards=self.virtual_shards, **length)
         else:
             ordered = {"seed": self._seed} if order is None else {"order": order}
             samples = len(self.opened if order is None else order)
@@ -130,7 +133,7 @@ class Source:
         return first % self.schedule.samples // self.schedule.global_batch_size
 
     def _loader(self) -> IndexLoader | ShardLoader:
-        options = {**self._options, "virtual_shards": self._virtual_shards}
+        options = {**self._options, "virtual_shards": self.virtual_shards}
         given = (self._worker, self.opened)
         if isinstance(self.schedule, ShardSchedule):
             return ShardLoader(*given, self.schedule, self._micro_batch_size, **options)

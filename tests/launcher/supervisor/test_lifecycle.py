@@ -604,14 +604,13 @@ def test_an_error_of_a_script_is_tried_again_once(script: Trial) -> None:
         ),
         ("all", None, None),
         (1, 7, None),
-        (None, None, None),
     ],
 )
 def test_a_memory_that_is_full_before_the_first_step_is_told_the_next_degree(
-    trial: Trial, shard: int | None, step: int | None, hint: str | None
+    trial: Trial, shard: int, step: int | None, hint: str | None
 ) -> None:
-    """A model that has trained fits, one that all workers hold together can be cut no further, and a batch-mode job needs more."""
-    trial.shard, trial.may_shard = shard or 1, shard is not None
+    """A model that has trained fits; one that all workers hold together can be cut no further."""
+    trial.shard = shard
     trial.plan(0)
     trial.join(nproc=4)
     trial.pass_time()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tracemalloc
 
 import numpy as np
@@ -9,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticflow.errors import DatasetError
+from elasticflow.errors import DatasetError, StateError
 from elasticflow.runtime.data.index_schedule import IndexSchedule
-from elasticflow.runtime.data.step_plan import rank_pieces, shard_pieces
+from elasticflow.runtime.data.step_plan import rank_pieces, shard_pieces, shards_of_batch
 from elasticflow.runtime.process.position import Position, even_split
 from elasticflow.runtime.process.shard_layout import ShardLayout
 
@@ -114,6 +115,29 @@ def test_shards_do_not_depend_on_the_world_size(count: int, shards: int, data: s
     assert pieces == shard_pieces(count, 40, shards, ShardLayout(1, 0))
     assert [i for piece in pieces for i in range(piece.low, piece.high)] == list(range(count))
     assert min(piece.high - piece.low for piece in pieces) >= min(count, 40 // shards)
+
+
+@given(
+    size=st.integers(1, 60),
+    micro=st.one_of(st.none(), st.integers(1, 70)),
+    replicas=st.integers(1, 4),
+    degree=st.integers(1, 4),
+)
+def test_shards_of_a_batch_are_micro_batches(
+    size: int, micro: int | None, replicas: int, degree: int
+) -> None:
+    """Each rank has one, and none is larger than asked for, nor are there more than it takes."""
+    world_size = replicas * degree
+    if size < world_size:
+        with pytest.raises(StateError, match=f"cannot share a batch of {size} samples"):
+            shards_of_batch(size, micro, world_size)
+        return
+    shards = shards_of_batch(size, micro, world_size)
+    layouts = [ShardLayout(world_size, rank, degree) for rank in range(world_size)]
+    found = [shard_pieces(size, size, shards, layout) for layout in layouts]
+    assert all(found)
+    assert max(piece.high - piece.low for pieces in found for piece in pieces) <= (micro or size)
+    assert shards <= world_size * math.ceil(math.ceil(size / world_size) / (micro or size))
 
 
 def test_seek_is_independent_of_the_distance() -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.runtime.conftest import Group
 
-PROGRAM = "exact_sharded.py"
+PROGRAM = "sharded_gradients.py"
 e2e = pytest.mark.e2e
 
 

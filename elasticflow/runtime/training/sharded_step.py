@@ -1,6 +1,7 @@
-"""Exact gradients of a model that several ranks share: the same bits at every number of them, and of replicas.
+"""Gradients of a model that several ranks share: of one fixed number of virtual shards always the same bits.
 
-A virtual shard's gradient is computed from parameters that torch has gathered whole, so its bits do not depend on how they
+Exact mode has one number of them for the whole run, and so the same bits at every number of ranks and replicas. In batch mode
+each rank has as many as it has micro-batches. A virtual shard's gradient is computed from parameters that torch has gathered whole, so its bits do not depend on how they
 are shared out. In each round the ranks of a replica compute neighbouring virtual shards, and swap rows: every rank
 gets the rows that it holds. Bytes are moved, and nothing is added. Then each rank adds up its rows in the order of the
 fixed tree, and exchanges subtrees with the ranks of other replicas that hold the same rows (`fixed_order_sum.py`).
@@ -42,20 +43,20 @@ _NO_MORE = -1  # in place of a block's number: a round's forwards are made
 _ORDER_BITS = 0xFFFFFF  # a float32 holds so many bits of a whole number exactly
 
 
-class ShardedExactStep(ReplicatedStep):
-    """A model that the ranks of each replica share, whose steps have the same bits at every number of ranks.
+class ShardedStep(ReplicatedStep):
+    """A model that the ranks of each replica share. Steps with as many virtual shards have the same bits at any number of ranks.
 
     Args:
         worker: This worker.
         model: Sharded by `shard_model.py`.
         training_step: As for `ReplicatedStep`, and so are the *options*. It calls the model as a whole.
-        virtual_shards: At least the world size; part of the trajectory.
+        virtual_shards: At least the world size.
+        is_exact: The number is part of the trajectory, and every operation has the same bits each time.
 
     Raises:
-        StateError: as of `ExactStep`; or a buffer that travels with the gradients is not of float32; or a gradient scaler.
+        StateError: as of `ExactStep`, if exact; or a buffer that travels with the gradients is not of float32; or a gradient scaler.
     """
 
-    is_exact = True
     _takes_sharded = True
 
     def __init__(
@@ -65,16 +66,19 @@ class ShardedExactStep(ReplicatedStep):
         training_step: Callable[[nn.Module, Any], Any],
         *,
         virtual_shards: int,
+        is_exact: bool,
         **options: Any,
     ) -> None:
         super().__init__(worker, model, training_step, parts=virtual_shards, **options)
-        exact.refuse(worker, model, virtual_shards)
+        self.is_exact = is_exact
+        if is_exact:
+            exact.refuse(worker, model, virtual_shards)
+            determinism.be_deterministic()
         if self._scaler is not None:
             raise StateError(
                 "precision fp16 needs a gradient scaler, which looks for infinities on one rank alone",
                 'precision="bf16", which needs none',
             )
-        determinism.be_deterministic()
         if worker.device.type == "cpu":
             determinism.keep_freed_memory()
         layout = worker.layout
@@ -134,7 +138,7 @@ class ShardedExactStep(ReplicatedStep):
         self._buffers.restore()
         for parameter in self._parameters:
             parameter.grad = None
-        determinism.require_deterministic()
+        self._require_deterministic()
         given = None
         if leaf is not None and num_samples and vote.stop_wanted is None:
             given = self._forward(leaf, data, num_samples)
@@ -150,12 +154,16 @@ class ShardedExactStep(ReplicatedStep):
                 torch.autograd.backward(loss)
         except RuntimeError as error:
             raise determinism.named(error) from error
-        determinism.require_deterministic()
+        self._require_deterministic()
         if given is None:
             return None
         if given.value is None:
             return 0.0, 0.0
         return loss.detach(), 0.0 if given.num_items is None else given.num_items
+
+    def _require_deterministic(self) -> None:
+        if self.is_exact:
+            determinism.require_deterministic()
 
     def _idle(self) -> Tensor:
         """Return a loss of zero whose backward waits for the other ranks as that of a real one.
