@@ -107,9 +107,9 @@ def test_what_standby_workers_took_in_the_newest_run(tmp_path: Path) -> None:
 
 
 def test_no_shared_memory(tmp_path: Path) -> None:
-    """Without its folder loader processes cannot work."""
+    """Without its folder the GPUs of a machine cannot exchange data."""
     found = _named(machine(needs_of(tmp_path), shared=tmp_path / "none"), "shared memory")
-    assert ("warning", "set dataset.num_workers = 0") == (found.verdict, found.remedy)
+    assert ("warning", "mount a tmpfs there") == (found.verdict, found.remedy)
 
 
 def test_a_port_that_is_taken_and_one_that_is_free(tmp_path: Path) -> None:
