@@ -1,8 +1,10 @@
-"""Gradients of a model that several ranks share: of one fixed number of virtual shards always the same bits.
+"""Gradients of a model that several ranks share: the same bits for the same number of virtual shards.
 
-Exact mode has one number of them for the whole run, and so the same bits at every number of ranks and replicas. In batch mode
-each rank has as many as it has micro-batches. A virtual shard's gradient is computed from parameters that torch has gathered whole, so its bits do not depend on how they
-are shared out. In each round the ranks of a replica compute neighbouring virtual shards, and swap rows: every rank
+In exact mode that number is fixed for the whole run, whatever the number of ranks and replicas. In batch mode there is a
+virtual shard for each micro-batch of each rank.
+
+A virtual shard's gradient is computed from parameters that torch has gathered whole, so its bits do not depend on how
+they are shared out. In each round the ranks of a replica compute neighbouring virtual shards, and swap rows: every rank
 gets the rows that it holds. Bytes are moved, and nothing is added. Then each rank adds up its rows in the order of the
 fixed tree, and exchanges subtrees with the ranks of other replicas that hold the same rows (`fixed_order_sum.py`).
 
@@ -44,7 +46,7 @@ _ORDER_BITS = 0xFFFFFF  # a float32 holds so many bits of a whole number exactly
 
 
 class ShardedStep(ReplicatedStep):
-    """A model that the ranks of each replica share. Steps with as many virtual shards have the same bits at any number of ranks.
+    """A model that the ranks of each replica share. For one number of virtual shards the bits are the same at any degree.
 
     Args:
         worker: This worker.
