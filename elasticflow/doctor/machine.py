@@ -113,17 +113,16 @@ def _standbys(needs: Needs, free: int) -> Iterator[CheckResult]:
 
 
 def _shared_memory(needs: Needs, folder: Path) -> CheckResult:
-    name = "shared memory"
+    name, meaning = "shared memory", "NCCL hands data from one GPU of a machine to another there"
     try:
         facts = os.statvfs(folder)
     except OSError:
-        meaning = "NCCL hands data from one GPU of a machine to another there"
         return CheckResult(_TOPIC, name, "warning", f"there is no {folder}", meaning, "mount a tmpfs there")
     free = facts.f_bavail * facts.f_frsize
     fact = f"{size(free)} free in {folder}"
     if free >= _SHARED or needs.workers == 1:
         return ok(_TOPIC, name, fact)
-    meaning = "NCCL hands data from one GPU of a machine to another there, and fails where it is full"
+    meaning += ", and fails where it is full"
     remedy = "docker run --shm-size=2g, or an emptyDir of medium Memory on Kubernetes"
     return CheckResult(_TOPIC, name, "warning", fact, meaning, remedy)
 

@@ -12,7 +12,6 @@ import threading
 import traceback
 import weakref
 from contextlib import suppress
-from functools import partial
 from multiprocessing import connection
 from multiprocessing.queues import Queue
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -26,10 +25,9 @@ from elasticflow.runtime.process.torch_private import (
     LOADER_TIMED_OUT,
     is_next_delivered,
     loader_processes_of,
-    share_batches_by,
+    share_batches_without_names,
 )
 from elasticflow.system.processes import LOADER, die_with_parent, set_name
-from elasticflow.system.shared_memory import memory_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -236,7 +234,7 @@ class _EnterProcess:
         # Else a batch that cannot be sent is dropped, and the worker waits for it for ever.
         Queue._on_queue_feeder_error = staticmethod(_end)  # type: ignore[attr-defined]  # noqa: SLF001
         if sys.platform == "linux":
-            share_batches_by(partial(memory_file, "batch"))
+            share_batches_without_names()
         set_name(LOADER)
         die_with_parent(self._parent)
 

@@ -29,6 +29,7 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: i
 
 from elasticflow.errors import TorchChangedError
 from elasticflow.system import torch_versions
+from elasticflow.system.shared_memory import memory_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -70,7 +71,7 @@ __all__ = [
     "precompile_headers_if",
     "replace_total_norm",
     "scale_of",
-    "share_batches_by",
+    "share_batches_without_names",
     "state_hooks_of",
     "storage_id",
     "tables_of",
@@ -252,23 +253,22 @@ def forget_loader_process() -> None:
     worker._worker_info = None
 
 
-def share_batches_by(new_file: Callable[[], int]) -> None:
-    """Have this loader process hand its batches over in files that *new_file* opens, and not in `/dev/shm`.
+def share_batches_without_names() -> None:
+    """Have this loader process hand its batches over in memory files without a name, and not in `/dev/shm`.
 
     Torch gives a file there its name for as long as it takes to reserve the memory: a process that is killed meanwhile
     leaves both; and a container has 64 MiB there by default. Torch's other way of sharing, `file_system`, stays as it is.
     """
     storage: Any = torch.UntypedStorage
-    if any(
-        not hasattr(storage, name) for name in ("_new_shared_fd_cpu", "_share_fd_cpu_", "_swap_data_ptr_")
-    ):
-        raise _changed("torch.UntypedStorage._new_shared_fd_cpu", "to read data in loader processes")
+    for name in ("_new_shared_fd_cpu", "_new_using_fd_cpu", "_share_fd_cpu_", "_swap_data_ptr_"):
+        if not hasattr(storage, name):
+            raise _changed(f"torch.UntypedStorage.{name}", "to read data in loader processes")
     new_of_torch, share = storage._new_using_fd_cpu, storage._share_fd_cpu_
 
     def new(size: int) -> Any:
         if size == 0:  # nothing to map
             return new_of_torch(size)
-        file = new_file()
+        file = memory_file("batch")
         try:
             os.posix_fallocate(file, 0, size)  # a lack of memory is an error here, and a SIGBUS later
             return storage._new_shared_fd_cpu(file, size)

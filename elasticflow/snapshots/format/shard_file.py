@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from elasticflow.protocol.snapshot_settings import Integrity
     from elasticflow.storage.storage import Storage
 
-_LENGTH = struct.Struct("<Q")
+LENGTH = struct.Struct("<Q")
 
 
 class StoredTensor(Protocol):
@@ -199,12 +199,20 @@ def header(metadata: dict[str, str], tensors: Mapping[str, StoredTensor]) -> tup
     begins, end = {}, 0
     for key, tensor in tensors.items():
         begins[key], end = end, end + tensor.nbytes
-        offsets = [begins[key], end]
-        content[key] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": offsets}
+        content[key] = header_entry(tensor, begins[key])
     text = json.dumps(content, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    front = _LENGTH.pack(len(text)) + text
+    front = LENGTH.pack(len(text)) + text
     return front, {key: len(front) + begin for key, begin in begins.items()}
+
+
+def header_entry(tensor: StoredTensor, begin: int) -> dict[str, Any]:
+    """Return what a safetensors header says of a tensor whose bytes begin at *begin*, counted from the header's end."""
+    return {
+        "dtype": tensor.dtype,
+        "shape": list(tensor.shape),
+        "data_offsets": [begin, begin + tensor.nbytes],
+    }
 
 
 def write_shard(storage: Storage, folder: str, shard: Packed, integrity: Integrity = "crc32") -> WrittenFile:

@@ -6,10 +6,10 @@ another type. The header of a shard file was made with the file, so the two must
 
 from __future__ import annotations
 
-import struct
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from elasticflow.snapshots.format.shard_file import LENGTH, header_entry
 from elasticflow.system import records
 from elasticflow.system.records import printable
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.format.manifest import Manifest
     from elasticflow.snapshots.format.pieces import TensorPlace
 
-_LENGTH = struct.Struct("<Q")
 # safetensors reads no longer header either.
 _LONGEST = 100_000_000
 
@@ -57,25 +56,18 @@ class Headers:
     def _contradiction(self, path: str) -> str | None:
         header, places = self._headers[path], self._places[path]
         file, begin = path.rpartition("/")[2], min(place.offset for place in places.values())
-        if begin > _LONGEST or (end := _LENGTH.size + _LENGTH.unpack_from(header)[0]) != begin:
+        if begin > _LONGEST or (end := LENGTH.size + LENGTH.unpack_from(header)[0]) != begin:
             told = "" if begin > _LONGEST else f", and its header ends at byte {end}"
             return f"the tensors of {file} begin at byte {begin}{told}"
         try:
-            content = records.parse(bytes(header[_LENGTH.size :]))
+            content = records.parse(bytes(header[LENGTH.size :]))
         except records.BadJsonError as error:
             return f"{file} holds tensors, and its header {error}"
         for key, place in places.items():
-            if (found := content.get(key)) != (expected := _entry(place, begin)):
+            if (found := content.get(key)) != (expected := header_entry(place, place.offset - begin)):
                 told = f"its header tells {'nothing of them' if found is None else _text(found, begin)}"
                 return f"{_named(key, place)} are {_text(expected, begin)} of {file}, and {told}"
         return None
-
-
-def _entry(place: TensorPlace, begin: int) -> dict[str, Any]:
-    """Return what a safetensors header says of a tensor if the first one begins at byte *begin* of the file."""
-    first = place.offset - begin
-    offsets = [first, first + place.nbytes]
-    return {"dtype": place.dtype, "shape": list(place.shape), "data_offsets": offsets}
 
 
 def _text(entry: Any, begin: int) -> str:

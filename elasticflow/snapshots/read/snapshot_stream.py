@@ -25,7 +25,7 @@ class SnapshotStream:
         catalog: Where the snapshot is.
         manifest: The snapshot's.
         paths: The files, as `needed_files` names them; None: all that are needed to load the snapshot.
-        sink: See `VerifiedStream`; so are the next two.
+        sink: As for `VerifiedStream`.
         progress: Called with the bytes read so far.
         to_the_end: Read on after the first damage.
     """
@@ -53,7 +53,7 @@ class SnapshotStream:
         """Return a line for each damaged file, the manifest among them if it contradicts a file's header; empty: all is whole.
 
         Raises:
-            UnreadableSnapshotError: as `VerifiedStream.read`; so is the next one.
+            UnreadableSnapshotError: this process may not read a file on a disk of this machine.
             SnapshotError: the store could not be read, the sink failed, or `stop` was called.
         """
         damage = self._stream.read()

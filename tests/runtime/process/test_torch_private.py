@@ -234,6 +234,25 @@ def test_loader_processes() -> None:
         process.join()
 
 
+def test_batches_are_shared_without_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made in shared memory, or moved there with their bytes; nothing comes to lie in /dev/shm, and views stay views."""
+    storage: Any = torch.UntypedStorage
+    for name in ("_new_using_fd_cpu", "_share_fd_cpu_"):
+        monkeypatch.setattr(storage, name, getattr(storage, name))  # put back afterwards
+    torch_private.share_batches_without_names()
+    made: Any = storage._new_shared(64)
+    moved: Any = torch.arange(6.0)
+    view = moved[2:]
+    moved.share_memory_()
+    assert made.is_shared()
+    assert view.is_shared()
+    assert [2.0, 3.0, 4.0, 5.0] == view.tolist()
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    for each in (made, moved.untyped_storage()):
+        (mapped,) = [line for line in lines if int(line.partition("-")[0], 16) == each.data_ptr()]
+        assert "/memfd:elasticflow-batch" in mapped
+
+
 @pytest.mark.usefixtures("real_processes")
 def test_batch_that_is_delivered_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a thread pins what processes read; one that is slow is not there, and looking takes nothing."""
