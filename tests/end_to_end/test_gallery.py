@@ -45,7 +45,7 @@ def sets_of(name: str, path: Path) -> list[str]:
 
 # Imports of lora take longest; -m campaign has it. The others here have nothing that a kill could lose and the rest has not.
 WHERE = {"lora": pytest.mark.campaign, **dict.fromkeys(("gpt", "images", "tabular"), pytest.mark.nightly)}
-EXAMPLES = [pytest.param(name, marks=[WHERE[name]] * (name in WHERE)) for name in sorted(gallery.examples())]
+EXAMPLES = [pytest.param(name, marks=WHERE.get(name, ())) for name in sorted(gallery.examples())]
 
 
 def write_example(name: str, path: Path) -> None:
