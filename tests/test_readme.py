@@ -252,7 +252,13 @@ def check_yaml(block: Block, project: Path) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.e2e
-@pytest.mark.parametrize("pages", TYPED, ids=[page_ids(pages)[0] for pages in TYPED])
+@pytest.mark.parametrize(
+    "pages",
+    [
+        pytest.param(pages, id=page_ids(pages)[0], marks=() if pages is GUIDE_PAGES else pytest.mark.nightly)
+        for pages in TYPED
+    ],
+)
 def test_commands_of_pages_run(pages: list[Path], project: Path) -> None:
     """The pages' own commands end with 0 when typed one after the other; what an earlier page had is not typed again."""
     typed_before: set[tuple[str, ...]] = set(DONE_ELSEWHERE)

@@ -27,9 +27,11 @@ SETS = (
     "train.consistency=exact",
     "train.virtual_shards=4",
     "model.args.config.args.n_layer=2",
+    "model.args.config.args.n_embd=32",
     "dataset.global_batch_size=8",
     'snapshots.every="3 steps"',
     'evaluation.every="4 steps"',
+    "evaluation.samples=16",
     "hooks=",
 )
 WRAP = 'parallel.wrap=["gpt:Block"]'
