@@ -1,8 +1,8 @@
 """Models that no worker can hold whole: built without memory, and filled in block by block with the values of the job's own code.
 
-While the job's code builds the model, tensors of `LEAST` elements or more take no memory (torch's meta device). Operations that fill or
-change them are noted, each random one with the state of its generator, which then moves on as if the operation had run. `fill` repeats
-what was noted for one module. So the values are those that the code gives without all this, whatever its way to set them is.
+While the job's code builds the model, tensors of `LEAST` elements or more take no memory (torch's meta device). A record of operations
+has all that fill or change them, and for random ones the state of the generator. The generator moves on as if they had run. `fill`
+repeats the operations that concern one module. So the values are those of a model that is built at once, however the code sets them.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class DeferredBuild(torch_private.TorchDispatchMode):  # type: ignore[misc]
         return self._digest.hexdigest()
 
     def fill(self, module: nn.Module) -> None:
-        """Give parameters and buffers of *module* their values, where they have none yet; within it those that are one tensor stay one.
+        """Give parameters and buffers of *module* their values, where they have none yet. Tied parameters stay tied.
 
         Raises:
             StateError: the module has such a tensor that is neither parameter nor buffer, or that was never given values.

@@ -184,7 +184,7 @@ class SnapshotReader:
     def _copied(self, manifest: Manifest) -> tuple[VerifiedFiles, Partly]:
         """Return the files, verified, as copies in memory, and the blocks that are there."""
         files = needed_files(self._catalog, manifest)
-        # What is not written takes no memory.
+        # Blocks that are not written take no memory.
         offsets, size = _layout(files)
         needed = nbytes_of(manifest, needed_blocks(manifest, self.parts))
         # Without this check, the kernel would kill a process to make room.

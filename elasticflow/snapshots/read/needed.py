@@ -27,7 +27,7 @@ def needed_blocks(manifest: Manifest, parts: Collection[Part] | None) -> Partly:
 
     Args:
         manifest: The snapshot's.
-        parts: Those of all ranks of the node. None: everything is needed.
+        parts: The parts that ranks of the node hold. None: everything is needed.
     """
     if parts is None:
         return {}

@@ -44,7 +44,7 @@ class _Loading:
     outcome: LoadedSnapshot | LoadFailed | None = None
 
     def serves(self, parts: frozenset[Part] | None) -> bool:
-        """Return whether it reads these rows at least; what nobody has asked for yet reads no others from now on."""
+        """Return whether it reads these rows at least; if no rank waits for it yet, it reads no others from now on."""
         own = self.reader.parts
         if parts is not None and own is None and self.generation == _AHEAD:
             self.reader.narrow(parts)
