@@ -39,7 +39,6 @@ parser.add_argument(
     help="before, within or after: where the last rank raises StopTraining; data: as every rank reads samples",
 )
 parser.add_argument("--stop-at", type=int, default=3, help="step of --stop before, within and after")
-parser.add_argument("--break-at", type=int, help="the last rank leaves the loop after this step")
 parser.add_argument(
     "--odd",
     default="",
@@ -142,6 +141,4 @@ for batch in run.batches(NoisySentences(args.samples), size=args.size, epochs=ar
         run.worker.log_grad_norm(norm)
     optimizer.step()
     run.step(loss=loss)
-    if (run.rank, at["step"]) == (run.world_size - 1, args.break_at):
-        break
 run.finish()
