@@ -86,6 +86,24 @@ def figures_of(model: Any, optimizer: Any, before: int) -> dict[str, int]:
     }
 
 
+def model_of(run: Any, config: Any, options: argparse.Namespace) -> Any:
+    """Return the model of a kind of worker, shared if the workers share one."""
+    import torch
+
+    from elasticflow.runtime.training.deferred_build import DeferredBuild
+    from elasticflow.runtime.training.shard_model import shard_model
+    from examples.gpt.gpt import GPT
+
+    torch.manual_seed(1)
+    if options.init == "meta":
+        build = DeferredBuild()
+        model = build.call(GPT, config)
+        shard_model(run.worker, model, run.worker.sharding, model.blocks, build)
+        return model
+    model = GPT(config)
+    return model if options.kind == "whole" else run.wrap(model, blocks=model.blocks)
+
+
 def plainly_sharded(model: Any) -> tuple[Any, Any]:
     """Return the model as torch's own call shards it over all workers, and its optimizer."""
     import torch
@@ -105,8 +123,6 @@ def work(options: argparse.Namespace) -> None:
     from torch.nn.functional import cross_entropy
 
     import elasticflow as ef
-    from elasticflow.runtime.training.deferred_build import DeferredBuild
-    from elasticflow.runtime.training.shard_model import shard_model
     from examples.gpt.gpt import GPT, GPTConfig
 
     size = {"n_layer": options.layers, "n_embd": options.width, "n_head": 8, "dropout": 0.0}
@@ -121,15 +137,7 @@ def work(options: argparse.Namespace) -> None:
         seed=1, virtual_shards=workers, threads=1, every="1000000 steps", name=options.kind, **shard
     )
     before = give_back() if options.gives_back else 0
-    torch.manual_seed(1)
-    if options.init == "meta":
-        build = DeferredBuild()
-        ours = build.call(GPT, config)
-        shard_model(run.worker, ours, run.worker.sharding, ours.blocks, build)
-    else:
-        ours = GPT(config)
-        if shard:
-            run.wrap(ours, blocks=ours.blocks)
+    ours = model_of(run, config, options)
     built = most_memory() - before
     own = torch.optim.AdamW(ours.parameters(), lr=1e-4)
     plain: Any = None

@@ -143,7 +143,7 @@ def test_a_sharded_tensor_that_training_changes_and_no_snapshot_holds_is_named()
     model = made()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     hidden = model.second.weight.detach().clone()
-    model.second.hidden = hidden  # type: ignore[assignment]
+    model.second.hidden = hidden
     state = State(model=model, optimizer=optimizer)
     events: list[Any] = []
     me: Any = SimpleNamespace(
