@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from elasticflow.jobfile.checks.all import check_lengths
 from elasticflow.jobfile.diagnostics import codes
+from elasticflow.protocol.snapshot_settings import AUTO
 from elasticflow.system.units import parse_size
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ def _staging(source: Source, job: Job, snapshot_bytes: int, memory_bytes: int | 
     """Yield a warning if staged snapshots need more memory than a node has: with the fewest nodes, each stages the most."""
     nodes, snapshots = job.nodes.min, job.snapshots
     part = -(-snapshot_bytes // nodes)
-    held = _HELD * snapshot_bytes if snapshots.memory is not None and nodes == 1 else 0
+    is_asked = snapshots.settings().memory not in {None, AUTO}
+    held = _HELD * snapshot_bytes if is_asked and nodes == 1 else 0
     needed = max(part, held)
     if snapshots.staging_limit is not None and needed > parse_size(snapshots.staging_limit):
         message = f"snapshots.staging_limit is too small: each node takes {gib(needed)} for snapshots"
