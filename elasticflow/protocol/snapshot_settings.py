@@ -9,6 +9,10 @@ from elasticflow.system.units import parse_size
 
 AUTO = "auto"
 """Value of `snapshots.memory`: the state is held as often as that takes no more than a fixed share of the time."""
+HELD_STATES, HELD_STATES_AUTO = 3, 2
+"""States that the memory of a node has room for, at an interval and with `AUTO`."""
+HELD_MOST_OF_FREE = 1 / 2
+"""Part of the free memory that they take at most, with `AUTO`."""
 BestMode = Literal["max", "min"]
 Integrity = Literal["crc32", "sha256"]
 # Keys of the fields of `Keep` in JSON, as plan.json has had them from the first version on.

@@ -551,7 +551,9 @@ def test_optional_tier_is_declined_where_the_limit_is_too_small(bench: Bench) ->
     ranks = optional(joined(bench, bench.writer(staging_limit=50_000), size=10_000))
     for rank in ranks:
         rank.tier.await_answer()
-        assert "are needed to stage this node's part of a snapshot twice, 50000 are allowed" in str(rank.tier.declined)
+        assert "are needed to stage this node's part of a snapshot twice, 50000 are allowed" in str(
+            rank.tier.declined
+        )
         rank.tier.give_up()
     for rank in ranks:
         rank.client.buffer(10_000, 20)[:] = bytes(10_000)

@@ -159,6 +159,7 @@ class ReplicaCheck:
         No rank waits: the sums are computed during the next step, up to its optimizer step, and `finish` compares them
         between the ranks.
         """
+        self.sums_s = 0.0
         if self._is_done(position):
             then()
             return

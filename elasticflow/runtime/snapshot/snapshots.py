@@ -385,9 +385,8 @@ class Snapshots:
 
     def _take(self, position: Position, *, final: bool = False) -> None:
         worker = self._worker
-        if final:
-            # A state that is held may still be compared.
-            self._replica_check.finish()
+        # The state may be held already, and still be compared.
+        self._replica_check.finish()
         # A step has one snapshot at most.
         if position.step == self._last.step:
             if final and self._memory_tier is not None:
@@ -409,28 +408,28 @@ class Snapshots:
         # A generation that resumes from this step does not log these lines again.
         worker.progress.flush()
         trigger = self._trigger(position, final=final)
-        # If this state is lost, no later one can take its place.
-        is_last = final or worker.should_leave or self._schedule.is_end(position)
-        # A script that reads its own data may end its loop after any step, and then write to the model.
-        may_be_last = self._is_due and self._schedule.remaining(position) is None
-        waits = is_last or may_be_last or self._is_new_best(position)
-        if tier is None:
-            with self._snapshot_phase():
+        waits = self._must_wait(position, final=final)
+        # Else it waits for no store.
+        with self._snapshot_phase() if is_durable and (tier is None or tier.is_auto) else nullcontext():
+            if tier is None:
                 self._hand_over(position, trigger, waits=waits)
-        else:
-            # Else it waits for no store.
-            with self._snapshot_phase() if tier.is_auto and is_durable else nullcontext():
-                persist = partial(self._persist, position.step, trigger) if is_durable else lambda: None
-                self._hold(tier, position, persist, waits=waits)
-            if not is_durable:
-                return
-            self._awaits_writer = tier.is_auto or self._is_new_best(position)
+            else:
+                self._hold(tier, position, trigger if is_durable else None, waits=waits)
+        if not is_durable:
+            return
         self._capture_check.start(self._state.capture())
         self._last, self._last_time = position, time.monotonic()
         self._staged = self._metadata.name(position.step)
         self._reports.stall_s = round(self._last_time - began, 6)
         if tier is None:
             self._reports.log_staged(name=self._staged, step=position.step, trigger=trigger)
+
+    def _must_wait(self, position: Position, *, final: bool) -> bool:
+        """Return whether the copy must not be overtaken: if this state is lost, no later one can take its place."""
+        is_last = final or self._worker.should_leave or self._schedule.is_end(position)
+        # A script that reads its own data may end its loop after any step, and then write to the model.
+        may_be_last = self._is_due and self._schedule.remaining(position) is None
+        return is_last or may_be_last or self._is_new_best(position)
 
     @contextmanager
     def _snapshot_phase(self) -> Iterator[None]:
@@ -453,15 +452,14 @@ class Snapshots:
             self._worker.event(events.MEMORY_OFF, reason=declined)
         return None
 
-    def _hold(
-        self,
-        tier: MemoryTier,
-        position: Position,
-        then: Callable[[], None],
-        *,
-        waits: bool,
-    ) -> None:
-        """Have *tier* hold the state after *position*, and call *then* once the held state counts."""
+    def _hold(self, tier: MemoryTier, position: Position, trigger: str | None, *, waits: bool) -> None:
+        """Have *tier* hold the state after *position*; with a *trigger* have the writer store it, once it counts."""
+
+        def then() -> None:
+            if trigger is not None:
+                self._owes_snapshot = False
+                self._copier.then(partial(self._request_persist, position.step, trigger))
+
         if tier.holds(position):
             if waits:
                 # Code that ran since then may have overtaken the copy.
@@ -482,6 +480,7 @@ class Snapshots:
                 count()
 
         tier.hold(position, compare, waits=waits)
+        self._awaits_writer = trigger is not None and (tier.is_auto or self._is_new_best(position))
 
     def _require_held(self, tier: MemoryTier, position: Position) -> None:
         """Make sure that no rank's copy of the state after *position* was overtaken. Collective: every rank.
@@ -493,10 +492,6 @@ class Snapshots:
         overtaken = next(filter(None, self._worker.gather_text(tier.lost(position) or "")), None)
         if overtaken is not None:
             raise SnapshotError(_LAST_FAILED.format(_OVERTAKEN.format(overtaken)))
-
-    def _persist(self, step: int, trigger: str) -> None:
-        self._owes_snapshot = False
-        self._copier.then(partial(self._request_persist, step, trigger))
 
     def _request_persist(self, step: int, trigger: str, overtaken: str | None) -> None:
         self._owes_snapshot = overtaken is not None

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, assert_never
 
 from elasticflow import events
+from elasticflow.protocol.snapshot_settings import HELD_MOST_OF_FREE, HELD_STATES, HELD_STATES_AUTO
 from elasticflow.snapshots.client.messages import (
     CommittedPosition,
     Describe,
@@ -43,11 +44,8 @@ if TYPE_CHECKING:
 
 # Trigger of a snapshot that is written because its launch ended without it.
 _AT_THE_END = "crash"
-SLOTS, OPTIONAL_SLOTS = 3, 2
-# Optional slots take at most this part of the memory that is free.
-_OPTIONAL_PART = 1 / 2
 # Layouts kept of each rank: labels may still refer to them.
-_LAYOUTS = 2 * SLOTS
+_LAYOUTS = 2 * HELD_STATES
 # Tries to lock a set, while ranks continue to newer ones.
 _TRIES = 5
 
@@ -175,7 +173,7 @@ class MemoryTierSlots:
             if before is not None:
                 self.detach(before)
             self.clear()
-            count = OPTIONAL_SLOTS if is_optional else SLOTS
+            count = HELD_STATES_AUTO if is_optional else HELD_STATES
             if is_optional:
                 self._require_spare(generation, count * nbytes * world_size)
             slots, _ = self._pool.take_up_to(count, nbytes, least=count, workers=world_size)
@@ -194,7 +192,7 @@ class MemoryTierSlots:
         """
         if self._spare is None or self._spare[0] != generation:
             self._spare = generation, self._pool.available()
-        spare = int(self._spare[1] * _OPTIONAL_PART)
+        spare = int(self._spare[1] * HELD_MOST_OF_FREE)
         if nbytes > spare:
             text = f"{nbytes >> 20} MiB are needed on this node, and at most {spare >> 20} MiB, half of the free memory, are taken"
             raise OSError(errno.ENOMEM, text)

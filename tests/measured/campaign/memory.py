@@ -106,7 +106,9 @@ def table(outcomes: dict[str, list[Outcome]], minutes: float) -> str:
 def main() -> int:
     """Disturb, print one line a kill, write the table; return 1 if anything was not as required."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--runs", type=int, default=6, help=f"of each kind, with {KILLS_OF_A_RUN} kills each")
+    options.add_argument(
+        "--runs", type=int, default=6, help=f"of each kind, with {KILLS_OF_A_RUN} kills each"
+    )
     options.add_argument("--dry", action="store_true", help="write no table")
     given = options.parse_args()
     began = time.monotonic()
