@@ -62,6 +62,7 @@ compile = true
 nproc_per_node = 2
 [snapshots]
 every = "50 steps"
+memory = "off"
 """
 # Else each worker starts processes to compile in, which import torch as well.
 _ALONE = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
