@@ -295,15 +295,15 @@ STAGING_OVERTAKEN = Event(
     emitter="worker",
     line=Template("not in memory", "step {step}: {name} was written while it was copied"),
 )
-MEMORY_OFF = Event(
-    "memory.off",
+HELD_OFF = Event(
+    "held.off",
     'with `memory = "auto"`: states are not held in memory, so that a death costs the steps since the last snapshot',
     ("reason",),
     emitter="worker",
     line=Template("not in memory", "a death costs the steps since the last snapshot: {reason}"),
 )
 HELD_DAMAGED = Event(
-    "memory.damaged",
+    "held.damaged",
     "the shard of a rank has changed in memory since it was held: training resumes from a snapshot",
     ("of_rank",),
     level="warning",

@@ -438,7 +438,7 @@ class RunHistory:
     @property
     def not_held(self) -> str | None:
         """Reason that the newest generation holds no state in memory, if it told one."""
-        told = self.last.get(events.MEMORY_OFF, {})
+        told = self.last.get(events.HELD_OFF, {})
         return text_of(told, "reason") if told and told.get("generation") == self.generation else None
 
     def take(self, event: Record) -> None:

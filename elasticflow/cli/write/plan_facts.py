@@ -251,20 +251,17 @@ def _of_snapshots(plan: LaunchPlan, job: Job) -> Iterator[Fact]:
 
 
 def _of_memory(settings: SnapshotSettings, nodes: int) -> str:
-    """Return what is held in memory, and how many steps a death costs with that and without."""
-    without = f"the steps since the last snapshot, {_any_of(settings.every)}"
+    """Return how often the state is held in memory, and how many steps a death costs with that and without."""
     if settings.memory is None:
-        return f"nothing is held in memory: a death costs {without}"
+        return "nothing is held in memory: a death costs the steps since the last snapshot"
     often, copies = f"every {settings.memory}", HELD_STATES
     if settings.memory == AUTO:
-        often, copies = (
-            "as often as 2 % of the time allows, if half of the free memory suffices",
-            HELD_STATES_AUTO,
-        )
+        often = "as often as 2 % of the time allows, if half of the free memory has room"
+        copies = HELD_STATES_AUTO
     where = "" if nodes == 1 else " while all workers are on one node"
     return (
-        f"the state is held in memory{where}, {often}: {copies} times its size. A worker's death costs the steps since then; "
-        f"without, and if the machine or its agent dies, {without}"
+        f"held in memory{where}, {often} ({copies} times the state): a worker's death costs the steps since then; without, "
+        "or if the machine or its agent dies, those since the last snapshot"
     )
 
 

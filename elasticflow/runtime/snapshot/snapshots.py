@@ -218,10 +218,10 @@ class Snapshots:
             self._last = held.committed or (self._schedule.start if held.parent is None else position)
         if self._memory_tier is not None:
             self._memory_tier.begin(position)
-        # What an earlier generation held may be newer than what the store has.
+        # A state that an earlier generation held may be newer than those on the store.
         worker.vote.may_leave_untrained &= held is None
         if self._not_held is not None and worker.rank == 0 and position.step == 0:
-            worker.event(events.MEMORY_OFF, reason=self._not_held)
+            worker.event(events.HELD_OFF, reason=self._not_held)
         self._replica_check.begin(position)
         self.unsaved.begin()
         if worker.trajectory_recorder is not None:
@@ -439,7 +439,7 @@ class Snapshots:
         self._worker.progress.go_on()
 
     def _settled_tier(self) -> MemoryTier | None:
-        """Return the memory tier, if all ranks have slots; else go on without. Collective: every rank, the first time."""
+        """Return the memory tier, unless a rank has no slots: then switch it off. Collective: every rank, the first time."""
         tier = self._memory_tier
         if tier is None or tier.is_settled:
             return tier
@@ -449,7 +449,7 @@ class Snapshots:
         self._memory_tier = None
         self._client.reserve(self._planner.shard_of(self._state.capture()).nbytes)
         if self._worker.rank == 0:
-            self._worker.event(events.MEMORY_OFF, reason=declined)
+            self._worker.event(events.HELD_OFF, reason=declined)
         return None
 
     def _hold(self, tier: MemoryTier, position: Position, trigger: str | None, *, waits: bool) -> None:

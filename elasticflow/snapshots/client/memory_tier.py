@@ -112,7 +112,7 @@ class MemoryTierClient:
 
     @property
     def is_free(self) -> bool:
-        """True if `next_slot` has a slot that nobody writes to the store, and nothing is to be written first; never waits."""
+        """True if `next_slot` would not wait, and the writer has begun to write each snapshot that was asked for; never waits."""
         if self._link.is_requested:
             self._link.receive_waiting()
         slot = self._link.slots[0] if self._link.slots else None

@@ -448,7 +448,7 @@ class MemoryTierService:
             listener.send(PersistBegun(name, slot_set.step, request.trigger))
         for rank, filled in slot_set.slots.items():
             layout = replace(filled.layout, record=None if rank else record)
-            # What was asked for was held a moment ago, as in a staging buffer.
+            # A state that ranks ask for was held a moment ago, as in a staging buffer.
             digest = filled.label.digest if request.trigger == _AT_THE_END else None
             self._write(rank, pending, layout, filled.slot, digest)
 
