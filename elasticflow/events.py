@@ -141,6 +141,13 @@ WORKER_RAISED = Event(
     emitter="worker",
     is_kept=False,
 )
+WORKER_WARNED = Event(
+    "worker.warned",
+    "the job's code or a library gave a warning; told at the first of its category and place in a launch, each time that it has become "
+    "ten times as many, and at the end of the launch: times is since it was told before, by all workers",
+    ("node", "rank", "in_generation", "category", "place", "text", "times"),
+    level="warning",
+)
 PROCESS_LEFT_BEHIND = Event(
     "process.left_behind",
     "a process that outlived the worker which started it was ended; without a node it was no living agent's",
@@ -730,6 +737,11 @@ FIELDS: dict[str, Field] = {
     "origin": Field("text", "whose logger wrote the line: `elasticflow` for events"),
     "logger": Field("text", "name of the standard library's logger", "logger.name"),
     "process": Field("text", "which process beside the worker wrote it, as `loader 1`"),
+    "category": Field("text", "class of a warning, `torch`, or level and name of a logger"),
+    "place": Field("text", "file and line; empty if unknown"),
+    "text": Field("text", "message in one line"),
+    "times": Field("whole", "how often, since it was told before"),
+    "in_generation": Field("whole", "worker group in which it was first"),
     "exception": Field("exception?", "the exception and its frames; without values of variables"),
     "stream": Field("text", "which output of a worker: `jsonl`, `stdout`, `stderr`", "log.iostream"),
     "lines": Field("whole", "how many lines"),

@@ -299,6 +299,42 @@ _SNAPSHOT_STATES: dict[str, Literal["committed", "rejected", "failed"]] = {
 
 
 @dataclass(frozen=True)
+class WarningSeen:
+    """A warning of the job's code or a library.
+
+    Attributes:
+        category: Python's class of the warning; `torch`; level and name of a logger.
+        place: File and line; empty if unknown.
+        text: The first message of this category from this place.
+        rank: The rank that gave it first.
+        generation: The generation in which it was given first.
+        times: How often all workers gave it in all launches, as far as it is recorded.
+    """
+
+    category: str
+    place: str
+    text: str
+    rank: int
+    generation: int
+    times: int
+
+    @classmethod
+    def of(cls, event: Record, before: WarningSeen | None) -> WarningSeen:
+        """Return the warning of a `worker.warned` record, counted with the records *before*."""
+        times = int_of(event, "times")
+        if before is not None:
+            return replace(before, times=before.times + times)
+        category, place, text = (text_of(event, name) or "" for name in ("category", "place", "text"))
+        return cls(category, place, text, int_of(event, "rank"), int_of(event, "in_generation"), times)
+
+    @property
+    def in_words(self) -> str:
+        """The warning as Python writes it, with the times it was given: `train.py:3: UserWarning: odd (rank 1, 14 times)`."""
+        times = f", {self.times:,} times" if self.times > 1 else ""
+        return f"{': '.join(filter(None, (self.place, self.category, self.text)))} (rank {self.rank}{times})"
+
+
+@dataclass(frozen=True)
 class Pause:
     """The pause between two launches: its place in seconds of the run, and its duration in seconds."""
 
@@ -344,6 +380,7 @@ class RunHistory:
         datasets: The newest `dataset.opened` record of each dataset.
         data_warnings: The newest record of each kind about a dataset whose samples vary or were not checked.
         slow_ranks: The newest `rank.slow` record of each rank that has one.
+        warnings: Warnings of the job's code and its libraries, by category, and place or text.
         began_anew: The newest `script.began_anew` record, unless a step was reported since.
         standbys: By node, its standby workers beside the newest generation, or the reason it makes none.
         standbys_seen: The newest standbys that were ready.
@@ -384,6 +421,7 @@ class RunHistory:
     datasets: dict[str, Record] = field(default_factory=dict)
     data_warnings: dict[tuple[str, str], Record] = field(default_factory=dict)
     slow_ranks: dict[int, Record] = field(default_factory=dict)
+    warnings: dict[tuple[str, str], WarningSeen] = field(default_factory=dict)
     began_anew: Record | None = None
     standbys: dict[str, NodeStandbys] = field(default_factory=dict)
     standbys_seen: NodeStandbys | None = None
@@ -653,6 +691,10 @@ class RunHistory:
     def _rank_slow(self, event: Record, at: float | None) -> None:
         self.slow_ranks[int_of(event, "rank")] = event
 
+    def _worker_warned(self, event: Record, at: float | None) -> None:
+        key = warning_key(event)
+        self.warnings[key] = WarningSeen.of(event, self.warnings.get(key))
+
     def _data_warning(self, event: Record, at: float | None) -> None:
         self.data_warnings[event["event"], str(event.get("name"))] = event
 
@@ -672,6 +714,7 @@ class RunHistory:
         events.AGENT_RESTARTED: _agent_restarted,
         events.HANG_DETECTED: _hang_detected,
         events.RANK_SLOW: _rank_slow,
+        events.WORKER_WARNED: _worker_warned,
         events.SCRIPT_STARTED: _script_started,
         events.SCRIPT_BEGAN_ANEW: _began_anew,
         events.TRAINING_STARTED: _training_started,
@@ -692,6 +735,11 @@ class RunHistory:
         events.DATASET_VARIES: _data_warning,
         events.DATASET_UNSEEN: _data_warning,
     }
+
+
+def warning_key(event: Record) -> tuple[str, str]:
+    """Return the category and the place, or else the text, by which the warnings of `worker.warned` records are told apart."""
+    return str(event.get("category")), str(event.get("place") or event.get("text"))
 
 
 def state_of(folder: RunFolder) -> RunState:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elasticflow import events
+from elasticflow.observe.history import WarningSeen, warning_key
 from elasticflow.observe.terminal.durations import parts_of, took
 from elasticflow.observe.terminal.event_lines import (
     Line,
@@ -68,6 +69,7 @@ class RunNarrator:
             events.BEST_RESET: self._best_reset,
             events.NODE_JOINED: self._node_joined,
             events.AGENT_RESTARTED: self._agent_restarted,
+            events.WORKER_WARNED: self._worker_warned,
         }
 
     def seconds(self, record: Record) -> float | None:
@@ -130,7 +132,11 @@ class RunNarrator:
             parts.append(plural(int_of(record, "step"), "step"))
         parts.append(plural(int_of(record, "restarts"), "restart"))
         return Line(
-            "finished", ", ".join(parts), (*self._took(record), *self._place()), symbol="done", tone="good"
+            "finished",
+            ", ".join(parts),
+            (*self._took(record), *self._warned(record), *self._place()),
+            symbol="done",
+            tone="good",
         )
 
     def _took(self, record: Record) -> tuple[str, ...]:
@@ -156,7 +162,11 @@ class RunNarrator:
         # Another launch has the run: there is nothing to repair here.
         again = "" if record.get("class") == "taken_over" else f"; once mended: {self._again(record)}"
         return Line(
-            "failed", text, (f"elasticflow why {run}{again}", *self._place()), symbol="wrong", tone="bad"
+            "failed",
+            text,
+            (f"elasticflow why {run}{again}", *self._warned(record), *self._place()),
+            symbol="wrong",
+            tone="bad",
         )
 
     def _again(self, record: Record) -> str:
@@ -172,7 +182,7 @@ class RunNarrator:
             text += f", to resume from step {begin}" if begin else ", to resume from the beginning"
         if record.get("reason"):
             text += f" ({record['reason']})"
-        more = (f"continue with: {self._again(record)}", *self._place())
+        more = (f"continue with: {self._again(record)}", *self._warned(record), *self._place())
         return Line("interrupted", text, more, symbol="stop")
 
     def _generation_started(self, record: Record) -> Line:
@@ -319,6 +329,22 @@ class RunNarrator:
         how = record.get("error") or f"ended with code {record.get('exit_code')}"
         text = f"{where}{how}; it is started again"
         return Line("agent", text, symbol="again")
+
+    def _worker_warned(self, record: Record) -> Line | None:
+        if warning_key(record) in self._history.warnings:
+            return None
+        return Line("warning", WarningSeen.of(record, None).in_words)
+
+    def _warned(self, record: Record) -> tuple[str, ...]:
+        """Return the number of warnings, and the command that shows them in the logs."""
+        warnings = self._history.warnings.values()
+        if not warnings:
+            return ()
+        newest = self._history.generation
+        in_newest = any(warning.generation == newest for warning in warnings)
+        generation = "" if in_newest else f" --generation {max(each.generation for each in warnings)}"
+        command = f"elasticflow logs {record.get('run_id')} --level warning{generation}"
+        return (f"{plural(len(warnings), 'warning')}: {command}",)
 
     def _place(self) -> tuple[str, ...]:
         return (self._folder,) if self._folder else ()

@@ -546,3 +546,21 @@ def test_a_run_that_failed_names_what_to_type_next(kind: str, *, says_resume: bo
     assert told.startswith(f"elasticflow why {RUN_ID}")
     assert (f"elasticflow resume {RUN_ID}" in told) == says_resume
     assert place == "runs/mnist/x"
+
+
+def test_a_warning_is_told_once_and_the_end_counts_the_kinds() -> None:
+    """Its repetitions are counted, by place; the last line says where all of them stand."""
+
+    def warned(when: float, place: str, times: int, number: int = 1) -> dict[str, Any]:
+        words = {"category": "UserWarning", "place": place, "text": "odd", "times": times}
+        return event(when, events.WORKER_WARNED, number, node="n0", rank=1, in_generation=number, **words)
+
+    story = [warned(1, "a.py:1", 1), warned(2, "a.py:1", 9), warned(3, "a.py:2", 1, 2)]
+    assert ["a.py:1: UserWarning: odd (rank 1)", "a.py:2: UserWarning: odd (rank 1)"] == [
+        line.text for line in told(story)
+    ]
+    *_, finished = told([*story, event(4, events.RUN_FINISHED, 3, step=1)])
+    assert f"2 warnings: elasticflow logs {RUN_ID} --level warning --generation 2" in finished.more
+    assert ["a.py:1: UserWarning: odd (rank 1, 10 times)", "a.py:2: UserWarning: odd (rank 1)"] == [
+        each.in_words for each in RunHistory.of(story).warnings.values()
+    ]

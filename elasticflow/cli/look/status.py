@@ -13,7 +13,13 @@ from elasticflow.errors import ANSWER_IS_NO, EXIT_CODES, FINISHED, INTERRUPTED
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.by_hand import RunByHand
 from elasticflow.observe.history import RunHistory
-from elasticflow.observe.incidents import data_warnings_of, overlap_of, restart_anew_of, slow_ranks_of
+from elasticflow.observe.incidents import (
+    code_warnings_of,
+    data_warnings_of,
+    overlap_of,
+    restart_anew_of,
+    slow_ranks_of,
+)
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.standbys import in_words
 from elasticflow.observe.status import read_status
@@ -29,6 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from elasticflow.observe.status import RunStatus
+
+# Of one kind; `why` shows all.
+_MOST_NOTES = 5
 
 
 @click.command("status")
@@ -75,6 +84,7 @@ def command(run: str | None, form: str, *, is_following: bool, with_exit_code: b
         "began_anew": anew,
         "data": data_warnings_of(history),
         "slow_ranks": slow_ranks_of(history),
+        "warnings": code_warnings_of(history),
     }
     if form == "json":
         print_json({**status.to_json(), **notes})
@@ -100,7 +110,11 @@ def _print(status: RunStatus, notes: Mapping[str, str | list[str] | None]) -> No
     for name, text in _rows(status):
         click.echo(f"  {paint(f'{name:<11}', dim=True)} {text}")
     for name, note in notes.items():
-        for text in [note] if isinstance(note, str) else note or ():
+        texts = [note] if isinstance(note, str) else note or []
+        if len(texts) > _MOST_NOTES:
+            more = f"and {len(texts) - _MOST_NOTES} more: elasticflow why {folder.run_id}"
+            texts = [*texts[:_MOST_NOTES], more]
+        for text in texts:
             label = name.replace("_", " ")
             click.echo(f"  {paint(f'{label:<11}', 'yellow')} {text}")
     _print_failure(status)
