@@ -16,7 +16,7 @@ from elasticflow.observe.standbys import NodeStandbys
 from elasticflow.observe.terminal.durations import parts_of
 from elasticflow.observe.terminal.event_lines import said_on_stderr
 from elasticflow.system import records
-from elasticflow.system.records import Record, float_of, int_of, printable_in, text_of, unix_time
+from elasticflow.system.records import Record, float_of, int_of, printable_in, text_of, texts_of, unix_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -126,13 +126,17 @@ class Stop:
             others=text_of(failure, "others"),
             stderr=said_on_stderr(failure),
             stacks=hang.get("stacks"),
-            dumps=tuple(hang.get("dumps") or ()),
+            dumps=texts_of(hang, "dumps"),
         )
 
     @classmethod
     def of_supervisor(cls, known: Record, at: float | None) -> Stop:
         """Return the end of a launch whose supervisor could not record it."""
-        number, step, likely = int_of(known, "generation"), int_of(known, "step"), text_of(known, "likely")
+        step, likely = int_of(known, "step"), text_of(known, "likely")
+        # An earlier version recorded only when the next launch found it out.
+        number = int_of(known, "in_generation") or int_of(known, "generation")
+        last_seen = float_of(known, "last_seen")
+        at = at if last_seen is None else last_seen
         reason = f"the supervisor ended without a word after step {step}: {known.get('known')}"
         return cls(number, at, SUPERVISOR_LOST, reason, step, error=reason, likely=likely)
 

@@ -22,7 +22,7 @@ from elasticflow.observe.terminal.event_lines import (
 from elasticflow.observe.terminal.formats import groups_in_words, number, order_in_words, plural, size, span
 from elasticflow.protocol.resume_command import resume_command
 from elasticflow.system.processes import is_killed_from_outside
-from elasticflow.system.records import Record, float_of, int_of, unix_time
+from elasticflow.system.records import Record, float_of, int_of, text_of, unix_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +49,7 @@ class RunNarrator:
         self._evaluation: Record = {}
         self._measured = ""  # the newest evaluation in words
         self._best: float | None = None
+        self._best_of = ""
         self._snapshot_line_at: float | None = None
         self._line_of: dict[str, Callable[[Record], Line | None]] = {
             events.RUN_STARTED: self._run_started,
@@ -104,7 +105,8 @@ class RunNarrator:
         epoch = epoch_of(record)
         at = f"step {record.get('step')}" if epoch is None else f"epoch {epoch}, step {record.get('step')}"
         is_best = self._best is not None and self._best != before and self._best in measured.values()
-        text = f"{at}: {self._measured}{' (best)' if is_best else ''}"
+        self._best_of = text_of(record, "best_of") or ""
+        text = f"{at}: {self._measured}{f' (best {self._best_of})'.replace(' )', ')') if is_best else ''}"
         if isinstance(raw := record.get("eval_raw"), Mapping):
             text += f"; raw: {values(raw)}"
         return Line("evaluation", text, seconds=self.seconds(record), symbol="done", tone="plain")
@@ -127,7 +129,7 @@ class RunNarrator:
     def _run_finished(self, record: Record) -> Line:
         parts = [self._measured] if self._evaluation else []
         if self._best is not None and self._best not in self._evaluation.values():
-            parts[0] += f" (best {number(self._best)})"
+            parts[0] += f" (best {self._best_of} {number(self._best)})".replace("  ", " ")
         if self._history.script is None or int_of(record, "step"):
             parts.append(plural(int_of(record, "step"), "step"))
         parts.append(plural(int_of(record, "restarts"), "restart"))

@@ -135,7 +135,11 @@ def _rows(status: RunStatus) -> list[tuple[str, str]]:
         measures = {**status.scalars, GRAD_NORM: status.grad_norm}
         rows.append(("loss", ", ".join([number(status.loss), *parts_of_step(measures)])))
     if status.evaluation:
-        best = "" if status.best is None else f", best {number(status.best)}"
+        best = (
+            ""
+            if status.best is None
+            else f", best {status.best_of or ''} {number(status.best)}".replace("  ", " ")
+        )
         metrics = of_weights(status.evaluation, status.weights)
         raw = f"; raw: {values(status.evaluation_raw)}" if status.evaluation_raw else ""
         rows.append(("evaluation", f"{metrics} at step {status.evaluated_step}{best}{raw}"))

@@ -214,6 +214,7 @@ def test_status_as_json(ran: Callable[..., Ran], project: Path) -> None:
     assert sorted(facts) == [
         "began_anew",
         "best",
+        "best_of",
         "budget_left",
         "compilation",
         "counted_per_s",
@@ -257,6 +258,7 @@ def test_status_as_json(ran: Callable[..., Ran], project: Path) -> None:
         "steps",
         "updated",
         "verdict",
+        "warnings",
         "weights",
         "workers",
     ]

@@ -91,7 +91,11 @@ def test_standard_error_is_split_into_warnings_and_other_lines() -> None:
         FoundWarning("torch", "torch/_inductor/utils.py:1137", "[0/0] Not enough SMs"),
         FoundWarning("WARNING root", "", "low"),
     ] == found
-    assert [b"  indented", b"Traceback (most recent call last):", b"UserWarning: not one by its form"] == others
+    assert [
+        b"  indented",
+        b"Traceback (most recent call last):",
+        b"UserWarning: not one by its form",
+    ] == others
 
 
 def test_a_kind_is_told_at_its_first_time_and_each_time_it_is_ten_times_as_many() -> None:
