@@ -69,6 +69,11 @@ loss = "torch.nn.functional:cross_entropy"
 [optimizer]
 entry = "torch.optim:AdamW"
 args = { lr = 0.02 }
+[lr_scheduler]
+entry = "torch.optim.lr_scheduler:ReduceLROnPlateau"
+args = { factor = 0.5, patience = 0 }
+interval = "evaluation"
+metric = "val.loss"
 [dataset]
 entry = "own:Rows"
 args = { n = 200, seed = 1 }
@@ -115,13 +120,25 @@ def told(project: Project, command: str, run_id: str) -> str:
 
 
 def test_sets_are_measured_alike_and_end_training_alike(project: Project) -> None:
-    """Killed between evaluations with two workers, or left alone with three: the same numbers, end and bits."""
+    """Killed with two workers, or left alone with three: the same numbers, learning rates, end and bits.
+
+    The schedule goes by a metric. One kill is between an evaluation and the snapshot of the same step, one between that
+    snapshot and the next step.
+    """
     project.write("own.py", OWN)
     project.write("job.toml", JOB)
-    faults = {fault_injection.VARIABLE: "training.step=kill@8 rank=1 generation=1"}
-    killed = project.start("run", "job.toml", "--run-id=killed", run_id="killed", job="sets", **faults)
+    faults = "training.step=kill@10 rank=1 generation=1, training.step=kill@2 rank=1 generation=2"
+    killed = project.start(
+        "run",
+        "job.toml",
+        "--run-id=killed",
+        "--set=snapshots.memory=1 step",
+        run_id="killed",
+        job="sets",
+        **{fault_injection.VARIABLE: faults},
+    )
     assert killed.end() == 0, killed.told()
-    assert len(named(killed.events(), "worker.failed")) == 1
+    assert [each["step"] for each in named(killed.events(), "training.started")] == [0, 9, 10]
     three = project.start(
         "run", "job.toml", "--run-id=three", "--set=nodes.nproc_per_node=3", run_id="three", job="sets"
     )
@@ -132,6 +149,10 @@ def test_sets_are_measured_alike_and_end_training_alike(project: Project) -> Non
     assert set(lines[5]) == {"val.loss", "val.auroc", "val.median", "val.perplexity"}
     assert set(lines[10]) - set(lines[5]) == {"train.loss"}
     assert tensors(killed.run) == tensors(three.run)
+
+    rates = {line["step"]: line["lr"] for line in read_lines(killed.run.metrics) if "lr" in line}
+    assert rates == {line["step"]: line["lr"] for line in read_lines(three.run.metrics) if "lr" in line}
+    assert len(set(rates.values())) > 1
 
     losses = {step: line["val.loss"] for step, line in lines.items()}
     best, last = min(losses, key=lambda step: (losses[step], step)), max(losses)

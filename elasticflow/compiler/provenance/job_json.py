@@ -27,6 +27,7 @@ _LATER: tuple[tuple[tuple[str, ...], Any], ...] = (
     (("dataset", "sampler"), None),
     (("train", "gradient_checkpointing"), False),
     (("train", "stop_when"), None),
+    (("lr_scheduler", "metric"), None),
     (("dataset", "mix"), []),
     *((("logging", name), None) for name in SINKS),
     (("logging", "custom"), {}),

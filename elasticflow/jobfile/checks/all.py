@@ -13,6 +13,7 @@ from elasticflow.jobfile.checks.measures import check_measures
 from elasticflow.jobfile.checks.observing import check_sink_options
 from elasticflow.jobfile.checks.parallel import check_parallel
 from elasticflow.jobfile.checks.sampling import check_sampling
+from elasticflow.jobfile.checks.schedule_metric import check_schedule_metric
 from elasticflow.jobfile.checks.schedules import check_schedule
 from elasticflow.jobfile.checks.slurm import check_slurm
 from elasticflow.jobfile.checks.stop_when import check_stop_when
@@ -53,7 +54,7 @@ def check_tables(source: Source, tables: ValidTables) -> list[Diagnostic]:
         *check_measures(source, tables),
         *check_stop_when(source, tables),
         *check_sink_options(source, tables),
-        *_schedule(source, tables),
+        *check_schedule_metric(source, tables),
         *check_lengths(source, tables),
         *check_failure_costs(source, tables),
         *_optimizer(source, tables),
@@ -154,14 +155,6 @@ def _measured(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
             )
         elif table.best is not None:
             best_of = dotted(path)
-
-
-def _schedule(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
-    scheduler = tables.get("lr_scheduler")
-    if scheduler is not None and scheduler.entry.endswith(":ReduceLROnPlateau"):
-        message = "ReduceLROnPlateau needs a metric at each step, and a schedule is stepped without one"
-        remedy = "use a schedule of steps alone, such as torch.optim.lr_scheduler:CosineAnnealingLR"
-        yield source.problem(codes.NEEDS_METRIC, message, ("lr_scheduler", "entry"), remedy=remedy)
 
 
 def _optimizer(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:

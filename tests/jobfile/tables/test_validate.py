@@ -13,7 +13,7 @@ KEYS = {
     "script": "entry module args preload silence",
     "model": "entry args loss step loss_count flops_per_sample weights",
     "optimizer": "entry args clip_grad_norm groups",
-    "lr_scheduler": "entry args interval",
+    "lr_scheduler": "entry args interval metric",
     "dataset": "entry args mix shards prepare collate samples sampler global_batch_size micro_batch_size num_workers tail",
     "evaluation": "entry args samples every batch_size collate metrics best weights overlap",
     "hooks": "on_start on_step on_evaluation on_snapshot on_finish",
