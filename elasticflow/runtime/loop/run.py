@@ -751,6 +751,7 @@ class Run:
             with _ends_here_if_asked(self.worker):
                 if not self._enter(source, {}):
                     return
+        self._pass.begin_loop()
         try:
             for part, batch in self._stages.reading(source, self.position):
                 self._pass.open(batch)
