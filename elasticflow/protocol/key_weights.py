@@ -110,7 +110,7 @@ OF_SCHEDULE: tuple[Weight, str] = (
     "lr_scheduler.metric: the learning rate follows from this evaluation",
 )
 KEYS_OF_SCHEDULE = frozenset({
-    "entry", "args", "samples", "every", "batch_size", "collate", "metrics", "weights",
+    "entry", "args", "samples", "every", "batch_size", "collate", "metrics", "weights", "step",
 })  # fmt: skip
 
 # Keys whose coming or going gives the snapshot other parts.

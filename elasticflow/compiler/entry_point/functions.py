@@ -317,6 +317,11 @@ def _of_evaluation(name: str, table: EvaluationTable, taken: frozenset[str]) -> 
     if table.collate is not None:
         build = of_set("build_evaluation_collate", name)
         yield _collate(build, table.collate, f"{key}.collate", Imports(taken))
+    if table.step is not None:
+        imports, doc = Imports(taken), "Return outputs and targets of one batch, for the metrics"
+        made = call(imports.name_of(table.step), "model", "batch")
+        build, parameters = of_set("evaluation_step", name), ("model: nn.Module", "batch: Any")
+        yield Function(f"{key}.step", build, doc, made, imports, parameters)
     if table.metrics:
         imports, where = Imports(taken), f"{key}.metrics"
         metrics = {name: metric(each, f"{where}.{name}", imports) for name, each in table.metrics.items()}

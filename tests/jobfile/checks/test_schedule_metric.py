@@ -42,7 +42,7 @@ OF_METRIC = 'interval = "evaluation"\nmetric = '
             "loss is better where it is smaller",
         ),
         (f'{PLATEAU}\n{OF_METRIC}"val.loss"', f"[evaluation.val]\n{SET}", "", ""),
-        (f'entry = "own:Late"\n{OF_METRIC}"loss"', f"[evaluation]\n{SET}\nevery = \"5 steps\"", "", ""),
+        (f'entry = "own:Late"\n{OF_METRIC}"loss"', f'[evaluation]\n{SET}\nevery = "5 steps"', "", ""),
     ],
 )
 def test_the_metric_is_one_that_an_evaluation_measures(

@@ -15,7 +15,7 @@ KEYS = {
     "optimizer": "entry args clip_grad_norm groups",
     "lr_scheduler": "entry args interval metric",
     "dataset": "entry args mix shards prepare collate samples sampler global_batch_size micro_batch_size num_workers tail",
-    "evaluation": "entry args samples every batch_size collate metrics best weights overlap",
+    "evaluation": "entry args samples every batch_size collate step metrics best weights overlap",
     "hooks": "on_start on_step on_evaluation on_snapshot on_finish",
     "train": "epochs steps precision tf32 channels_last compile gradient_checkpointing ema threads on_nonfinite consistency virtual_shards compare_replicas time_limit stop_when",
     "ddp": "find_unused_parameters sync_batchnorm bucket_cap_mb gradient_as_bucket_view",
