@@ -62,6 +62,7 @@ compile = true
 nproc_per_node = 2
 [snapshots]
 every = "50 steps"
+memory = "off"
 """
 # Else each worker starts processes to compile in, which import torch as well, and each launch builds a library for each kind of
 # vector instructions, to see whether it can: half of this test's CPU.

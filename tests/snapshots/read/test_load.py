@@ -130,7 +130,7 @@ class NodeOfOne:
     def _serve(self) -> None:
         while (message := self._rank.channel.receive()) is not None:
             if isinstance(message, Load):
-                self._loader.load(self._rank, message.name)
+                self._loader.load(self._rank, message.name, is_whole=message.is_whole)
             else:
                 self._loader.leave(self._rank)
         self._rank.channel.close()
