@@ -49,13 +49,13 @@ def flags(*sets: str) -> list[str]:
 
 
 def test_gpt_has_the_same_bits_at_every_degree(gpt: Project) -> None:
-    """Four workers to one, two and four copies, through a kill and a restart, and from one degree to another."""
-    options = ("--worlds=4", "--shards=1,2,4", f"--steps={STEPS}", "--format=json")
+    """Two workers with a copy each, and with one between them, through a kill and a restart, and from one degree to the other."""
+    options = ("--worlds=2", "--shards=1,2", f"--steps={STEPS}", "--format=json")
     sets = flags(WRAP, "parallel.shard=1")
     running = gpt.start("verify-elastic", "job.toml", *options, *sets, run_id="none")
     assert running.end() == 0, running.told()
     facts = json.loads(running.output.read_text())
-    assert [[1], [2], [4], [1, 1], [4, 1]] == [each["shards"] for each in facts["trials"]]
+    assert [[1], [2], [1, 1], [2, 1]] == [each["shards"] for each in facts["trials"]]
     assert {"bits"} == {each["compared"] for each in facts["trials"]}
     assert facts["same"]
 
@@ -101,6 +101,7 @@ def test_batch_mode_repeats_its_bits_at_each_number_of_workers(gpt: Project, for
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_nodes_that_fill_no_copy_wait_and_step_in(gpt: Project) -> None:
     """Three nodes of one worker, two workers to a copy: the third steps in for a node that is lost."""
     sets = ("nodes.nproc_per_node=1", "nodes.max=4", "parallel.shard=2", "train.steps=100000", WRAP)

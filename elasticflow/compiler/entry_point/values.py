@@ -120,6 +120,9 @@ def _made_of_model(job: Job, functions: Mapping[str, Function], forms: CallForms
         "optimizers": optimizer if moves else None,
         "log_groups": None if groups is None else call("log_groups", "worker", name, groups.call()),
         "scheduler": None if scheduler is None else scheduler.call(),
+        "follow": None
+        if job.lr_scheduler is None or job.lr_scheduler.metric is None
+        else "scheduler.follow(worker)",
         "scaler": "GradScaler(worker.device.type)" if _is_fp16(job, forms) else None,
         "average": None if average is None or is_sharded else average.call(),
     }
@@ -152,12 +155,14 @@ def _train(job: Job, forms: CallForms) -> dict[str, Line]:
         "batches": "Iterable[Batch]",
         "model": "nn.Module",
         optimizer: "Any" if moves else "Optimizer",
-        **({} if table is None else {"scheduler": "Any"}),
+        **({} if table is None or table.metric is not None else {"scheduler": "Any"}),
         **({"scaler": "GradScaler"} if _is_fp16(job, forms) else {}),
         **({} if job.train.ema is None else {"average": "AveragedModel"}),
     }
     definition = Call("def train", tuple((f"{name}: ", kind) for name, kind in parameters.items()))
-    step_scheduler = None if table is None else f"run.worker.step_scheduler(scheduler, {optimizer})"
+    step_scheduler = None
+    if table is not None and table.metric is None:
+        step_scheduler = f"run.worker.step_scheduler(scheduler, {optimizer})"
     if table is not None and table.interval == "epoch":
         step_scheduler = f"if batch.end.is_epoch_end:\n            {step_scheduler}"
     given = ("model", "part.data", *(["optimizers"] if moves else []))

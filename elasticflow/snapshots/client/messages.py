@@ -43,10 +43,12 @@ class Reserve:
     Attributes:
         nbytes: Least bytes of each slot.
         is_held: The slots are the memory tier's, whose content outlives this worker; else staging buffers.
+        is_optional: Only if they take no more than half of the memory that is free, and two instead of three.
     """
 
     nbytes: int
     is_held: bool
+    is_optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -175,10 +177,11 @@ class PersistBegun:
 
 @dataclass(frozen=True)
 class HeldShard:
-    """One rank's shard in the memory tier, and the bytes of the slot that it lies in."""
+    """One rank's shard in the memory tier, the bytes of the slot that it lies in, and the digest of the shard's bytes."""
 
     size: int
     shard: StagedShard
+    digest: int
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ from elasticflow.runtime.training.channels_last import to_channels_last  # = imp
 from elasticflow.runtime.training.evaluation import Evaluation  # = import.evaluation
 from elasticflow.runtime.training.gradient_checkpointing import checkpoint_activations  # = import.ac
 from elasticflow.runtime.training.loss import with_count  # = import.count
+from elasticflow.runtime.training.metric_schedule import MetricSchedule  # = import.metric_schedule
 from elasticflow.runtime.training.param_groups import Group, log_groups, parameter_groups  # = import.groups
 from elasticflow.runtime.training.several_optimizers import CountedSchedule, Schedules  # = import.schedules
 from elasticflow.runtime.training.unwrap import unwrap_model  # = import.unwrap
@@ -110,6 +111,7 @@ def main() -> None:
     optimizers = build_optimizer(model)  # = optimizers
     log_groups(worker, optimizer, build_parameter_groups())  # = log_groups
     scheduler = build_scheduler(optimizer)  # = scheduler
+    scheduler.follow(worker)  # = follow  # after each evaluation
     scaler = GradScaler(worker.device.type)  # = scaler
     average = build_average(model)  # = average
     test_set = open_dataset(worker, build_evaluation_dataset, "evaluation")  # = test_set
