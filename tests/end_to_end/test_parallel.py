@@ -66,11 +66,11 @@ def test_gpt_that_is_killed_and_cut_anew_has_the_bits_of_one_that_is_whole(
     gpt: Project, forked: ForkedPrograms
 ) -> None:
     """Two workers hold a copy, which neither has built whole; one is killed; the run is drained, and resumed whole, unasked."""
-    # From its snapshot generation 2 has the steps that its fault counts.
-    sets = [*SETS, "nodes.nproc_per_node=2", "snapshots.memory=off", WRAP, 'parallel.init="meta"']
-    faults = "training.step=kill@4 rank=1 generation=1, training.step=stop@6 rank=0 generation=2"
+    sets = [*SETS, "nodes.nproc_per_node=2", WRAP, 'parallel.init="meta"', 'snapshots.memory="1 step"']
+    faults = "training.step=kill@4 rank=1 generation=1, training.step=stop@3 rank=0 generation=2"
     drained = gpt.run("job.toml", "cut", *sets, "parallel.shard=2", job="gpt", ELASTICFLOW_FAULTS=faults)
     drained.leave_from_halt(0, generation=2)
+    assert named(drained.events(), events.TRAINING_STARTED)[1]["from_memory"]
     resumed = gpt.start("resume", "cut", "--set=parallel.shard=1", run_id="cut", job="gpt")
     assert resumed.end() == 0, resumed.told()
     assert sorted(set(steps_of(resumed.run))) == list(range(1, STEPS + 1))

@@ -33,8 +33,7 @@ def check_parallel(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     model = tables.get("model")
     if parallel.init == "meta" and model is not None and model.weights is not None:
         message = 'parallel.init = "meta" is for models that no worker can hold whole, and model.weights is read whole by each'
-        remedy = "leave init out; or train without weights, and resume a snapshot"
-        yield source.problem(codes.PARALLEL, message, ("parallel", "init"), remedy=remedy)
+        yield source.problem(codes.PARALLEL, message, ("parallel", "init"), remedy="leave init out")
     yield from _optimizer(source, tables)
 
 

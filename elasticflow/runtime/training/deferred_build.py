@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -84,7 +84,7 @@ class _Operation:
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
     made: tuple[_Place | None, ...]
     states: Tensor | None
-    reads: tuple[UntypedStorage, ...] = field(default=())
+    reads: tuple[UntypedStorage, ...]
 
 
 class DeferredBuild(torch_private.TorchDispatchMode):  # type: ignore[misc]
@@ -119,7 +119,8 @@ class DeferredBuild(torch_private.TorchDispatchMode):  # type: ignore[misc]
         """
         known: dict[int, Tensor] = {}
         for name, inner in module.named_modules():
-            for table in (inner._parameters, inner._buffers):  # noqa: SLF001  # setting an attribute would ask the job's own code
+            # Setting an attribute would ask code of the job.
+            for table in torch_private.tables_of(inner)[:2]:
                 for key, tensor in table.items():
                     if tensor is not None and tensor.is_meta:
                         if id(tensor) not in known:
@@ -170,7 +171,11 @@ class DeferredBuild(torch_private.TorchDispatchMode):  # type: ignore[misc]
                 results = _leaves(_run(operation.function, args, kwargs, operation.states))
                 for place, result in zip(operation.made, results, strict=True):
                     if place is not None:
-                        assert place.form == _Place.of(result).form, operation.function
+                        if place.form != _Place.of(result).form:
+                            raise StateError(
+                                f"{operation.function}, by which the code builds the model, gives another tensor in memory than without",
+                                'leave parallel.init = "meta" out',
+                            )
                         memory[id(place.storage)] = result.untyped_storage()
         return memory.get(id(storage), storage)
 
@@ -184,7 +189,7 @@ class DeferredBuild(torch_private.TorchDispatchMode):  # type: ignore[misc]
         if tensors or not _makes_on_cpu(func, kwargs):
             return func(*args, **kwargs)
         shape = func(*args, **{**kwargs, "device": _META, "pin_memory": False})
-        if shape.numel() < LEAST:
+        if not isinstance(shape, Tensor) or shape.numel() < LEAST:
             return func(*args, **kwargs)
         return self._noted(func, args, kwargs, tensors)
 
@@ -243,7 +248,9 @@ class DeferredBuild(torch_private.TorchDispatchMode):  # type: ignore[misc]
             self._writers[id(storage)].append(number)
             self._order.setdefault(id(storage), len(self._order))
         self._operations.append(_Operation(func, kept, made, states, tuple(sources.values())))
-        self._digest.update(repr((str(func), states is not None and states.tolist())).encode())
+        self._digest.update(str(func).encode())
+        if states is not None:
+            self._digest.update(states.numpy().tobytes())
         for each in (*_leaves(kept), *made):
             self._digest.update(self._text(each).encode())
 

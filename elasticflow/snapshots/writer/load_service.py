@@ -44,10 +44,8 @@ class _Loading:
     outcome: LoadedSnapshot | LoadFailed | None = None
 
     def serves(self, parts: frozenset[Part] | None) -> bool:
-        """Return whether it reads these rows at least; if no rank waits for it yet, it reads no others from now on."""
+        """Return whether it reads these rows at least."""
         own = self.reader.parts
-        if parts is not None and own is None and self.generation == _AHEAD:
-            self.reader.narrow(parts)
         return own is None or (parts is not None and parts <= own)
 
     def send_outcome(self, rank: ConnectedRank) -> None:
@@ -105,6 +103,9 @@ class LoadService:
                 if one.name == name and rank not in one.ranks and one.serves(parts)
             )
             loading = next(begun, None) or self._begin(name, rank.generation, parts)
+            if loading.generation == _AHEAD and parts is not None:
+                # No rank waits for the rest.
+                loading.reader.narrow(parts)
             loading.generation = rank.generation
             loading.ranks.add(rank)
             self._drop_unasked()
