@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,8 @@ def _affinity() -> Iterator[None]:
     before = {thread: os.sched_getaffinity(thread) for thread in threads}
     yield
     for thread, cores in before.items():
-        os.sched_setaffinity(thread, cores)
+        with suppress(ProcessLookupError):  # a thread of an earlier test, which has ended
+            os.sched_setaffinity(thread, cores)
 
 
 @pytest.mark.usefixtures("_affinity")
