@@ -13,7 +13,13 @@ from elasticflow.errors import ANSWER_IS_NO, EXIT_CODES, FINISHED, INTERRUPTED
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.by_hand import RunByHand
 from elasticflow.observe.history import RunHistory
-from elasticflow.observe.incidents import data_warnings_of, overlap_of, restart_anew_of, slow_ranks_of
+from elasticflow.observe.incidents import (
+    code_warnings_of,
+    data_warnings_of,
+    overlap_of,
+    restart_anew_of,
+    slow_ranks_of,
+)
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.standbys import in_words
 from elasticflow.observe.status import read_status
@@ -29,6 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from elasticflow.observe.status import RunStatus
+
+# Of one kind; `why` shows all.
+_MOST_NOTES = 5
 
 
 @click.command("status")
@@ -75,6 +84,7 @@ def command(run: str | None, form: str, *, is_following: bool, with_exit_code: b
         "began_anew": anew,
         "data": data_warnings_of(history),
         "slow_ranks": slow_ranks_of(history),
+        "warnings": code_warnings_of(history),
     }
     if form == "json":
         more = {"steps_done_again": history.redone, "not_held": history.not_held}
@@ -101,7 +111,11 @@ def _print(status: RunStatus, history: RunHistory, notes: Mapping[str, str | lis
     for name, text in _rows(status, history):
         click.echo(f"  {paint(f'{name:<11}', dim=True)} {text}")
     for name, note in notes.items():
-        for text in [note] if isinstance(note, str) else note or ():
+        texts = [note] if isinstance(note, str) else note or []
+        if len(texts) > _MOST_NOTES:
+            more = f"and {len(texts) - _MOST_NOTES} more: elasticflow why {folder.run_id}"
+            texts = [*texts[:_MOST_NOTES], more]
+        for text in texts:
             label = name.replace("_", " ")
             click.echo(f"  {paint(f'{label:<11}', 'yellow')} {text}")
     _print_failure(status)
@@ -122,7 +136,11 @@ def _rows(status: RunStatus, history: RunHistory) -> list[tuple[str, str]]:
         measures = {**status.scalars, GRAD_NORM: status.grad_norm}
         rows.append(("loss", ", ".join([number(status.loss), *parts_of_step(measures)])))
     if status.evaluation:
-        best = "" if status.best is None else f", best {number(status.best)}"
+        best = (
+            ""
+            if status.best is None
+            else f", best {status.best_of or ''} {number(status.best)}".replace("  ", " ")
+        )
         metrics = of_weights(status.evaluation, status.weights)
         raw = f"; raw: {values(status.evaluation_raw)}" if status.evaluation_raw else ""
         rows.append(("evaluation", f"{metrics} at step {status.evaluated_step}{best}{raw}"))

@@ -28,6 +28,7 @@ _LATER: tuple[tuple[tuple[str, ...], Any], ...] = (
     (("dataset", "sampler"), None),
     (("train", "gradient_checkpointing"), False),
     (("train", "stop_when"), None),
+    (("lr_scheduler", "metric"), None),
     (("dataset", "mix"), []),
     *((("logging", name), None) for name in SINKS),
     (("logging", "custom"), {}),
@@ -35,6 +36,7 @@ _LATER: tuple[tuple[tuple[str, ...], Any], ...] = (
     (("nodes", "device"), "auto"),
     (("train", "tf32"), None),
     (("train", "channels_last"), False),
+    (("parallel", "init"), "cpu"),
 )
 _OF_DATA = "$dataset"  # a value of the training data: {"$dataset": "vocab_size"}
 _FLOAT = "$float"  # JSON has no infinity and no NaN: {"$float": "inf"}
@@ -67,7 +69,7 @@ def public_tables(job: Job) -> dict[str, Any]:
         tables["env"] = {name: value for name, value in job.env.values().items() if name not in secrets}
     for place, _ in set_tables(tables):
         table = tables["evaluation"][place[1]] if len(place) > 1 else tables["evaluation"]
-        for key in ("samples", "collate"):
+        for key in ("samples", "collate", "step"):
             if table[key] is None:
                 del table[key]
     snapshots = without_secrets(tables["snapshots"])

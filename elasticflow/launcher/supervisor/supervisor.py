@@ -59,6 +59,7 @@ from elasticflow.protocol.messages import (
     ProcessLeftBehind,
     StandbysOff,
     StandbysReady,
+    Warned,
     WorkersEnded,
     WriterReports,
 )
@@ -277,12 +278,10 @@ class Supervisor:
                 self._hear_writer(message, tell)
             case WorkersEnded():
                 tell(_on_own_clock(message))
-            case Activity():
-                self._journal.activity(message)
+            case Activity() | Printed() | Warned():
+                self._journal.hear(message)
             case NodeFigures():
                 self._ingest.figures(message)
-            case Printed():
-                self._journal.printed(message)
             case FilePiece() | FilesSent() | NodeReady():
                 self._remote_files.hear(message)
                 if isinstance(message, NodeReady):
@@ -307,7 +306,7 @@ class Supervisor:
 
     def _hear_last(self, message: Message, tell: Callable[[LifecycleEvent], None]) -> None:
         """Take in the messages that still matter once the launch has its verdict."""
-        last = LogLines | Printed | WriterReports | ProcessLeftBehind | FilePiece | FilesSent
+        last = LogLines | Printed | Warned | WriterReports | ProcessLeftBehind | FilePiece | FilesSent
         if isinstance(message, last):
             self._hear(message, tell)
 
@@ -381,6 +380,7 @@ class Supervisor:
 
     def _conclude(self, verdict: Verdict) -> int:
         self._profiles.give_up("the launch ended")
+        self._journal.tell_warnings()
         fields = {**verdict.fields, **self._journal.durations.figures()}
         if verdict.status == "finished" and (left := self._agents.not_reached):
             changes = [str(change) for change in left]

@@ -17,7 +17,14 @@ from elasticflow.runtime.data.device_transfer import transfer_to
 from elasticflow.runtime.data.order.permutation import Permutation
 from elasticflow.runtime.data.sample_reader import EVALUATION, SampleReader
 from elasticflow.runtime.evaluation import several
-from elasticflow.runtime.evaluation.metric import OverSet, metric_of, number, of_loss
+from elasticflow.runtime.evaluation.metric import (
+    OverSet,
+    metric_of,
+    noting_arguments,
+    number,
+    of_loss,
+    outputs_and_targets,
+)
 from elasticflow.runtime.evaluation.recorder import Listener, Recorder
 from elasticflow.runtime.evaluation.source import source_of
 from elasticflow.runtime.evaluation.whole_set import OfBatch, WholeSet
@@ -59,6 +66,8 @@ class Evaluation:
         dataset: Result of `open_dataset`, or a dataset made from it.
         schedule: Schedule of training; an evaluation is always due at its end.
         precision: fp32, bf16 or fp16 (autocast).
+        step: Function of (model, batch) that returns outputs and targets for the metrics, in place of *training_step*: no
+            loss is measured.
         every: Intervals, any of which makes an evaluation due.
         metrics: Metrics by name. A metric is a function (outputs, targets) -> mean over the batch, or of (model, batch) without
             *uses_loss*; a class with update(outputs, targets) and compute(); or a `Metric`.
@@ -88,6 +97,7 @@ class Evaluation:
         schedule: Schedule,
         *,
         precision: str = "fp32",
+        step: Callable[[nn.Module, Any], Any] | None = None,
         every: tuple[str, ...] = ("1 epoch",),
         metrics: Mapping[str, Callable[..., Any] | Metric] | None = None,
         best: str | None = None,
@@ -100,7 +110,8 @@ class Evaluation:
         samples: int | None = None,
         stop_when: StopWhen | None = None,
     ) -> None:
-        self._worker, self._training_step = worker, training_step
+        self._worker, self._step = worker, step
+        self._training_step = training_step if step is None else None
         self._model = model if average is None else average.module
         self.weights: Weights = "raw" if average is None else "ema"
         self._raw = model if also_raw and average is not None else None
@@ -113,7 +124,7 @@ class Evaluation:
         self._of_set = {name: metric for name, metric in rest.items() if metric.is_of_set}
         self._of_batches = {name: metric for name, metric in rest.items() if not metric.is_of_set}
         self._takes_outputs = any(metric.takes_outputs for metric in rest.values())
-        mode, _, self._best_name = (best or "").partition(" ")
+        mode, _, self.best_name = (best or "").partition(" ")
         self.best_mode: Literal["max", "min"] | None = {"max": "max", "min": "min"}.get(mode)  # type: ignore[assignment]
         self._batch_size, self._uses_loss = batch_size, uses_loss
         self._reader = SampleReader(
@@ -169,7 +180,9 @@ class Evaluation:
         If the job's own code raised StopTraining on some rank, nothing is measured and `worker.stopped` is set. The same happens
         if some rank was asked to exit; then the evaluation is owed.
         """
-        metrics = several.run_sets(self._worker, {"": self}, position, ranked=self, stop_when=self._stop_when)
+        metrics = several.run_sets(
+            self._worker, {"": self}, position, ranked=("", self), stop_when=self._stop_when
+        )
         stopped = self._worker.stopped
         self.is_owed = metrics is None and stopped is not None and not stopped.is_end
         return metrics or {}
@@ -187,7 +200,7 @@ class Evaluation:
         """Remember the value of the metric that `best` names, measured after this step."""
         if self.best_mode is None:
             return
-        value = metrics[self._best_name]
+        value = metrics[self.best_name]
         self._measured = (position.step, value)
         if self.best is None or math.isnan(self.best):
             is_better = True
@@ -312,8 +325,11 @@ class Evaluation:
         """Return the results of a batch, from a single forward if metrics are called with its outputs."""
         given: tuple[Any, Any] = model, batch  # to each metric that is not called with outputs
         forward = given
-        if self._training_step is None:
-            loss: Any = torch.zeros(())
+        loss: Any = torch.zeros(())
+        if self._step is not None:
+            given = forward = outputs_and_targets(self._step(model, batch))
+        elif self._training_step is None:
+            pass
         elif self._uses_loss:
             recorder = Recorder(model)
             loss = self._training_step(recorder, batch)  # type: ignore[arg-type]  # called like a model
@@ -324,7 +340,8 @@ class Evaluation:
         measured = []
         for name, metric in self._of_batches.items():
             arguments = metric.chosen(*forward) if metric.takes_outputs else given
-            measured.append(number(name, metric.called()(*arguments)) * count)
+            with noting_arguments(name, *arguments):
+                measured.append(number(name, metric.called()(*arguments)) * count)
         handed_over = [metric.chosen(*forward) for metric in self._of_set.values()]
         return OfBatch([*_loss_and_weight(loss, count), *measured], handed_over, count)
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.client.channel import Channel
     from elasticflow.snapshots.client.messages import ToWorker, ToWriter
     from elasticflow.snapshots.client.writer_reports import WriterReport
+    from elasticflow.snapshots.format.pieces import Part
     from elasticflow.snapshots.format.shard_file import SnapshotRecord, TensorEntry
 
 Answer = TypeVar("Answer")
@@ -106,6 +107,7 @@ class StagingClient:
         world_size: int,
         local_world_size: int,
         generation: int,
+        part: Part | None = None,
         timeout_s: float = 60.0,
     ) -> Self:
         """Return this rank's connection. Every rank.
@@ -118,7 +120,7 @@ class StagingClient:
         """
         try:
             channel = channels.connect(address, timeout_s)
-            channel.send(Hello(rank, world_size, local_world_size, generation))
+            channel.send(Hello(rank, world_size, local_world_size, generation, part))
             answer = channel.receive(timeout_s)
         except TimeoutError:
             raise SnapshotError(f"the snapshot writer did not answer within {timeout_s:g} s") from None

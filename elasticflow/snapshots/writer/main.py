@@ -175,7 +175,7 @@ class Writer:
             case Stage():
                 self._stage(worker, message)
             case Load():
-                self._load_service.load(worker, message.name)
+                self._load_service.load(worker, message.name, is_whole=message.is_whole)
             case Unload():
                 self._load_service.leave(worker)
             case Describe() | RequestPersist() | Recall() | Invalidate():
@@ -192,6 +192,7 @@ class Writer:
             worker.send(Refused(f"generation {worker.generation} is over, {newest} is here"))
             return False
         self._memory_tier.greet(is_single_node=is_single_node)
+        self._load_service.greet(worker)
         fault_injection.reach("writer.before_settle")
         self._pending_snapshots.await_older(worker.generation, self._limits.settle_s)
         self._workers.add(worker)

@@ -215,6 +215,7 @@ def test_status_as_json(ran: Callable[..., Ran], project: Path) -> None:
     assert sorted(facts) == [
         "began_anew",
         "best",
+        "best_of",
         "budget_left",
         "compilation",
         "counted_per_s",
@@ -260,6 +261,7 @@ def test_status_as_json(ran: Callable[..., Ran], project: Path) -> None:
         "steps_done_again",
         "updated",
         "verdict",
+        "warnings",
         "weights",
         "workers",
     ]
