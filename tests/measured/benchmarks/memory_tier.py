@@ -58,7 +58,8 @@ Made by `python tests/measured/benchmarks/memory_tier.py --table`.
 `auto` against `off`, blocks of both in turn: two workers train `jobs/mnist.toml`'s model ({small} MB of state, or {large} MB with frozen weights beside
 it), with 5, 10 or 100 ms of other work in each step. *Speed*: steps per second with, times those without (median of the rounds).
 *CPU*: CPU time of workers and writer with, more than without; both the noise of the machine included. *Standstill*: part of the time
-that rank 0 spends after its steps, more than without. *Hold*: time of one on rank 0, until training goes on. The bound is 2 %.
+that rank 0 spends after its steps, more than without. *Hold*: time of one on rank 0, until training goes on. The bound is 2 %:
+*standstill* shows it. Speed and CPU compare few blocks (three rounds, or one with 250 MB), and differ by more where other work runs beside.
 
 | state, MB | work, ms | step, ms | holds | hold, ms | standstill | speed | CPU |
 |---:|---:|---:|---:|---:|---:|---:|---:|
