@@ -67,6 +67,39 @@ def test_killed_worker_costs_steps_and_a_killed_launch_leaves_nothing(
     assert tiny_reference.found["bits"] == tensors(resumed.run)
 
 
+def test_batch_job_holds_by_itself_unless_the_memory_is_short(project: Project) -> None:
+    """By default a killed worker costs fewer steps than since the last snapshot: there is none. With little memory a line says why not."""
+    sets = (
+        "snapshots.every=100000 steps",
+        "train.epochs=1000",
+        "lr_scheduler.args.T_max=1000",
+        "evaluation.every=1000 epochs",
+    )
+    running = project.run("jobs/mnist.toml", "default", *sets)
+    held = running.wait_for("a held state", lambda: running.state().get("held"))
+    running.wait_for_step(int(held) + 10)
+    os.kill(running.pid_of(1), signal.SIGKILL)
+    running.wait_for_step(int(held) + 1, generation=1)
+    again = named(running.events(), events.TRAINING_STARTED)[1]
+    assert again["from_memory"]
+    assert again["step"] >= int(held)
+    running.process.send_signal(signal.SIGTERM)
+    assert running.end() == 75, running.told()
+
+    short = project.run("jobs/mnist.toml", "short", *sets, "snapshots.staging_limit=1 MiB")
+    (off,) = short.wait_for("the reason", lambda: named(short.events(), events.HELD_OFF))
+    assert "1048576 are allowed" in off["reason"]
+    assert f"a death costs the steps since the last snapshot: {off['reason']}" in " ".join(
+        short.told().split()
+    )
+    assert short.process.poll() is None
+    status = project.call("status", "short").stdout
+    assert f"nothing: {off['reason']}" in status
+    short.process.send_signal(signal.SIGTERM)
+    assert short.end() == 75, short.told()
+    assert [] == named(short.events(), events.SNAPSHOT_FAILED)
+
+
 def trace(project: Project, run_id: str) -> None:
     """Have both ranks trace three steps, and rank 1 begin to trace more steps than there are."""
     done = project.call("profile", run_id, "--steps", "3", "--ranks", "all", "--format", "json")

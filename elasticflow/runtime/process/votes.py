@@ -34,7 +34,6 @@ class Vote:
         snapshot: All ranks take a snapshot after this step, due by the clock.
         evaluation: All ranks evaluate after this step, due by the clock.
         memory: All ranks hold their state in memory after this step, due by the clock.
-        memory_quorum: Number of ranks that have to ask for `memory`: one, or all of them.
         count: All ranks compare the remaining samples of their data shards before the next step.
         buffers: All ranks take over rank 0's buffers before the next step.
         random: All ranks seed python's and numpy's generators from the next step on.
@@ -50,16 +49,18 @@ class Vote:
         self.stop_is_by_rule = False
         self.may_skip = self.may_cut_short = self.may_leave_untrained = True
         self.count_wanted = False
-        self.memory_quorum = 1
-        self._asked: dict[Asked, Callable[[], bool]] = dict.fromkeys(get_args(Asked), bool)
+        self._asked: dict[Asked, Callable[[], int]] = dict.fromkeys(get_args(Asked), bool)
         self.names_wanted = self.end_wanted = False
         self.leave = self.stop = self.snapshot = self.evaluation = self.memory = self.count = False
         self.buffers = self.random = self.names = self.end = False
         self.part: float | None = None
         self.end_own_part: Callable[[], None] = lambda: None
 
-    def when(self, request: Asked, is_wanted: Callable[[], bool]) -> None:
+    def when(self, request: Asked, is_wanted: Callable[[], int]) -> None:
         """Have *is_wanted* decide once per step if this rank makes the *request*; replaces an earlier callback.
+
+        Its result is True or False, where the request of one rank suffices. Where all ranks have to make it, a rank that does
+        not returns minus their number, which outweighs all others: some steps learn the sum, and some the mean.
 
         `snapshot` and `evaluation` are due by rank 0's clock, `memory` by its clock or by those of all ranks; `buffers`: this step changed buffers that the next
         step reads (`training/model_buffers.py`); `random`: the model or the optimizer draws from python's or numpy's generator.
@@ -67,7 +68,7 @@ class Vote:
         self._asked[request] = is_wanted
 
     def requests(self) -> tuple[float, ...]:
-        """Return this rank's current requests and its changes in this step, 1 or 0 each, to be exchanged now."""
+        """Return this rank's current requests and its changes in this step, to be exchanged now; 1 or 0, but see `when`."""
         self.end_own_part()
         return (
             self.leave_wanted,
@@ -83,7 +84,7 @@ class Vote:
         )
 
     def resolve(self, sums: Sequence[float]) -> None:
-        """Take over the requests of all ranks; *sums* has the sum over all ranks for each entry of `requests`."""
+        """Take over the requests of all ranks; *sums* has the sum or the mean over all ranks for each entry of `requests`."""
         (
             self.leave,
             self.stop,
@@ -96,10 +97,7 @@ class Vote:
             self.names,
             self.end,
         ) = [total > 0 for total in sums]
-        self.memory = sums[_MEMORY] > self.memory_quorum - 1
 
 
-_MEMORY = 4
-"""Place of `memory` in `Vote.requests`."""
 NUM_REQUESTS = len(Vote().requests())
 """Number of entries of `Vote.requests`."""

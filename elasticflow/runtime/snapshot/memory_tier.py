@@ -144,7 +144,6 @@ class MemoryTier:
         # Step of a state whose copy was overtaken, and the tensor.
         self._lost: tuple[int, str] | None = None
         if self.is_auto:
-            me.vote.memory_quorum = me.world_size
             me.vote.when("memory", self._asks)
         elif me.rank == 0 and self._due.seconds is not None:
             me.vote.when("memory", self._is_due_by_time)
@@ -288,11 +287,13 @@ class MemoryTier:
         me.heartbeat.hold(recalled.step)
         return recalled
 
-    def _asks(self) -> bool:
-        """True if this rank would hold its state now, or does not know yet if all can."""
+    def _asks(self) -> int:
+        """Return 1 if this rank would hold its state now, or does not know yet if all can; else outweigh the other ranks."""
         if self._share is None or not self._is_committed or not self._client.is_answered:
-            return False
-        return not self.is_settled or (self._share.is_due(time.monotonic()) and self._client.is_free)
+            return -self._me.world_size
+        if self.is_settled and not (self._share.is_due(time.monotonic()) and self._client.is_free):
+            return -self._me.world_size
+        return 1
 
     def _is_due_by_time(self) -> bool:
         return self._due.is_due_by_time(time.monotonic() - self._last_time)

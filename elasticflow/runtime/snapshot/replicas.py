@@ -75,7 +75,7 @@ class ReplicaCheck:
         not_exchanged: Names the gradients that the ranks do not exchange, if known; called only if replicas differ.
 
     Attributes:
-        sums_s: Seconds that the sums of the last comparison by `start` took, beside the step.
+        cost_s: Seconds that the last comparison by `start` took: its sums, beside the step, and the exchange of their digests.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class ReplicaCheck:
         # Step after which the replicas were last known to be equal.
         self._equal_at = 0
         self._pending: _Pending | None = None
-        self.sums_s = 0.0
+        self.cost_s = 0.0
         self._thread: ThreadPoolExecutor | None = None
         self._sums = checksums.Sums({})
         # Sharded tensors are compared between the ranks that hold the same rows.
@@ -159,7 +159,7 @@ class ReplicaCheck:
         No rank waits: the sums are computed during the next step, up to its optimizer step, and `finish` compares them
         between the ranks.
         """
-        self.sums_s = 0.0
+        self.cost_s = 0.0
         if self._is_done(position):
             then()
             return
@@ -182,7 +182,10 @@ class ReplicaCheck:
         if pending is None:
             return
         pending.unhook()
-        if not self._are_equal(pending.sums.result().result()):
+        began = time.monotonic()
+        is_equal = self._are_equal(pending.sums.result().result())
+        self.cost_s += time.monotonic() - began
+        if not is_equal:
             # The job's own code may have written to tensors while sums were computed, unseen by torch. A diverged replica
             # stays diverged.
             sums = self._sums_now()
@@ -209,7 +212,7 @@ class ReplicaCheck:
         def sum_up() -> checksums.StartedSums:
             began = time.monotonic()
             sums = self._sums_of(captured).start()
-            self.sums_s = time.monotonic() - began
+            self.cost_s = time.monotonic() - began
             return sums
 
         started = self._thread.submit(sum_up)

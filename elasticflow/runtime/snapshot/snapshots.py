@@ -470,7 +470,7 @@ class Snapshots:
 
         def compare(captured: Captured, commit: Callable[[], None]) -> None:
             def count() -> None:
-                tier.spent(self._replica_check.sums_s)
+                tier.spent(self._replica_check.cost_s)
                 commit()
                 then()
 

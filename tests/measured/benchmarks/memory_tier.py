@@ -46,7 +46,7 @@ LEAST_RATIO = 0.95
 # With "auto": state in MB, work of a step in ms, seconds of a block, rounds.
 TABLE_ROWS = [
     (state, work, block, rounds)
-    for state, block, rounds in ((0, 3, 5), (250, 12, 2))
+    for state, block, rounds in ((0, 3, 3), (250, 10, 1))
     for work in (5, 10, 100)
 ]
 TABLE = Path(__file__).with_name("memory_tier.md")
@@ -58,7 +58,8 @@ Made by `python tests/measured/benchmarks/memory_tier.py --table`.
 `auto` against `off`, blocks of both in turn: two workers train `jobs/mnist.toml`'s model ({small} MB of state, or {large} MB with frozen weights beside
 it), with 5, 10 or 100 ms of other work in each step. *Speed*: steps per second with, times those without (median of the rounds).
 *CPU*: CPU time of workers and writer with, more than without; both the noise of the machine included. *Standstill*: part of the time
-that rank 0 spends after its steps, more than without. *Hold*: time of one on rank 0, until training goes on. The bound is 2 %.
+that rank 0 spends after its steps, more than without. *Hold*: time of one on rank 0, until training goes on. The bound is 2 %:
+*standstill* shows it. Speed and CPU compare few blocks (three rounds, or one with 250 MB), and differ by more where other work runs beside.
 
 | state, MB | work, ms | step, ms | holds | hold, ms | standstill | speed | CPU |
 |---:|---:|---:|---:|---:|---:|---:|---:|
@@ -243,7 +244,7 @@ def summary(ranks: list[dict[str, Any]], steps: int, log: Path) -> dict[str, Any
     """Return the figures that are reported."""
     rows, holds = ranks[0]["rows"], sorted(ranks[0]["holds"])
     ratios = [row["without"][0] / row["with"][0] for row in rows]
-    low, middle, high = statistics.quantiles(ratios, n=4)
+    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else 3 * ratios
     events = [json.loads(line)["event"] for line in log.read_text().splitlines()]
     in_workers, in_writers = (
         {name: sum(seconds) / (2 * len(rows) * steps) for name, seconds in spent.items()}
