@@ -302,6 +302,21 @@ STAGING_OVERTAKEN = Event(
     emitter="worker",
     line=Template("not in memory", "step {step}: {name} was written while it was copied"),
 )
+HELD_OFF = Event(
+    "held.off",
+    'with `memory = "auto"`: states are not held in memory, so that a death costs the steps since the last snapshot',
+    ("reason",),
+    emitter="worker",
+    line=Template("not in memory", "a death costs the steps since the last snapshot: {reason}"),
+)
+HELD_DAMAGED = Event(
+    "held.damaged",
+    "the shard of a rank has changed in memory since it was held: training resumes from a snapshot",
+    ("of_rank",),
+    level="warning",
+    emitter="worker",
+    line=Template("not from memory", "step {step}: the part of rank {of_rank} has changed since it was held"),
+)
 SNAPSHOT_COMMITTED = Event(
     "snapshot.committed",
     "the snapshot exists",
@@ -781,6 +796,7 @@ FIELDS: dict[str, Field] = {
     "others": Field("text?", "end of the other workers"),
     "final": Field("flag", "another try would end in the same way"),
     "reason": Field("text", "why"),
+    "of_rank": Field("whole", "the global rank that the state belongs to"),
     "why": Field("text?", "why it is not tried again"),
     "help": Field("text", "what to do"),
     "known": Field("text", "certain facts"),

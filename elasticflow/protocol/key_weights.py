@@ -104,9 +104,18 @@ EXACT_WEIGHTS: dict[str, tuple[Weight, str]] = {
     "env": ("trajectory", BITS),
 }
 
+# Keys of the evaluation whose metric the learning rate goes by.
+OF_SCHEDULE: tuple[Weight, str] = (
+    "trajectory",
+    "lr_scheduler.metric: the learning rate follows from this evaluation",
+)
+KEYS_OF_SCHEDULE = frozenset({
+    "entry", "args", "samples", "every", "batch_size", "collate", "metrics", "weights", "step",
+})  # fmt: skip
+
 # Keys whose coming or going gives the snapshot other parts.
 LISTS = ("optimizer.groups", "dataset.mix")  # of tables, compared one by one
-_PARTS = frozenset({"lr_scheduler.entry", "train.ema"})
+_PARTS = frozenset({"lr_scheduler.entry", "lr_scheduler.metric", "train.ema"})
 
 
 def weigh(key: str, was: Any, now: Any) -> tuple[Weight, str]:

@@ -63,6 +63,7 @@ class RunFacts:
         logged: Texts and images that hooks logged, by name.
         notes: Warnings for the reader: overlap, slow ranks, a script that began anew, the job's own code, damaged records.
         case: Case of a file with [matrix]; None for other files.
+        lost_steps: Number of steps that were done again.
     """
 
     status: RunStatus
@@ -79,16 +80,12 @@ class RunFacts:
     logged: Sequence[Logged]
     notes: Sequence[str]
     case: str | None
+    lost_steps: int
 
     @property
     def name(self) -> str:
         """Job and run id."""
         return f"{self.status.folder.job} {self.status.folder.run_id}"
-
-    @property
-    def lost_steps(self) -> int:
-        """Steps that were done again."""
-        return sum(incident.redone or 0 for incident in self.incidents)
 
 
 def facts_of(folder: RunFolder, target: Path) -> RunFacts:
@@ -114,6 +111,7 @@ def facts_of(folder: RunFolder, target: Path) -> RunFacts:
         logged=logged_in(folder, points),
         notes=notes,
         case=case_of(folder),
+        lost_steps=history.redone,
     )
 
 

@@ -57,6 +57,16 @@ class Auroc:
         return (scores[is_positive][:, None] > scores[~is_positive][None]).float().mean()
 
 
+def guesses(model, batch):
+    assert not model.training
+    inputs, targets = batch
+    return {"guesses": model(inputs).argmax(1)}, targets
+
+
+def hits(outputs, targets):
+    return (outputs == targets).float().mean()
+
+
 def median(outputs, targets):
     return outputs[:, 1].median()
 '''
@@ -69,6 +79,11 @@ loss = "torch.nn.functional:cross_entropy"
 [optimizer]
 entry = "torch.optim:AdamW"
 args = { lr = 0.02 }
+[lr_scheduler]
+entry = "torch.optim.lr_scheduler:ReduceLROnPlateau"
+args = { factor = 0.5, patience = 0 }
+interval = "evaluation"
+metric = "val.loss"
 [dataset]
 entry = "own:Rows"
 args = { n = 200, seed = 1 }
@@ -89,6 +104,8 @@ args = { n = 200, seed = 1 }
 every = "10 steps"
 samples = 30
 batch_size = 10
+step = "own:guesses"
+metrics = { hits = { entry = "own:hits", outputs = "guesses" } }
 [train]
 steps = 400
 consistency = "exact"
@@ -115,13 +132,25 @@ def told(project: Project, command: str, run_id: str) -> str:
 
 
 def test_sets_are_measured_alike_and_end_training_alike(project: Project) -> None:
-    """Killed between evaluations with two workers, or left alone with three: the same numbers, end and bits."""
+    """Killed with two workers, or left alone with three: the same numbers, learning rates, end and bits.
+
+    The schedule goes by a metric. One kill is between an evaluation and the snapshot of the same step, one between that
+    snapshot and the next step.
+    """
     project.write("own.py", OWN)
     project.write("job.toml", JOB)
-    faults = {fault_injection.VARIABLE: "training.step=kill@8 rank=1 generation=1"}
-    killed = project.start("run", "job.toml", "--run-id=killed", run_id="killed", job="sets", **faults)
+    faults = "training.step=kill@10 rank=1 generation=1, training.step=kill@2 rank=1 generation=2"
+    killed = project.start(
+        "run",
+        "job.toml",
+        "--run-id=killed",
+        "--set=snapshots.memory=1 step",
+        run_id="killed",
+        job="sets",
+        **{fault_injection.VARIABLE: faults},
+    )
     assert killed.end() == 0, killed.told()
-    assert len(named(killed.events(), "worker.failed")) == 1
+    assert [each["step"] for each in named(killed.events(), "training.started")] == [0, 9, 10]
     three = project.start(
         "run", "job.toml", "--run-id=three", "--set=nodes.nproc_per_node=3", run_id="three", job="sets"
     )
@@ -130,8 +159,12 @@ def test_sets_are_measured_alike_and_end_training_alike(project: Project) -> Non
     lines = evaluated(killed)
     assert lines == evaluated(three)
     assert set(lines[5]) == {"val.loss", "val.auroc", "val.median", "val.perplexity"}
-    assert set(lines[10]) - set(lines[5]) == {"train.loss"}
+    assert set(lines[10]) - set(lines[5]) == {"train.hits"}
     assert tensors(killed.run) == tensors(three.run)
+
+    rates = {line["step"]: line["lr"] for line in read_lines(killed.run.metrics) if "lr" in line}
+    assert rates == {line["step"]: line["lr"] for line in read_lines(three.run.metrics) if "lr" in line}
+    assert len(set(rates.values())) > 1
 
     losses = {step: line["val.loss"] for step, line in lines.items()}
     best, last = min(losses, key=lambda step: (losses[step], step)), max(losses)

@@ -87,9 +87,10 @@ def command(run: str | None, form: str, *, is_following: bool, with_exit_code: b
         "warnings": code_warnings_of(history),
     }
     if form == "json":
-        print_json({**status.to_json(), **notes})
+        more = {"steps_done_again": history.redone, "not_held": history.not_held}
+        print_json({**status.to_json(), **more, **notes})
     else:
-        _print(status, notes)
+        _print(status, history, notes)
     return exit_code_of(status) if with_exit_code else FINISHED
 
 
@@ -104,10 +105,10 @@ def exit_code_of(status: RunStatus) -> int:
     return code if isinstance(code, int) and code in EXIT_CODES else default
 
 
-def _print(status: RunStatus, notes: Mapping[str, str | list[str] | None]) -> None:
+def _print(status: RunStatus, history: RunHistory, notes: Mapping[str, str | list[str] | None]) -> None:
     folder = status.folder
     click.echo(run_headline(status))
-    for name, text in _rows(status):
+    for name, text in _rows(status, history):
         click.echo(f"  {paint(f'{name:<11}', dim=True)} {text}")
     for name, note in notes.items():
         texts = [note] if isinstance(note, str) else note or []
@@ -124,7 +125,7 @@ def _print(status: RunStatus, notes: Mapping[str, str | list[str] | None]) -> No
         click.echo(f"continue with: {resume_command(folder.run_id, status.resume_command)}")
 
 
-def _rows(status: RunStatus) -> list[tuple[str, str]]:
+def _rows(status: RunStatus, history: RunHistory) -> list[tuple[str, str]]:
     rows = _what(status)
     if status.doing is not None:
         rows.append(("now", f"{status.doing.label}: {status.doing.lasting(time.time())}"))
@@ -148,8 +149,7 @@ def _rows(status: RunStatus) -> list[tuple[str, str]]:
         match = SNAPSHOT_NAME.fullmatch(status.snapshot)
         at = f"step {int(match['step'])}, " if match else ""
         rows.append(("snapshot", f"{at}{status.snapshot}"))
-    if status.held is not None:
-        rows.append(("in memory", f"step {status.held}"))
+    rows += _in_memory(status, history)
     if status.workers:
         who = ", ".join(f"rank {w.rank} pid {w.pid}" for w in status.workers[:8])
         more = f" and {len(status.workers) - 8} more" if len(status.workers) > 8 else ""
@@ -161,9 +161,18 @@ def _rows(status: RunStatus) -> list[tuple[str, str]]:
     if status.compilation is not None:
         rows.append(("compiler", status.compilation.in_words()))
     rows.append(("launch", _launch(status)))
+    rows += [("done again", plural(history.redone, "step"))] * bool(history.redone)
     rows += _times(status)
     rows.append(("folder", shortest_path(status.folder.path)))
     return rows
+
+
+def _in_memory(status: RunStatus, history: RunHistory) -> list[tuple[str, str]]:
+    if status.held is not None:
+        return [("in memory", f"step {status.held}")]
+    if status.status == "running" and history.not_held is not None:
+        return [("in memory", f"nothing: {history.not_held}")]
+    return []
 
 
 def _what(status: RunStatus) -> list[tuple[str, str]]:

@@ -56,6 +56,10 @@ def command(run: str | None, form: str) -> None:
     click.echo(f"{run_headline(status)}, {count}")
     if status.durations:
         click.echo(f"  {paint('took   ', dim=True)} {took(status.durations)}")
+    if history.redone and len(failures) > 1:
+        click.echo(
+            f"  {paint('again  ', dim=True)} {plural(history.redone, 'step')} done again, after all failures"
+        )
     if (stopped := (status.verdict or {}).get("stopped")) is not None:
         click.echo(f"  {paint('stopped', dim=True)} {stopped}")
     for label, text in _warnings(history):

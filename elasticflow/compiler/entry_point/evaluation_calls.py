@@ -10,7 +10,14 @@ from elasticflow.compiler.entry_point.source_code import Call, Code, Display, Na
 from elasticflow.compiler.provenance.job_json import to_json
 from elasticflow.jobfile.checks.evaluation_data import is_to_be_apart
 from elasticflow.jobfile.diagnostics.toml_literals import dotted
-from elasticflow.jobfile.tables.evaluation import EvaluationTable, better_of, parse_stop_when, path_of_set
+from elasticflow.jobfile.tables.evaluation import (
+    EvaluationTable,
+    MetricTable,
+    better_of,
+    metric_entry,
+    parse_stop_when,
+    path_of_set,
+)
 from elasticflow.system.units import intervals
 
 if TYPE_CHECKING:
@@ -69,6 +76,7 @@ def _options(
     return {
         **({} if forms.step_moves_optimizers else {"precision": Name("PRECISION")}),
         "every": intervals(table.every),
+        **({} if table.step is None else {"step": Name(of_set("evaluation_step", name))}),
         **({} if metrics is None else {"metrics": metrics.call()}),
         **({} if best_of is None else {"best": table.best, "best_of": best_of}),
         **({} if batch_size is None else {"batch_size": batch_size}),
@@ -105,10 +113,11 @@ def _best_of(job: Job, table: EvaluationTable) -> str | None:
     metric = table.metrics.get(table.best.partition(" ")[2])
     if metric is None:
         return job.model.loss or job.model.step
-    if isinstance(metric, str):
-        return metric
-    options = metric.model_dump(include={"args", "over", "outputs", "targets"}, exclude_defaults=True)
-    return f"{metric.entry} {json.dumps(to_json(options))}" if options else metric.entry
+    options = {} if table.step is None else {"step": table.step}
+    if isinstance(metric, MetricTable):
+        options |= metric.model_dump(include={"args", "over", "outputs", "targets"}, exclude_defaults=True)
+    entry = metric_entry(metric)
+    return f"{entry} {json.dumps(to_json(options))}" if options else entry
 
 
 def measured_weights(job: Job, table: EvaluationTable) -> Literal["ema", "raw", "both"]:

@@ -29,6 +29,7 @@ from elasticflow.compiler.entry_point.source_code import (
 )
 from elasticflow.jobfile.diagnostics.toml_literals import dotted
 from elasticflow.jobfile.tables.evaluation import path_of_set
+from elasticflow.system.units import intervals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -282,6 +283,8 @@ def _optimizers(job: Job, forms: CallForms, taken: frozenset[str]) -> Iterator[F
     made = factory(imports, entry, first, args=args, where="lr_scheduler.args")
     if forms.schedule_is_timms:
         made = Call("CountedSchedule", (("", made),))
+    if job.lr_scheduler.metric is not None:
+        made = _by_metric(made, job.lr_scheduler.metric, job.evaluations)
     if moves:
         made = Call("Schedules", (("", made),))
     key, doc, parameters = (
@@ -290,6 +293,14 @@ def _optimizers(job: Job, forms: CallForms, taken: frozenset[str]) -> Iterator[F
         (f"{name}: {kind}",),
     )
     yield Function(key, "build_scheduler", doc, made, imports, parameters, begins="scheduler")
+
+
+def _by_metric(schedule: Code, metric: str, evaluations: Mapping[str, EvaluationTable]) -> Call:
+    every = intervals(evaluations[metric.rpartition(".")[0]].every)
+    return Call(
+        "MetricSchedule",
+        (("", schedule), ("", quoted(metric)), *keywords({"every": every}, "evaluation.every")),
+    )
 
 
 def of_set(name: str, of: str) -> str:
@@ -306,6 +317,11 @@ def _of_evaluation(name: str, table: EvaluationTable, taken: frozenset[str]) -> 
     if table.collate is not None:
         build = of_set("build_evaluation_collate", name)
         yield _collate(build, table.collate, f"{key}.collate", Imports(taken))
+    if table.step is not None:
+        imports, doc = Imports(taken), "Return outputs and targets of one batch, for the metrics"
+        made = call(imports.name_of(table.step), "model", "batch")
+        build, parameters = of_set("evaluation_step", name), ("model: nn.Module", "batch: Any")
+        yield Function(f"{key}.step", build, doc, made, imports, parameters)
     if table.metrics:
         imports, where = Imports(taken), f"{key}.metrics"
         metrics = {name: metric(each, f"{where}.{name}", imports) for name, each in table.metrics.items()}

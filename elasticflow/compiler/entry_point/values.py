@@ -96,22 +96,33 @@ def _made_of_model(job: Job, functions: Mapping[str, Function], forms: CallForms
     groups, scheduler = functions.get("build_parameter_groups"), functions.get("build_scheduler")
     average, moves = functions.get("build_average"), forms.step_moves_optimizers
     name, is_sharded = _name_of_optimizer(forms), job.parallel is not None
+    is_deferred = job.parallel is not None and job.parallel.init == "meta"
+    filled = {"build": Name("build")} if is_deferred else {}
+
+    def built(function: Function) -> Call:
+        made = function.call()
+        return Call("build.call", (("", made.name), *made.arguments)) if is_deferred else made
+
     return {
-        "model": functions["build_model"].call(),
+        "build": "DeferredBuild()" if is_deferred else None,
+        "model": built(functions["build_model"]),
         # A sharded model is moved block by block.
         "to_device": None if is_sharded else "model.to(run.device)",
         "load_weights": None if job.model.weights is None else "load_weights(model, WEIGHTS)",
         "channels_last": "to_channels_last(model)" if job.train.channels_last else None,
         "compile": "model.compile()" if job.train.compile else None,
-        "whole_average": average.call() if average is not None and is_sharded else None,
-        "shard_model": call("shard_model", "worker", "model", "SHARDING") if is_sharded else None,
-        "shard_average": call("shard_model", "worker", "average.module", "SHARDING")
+        "whole_average": built(average) if average is not None and is_sharded else None,
+        "shard_model": call("shard_model", "worker", "model", "SHARDING", **filled) if is_sharded else None,
+        "shard_average": call("shard_model", "worker", "average.module", "SHARDING", **filled)
         if average is not None and is_sharded
         else None,
         "optimizer": None if moves else optimizer,
         "optimizers": optimizer if moves else None,
         "log_groups": None if groups is None else call("log_groups", "worker", name, groups.call()),
         "scheduler": None if scheduler is None else scheduler.call(),
+        "follow": None
+        if job.lr_scheduler is None or job.lr_scheduler.metric is None
+        else "scheduler.follow(worker)",
         "scaler": "GradScaler(worker.device.type)" if _is_fp16(job, forms) else None,
         "average": None if average is None or is_sharded else average.call(),
     }
@@ -144,12 +155,14 @@ def _train(job: Job, forms: CallForms) -> dict[str, Line]:
         "batches": "Iterable[Batch]",
         "model": "nn.Module",
         optimizer: "Any" if moves else "Optimizer",
-        **({} if table is None else {"scheduler": "Any"}),
+        **({} if table is None or table.metric is not None else {"scheduler": "Any"}),
         **({"scaler": "GradScaler"} if _is_fp16(job, forms) else {}),
         **({} if job.train.ema is None else {"average": "AveragedModel"}),
     }
     definition = Call("def train", tuple((f"{name}: ", kind) for name, kind in parameters.items()))
-    step_scheduler = None if table is None else f"run.worker.step_scheduler(scheduler, {optimizer})"
+    step_scheduler = None
+    if table is not None and table.metric is None:
+        step_scheduler = f"run.worker.step_scheduler(scheduler, {optimizer})"
     if table is not None and table.interval == "epoch":
         step_scheduler = f"if batch.end.is_epoch_end:\n            {step_scheduler}"
     given = ("model", "part.data", *(["optimizers"] if moves else []))

@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow.compiler.provenance.job_json import public_tables, to_json
 from elasticflow.compiler.provenance.sources import JOB_FILE
-from elasticflow.jobfile.tables.evaluation import without_set
-from elasticflow.protocol.key_weights import EXACT_WEIGHTS, LISTS, Weight, weigh
+from elasticflow.jobfile.tables.evaluation import path_of_set, without_set
+from elasticflow.protocol.key_weights import (
+    EXACT_WEIGHTS,
+    KEYS_OF_SCHEDULE,
+    LISTS,
+    OF_SCHEDULE,
+    Weight,
+    weigh,
+)
 from elasticflow.system.redaction import mask_url
 
 if TYPE_CHECKING:
@@ -79,6 +86,15 @@ def compare(old: Job, new: Job) -> list[Difference]:
     own_weights = dict(EXACT_WEIGHTS) if is_exact else {}
     if not is_script and new.dataset.sampler is not None and new.dataset.sampler.bucket_by is not None:
         own_weights |= _BUCKETED_WEIGHTS
+    measured = None if is_script or new.lr_scheduler is None else new.lr_scheduler.metric
+    if measured is not None:
+        of_set = path_of_set(measured.rpartition(".")[0])
+        keys = ((key, key.split(".")) for key in {**before, **after})
+        own_weights |= {
+            key: OF_SCHEDULE
+            for key, parts in keys
+            if tuple(parts[: len(of_set)]) == of_set and parts[len(of_set)] in KEYS_OF_SCHEDULE
+        }
     differences = []
     for key in {**before, **after}:
         was, now = before.get(key), after.get(key)

@@ -48,6 +48,11 @@ class DataTable(NamedTuple):
         """Name of the function that returns the metrics, if there are metrics."""
         return f"build_metrics{self.end}"
 
+    @property
+    def step(self) -> str:
+        """Name of the step of the evaluation's own, if there is one."""
+        return f"evaluation_step{self.end}"
+
 
 class EntryPoint:
     """The job's train.py, executed as a module.

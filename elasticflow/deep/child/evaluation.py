@@ -10,7 +10,14 @@ import torch
 
 from elasticflow.deep.child.report import BrokenError
 from elasticflow.deep.child.run import CPU
-from elasticflow.runtime.evaluation.metric import OverSet, metric_of, number, of_loss
+from elasticflow.runtime.evaluation.metric import (
+    OverSet,
+    metric_of,
+    noting_arguments,
+    number,
+    of_loss,
+    outputs_and_targets,
+)
 from elasticflow.runtime.evaluation.packing import packed, unpacked
 from elasticflow.runtime.evaluation.recorder import Listener
 from elasticflow.runtime.training.precision import autocast
@@ -49,21 +56,23 @@ def measure(report: Report, code: EntryPoint, model: nn.Module, table: DataTable
 
     def outputs() -> tuple[Any, Any]:
         if not forward:
-            forward.append(_outputs(code, model, batch))
+            forward.append(_outputs(code, model, table, batch))
         return forward[0]
 
     for name, entry in metrics.items():
         with suppress(BrokenError), torch.no_grad():
-            given = None if code.has_loss else (model, batch)
+            given = None if code.has_loss or table.step in code else (model, batch)
             value = partial(_value, name, metric_of(entry), outputs, given)
             report.call("step", f"{key}.{name}", f"measuring {name}", value)
     model.train()
     return list(metrics)
 
 
-def _outputs(code: EntryPoint, model: nn.Module, batch: Any) -> tuple[Any, Any]:
+def _outputs(code: EntryPoint, model: nn.Module, table: DataTable, batch: Any) -> tuple[Any, Any]:
     """Return the model's outputs for a batch, and the object that holds the targets."""
     with autocast(code.precision, CPU):
+        if table.step in code:
+            return outputs_and_targets(code[table.step](model, batch))
         if code.has_loss:
             return model(batch[0]), batch[1]
         is_step = not code.moves_optimizers
@@ -79,7 +88,8 @@ def _value(name: str, metric: Metric, outputs: Any, given: tuple[Any, Any] | Non
         return of_loss(name, metric, _A_LOSS)
     if not metric.is_of_set:
         arguments = metric.chosen(*outputs()) if given is None or metric.takes_outputs else given
-        return number(name, metric.called()(*arguments))
+        with noting_arguments(name, *arguments):
+            return number(name, metric.called()(*arguments))
     over_set = OverSet(name, metric, _SAMPLES)
     chosen, targets = unpacked(packed(metric.chosen(*outputs())))
     over_set.add(chosen, targets, _SAMPLES)

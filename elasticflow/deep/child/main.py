@@ -170,7 +170,7 @@ class Probe:
             if table.key in self._batches:
                 with self._part():
                     names = evaluation.measure(report, code, trained.model, table, self._batches[table.key])
-                    always = [] if code.moves_optimizers else ["loss"]
+                    always = [] if code.moves_optimizers or table.step in code else ["loss"]
                     measured += [f"{table.end[1:]}.{name}".lstrip(".") for name in [*always, *names]]
         hooks.try_out(report, code, trained, run, measured)
 

@@ -13,6 +13,7 @@ from elasticflow.jobfile.checks.measures import check_measures
 from elasticflow.jobfile.checks.observing import check_sink_options
 from elasticflow.jobfile.checks.parallel import check_parallel
 from elasticflow.jobfile.checks.sampling import check_sampling
+from elasticflow.jobfile.checks.schedule_metric import check_schedule_metric
 from elasticflow.jobfile.checks.schedules import check_schedule
 from elasticflow.jobfile.checks.slurm import check_slurm
 from elasticflow.jobfile.checks.stop_when import check_stop_when
@@ -21,14 +22,24 @@ from elasticflow.jobfile.diagnostics import codes
 from elasticflow.jobfile.diagnostics.toml_literals import dotted, show
 from elasticflow.jobfile.entry_points.free_tables import check_free_values, check_secrets
 from elasticflow.jobfile.entry_points.object_arguments import check_objects
-from elasticflow.jobfile.tables.evaluation import evaluation_sets, path_of_set, ranking_set
+from elasticflow.jobfile.tables.evaluation import (
+    OF_LOSS,
+    MetricTable,
+    evaluation_sets,
+    metric_entry,
+    path_of_set,
+    ranking_set,
+)
 from elasticflow.jobfile.text.layers import table_at, value_at
 from elasticflow.protocol import worker_environment
+from elasticflow.protocol.snapshot_settings import AUTO
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elasticflow.jobfile.diagnostics.diagnostic import Diagnostic
+    from elasticflow.jobfile.diagnostics.positions import KeyPath
+    from elasticflow.jobfile.tables.evaluation import EvaluationTable
     from elasticflow.jobfile.tables.job import ValidTables
     from elasticflow.jobfile.text.source import Source
 
@@ -53,7 +64,7 @@ def check_tables(source: Source, tables: ValidTables) -> list[Diagnostic]:
         *check_measures(source, tables),
         *check_stop_when(source, tables),
         *check_sink_options(source, tables),
-        *_schedule(source, tables),
+        *check_schedule_metric(source, tables),
         *check_lengths(source, tables),
         *check_failure_costs(source, tables),
         *_optimizer(source, tables),
@@ -127,8 +138,8 @@ def _best(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
         name, first = next(iter(sets.items()))
         given = "no evaluation set has a `best`" if name else "evaluation.best is not given"
         message = f"snapshots.keep.best needs to know what is best, and {given}"
-        names = sorted({*first.metrics, "loss"})
-        example = "min loss" if names == ["loss"] else f"max {names[0]}"
+        names = sorted(first.measured)
+        example = f"max {names[0]}" if names and names != ["loss"] else "min loss"
         remedy = f'add to [{dotted(path_of_set(name))}]: best = "{example}"'
         yield source.problem(codes.NO_METRIC, message, path, remedy=remedy)
 
@@ -137,7 +148,9 @@ def _measured(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     train, best_of = tables.get("train"), ""
     for name, table in evaluation_sets(tables.get("evaluation")).items():
         path = path_of_set(name)
-        if "loss" in table.metrics:
+        if table.step is not None:
+            yield from _without_loss(source, path, table)
+        elif "loss" in table.metrics:
             message = (
                 f"{dotted(path)}.metrics has a metric named `loss`, which every evaluation measures already"
             )
@@ -156,12 +169,16 @@ def _measured(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
             best_of = dotted(path)
 
 
-def _schedule(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
-    scheduler = tables.get("lr_scheduler")
-    if scheduler is not None and scheduler.entry.endswith(":ReduceLROnPlateau"):
-        message = "ReduceLROnPlateau needs a metric at each step, and a schedule is stepped without one"
-        remedy = "use a schedule of steps alone, such as torch.optim.lr_scheduler:CosineAnnealingLR"
-        yield source.problem(codes.NEEDS_METRIC, message, ("lr_scheduler", "entry"), remedy=remedy)
+def _without_loss(source: Source, path: KeyPath, table: EvaluationTable) -> Iterator[Diagnostic]:
+    """Yield the metrics that follow from a loss, where the evaluation has a step of its own."""
+    for name, metric in table.metrics.items():
+        is_of_loss = isinstance(metric, MetricTable) and metric.over == "loss"
+        if is_of_loss or metric_entry(metric).startswith(OF_LOSS):
+            message = (
+                f"{dotted(path)}.metrics.{name} follows from the loss, and {dotted(path)}.step measures none"
+            )
+            remedy = "name a function of (outputs, targets), or leave step out"
+            yield source.problem(codes.EXCLUSIVE, message, (*path, "metrics", name), remedy=remedy)
 
 
 def _optimizer(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
@@ -242,7 +259,9 @@ def _several_machines(source: Source, tables: ValidTables) -> Iterator[Diagnosti
 
 def _one_node_only(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     nodes, snapshots = tables.get("nodes"), tables.get("snapshots")
-    if nodes is not None and nodes.max > 1 and snapshots is not None and snapshots.memory is not None:
+    if nodes is None or snapshots is None or snapshots.settings().memory in {None, AUTO}:
+        return
+    if nodes.max > 1:
         message = f"snapshots.memory covers one node, and nodes.max is {nodes.max}"
         remedy = (
             "while workers are on several nodes, a crash goes back to the newest snapshot on the store:\n"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.tables.job import Args, ValidTables
     from elasticflow.jobfile.text.source import Source
 
-_ENTRY = r"(?:torch\.optim(?:\.lr_scheduler:|:lr_scheduler\.)|elasticflow\.schedules:)(\w+)"
+ENTRY = r"(?:torch\.optim(?:\.lr_scheduler:|:lr_scheduler\.)|elasticflow\.schedules:)(\w+)"
 _OURS = ("warmup_cosine", "warmup_linear", "warmup_stable_decay")
 # The argument that says when a schedule is over, and the consequence of training that ends earlier.
 _ENDS = {
@@ -42,7 +42,7 @@ _WHOLE = {"T_max", "total_steps", "total_iters", "total"}
 def check_schedule(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     """Yield the problems of a schedule's length beside the length of training, where both are known."""
     scheduler, train = tables.get("lr_scheduler"), tables.get("train")
-    match = None if scheduler is None else re.fullmatch(_ENTRY, scheduler.entry)
+    match = None if scheduler is None else re.fullmatch(ENTRY, scheduler.entry)
     if scheduler is None or match is None:
         return
     wrong = list(_out_of_range(source, scheduler.args)) if match[1] in _OURS else []
@@ -51,7 +51,7 @@ def check_schedule(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
         return
     # An epoch that does not end is no step of a schedule: only `epochs` gives the number of whole epochs.
     steps = length_of_training(train, tables.get("dataset")).steps
-    count = steps if scheduler.interval == "step" else train.epochs
+    count = {"step": steps, "epoch": train.epochs}.get(scheduler.interval)
     if count is None:
         return
     stays = match[1] in _OURS and scheduler.args.get("final", 0) != 0

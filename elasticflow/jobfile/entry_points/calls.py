@@ -101,7 +101,11 @@ def entry_calls(raw: TomlTable) -> Iterator[EntryCall]:
             yield EntryCall(text, (*path, "entry"), (), (*path, "args"))
         if isinstance(text := of_set.get("collate"), str):
             yield EntryCall(text, (*path, "collate"), ("samples",))
-        yield from _of_metrics(of_set, (*path, "metrics"), batch)
+        given = batch
+        if isinstance(text := of_set.get("step"), str):
+            given = ("outputs", "targets")
+            yield EntryCall(text, (*path, "step"), ("model", "batch"))
+        yield from _of_metrics(of_set, (*path, "metrics"), given)
     yield from _of_groups(raw)
     yield from _of_wrap(raw)
     yield from _of_hooks(raw)

@@ -47,6 +47,10 @@ _BY_KEY: dict[tuple[str, str], _Value] = {
         "leave [parallel] out, or let the step return a loss and one optimizer move the weights",
     ),
     ("model", "loss_count"): ("workers are weighted by their samples there", "leave it out"),
+    ("lr_scheduler", "metric"): (
+        "its optimizers may be several, whose schedules count",
+        "leave it out; or let the step return a loss, and one optimizer move the weights",
+    ),
 }
 _DDP = (
     "gradients are exchanged when an optimizer moves, without DistributedDataParallel",

@@ -101,9 +101,16 @@ class EvaluationTable(Table):
     collate: Collate | None = Field(
         default=None, description="Turns a list of samples into a batch; default: dataset.collate."
     )
+    step: Entry | None = Field(
+        default=None,
+        description="Called as step(model, batch) in evaluation mode, in place of the training step; returns the pair "
+        "(outputs, targets) that every metric is called with; no loss is measured.",
+        examples=["detection:evaluation_step"],
+    )
     metrics: dict[MetricName, Entry | MetricTable] = Field(
         default={},
-        description="Name to callable(outputs, targets) -> mean over the batch; with model.step: callable(model, batch). "
+        description="Name to callable(outputs, targets) -> mean over the batch; with model.step, and without a step of "
+        "the evaluation's own: callable(model, batch). "
         "Or a class of whole-set metrics such as torchmetrics', or a table { entry, args, over, outputs, targets }.",
     )
     best: Best | None = Field(
@@ -122,13 +129,20 @@ class EvaluationTable(Table):
         "allowed because it is intended.",
     )
 
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """Names of what an evaluation measures: the metrics and, unless it has a step of its own, the loss."""
+        return tuple(self.metrics) if self.step is not None else ("loss", *self.metrics)
+
     @model_validator(mode="after")
     def _best_names_a_metric(self) -> EvaluationTable:
-        if self.best is not None and self.best.split()[1] not in {*self.metrics, "loss"}:
-            names = sorted({*self.metrics, "loss"})
+        names = sorted(self.measured)
+        if self.best is not None and self.best.split()[1] not in names:
             side, metric = self.best.split()
             near = nearest(metric, names)
-            message = f'evaluation.best = "{self.best}" names no metric: there are {", ".join(names)}'
+            message = (
+                f'evaluation.best = "{self.best}" names no metric: there are {", ".join(names) or "none"}'
+            )
             raise bad_key(
                 "best", codes.NO_METRIC, message, f'did you mean "{side} {near[0]}"?' if near else None
             )
@@ -269,7 +283,7 @@ def metric_names(evaluation: Evaluation | None) -> Mapping[str, tuple[Evaluation
     return {
         f"{name}.{metric}" if name else metric: (table, metric)
         for name, table in evaluation_sets(evaluation).items()
-        for metric in ("loss", *table.metrics)
+        for metric in table.measured
     }
 
 

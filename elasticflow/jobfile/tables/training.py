@@ -42,6 +42,13 @@ StopWhenText = Annotated[
 ]
 
 
+MetricOfSet = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?$"),
+    Description('the name of a metric, like "loss" or "val.loss"'),
+]
+
+
 class JobTable(Table):
     """Name and seed of the job."""
 
@@ -167,8 +174,14 @@ class LrSchedulerTable(Table):
 
     entry: Entry = Field(description="Called with the optimizer.")
     args: Args = Field(default={}, description=_ARGS_FROM_DATA)
-    interval: Literal["step", "epoch"] = Field(
-        default="step", description="The schedule advances after each step or epoch."
+    interval: Literal["step", "epoch", "evaluation"] = Field(
+        default="step",
+        description="The schedule advances after each step or epoch, or after each evaluation that measures `metric`.",
+    )
+    metric: MetricOfSet | None = Field(
+        default=None,
+        description="The metric that a schedule such as ReduceLROnPlateau goes by, as evaluation lines name it.",
+        examples=["loss", "val.loss"],
     )
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from torch import nn
 
 from elasticflow.errors import MetricError
 from elasticflow.runtime.data import notes
@@ -76,6 +79,37 @@ class Metric:
 def metric_of(entry: Entry | Metric) -> Metric:
     """Return an entry as a metric; train.py names a function or a class alone where nothing else is to be said."""
     return entry if isinstance(entry, Metric) else Metric(entry)
+
+
+def outputs_and_targets(result: Any) -> tuple[Any, Any]:
+    """Return the pair that `evaluation.step` returned.
+
+    Raises:
+        MetricError: it is no pair.
+    """
+    if isinstance(result, tuple | list) and len(result) == 2:
+        return result[0], result[1]
+    raise MetricError(
+        f"evaluation.step returned {notes.form(result)}",
+        "return a pair, (outputs, targets): every metric is called with it",
+    )
+
+
+@contextmanager
+def noting_arguments(name: str, first: Any, second: Any) -> Iterator[None]:
+    """Note in an exception of a metric what the metric was called with."""
+    try:
+        yield
+    except MetricError:
+        raise
+    except Exception as error:
+        if isinstance(first, nn.Module):
+            told = f"(model, batch), a {type(first).__name__} and {notes.form(second)}"
+            more = "; with `outputs` or `targets`, a class or evaluation.step it would get what the model returned"
+        else:
+            told, more = f"(outputs, targets), {notes.form(first)} and {notes.form(second)}", ""
+        error.add_note(f"evaluation.metrics.{name} was called with {told}{more}")
+        raise
 
 
 def of_loss(name: str, metric: Metric, loss: float) -> float:

@@ -19,6 +19,7 @@ from elasticflow.errors import StateError
 from elasticflow.runtime.process.torch_private import COMPILED_MODEL
 from elasticflow.runtime.snapshot.reachable import GENERATORS
 from elasticflow.runtime.state.codec import Encoder
+from elasticflow.runtime.training import several_optimizers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -240,8 +241,15 @@ def _no_optimizer(objects: Mapping[str, Any]) -> StateError:
 
 
 def parts_by_name(objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `State` for a train.py that the compiler wrote: each part has its name; other objects are included."""
+    """Return the arguments of `State` for a train.py that the compiler wrote: each part has its name; other objects are included.
+
+    Raises:
+        StateError: train.py cannot step the schedule.
+    """
     parts = {name: value for name, value in objects.items() if name in _PARTS}
+    for name, schedule in several_optimizers.schedules(parts.get("scheduler")).items():
+        if schedule is not None:
+            several_optimizers.require_callable(schedule, name)
     others = {name: value for name, value in objects.items() if name not in _PARTS}
     return {**parts, "include": {**parts.get("include", {}), **_plain_wrapped(others)}}
 

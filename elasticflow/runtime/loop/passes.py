@@ -7,8 +7,11 @@ only accumulated gradients belongs to the step in which the optimizer moves, and
 from __future__ import annotations
 
 import gc
+import operator
 import weakref
 from typing import TYPE_CHECKING, Any
+
+from torch.optim.lr_scheduler import LRScheduler
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.loop.movers import Movers
@@ -43,6 +46,8 @@ class Pass:
         self._sharded_modules: Sequence[Any] = ()
         self._scaler: Any = None
         self._movers: Movers | None = None
+        self._schedules: list[LRScheduler] = []
+        self._rates: list[Any] | None = None
         self._buffer_versions = self._scale_version = 0
 
     def watch(self, state: State, scaler: Any = None) -> None:
@@ -54,15 +59,22 @@ class Pass:
         for optimizer in owners:
             optimizer.register_step_post_hook(self._note_move)
         self._movers = Movers(state)
+        self._schedules = [each for each in state.objects.values() if isinstance(each, LRScheduler)]
 
     def open(self, batch: Batch) -> None:
         """Begin the pass of *batch*.
 
         Raises:
-            StateError: an optimizer moved after `Run.step`, so that a snapshot would count its update to the wrong step.
+            StateError: an optimizer or a schedule moved after `Run.step`, so that a snapshot would lack that.
         """
         if self._has_moved:
             raise _moved_late(batch.end.step - 1)
+        if self._rates is not None and any(map(operator.is_not, self._rates, self._last_rates())):
+            raise StateError(
+                f"a schedule was stepped after run.step of step {batch.end.step - 1}: a snapshot taken in run.step lacks that",
+                "step the schedule before run.step; or, once an epoch or by what run.evaluate returns, behind the batches of an "
+                "epoch: for epoch in run.epochs(n)",
+            )
         self.batch = batch
         self._buffer_versions = self._sum_of_versions()
 
@@ -88,6 +100,11 @@ class Pass:
         """
         self._has_moved, self._has_settled, self._was_pending = False, True, is_pending
         self._scale_version = self._version_of_scale()
+        self._rates = self._last_rates()
+
+    def begin_loop(self) -> None:
+        """Begin a loop over batches: the code before it may have stepped schedules, since a restart runs it again."""
+        self._rates = None
 
     @property
     def has_moved(self) -> bool:
@@ -143,6 +160,10 @@ class Pass:
 
     def _note_move(self, *_: object) -> None:
         self._has_moved = True
+
+    def _last_rates(self) -> list[Any]:
+        """Return of each schedule the list of rates that its last step made."""
+        return [each.get_last_lr() for each in self._schedules]
 
     def _sum_of_versions(self) -> int:
         return sum(map(version_of, self._buffers))

@@ -450,6 +450,7 @@ class Run:
         *,
         loss: Callable[[Any, Any], Any] | None = None,
         metrics: Mapping[str, Callable[..., Any]] | None = None,
+        step: Callable[[nn.Module, Any], tuple[Any, Any]] | None = None,
         name: str = "",
         model: nn.Module | None = None,
         size: int = 256,
@@ -465,7 +466,9 @@ class Run:
             dataset: Object with `__len__` and `__getitem__` that returns pairs of input and target; the same on every rank.
             loss: Function of outputs and targets that returns their mean loss.
             metrics: Metrics by name. A metric is a function of outputs and targets that returns a mean over them, or a class
-                with `update(outputs, targets)` and `compute()`. Without *loss*, a function takes the model and a batch.
+                with `update(outputs, targets)` and `compute()`. Without *loss* and *step*, a function takes the model and a batch.
+            step: Function of the model and a batch that returns outputs and targets, for a model whose evaluation differs from
+                its training. Not with *loss*.
             name: Prefix of the metrics' names in the log: `val` makes `val.accuracy`. The returned names have no prefix:
                 `loss`, `accuracy`.
             model: Model to evaluate. None: the kept model.
@@ -475,8 +478,13 @@ class Run:
 
         Raises:
             DatasetError: the data cannot be read by index, or differs between ranks.
+            StateError: *loss* and *step* were both given.
         """
         worker, _, state = self.worker, *self._kept("evaluate")
+        if loss is not None and step is not None:
+            raise StateError(
+                "run.evaluate was given loss and step", "a metric measures the loss of what step returns"
+            )
         self._quiet_steps = 0
         self._ballot.meet()
         opened = index_loader.open_dataset(
@@ -485,7 +493,7 @@ class Run:
         evaluation = Evaluation(
             worker, kept.bare(model) if model is not None else state.model,
             None if loss is None else lambda model, batch: loss(model(batch[0]), batch[1]),
-            opened, self.schedule, metrics=metrics, batch_size=size, samples=samples, collate=collate,
+            opened, self.schedule, metrics=metrics, step=step, batch_size=size, samples=samples, collate=collate,
         )  # fmt: skip
         measured = several.run_sets(worker, {name: evaluation}, self.position, ranked=None, stop_when=None)
         self._ballot.is_end_due = True
@@ -751,6 +759,7 @@ class Run:
             with _ends_here_if_asked(self.worker):
                 if not self._enter(source, {}):
                     return
+        self._pass.begin_loop()
         try:
             for part, batch in self._stages.reading(source, self.position):
                 self._pass.open(batch)

@@ -110,9 +110,6 @@ class State:
             several_optimizers.require_one(optimizer)
         self.optimizers = several_optimizers.optimizers(optimizer if optimizers is None else optimizers)
         schedules = several_optimizers.schedules(scheduler)
-        for name, schedule in schedules.items():
-            if schedule is not None:
-                several_optimizers.require_callable(schedule, name)
         objects: dict[str, Any] = {
             "model": model,
             **self.optimizers,

@@ -17,7 +17,14 @@ from elasticflow.runtime.data.device_transfer import transfer_to
 from elasticflow.runtime.data.order.permutation import Permutation
 from elasticflow.runtime.data.sample_reader import EVALUATION, SampleReader
 from elasticflow.runtime.evaluation import several
-from elasticflow.runtime.evaluation.metric import OverSet, metric_of, number, of_loss
+from elasticflow.runtime.evaluation.metric import (
+    OverSet,
+    metric_of,
+    noting_arguments,
+    number,
+    of_loss,
+    outputs_and_targets,
+)
 from elasticflow.runtime.evaluation.recorder import Listener, Recorder
 from elasticflow.runtime.evaluation.source import source_of
 from elasticflow.runtime.evaluation.whole_set import OfBatch, WholeSet
@@ -59,6 +66,8 @@ class Evaluation:
         dataset: Result of `open_dataset`, or a dataset made from it.
         schedule: Schedule of training; an evaluation is always due at its end.
         precision: fp32, bf16 or fp16 (autocast).
+        step: Function of (model, batch) that returns outputs and targets for the metrics, in place of *training_step*: no
+            loss is measured.
         every: Intervals, any of which makes an evaluation due.
         metrics: Metrics by name. A metric is a function (outputs, targets) -> mean over the batch, or of (model, batch) without
             *uses_loss*; a class with update(outputs, targets) and compute(); or a `Metric`.
@@ -88,6 +97,7 @@ class Evaluation:
         schedule: Schedule,
         *,
         precision: str = "fp32",
+        step: Callable[[nn.Module, Any], Any] | None = None,
         every: tuple[str, ...] = ("1 epoch",),
         metrics: Mapping[str, Callable[..., Any] | Metric] | None = None,
         best: str | None = None,
@@ -100,7 +110,8 @@ class Evaluation:
         samples: int | None = None,
         stop_when: StopWhen | None = None,
     ) -> None:
-        self._worker, self._training_step = worker, training_step
+        self._worker, self._step = worker, step
+        self._training_step = training_step if step is None else None
         self._model = model if average is None else average.module
         self.weights: Weights = "raw" if average is None else "ema"
         self._raw = model if also_raw and average is not None else None
@@ -314,8 +325,11 @@ class Evaluation:
         """Return the results of a batch, from a single forward if metrics are called with its outputs."""
         given: tuple[Any, Any] = model, batch  # to each metric that is not called with outputs
         forward = given
-        if self._training_step is None:
-            loss: Any = torch.zeros(())
+        loss: Any = torch.zeros(())
+        if self._step is not None:
+            given = forward = outputs_and_targets(self._step(model, batch))
+        elif self._training_step is None:
+            pass
         elif self._uses_loss:
             recorder = Recorder(model)
             loss = self._training_step(recorder, batch)  # type: ignore[arg-type]  # called like a model
@@ -326,7 +340,8 @@ class Evaluation:
         measured = []
         for name, metric in self._of_batches.items():
             arguments = metric.chosen(*forward) if metric.takes_outputs else given
-            measured.append(number(name, metric.called()(*arguments)) * count)
+            with noting_arguments(name, *arguments):
+                measured.append(number(name, metric.called()(*arguments)) * count)
         handed_over = [metric.chosen(*forward) for metric in self._of_set.values()]
         return OfBatch([*_loss_and_weight(loss, count), *measured], handed_over, count)
 

@@ -9,8 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from elasticflow.errors import StateError
+from elasticflow.runtime.training.metric_schedule import MetricSchedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -85,14 +87,19 @@ def require_callable(schedule: Any, name: str = _SCHEDULE) -> None:
     Raises:
         StateError: it has none; says how such a schedule is written.
     """
+    if isinstance(schedule, MetricSchedule):  # which has looked itself
+        return
     kind = f"{type(schedule).__module__}.{type(schedule).__qualname__}"
     step = getattr(schedule, "step", None)
     if not callable(step):
         raise StateError(
             f"{name} is a {kind}, which has no step()", "return a schedule, or several in a dict"
         )
-    if kind.startswith("torch."):
-        return
+    if isinstance(schedule, ReduceLROnPlateau):
+        raise StateError(
+            f"step() of the {kind} needs a metric, and lr_scheduler names none",
+            'add to [lr_scheduler]: interval = "evaluation" and metric, the name of what an evaluation measures, such as "loss"',
+        )
     try:
         parameters = inspect.signature(step).parameters.values()
     except (TypeError, ValueError):
@@ -136,11 +143,11 @@ class CountedSchedule:
         self._schedule, self._count = schedule, 0
         self.optimizer: Optimizer = schedule.optimizer
 
-    def step(self) -> None:
-        """Set the rates of the next step."""
+    def step(self, metric: float | None = None) -> None:
+        """Set the rates of the next step; timm's PlateauLRScheduler goes by *metric*."""
         self._count += 1
-        self._schedule.step(self._count)
-        self._schedule.step_update(self._count)
+        self._schedule.step(self._count, metric)
+        self._schedule.step_update(self._count, metric)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedule's count of steps or epochs, and timm's own state."""

@@ -38,6 +38,12 @@ FEATURES: dict[str, dict[str, Any]] = {
         "lr_scheduler__args": SCHEDULER["args"],
         "lr_scheduler__interval": "epoch",
     },
+    "scheduler_metric": {
+        "lr_scheduler__entry": "torch.optim.lr_scheduler:ReduceLROnPlateau",
+        "lr_scheduler__interval": "evaluation",
+        "lr_scheduler__metric": "val.loss",
+        "evaluation__val": {"entry": "pieces:digits", "every": ["5 steps", "1 epoch"]},
+    },
     "evaluation": {"evaluation__entry": "pieces:digits", "evaluation__batch_size": 100},
     "metrics": {
         "evaluation__entry": "pieces:digits",
@@ -207,7 +213,7 @@ def test_what_is_made_is_linted_formatted_and_compiles(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.integration
+@pytest.mark.nightly
 def test_golden_entry_points_are_typed() -> None:
     """In strict mode mypy finds nothing in what the golden jobs became."""
     files = [str(HERE / case / "train.py") for case in CASES]

@@ -147,6 +147,27 @@ def test_no_change_of_an_evaluation_needs_consent() -> None:
             assert any("looked for anew" in difference.reason for difference in found)
 
 
+def test_an_evaluation_that_the_learning_rate_goes_by_needs_consent() -> None:
+    """What is measured, and when, moves the weights then; other sets, and which value is best, do not."""
+    table = {"entry": "pieces:digits", "args": {"split": "a"}, "every": "5 steps"}
+
+    def job(val: dict[str, Any], **more: Any) -> Any:
+        schedule = {
+            "lr_scheduler__entry": "pieces:plateau",
+            "lr_scheduler__interval": "evaluation",
+            "lr_scheduler__metric": "val.loss",
+        }
+        return make_job(**schedule, evaluation__val={**table, **val}, evaluation__other={**table, **more})
+
+    for change in ({"every": "6 steps"}, {"args": {"split": "b"}}, {"samples": 10}):
+        assert {"trajectory"} == {each.weight for each in compare(job({}), job(change))}
+    for same in (job({"best": "min loss"}), job({}, every="6 steps")):
+        assert {"harmless"} == {each.weight for each in compare(job({}), same)}
+    by_count = make_job(lr_scheduler__entry="pieces:plateau")
+    weights = {each.key: each.weight for each in compare(job({}), by_count)}
+    assert weights["lr_scheduler.metric"] == "corrupting"
+
+
 def test_the_same_job_has_no_differences() -> None:
     """Nothing differs from itself."""
     assert compare(make_job(), make_job()) == []

@@ -1,4 +1,4 @@
-"""Eight forms of a training loop with a rank killed: each sample counts as often as it should, with the bits of a quiet run."""
+"""Nine forms of a training loop with a rank killed: each sample counts as often as it should, with the bits of a quiet run."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ FORMS = {
     "epochs": (22, 75, 8, 150 * 8),
     "phases": (35, 67, 0, 100 * 4 + 100 * 6),
     "trainer": (22, 75, 8, 150 * 8),
+    "plateau": (30, 75, 8, 150 * 8),
     "accumulation": (23, 75, 0, 150 * 8),
     "gan": (22, 75, 0, 150 * 8),
     "scaler": (33, 75, 0, 150 * 8 - 3 * 16),

@@ -653,6 +653,21 @@ STEPS = [
         """,
     ),
     refused(
+        "scheduler.step behind run.step",
+        "a schedule was stepped after run.step of step 4: a snapshot taken in run.step lacks that",
+        """
+        run = ef.join(seed=7, every="4 steps", threads=1)
+        model = run.wrap(Counter())
+        optimizer = optimizer_of(model)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        run.keep(model=model, optimizer=optimizer, scheduler=scheduler)
+        for batch in run.batches(Numbers(), size=8, epochs=3):
+            run.step(loss=learn(model, optimizer, batch))
+            if batch.end.step == 4:
+                scheduler.step(run.evaluate(Numbers(), loss=lambda outputs, targets: outputs.mean())["loss"])
+        """,
+    ),
+    refused(
         "optimizer.step behind the loop",
         "an optimizer moved after run.step of step 15",
         f"{PASSES}optimizer.step()\nrun.finish()\n",

@@ -1,4 +1,4 @@
-"""Eight forms of a training loop, on models that count their samples; the form comes from the command line.
+"""Nine forms of a training loop, on models that count their samples; the form comes from the command line.
 
 `seen[i]` grows by 1 each time that sample i is learned from, at any number of ranks; the optimizer's `order` adds up the
 numbers of the updates that had it. `mix` has momentum and dropout, so that its bits tell a run from any other.
@@ -118,7 +118,9 @@ run = ef.join(seed=11, every="7 steps", threads=1, name="forms")
 is_own, data = args.form == "own_data", Numbers(range(SAMPLES))
 model = Counter(0.0 if is_own else 0.25)
 optimizer = Counting(model, OWN_SIZE if is_own else SIZE)
-scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
+scheduler: Any = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
+if args.form == "plateau":  # whose metric is never better: the rate is lowered each time
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "max", factor=0.9, patience=0)
 tally = Tally()
 more: dict[str, Any] = {}
 if args.form == "gan":
@@ -276,6 +278,14 @@ def stopped() -> None:
         measured = run.evaluate(data, loss=lambda outputs, _: outputs[1].mean(), name="val")
         if measured["loss"] < 0.5 - STOPS_AFTER:
             run.stop("good enough")
+
+
+def plateau() -> None:
+    """A rate that goes by what each epoch is measured to be."""
+    for _ in run.epochs(EPOCHS):
+        learn(run.batches(data, size=SIZE))
+        scheduler.step(run.evaluate(data, loss=lambda outputs, _: outputs[1].mean())["loss"])
+        tally.epochs += 1
 
 
 def tell_end() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from elasticflow.errors import MetricError
 from elasticflow.runtime.data.index_schedule import IndexSchedule
 from elasticflow.runtime.training.evaluation import Evaluation
 
@@ -138,3 +139,82 @@ def test_an_evaluation_line_counts_epochs_as_step_lines_do(me: Any) -> None:
         position = SCHEDULE.batch(position)[2]
         measuring.run(position)
     assert [(line["epoch"], line["in_epoch"]) for line in me.events] == [(0, 1), (0, 1), (1, 1), (1, 2)]
+
+
+class Detector(nn.Module):
+    """Returns losses where it trains, and detections, another number for each image, where it is evaluated."""
+
+    def forward(self, images: Tensor, targets: Tensor | None = None) -> Any:
+        """Return a dict of losses, or a list of boxes."""
+        if self.training:
+            assert targets is not None
+            return {"loss": (images - targets).square().mean()}
+        return [torch.full((1 + int(each) % 3,), float(each)) for each in images[:, 0]]
+
+
+class Found:
+    """A metric over the whole set: the detections that are right, among those that were found."""
+
+    def __init__(self) -> None:
+        self.right = self.found = 0
+
+    def update(self, outputs: list[Tensor], targets: Tensor) -> None:
+        """Take in a batch."""
+        for boxes, target in zip(outputs, targets, strict=True):
+            self.right += int((boxes * 3 == target).sum())
+            self.found += len(boxes)
+
+    def compute(self) -> float:
+        """Return the share."""
+        return self.right / self.found
+
+
+def detection_step(model: nn.Module, pair: tuple[Tensor, Tensor]) -> tuple[Any, Tensor]:
+    """Return what was detected, and the targets."""
+    return model(pair[0]), pair[1]
+
+
+def test_a_step_of_the_evaluations_own(me: Any) -> None:
+    """A model whose outputs differ in evaluation mode: all metrics get what the step returns, and no loss is measured."""
+    metrics: dict[str, Any] = {
+        "precision": Found,
+        "boxes": lambda outputs, _: sum(map(len, outputs)) / len(outputs),
+    }
+    measured = Evaluation(
+        me,
+        Detector(),
+        lambda *_: pytest.fail("the training step was called"),
+        Pairs(),
+        SCHEDULE,
+        step=detection_step,
+        metrics=metrics,
+        batch_size=4,
+        uses_loss=False,
+        best="max precision",
+    )
+    assert measured.run(SCHEDULE.end) == {"precision": 1.0, "boxes": pytest.approx(1.9)}
+    assert measured.best == 1.0
+
+
+def test_a_step_returns_a_pair(me: Any) -> None:
+    """Anything else is named."""
+    wrong = Evaluation(me, Detector(), None, Pairs(), SCHEDULE, step=lambda model, batch: model(batch[0]))
+    with pytest.raises(MetricError, match=r"evaluation\.step returned list of 10"):
+        wrong.run(SCHEDULE.end)
+
+
+def test_a_metric_that_raises_says_what_it_was_called_with(me: Any) -> None:
+    """Beside model.step a function gets (model, batch), which the exception of a function of outputs does not tell."""
+
+    def shape(outputs: Any, _: Any) -> float:
+        return float(outputs.shape[0])
+
+    step = nn.Linear(1, 1)
+    wrong = Evaluation(
+        me, step, loss_step, Pairs(), SCHEDULE, metrics={"size": shape}, batch_size=4, uses_loss=False
+    )
+    with pytest.raises(AttributeError) as raised:
+        wrong.run(SCHEDULE.end)
+    (note,) = raised.value.__notes__
+    assert note.startswith("evaluation.metrics.size was called with (model, batch), a Linear and list of 2")
+    assert "evaluation.step" in note

@@ -31,12 +31,14 @@ from elasticflow.runtime.loop.run import Run
 from elasticflow.runtime.measuring.speed import Measures  # = import.measures
 from elasticflow.runtime.process import float32, random_streams  # = import.process
 from elasticflow.runtime.process.context import Worker  # = import.worker
+from elasticflow.runtime.training.deferred_build import DeferredBuild  # = import.build
 from elasticflow.runtime.training.shard_model import shard_model  # = import.sharding
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy, load_weights  # = import.snapshots
 from elasticflow.runtime.training.channels_last import to_channels_last  # = import.channels
 from elasticflow.runtime.training.evaluation import Evaluation  # = import.evaluation
 from elasticflow.runtime.training.gradient_checkpointing import checkpoint_activations  # = import.ac
 from elasticflow.runtime.training.loss import with_count  # = import.count
+from elasticflow.runtime.training.metric_schedule import MetricSchedule  # = import.metric_schedule
 from elasticflow.runtime.training.param_groups import Group, log_groups, parameter_groups  # = import.groups
 from elasticflow.runtime.training.several_optimizers import CountedSchedule, Schedules  # = import.schedules
 from elasticflow.runtime.training.unwrap import unwrap_model  # = import.unwrap
@@ -96,6 +98,7 @@ def main() -> None:
     order = build_order(worker, dataset)  # = order
     collate = build_collate()  # = collate
     batches = run.batches(dataset, size=GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL)  # = batches
+    build = DeferredBuild()  # = build  # blocks get their values one after the other
     model = build_model()  # = model
     model.to(run.device)  # = to_device
     to_channels_last(model)  # = channels_last
@@ -108,6 +111,7 @@ def main() -> None:
     optimizers = build_optimizer(model)  # = optimizers
     log_groups(worker, optimizer, build_parameter_groups())  # = log_groups
     scheduler = build_scheduler(optimizer)  # = scheduler
+    scheduler.follow(worker)  # = follow  # after each evaluation
     scaler = GradScaler(worker.device.type)  # = scaler
     average = build_average(model)  # = average
     test_set = open_dataset(worker, build_evaluation_dataset, "evaluation")  # = test_set

@@ -1,0 +1,62 @@
+"""Schedules that go by a metric of the evaluations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elasticflow.jobfile.load import load_job
+from tests.jobfile.checks.test_all import JOB
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PLATEAU = 'entry = "torch.optim.lr_scheduler:ReduceLROnPlateau"'
+COSINE = 'entry = "torch.optim.lr_scheduler:CosineAnnealingLR"\nargs = { T_max = 100 }'
+SET = 'entry = "torch.utils.data:TensorDataset"'
+OF_METRIC = 'interval = "evaluation"\nmetric = '
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "evaluation", "place", "said"),
+    [
+        (PLATEAU, f"[evaluation]\n{SET}", "entry", "lr_scheduler names none"),
+        (f'{PLATEAU}\ninterval = "evaluation"', f"[evaluation.val]\n{SET}", "entry", 'metric = "val.loss"'),
+        (f'{PLATEAU}\nmetric = "loss"', f"[evaluation]\n{SET}", "metric", 'interval is "step"'),
+        (f'entry = "own:Late"\n{OF_METRIC[:23]}', "", "interval", "[evaluation] with the data"),
+        (f'{PLATEAU}\n{OF_METRIC}"loss"', "", "metric", "no [evaluation] that measures it"),
+        (f'{PLATEAU}\n{OF_METRIC}"los"', f"[evaluation]\n{SET}", "metric", 'did you mean "loss"?'),
+        (f'{PLATEAU}\n{OF_METRIC}"loss"', f"[evaluation.val]\n{SET}", "metric", 'did you mean "val.loss"?'),
+        (f'{COSINE}\n{OF_METRIC}"loss"', f"[evaluation]\n{SET}", "entry", "takes no metric"),
+        (
+            f'{PLATEAU}\n{OF_METRIC}"val.loss"',
+            f'[evaluation.val]\n{SET}\nevery = ["5 steps", "10 min"]',
+            "every",
+            "goes by the clock",
+        ),
+        (
+            f'{PLATEAU}\nargs = {{ mode = "max" }}\n{OF_METRIC}"loss"',
+            f"[evaluation]\n{SET}",
+            "metric",
+            "loss is better where it is smaller",
+        ),
+        (f'{PLATEAU}\n{OF_METRIC}"val.loss"', f"[evaluation.val]\n{SET}", "", ""),
+        (f'entry = "own:Late"\n{OF_METRIC}"loss"', f'[evaluation]\n{SET}\nevery = "5 steps"', "", ""),
+    ],
+)
+def test_the_metric_is_one_that_an_evaluation_measures(
+    tmp_path: Path, scheduler: str, evaluation: str, place: str, said: str
+) -> None:
+    """Each mistake has its place and a remedy; a schedule whose metric is measured has no problem."""
+    rest = f"[lr_scheduler]\n{scheduler}\n{evaluation}\n"
+    file = tmp_path / "job.toml"
+    file.write_text(JOB.format(train="steps = 100", dataset="", batch=64, rest=rest))
+    found = [each for each in load_job(file).diagnostics if each.code == "EF305"]
+    if not said:
+        assert found == []
+        return
+    (problem,) = found
+    assert said in f"{problem.message}\n{problem.help}"
+    assert problem.excerpt is not None
+    assert problem.excerpt.startswith(place)
