@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import io
 import os
 import signal
 import sys
@@ -139,7 +140,7 @@ def call(arguments: Sequence[str] | None = None) -> int:
     try:
         code = group.main(args=arguments, prog_name="elasticflow", standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        _show(error)
         if isinstance(error, click.NoSuchOption) and (hint := _as_key(error, arguments)):
             click.echo(f"help: {hint}", err=True)
         return error.exit_code
@@ -163,6 +164,15 @@ def call(arguments: Sequence[str] | None = None) -> int:
             raise
         return _tell_lost_output(error)
     return code if isinstance(code, int) else FINISHED
+
+
+def _show(error: click.ClickException) -> None:
+    """Show an error of click's, which would begin it with a capital letter, as all other errors begin."""
+    shown = io.StringIO()
+    error.show(shown)
+    text = shown.getvalue()
+    start = text.rfind("Error: ")
+    click.echo(f"{text[:start]}error: {text[start:].removeprefix('Error: ')}", nl=False, err=True)
 
 
 def _tell_lost_output(error: OSError) -> int:

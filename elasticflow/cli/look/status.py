@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from elasticflow.observe.status import RunStatus
 
-# Of one kind; `why` shows all.
+# Most notes of one kind; `why` shows all.
 _MOST_NOTES = 5
 
 

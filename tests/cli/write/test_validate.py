@@ -214,9 +214,9 @@ def test_colours_are_for_those_who_ask(ran: Callable[..., Ran], monkeypatch: pyt
 def test_usage_errors_are_exit_code_2_with_a_suggestion(ran: Callable[..., Ran]) -> None:
     """Mistyped commands and options are answered with the nearest."""
     code, _, err = ran("valdate")
-    assert (code, err.splitlines()[-1]) == (2, "Error: No such command 'valdate'. Did you mean 'validate'?")
+    assert (code, err.splitlines()[-1]) == (2, "error: No such command 'valdate'. Did you mean 'validate'?")
     code, _, err = ran("validate", "--strickt", "x")
-    assert (code, err.splitlines()[-1]) == (2, "Error: No such option '--strickt'. Did you mean '--strict'?")
+    assert (code, err.splitlines()[-1]) == (2, "error: No such option '--strickt'. Did you mean '--strict'?")
     assert ran("plan")[0] == 2
 
 
