@@ -407,7 +407,7 @@ PROJECTS = {
     "a_mixture_of_nothing": Project('entry = "shop:digits"\nglobal_batch_size = 8', 'mix = [{ entry = "shop:digits" }, { entry = "shop:late" }]\nglobal_batch_size = 8', ("EF502", "mix = [", "opening dataset raises FileNotFoundError")),
     "included": Project("def digits():\n", INCLUDED, None, deep_step=True, more='\n[snapshots]\ninclude = { level = "shop:level" }\n'),
     "evaluation_step": Project("def accuracy(", "def look(model, batch):\n    assert not model.training\n    return {'logits': model(batch[0])}, batch[1]\n\n\ndef accuracy(", None, deep_step=True, job=('metrics = { accuracy = "shop:accuracy" }', 'step = "shop:look"\nmetrics = { accuracy = { entry = "shop:accuracy", outputs = "logits" } }')),
-    "evaluation_step_of_no_pair": Project("def accuracy(", "def look(model, batch):\n    return model(batch[0])\n\n\ndef accuracy(", ("EF508", "metrics = ", "evaluation.step returned"), deep_step=True, job=('metrics = {', 'step = "shop:look"\nmetrics = {')),
+    "evaluation_step_of_no_pair": Project("def accuracy(", "def look(model, batch):\n    return model(batch[0])\n\n\ndef accuracy(", ("EF508", "metrics = ", "evaluation.step returned"), deep_step=True, job=("metrics = {", 'step = "shop:look"\nmetrics = {')),
     "metric_raises": Project("(outputs.argmax(1)", "(outputs.argmax(2)", ("EF508", "metrics = ", "measuring accuracy raises IndexError"), deep_step=True),
 }  # fmt: skip
 

@@ -176,7 +176,10 @@ def detection_step(model: nn.Module, pair: tuple[Tensor, Tensor]) -> tuple[Any, 
 
 def test_a_step_of_the_evaluations_own(me: Any) -> None:
     """A model whose outputs differ in evaluation mode: all metrics get what the step returns, and no loss is measured."""
-    metrics: dict[str, Any] = {"precision": Found, "boxes": lambda outputs, _: sum(map(len, outputs)) / len(outputs)}
+    metrics: dict[str, Any] = {
+        "precision": Found,
+        "boxes": lambda outputs, _: sum(map(len, outputs)) / len(outputs),
+    }
     measured = Evaluation(
         me,
         Detector(),
