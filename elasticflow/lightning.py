@@ -47,7 +47,7 @@ class _Configured:
 
 @dataclass
 class _Calls:
-    """What the module has logged in one call of a step.
+    """Values that the module has logged in one call of a step.
 
     Attributes:
         hook: Name of the module's method.
