@@ -116,7 +116,7 @@ RUN_INTERRUPTED = Event(
 SUPERVISOR_LOST = Event(
     "supervisor.lost",
     "the supervisor of an earlier launch had ended without a word; with the known facts and the likely cause",
-    ("launch", "step", "kind", "known", "likely"),
+    ("launch", "step", "kind", "known", "likely", "last_seen", "in_generation"),
     level="warning",
 )
 GENERATION_STARTED = Event(
@@ -140,6 +140,13 @@ WORKER_RAISED = Event(
     level="error",
     emitter="worker",
     is_kept=False,
+)
+WORKER_WARNED = Event(
+    "worker.warned",
+    "the job's code or a library gave a warning; told at the first of its category and place in a launch, each time that it has become "
+    "ten times as many, and at the end of the launch: times is since it was told before, by all workers",
+    ("node", "rank", "in_generation", "category", "place", "text", "times"),
+    level="warning",
 )
 PROCESS_LEFT_BEHIND = Event(
     "process.left_behind",
@@ -294,6 +301,21 @@ STAGING_OVERTAKEN = Event(
     level="warning",
     emitter="worker",
     line=Template("not in memory", "step {step}: {name} was written while it was copied"),
+)
+HELD_OFF = Event(
+    "held.off",
+    'with `memory = "auto"`: states are not held in memory, so that a death costs the steps since the last snapshot',
+    ("reason",),
+    emitter="worker",
+    line=Template("not in memory", "a death costs the steps since the last snapshot: {reason}"),
+)
+HELD_DAMAGED = Event(
+    "held.damaged",
+    "the shard of a rank has changed in memory since it was held: training resumes from a snapshot",
+    ("of_rank",),
+    level="warning",
+    emitter="worker",
+    line=Template("not from memory", "step {step}: the part of rank {of_rank} has changed since it was held"),
 )
 SNAPSHOT_COMMITTED = Event(
     "snapshot.committed",
@@ -685,7 +707,7 @@ OVERLAP_FOUND = Event(
 EVALUATION = Event(
     "evaluation",
     "metrics over the evaluation set, of the weights named (ema, raw), and of the raw ones beside the average's",
-    ("epoch", "in_epoch", "eval", "weights", "eval_raw?", "best", "time", "seconds"),
+    ("epoch", "in_epoch", "eval", "weights", "eval_raw?", "best", "best_of?", "time", "seconds"),
     emitter="worker",
     is_kept=False,
 )
@@ -730,6 +752,11 @@ FIELDS: dict[str, Field] = {
     "origin": Field("text", "whose logger wrote the line: `elasticflow` for events"),
     "logger": Field("text", "name of the standard library's logger", "logger.name"),
     "process": Field("text", "which process beside the worker wrote it, as `loader 1`"),
+    "category": Field("text", "class of a warning, `torch`, or level and name of a logger"),
+    "place": Field("text", "file and line; empty if unknown"),
+    "text": Field("text", "message in one line"),
+    "times": Field("whole", "how often, since it was told before"),
+    "in_generation": Field("whole", "worker group in which it was"),
     "exception": Field("exception?", "the exception and its frames; without values of variables"),
     "stream": Field("text", "which output of a worker: `jsonl`, `stdout`, `stderr`", "log.iostream"),
     "lines": Field("whole", "how many lines"),
@@ -769,10 +796,12 @@ FIELDS: dict[str, Field] = {
     "others": Field("text?", "end of the other workers"),
     "final": Field("flag", "another try would end in the same way"),
     "reason": Field("text", "why"),
+    "of_rank": Field("whole", "the global rank that the state belongs to"),
     "why": Field("text?", "why it is not tried again"),
     "help": Field("text", "what to do"),
     "known": Field("text", "certain facts"),
     "likely": Field("text?", "probable cause"),
+    "last_seen": Field("number?", "its last sign of life, Unix time"),
     "was_killed": Field("flag", "it did not end when it was asked to"),
     "attempt": Field("whole", "which try failed"),
     "operation": Field("text", "operation of the store"),
@@ -834,6 +863,7 @@ FIELDS: dict[str, Field] = {
     "eval_raw": Field("measured", "metrics of the weights that are no average"),
     "weights": Field("any", "which weights were measured: `raw`, `ema`"),
     "best": Field("number or text?", "the best value so far"),
+    "best_of": Field("text", "name of the metric whose best value it is"),
     "measured_by": Field("any", "the evaluation that measured it"),
     "now": Field("any", "state from here on"),
     "was": Field("text", "state before"),

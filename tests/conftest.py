@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import pickle
 import signal
 import sys
 import uuid
@@ -107,10 +109,21 @@ def forked(real_processes: None, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="session")
 def tiny_reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """Return what the tiny job comes to undisturbed: one launch for all tests that compare bits with it."""
+    """Return what the tiny job comes to undisturbed: one launch for all tests that compare bits with it.
+
+    Processes of pytest-xdist, whose temporary folders lie side by side, share it.
+    """
     from tests.end_to_end import tiny_job
 
-    return tiny_job.reference(tmp_path_factory.mktemp("tiny-reference") / "project")
+    own = tmp_path_factory.getbasetemp()
+    kept = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "tiny-reference.pickle"
+    with kept.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not kept.exists():
+            reference = tiny_job.reference(tmp_path_factory.mktemp("tiny-reference") / "project")
+            kept.write_bytes(pickle.dumps(reference))
+        loaded: Reference = pickle.loads(kept.read_bytes())
+    return loaded
 
 
 @pytest.fixture(scope="session")

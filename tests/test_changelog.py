@@ -19,11 +19,11 @@ def test_first_version_is_the_one_that_is_built() -> None:
 
 
 def test_kinds_of_changes_stand_in_their_order_once_each() -> None:
-    """Each with changes under it, which are items of a list."""
+    """Each with changes under it, which are items of a list; a line in bold names a group of them."""
     for version in re.split(r"^## ", TEXT, flags=re.MULTILINE)[1:]:
         kinds = re.findall(r"^### (.*)$", version, re.MULTILINE)
         assert kinds == [kind for kind in KINDS if kind in kinds]
         for changes in re.split(r"^### .*\n", version, flags=re.MULTILINE)[1:]:
             lines = [line for line in changes.splitlines() if line]
             assert lines
-            assert [] == [line for line in lines if not line.startswith(("- ", "  "))]
+            assert [] == [line for line in lines if not line.startswith(("- ", "  ", "**"))]

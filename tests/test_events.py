@@ -49,7 +49,7 @@ FROZEN = {
         "why",
     },
     "run.interrupted": {"durations", "goes_on_from", "reason", "run_durations", "seconds", "step"},
-    "supervisor.lost": {"kind", "known", "launch", "likely", "step"},
+    "supervisor.lost": {"in_generation", "kind", "known", "last_seen", "launch", "likely", "step"},
     "generation.started": {"members", "nodes", "reason", "world_size"},
     "generation.ended": {"class", "durations", "reason", "seconds_since_failure", "step"},
     "worker.failed": {
@@ -95,6 +95,8 @@ FROZEN = {
     "snapshot.staged": {"bytes", "name", "stall_s", "trigger"},
     "staging.single": {"reason"},
     "staging.overtaken": {"name"},
+    "held.off": {"reason"},
+    "held.damaged": {"of_rank"},
     "snapshot.committed": {"bytes", "name", "seconds", "trigger"},
     "snapshot.chosen": {"name"},
     "options.changed": {"options"},
@@ -151,6 +153,7 @@ FROZEN = {
         "step",
     },
     "log.left_out": {"bytes", "lines", "node", "rank", "stream"},
+    "worker.warned": {"category", "in_generation", "node", "place", "rank", "text", "times"},
     "loss.skipped": {"loss"},
     "loss.unweighed": {"help", "reason"},
     "data.own": {"kept"},
@@ -160,7 +163,7 @@ FROZEN = {
     "loss.unused": {"keys"},
     "mfu.unknown": {"device"},
     "step": {"epoch", "in_epoch", "loss", "lr", "samples", "seconds", "time"},
-    "evaluation": {"best", "epoch", "eval", "eval_raw", "in_epoch", "seconds", "time", "weights"},
+    "evaluation": {"best", "best_of", "epoch", "eval", "eval_raw", "in_epoch", "seconds", "time", "weights"},
 }
 FROZEN_FROM_WORKERS = {
     "training.compiled",
@@ -185,6 +188,8 @@ FROZEN_FROM_WORKERS = {
     "snapshot.rejected",
     "snapshot.removed",
     "snapshot.staged",
+    "held.damaged",
+    "held.off",
     "staging.overtaken",
     "staging.single",
     "state.left_out",

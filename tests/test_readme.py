@@ -285,11 +285,13 @@ def test_exit_codes_are_those_of_the_guide() -> None:
 
 
 def test_table_of_the_hand_written_script_is_true() -> None:
-    """What README's table quotes of train_ddp.py stands there, and the keys it names are the job's."""
+    """What the guide's table quotes of train_ddp.py stands there, and the keys it names are the job's."""
     script = (ROOT / "examples" / "ddp_tutorial" / "train_ddp.py").read_text()
     head = r"^\|[^\n]*train_ddp\.py[^\n]*\n\|[-| :]+\n"
-    table = re.search(rf"{head}((?:\|[^\n]*\n)+)", (ROOT / "README.md").read_text(), re.MULTILINE)
-    assert table, "README has no table with train_ddp.py in its head"
+    table = re.search(
+        rf"{head}((?:\|[^\n]*\n)+)", (ROOT / "elasticflow/guide/adopting.md").read_text(), re.MULTILINE
+    )
+    assert table, "the guide has no table with train_ddp.py in its head"
     for row in table[1].splitlines():
         left, right = row.strip("|").split(" | ")[:2]
         for quoted in re.findall(r"`([^`]+)`", left):

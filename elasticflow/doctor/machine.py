@@ -19,6 +19,7 @@ from elasticflow.observe.runs import list_runs
 from elasticflow.observe.standbys import cost_in_words
 from elasticflow.observe.terminal.formats import plural, size
 from elasticflow.protocol.child_processes import MAY_STAND_BY, MEMORY_FACTOR
+from elasticflow.protocol.snapshot_settings import AUTO, HELD_MOST_OF_FREE, HELD_STATES, HELD_STATES_AUTO
 from elasticflow.system.free_memory import tightest_group
 from elasticflow.system.kernel_files import number_in, text_in
 
@@ -50,6 +51,7 @@ def machine(needs: Needs, cgroup: Path = _CGROUP, shared: Path = _SHARED_MEMORY)
     free, fact = _free_memory(cgroup)
     yield _memory(needs, free, fact)
     yield from _standbys(needs, free)
+    yield from _held_states(needs, free)
     yield _shared_memory(needs, shared)
     yield _memfd()
     yield _handles(needs)
@@ -109,6 +111,38 @@ def _standbys(needs: Needs, free: int) -> Iterator[CheckResult]:
         return
     meaning = f"{plural(needs.workers, 'worker')} would have none: {size(needed)} of {size(free)} free memory is too much"
     remedy = 'more memory, or restarts.warm = "fork": restarts take longer without'
+    yield CheckResult(_TOPIC, name, "warning", fact, meaning, remedy)
+
+
+def _held_states(needs: Needs, free: int) -> Iterator[CheckResult]:
+    """Yield the cost of holding the job's state in memory, by the snapshots of the job's newest run, and of a death without."""
+    settings = None if needs.job is None else needs.job.snapshots.settings()
+    if needs.job is None or settings is None:
+        return
+    name, every = "held states", f"every {' or '.join(settings.every)}"
+    costs = f"a worker's death costs the steps since the last snapshot, {every}"
+    if settings.memory is None or needs.job.nodes.min > 1:
+        why = "snapshots.memory is off" if settings.memory is None else "workers are on several nodes"
+        yield ok(_TOPIC, name, f"none, {why}: {costs}")
+        return
+    run = next(iter(list_runs(needs.root, needs.job.job.name)), None)
+    snapshot = None if run is None else RunHistory.read(run).snapshot
+    if run is None or snapshot is None or not snapshot.num_bytes:
+        yield ok(_TOPIC, name, f"their size shows with the first run; without them {costs}")
+        return
+    is_auto = settings.memory == AUTO
+    needed = (HELD_STATES_AUTO if is_auto else HELD_STATES) * snapshot.num_bytes
+    most = free * HELD_MOST_OF_FREE if is_auto else free
+    fact = f"{size(needed)} for {size(snapshot.num_bytes)} of state (run {run.run_id})"
+    if needed <= most:
+        yield ok(
+            _TOPIC, name, f"{fact}: a worker's death costs the steps since the last; without them {costs}"
+        )
+        return
+    meaning = f"nothing is held, since at most {size(most)} are taken: {costs}"
+    if not is_auto:
+        meaning = f"the run fails, since {size(free)} are free"
+    remedy = "more memory" if is_auto else 'more memory, or snapshots.memory = "auto"'
     yield CheckResult(_TOPIC, name, "warning", fact, meaning, remedy)
 
 

@@ -34,6 +34,7 @@ NOT_MEASURED = frozenset(
         "world_size",
         "weights",
         "best",
+        "best_of",
         "count",
     }
 )

@@ -16,7 +16,7 @@ from elasticflow.observe.standbys import NodeStandbys
 from elasticflow.observe.terminal.durations import parts_of
 from elasticflow.observe.terminal.event_lines import said_on_stderr
 from elasticflow.system import records
-from elasticflow.system.records import Record, float_of, int_of, printable_in, text_of, unix_time
+from elasticflow.system.records import Record, float_of, int_of, printable_in, text_of, texts_of, unix_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -126,13 +126,17 @@ class Stop:
             others=text_of(failure, "others"),
             stderr=said_on_stderr(failure),
             stacks=hang.get("stacks"),
-            dumps=tuple(hang.get("dumps") or ()),
+            dumps=texts_of(hang, "dumps"),
         )
 
     @classmethod
     def of_supervisor(cls, known: Record, at: float | None) -> Stop:
         """Return the end of a launch whose supervisor could not record it."""
-        number, step, likely = int_of(known, "generation"), int_of(known, "step"), text_of(known, "likely")
+        step, likely = int_of(known, "step"), text_of(known, "likely")
+        # An earlier version recorded only when the next launch found it out.
+        number = int_of(known, "in_generation") or int_of(known, "generation")
+        last_seen = float_of(known, "last_seen")
+        at = at if last_seen is None else last_seen
         reason = f"the supervisor ended without a word after step {step}: {known.get('known')}"
         return cls(number, at, SUPERVISOR_LOST, reason, step, error=reason, likely=likely)
 
@@ -299,6 +303,42 @@ _SNAPSHOT_STATES: dict[str, Literal["committed", "rejected", "failed"]] = {
 
 
 @dataclass(frozen=True)
+class WarningSeen:
+    """A warning of the job's code or a library.
+
+    Attributes:
+        category: Python's class of the warning; `torch`; level and name of a logger.
+        place: File and line; empty if unknown.
+        text: The first message of this category from this place.
+        rank: The rank that gave it first.
+        generation: The generation in which it was given first.
+        times: How often all workers gave it in all launches, as far as it is recorded.
+    """
+
+    category: str
+    place: str
+    text: str
+    rank: int
+    generation: int
+    times: int
+
+    @classmethod
+    def of(cls, event: Record, before: WarningSeen | None) -> WarningSeen:
+        """Return the warning of a `worker.warned` record, counted with the records *before*."""
+        times = int_of(event, "times")
+        if before is not None:
+            return replace(before, times=before.times + times)
+        category, place, text = (text_of(event, name) or "" for name in ("category", "place", "text"))
+        return cls(category, place, text, int_of(event, "rank"), int_of(event, "in_generation"), times)
+
+    @property
+    def in_words(self) -> str:
+        """The warning as Python writes it, with the times it was given: `train.py:3: UserWarning: odd (rank 1, 14 times)`."""
+        times = f", {self.times:,} times" if self.times > 1 else ""
+        return f"{': '.join(filter(None, (self.place, self.category, self.text)))} (rank {self.rank}{times})"
+
+
+@dataclass(frozen=True)
 class Pause:
     """The pause between two launches: its place in seconds of the run, and its duration in seconds."""
 
@@ -337,6 +377,7 @@ class RunHistory:
         failed: Number of generations that failed.
         restarts: Number of failures after which training resumed.
         survived: Number of failures after which a step was finished.
+        redone: Number of steps that were done again, of all stops.
         budget_left: Restarts left; None: no failure was counted yet.
         is_budget_spent: True if the newest launch ended with no restart left.
         has_stopped: True if a generation of the newest launch ended.
@@ -344,6 +385,7 @@ class RunHistory:
         datasets: The newest `dataset.opened` record of each dataset.
         data_warnings: The newest record of each kind about a dataset whose samples vary or were not checked.
         slow_ranks: The newest `rank.slow` record of each rank that has one.
+        warnings: Warnings of the job's code and its libraries, by category, and place or text.
         began_anew: The newest `script.began_anew` record, unless a step was reported since.
         standbys: By node, its standby workers beside the newest generation, or the reason it makes none.
         standbys_seen: The newest standbys that were ready.
@@ -377,6 +419,7 @@ class RunHistory:
     failed: int = 0
     restarts: int = 0
     survived: int = 0
+    redone: int = 0
     budget_left: int | None = None
     is_budget_spent: bool = False
     has_stopped: bool = False
@@ -384,6 +427,7 @@ class RunHistory:
     datasets: dict[str, Record] = field(default_factory=dict)
     data_warnings: dict[tuple[str, str], Record] = field(default_factory=dict)
     slow_ranks: dict[int, Record] = field(default_factory=dict)
+    warnings: dict[tuple[str, str], WarningSeen] = field(default_factory=dict)
     began_anew: Record | None = None
     standbys: dict[str, NodeStandbys] = field(default_factory=dict)
     standbys_seen: NodeStandbys | None = None
@@ -432,6 +476,12 @@ class RunHistory:
             status=_STATUS_OF_END.get(name, "running"),
             verdict={"event": name, **fields} if end else None,
         )
+
+    @property
+    def not_held(self) -> str | None:
+        """Reason that the newest generation holds no state in memory, if it told one."""
+        told = self.last.get(events.HELD_OFF, {})
+        return text_of(told, "reason") if told and told.get("generation") == self.generation else None
 
     def take(self, event: Record) -> None:
         """Add the next event."""
@@ -592,7 +642,10 @@ class RunHistory:
         self.has_trained, self.restarts = True, self.failed
         self._named(event).parent = text_of(event, "restored_from")
         if self.stops:
-            self.stops[-1].redone = max(0, self.stops[-1].step - self.step)
+            stop = self.stops[-1]
+            self.redone -= stop.redone or 0
+            stop.redone = max(0, stop.step - self.step)
+            self.redone += stop.redone
 
     def _first_step(self, event: Record, at: float | None) -> None:
         self.is_training, self.is_recovering = True, False
@@ -653,6 +706,10 @@ class RunHistory:
     def _rank_slow(self, event: Record, at: float | None) -> None:
         self.slow_ranks[int_of(event, "rank")] = event
 
+    def _worker_warned(self, event: Record, at: float | None) -> None:
+        key = warning_key(event)
+        self.warnings[key] = WarningSeen.of(event, self.warnings.get(key))
+
     def _data_warning(self, event: Record, at: float | None) -> None:
         self.data_warnings[event["event"], str(event.get("name"))] = event
 
@@ -672,6 +729,7 @@ class RunHistory:
         events.AGENT_RESTARTED: _agent_restarted,
         events.HANG_DETECTED: _hang_detected,
         events.RANK_SLOW: _rank_slow,
+        events.WORKER_WARNED: _worker_warned,
         events.SCRIPT_STARTED: _script_started,
         events.SCRIPT_BEGAN_ANEW: _began_anew,
         events.TRAINING_STARTED: _training_started,
@@ -692,6 +750,11 @@ class RunHistory:
         events.DATASET_VARIES: _data_warning,
         events.DATASET_UNSEEN: _data_warning,
     }
+
+
+def warning_key(event: Record) -> tuple[str, str]:
+    """Return the category and the place, or else the text, by which the warnings of `worker.warned` records are told apart."""
+    return str(event.get("category")), str(event.get("place") or event.get("text"))
 
 
 def state_of(folder: RunFolder) -> RunState:

@@ -1,4 +1,4 @@
-"""The failures of a run with their consequences, and its warnings about data and restarts."""
+"""The failures of a run with their consequences, and its warnings: about data and restarts, and of the job's own code."""
 
 from __future__ import annotations
 
@@ -79,6 +79,11 @@ def data_warnings_of(history: RunHistory) -> list[str]:
 def slow_ranks_of(history: RunHistory) -> list[str]:
     """Return the run's warnings of ranks that were slower than the others, the newest of each rank."""
     return [f"{_text_of(r)} (generation {r.get('generation')})" for r in history.slow_ranks.values()]
+
+
+def code_warnings_of(history: RunHistory) -> list[str]:
+    """Return the warnings of the job's code and its libraries, in the order of their first time."""
+    return [warning.in_words for warning in history.warnings.values()]
 
 
 def restart_anew_of(history: RunHistory) -> str | None:

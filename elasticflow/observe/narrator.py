@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elasticflow import events
+from elasticflow.observe.history import WarningSeen, warning_key
 from elasticflow.observe.terminal.durations import parts_of, took
 from elasticflow.observe.terminal.event_lines import (
     Line,
@@ -21,7 +22,7 @@ from elasticflow.observe.terminal.event_lines import (
 from elasticflow.observe.terminal.formats import groups_in_words, number, order_in_words, plural, size, span
 from elasticflow.protocol.resume_command import resume_command
 from elasticflow.system.processes import is_killed_from_outside
-from elasticflow.system.records import Record, float_of, int_of, unix_time
+from elasticflow.system.records import Record, float_of, int_of, text_of, unix_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +49,7 @@ class RunNarrator:
         self._evaluation: Record = {}
         self._measured = ""  # the newest evaluation in words
         self._best: float | None = None
+        self._best_of = ""
         self._snapshot_line_at: float | None = None
         self._line_of: dict[str, Callable[[Record], Line | None]] = {
             events.RUN_STARTED: self._run_started,
@@ -68,6 +70,7 @@ class RunNarrator:
             events.BEST_RESET: self._best_reset,
             events.NODE_JOINED: self._node_joined,
             events.AGENT_RESTARTED: self._agent_restarted,
+            events.WORKER_WARNED: self._worker_warned,
         }
 
     def seconds(self, record: Record) -> float | None:
@@ -102,7 +105,8 @@ class RunNarrator:
         epoch = epoch_of(record)
         at = f"step {record.get('step')}" if epoch is None else f"epoch {epoch}, step {record.get('step')}"
         is_best = self._best is not None and self._best != before and self._best in measured.values()
-        text = f"{at}: {self._measured}{' (best)' if is_best else ''}"
+        self._best_of = text_of(record, "best_of") or ""
+        text = f"{at}: {self._measured}{f' (best {self._best_of})'.replace(' )', ')') if is_best else ''}"
         if isinstance(raw := record.get("eval_raw"), Mapping):
             text += f"; raw: {values(raw)}"
         return Line("evaluation", text, seconds=self.seconds(record), symbol="done", tone="plain")
@@ -125,12 +129,16 @@ class RunNarrator:
     def _run_finished(self, record: Record) -> Line:
         parts = [self._measured] if self._evaluation else []
         if self._best is not None and self._best not in self._evaluation.values():
-            parts[0] += f" (best {number(self._best)})"
+            parts[0] += f" (best {self._best_of} {number(self._best)})".replace("  ", " ")
         if self._history.script is None or int_of(record, "step"):
             parts.append(plural(int_of(record, "step"), "step"))
         parts.append(plural(int_of(record, "restarts"), "restart"))
         return Line(
-            "finished", ", ".join(parts), (*self._took(record), *self._place()), symbol="done", tone="good"
+            "finished",
+            ", ".join(parts),
+            (*self._took(record), *self._warned(record), *self._place()),
+            symbol="done",
+            tone="good",
         )
 
     def _took(self, record: Record) -> tuple[str, ...]:
@@ -156,7 +164,11 @@ class RunNarrator:
         # Another launch has the run: there is nothing to repair here.
         again = "" if record.get("class") == "taken_over" else f"; once mended: {self._again(record)}"
         return Line(
-            "failed", text, (f"elasticflow why {run}{again}", *self._place()), symbol="wrong", tone="bad"
+            "failed",
+            text,
+            (f"elasticflow why {run}{again}", *self._warned(record), *self._place()),
+            symbol="wrong",
+            tone="bad",
         )
 
     def _again(self, record: Record) -> str:
@@ -172,7 +184,7 @@ class RunNarrator:
             text += f", to resume from step {begin}" if begin else ", to resume from the beginning"
         if record.get("reason"):
             text += f" ({record['reason']})"
-        more = (f"continue with: {self._again(record)}", *self._place())
+        more = (f"continue with: {self._again(record)}", *self._warned(record), *self._place())
         return Line("interrupted", text, more, symbol="stop")
 
     def _generation_started(self, record: Record) -> Line:
@@ -319,6 +331,22 @@ class RunNarrator:
         how = record.get("error") or f"ended with code {record.get('exit_code')}"
         text = f"{where}{how}; it is started again"
         return Line("agent", text, symbol="again")
+
+    def _worker_warned(self, record: Record) -> Line | None:
+        if warning_key(record) in self._history.warnings:
+            return None
+        return Line("warning", WarningSeen.of(record, None).in_words)
+
+    def _warned(self, record: Record) -> tuple[str, ...]:
+        """Return the number of warnings, and the command that shows them in the logs."""
+        warnings = self._history.warnings.values()
+        if not warnings:
+            return ()
+        newest = self._history.generation
+        in_newest = any(warning.generation == newest for warning in warnings)
+        generation = "" if in_newest else f" --generation {max(each.generation for each in warnings)}"
+        command = f"elasticflow logs {record.get('run_id')} --level warning{generation}"
+        return (f"{plural(len(warnings), 'warning')}: {command}",)
 
     def _place(self) -> tuple[str, ...]:
         return (self._folder,) if self._folder else ()

@@ -14,7 +14,7 @@ from elasticflow.observe.terminal.durations import goodput
 from elasticflow.observe.terminal.formats import number, rfc3339
 from elasticflow.observe.terminal.pace import Pace
 from elasticflow.protocol import run_files
-from elasticflow.system.records import float_of, int_of
+from elasticflow.system.records import float_of, int_of, text_of
 
 if TYPE_CHECKING:
     from elasticflow.launcher.journal.post_mortem import Ending
@@ -46,6 +46,7 @@ class RunStatus(RunState):
             unknown.
         evaluation_raw: The metrics of the raw weights, if they were evaluated beside the averaged.
         best: Best value of the metric in `evaluation.best`.
+        best_of: Name of that metric; None: an earlier version did not record it.
         samples_per_s: Speed over the last steps.
         seconds_left: Seconds to the end of training at that speed, while the run is running.
         standbys: Standby workers of each node, while the run is running.
@@ -67,6 +68,7 @@ class RunStatus(RunState):
     weights: str | dict[str, str] | None
     evaluation_raw: Record
     best: float | None
+    best_of: str | None
     samples_per_s: float | None
     seconds_left: float | None
     standbys: tuple[NodeStandbys, ...]
@@ -164,6 +166,7 @@ def read_status(folder: RunFolder) -> RunStatus:
         weights=evaluation.get("weights"),
         evaluation_raw=raw if isinstance(raw, dict) else {},
         best=float_of(evaluation, "best"),
+        best_of=text_of(evaluation, "best_of"),
         samples_per_s=pace.samples_per_s,
         seconds_left=pace.seconds_left(step, state.steps) if is_running and state.steps else None,
         standbys=tuple(history.standbys.values()) if is_running else (),

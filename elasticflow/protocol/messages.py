@@ -328,6 +328,29 @@ class Printed:
     left_out: int
 
 
+@dataclass(frozen=True)
+class Warned:
+    """A warning of a worker's code or libraries.
+
+    Attributes:
+        node: Node of the worker that gave it first.
+        rank: Rank of that worker.
+        in_generation: Generation of that worker.
+        category: Python's class of the warning; `torch`; level and name of a logger.
+        place: File and line; empty if unknown.
+        text: The first message of this category from this place.
+        times: How often it was given, by all workers of the node, since this was told before.
+    """
+
+    node: str
+    rank: int
+    in_generation: int
+    category: str
+    place: str
+    text: str
+    times: int = 1
+
+
 class RankFigures(NamedTuple):
     """Figures of a worker over its last steps.
 
@@ -447,6 +470,7 @@ Message = (
     | Printed
     | ProcessLeftBehind
     | LogLeftOut
+    | Warned
     | StandbysReady
     | StandbysOff
     | CompilerCacheMoved
@@ -472,6 +496,7 @@ MESSAGES: MessageCodec[Message] = MessageCodec(
         "printed": Printed,
         "left_behind": ProcessLeftBehind,
         "left_out": LogLeftOut,
+        "warned": Warned,
         "standbys": StandbysReady,
         "no_standbys": StandbysOff,
         "compiler_cache": CompilerCacheMoved,

@@ -40,7 +40,7 @@ _OURS = frozenset(
             "world_size",
         ),
         *("step", "epoch", "in_epoch", "samples", "loss", "lr", "time", "seconds", "stop"),
-        *("eval", "eval_raw", "weights", "best", COUNT, GRAD_NORM, MFU, *DeviceUsage._fields),
+        *("eval", "eval_raw", "weights", "best", "best_of", COUNT, GRAD_NORM, MFU, *DeviceUsage._fields),
     }
 )
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,99}")

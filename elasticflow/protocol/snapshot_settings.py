@@ -7,6 +7,12 @@ from typing import Any, Literal, Self
 
 from elasticflow.system.units import parse_size
 
+AUTO = "auto"
+"""Value of `snapshots.memory`: the state is held as often as that takes no more than a fixed share of the time."""
+HELD_STATES, HELD_STATES_AUTO = 3, 2
+"""States that the memory of a node has room for, at an interval and with `AUTO`."""
+HELD_MOST_OF_FREE = 1 / 2
+"""Part of the free memory that they take at most, with `AUTO`."""
 BestMode = Literal["max", "min"]
 Integrity = Literal["crc32", "sha256"]
 # Keys of the fields of `Keep` in JSON, as plan.json has had them from the first version on.
@@ -45,7 +51,7 @@ class SnapshotSettings:
     Attributes:
         uri: Any fsspec URL or path; None: the run folder. A relative path starts at the project root.
         every: Intervals, any of which makes a snapshot due: "500 steps", "10 min", "1 epoch".
-        memory: Interval at which the state is also held in the node's memory; None: never.
+        memory: Interval at which the state is also held in the node's memory, or `AUTO`; None: never.
         integrity: Digest of every file.
         staging_limit: Most memory that each node takes for snapshots, like "4 GiB"; None: what the machine can give.
         options: Arguments of the file system; secrets stay as `${env:NAME}`.
@@ -54,7 +60,7 @@ class SnapshotSettings:
 
     uri: str | None = None
     every: tuple[str, ...] = ("10 min", "1 epoch")
-    memory: str | None = None
+    memory: str | None = AUTO
     keep: Keep = field(default_factory=Keep)
     integrity: Integrity = "crc32"
     staging_limit: str | None = None

@@ -12,7 +12,7 @@ from elasticflow.observe.terminal.formats import number
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from elasticflow.observe.curves import Curve, Point, Segment
+    from elasticflow.observe.curves import Curve, Segment
 
 WIDTH, HEIGHT = 1000, 240
 """Size of the plot in its own coordinates; a page stretches it."""
@@ -160,7 +160,7 @@ def chart_of(name: str, curves: Sequence[Labelled], begins: Mapping[int, int] | 
     odd = sorted({step for labelled in curves for step in labelled.curve.odd})
     return Chart(
         name=name,
-        title=_title(name, points, last_step),
+        title=_title(name, curves, last_step),
         lines=lines,
         x_ticks=[Tick(100 * v / last_step, f"{v:,.0f}") for v in round_values(0, last_step, _TICKS)],
         y_ticks=scale.ticks(),
@@ -191,12 +191,17 @@ def _marks(begins: Mapping[int, int], last_step: int) -> list[Tick]:
     ]
 
 
-def _title(name: str, points: Sequence[Point], last_step: int) -> str:
-    values = [value for _, value in points]
-    return (
-        f"{name} over {last_step:,} steps: first {number(points[0][1])}, lowest {number(min(values))}, "
-        f"highest {number(max(values))}, last {number(points[-1][1])}"
-    )
+def _title(name: str, curves: Sequence[Labelled], last_step: int) -> str:
+    """Return the values that count in words, of each curve; steps that were lost and done again do not."""
+    words = []
+    for labelled in curves:
+        values = [value for segment in labelled.curve.segments for _, value in segment.points]
+        if values:
+            words.append(
+                f"{labelled.label}{': ' if labelled.label else ''}first {number(values[0])}, lowest {number(min(values))}, "
+                f"highest {number(max(values))}, last {number(values[-1])}"
+            )
+    return f"{name} over {last_step:,} steps: {'; '.join(words)}"
 
 
 def _rows(curves: Sequence[Labelled], count: int = 12) -> list[tuple[str, str, str]]:

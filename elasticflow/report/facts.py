@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from elasticflow.observe.curves import read_curves
 from elasticflow.observe.history import RunHistory
 from elasticflow.observe.incidents import (
+    code_warnings_of,
     data_warnings_of,
     incidents,
     overlap_of,
@@ -60,8 +61,9 @@ class RunFacts:
         data: Facts of each data set, by its name.
         logs: Log files of all ranks.
         logged: Texts and images that hooks logged, by name.
-        notes: Warnings for the reader: overlap, slow ranks, a script that began anew, damaged records.
+        notes: Warnings for the reader: overlap, slow ranks, a script that began anew, the job's own code, damaged records.
         case: Case of a file with [matrix]; None for other files.
+        lost_steps: Number of steps that were done again.
     """
 
     status: RunStatus
@@ -78,23 +80,19 @@ class RunFacts:
     logged: Sequence[Logged]
     notes: Sequence[str]
     case: str | None
+    lost_steps: int
 
     @property
     def name(self) -> str:
         """Job and run id."""
         return f"{self.status.folder.job} {self.status.folder.run_id}"
 
-    @property
-    def lost_steps(self) -> int:
-        """Steps that were done again."""
-        return sum(incident.redone or 0 for incident in self.incidents)
-
 
 def facts_of(folder: RunFolder, target: Path) -> RunFacts:
     """Return the facts of the run in *folder* for the report at *target*."""
     history = RunHistory.read(folder)
     notes = [note for note in (overlap_of(history), restart_anew_of(history)) if note]
-    notes += [*data_warnings_of(history), *slow_ranks_of(history)]
+    notes += [*data_warnings_of(history), *slow_ranks_of(history), *code_warnings_of(history)]
     notes += map(str, damages_of(folder))
     environment, data = _environment(folder)
     points = read_points(folder.path)
@@ -113,6 +111,7 @@ def facts_of(folder: RunFolder, target: Path) -> RunFacts:
         logged=logged_in(folder, points),
         notes=notes,
         case=case_of(folder),
+        lost_steps=history.redone,
     )
 
 

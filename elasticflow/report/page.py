@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,11 @@ _PART_ORDER = (
     "training", "evaluating", "starting", "restoring", "stalled", "ending", "restarting", "detecting", "waiting", "redone",
 )  # fmt: skip
 _MOST_MARKS = 300
-_LOWER_IS_BETTER = ("loss", "error", "perplexity")
+# Words in a metric's name that say which direction is better.
+_DIRECTIONS = {
+    **dict.fromkeys(("loss", "error", "perplexity", "mse", "mae", "rmse"), "min"),
+    **dict.fromkeys(("accuracy", "acc", "auc", "auroc", "f1", "precision", "recall"), "max"),
+}
 _MOST_ROWS = 500
 
 
@@ -148,17 +153,24 @@ def _labels(runs: Sequence[RunFacts], *, is_sweep: bool) -> list[str]:
 
 
 def _best(name: str, runs: Sequence[RunFacts]) -> float | None:
-    """Return the best of the runs' values: the lowest loss, or the highest accuracy.
+    """Return the best of the runs' values; None if they are equal, or it is not known which direction is better.
 
-    For other metrics the highest value is taken as the best, unless a job's `evaluation.best` says `min`.
+    The direction is what the jobs' `evaluation.best` say of the metric, or else what a word in its name says.
     """
     values = [value for facts in runs if (value := _value(name, facts)) is not None]
     if len(values) < 2 or len(set(values)) == 1:
         return None
     of_set, _, metric = name.removeprefix(EVALUATED).rpartition(".")
     key = f"evaluation.{of_set}.best" if of_set else "evaluation.best"
-    says_min = any(_values(facts).get(key) == f'"min {metric}"' for facts in runs)
-    return min(values) if says_min or any(word in name for word in _LOWER_IS_BETTER) else max(values)
+    said = {
+        side for facts in runs for side in ("min", "max") if _values(facts).get(key) == f'"{side} {metric}"'
+    }
+    sides = said or {
+        _DIRECTIONS[word] for word in re.findall(r"[a-z0-9]+", metric.lower()) if word in _DIRECTIONS
+    }
+    if len(sides) != 1:
+        return None
+    return min(values) if sides == {"min"} else max(values)
 
 
 def _value(name: str, facts: RunFacts) -> float | None:

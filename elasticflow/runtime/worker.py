@@ -15,6 +15,7 @@ import torch.distributed as dist
 from elasticflow import errors, events
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.run_files import write_preparation
+from elasticflow.protocol.snapshot_settings import AUTO
 from elasticflow.runtime.measuring import device_memory
 from elasticflow.runtime.process import (
     devices,
@@ -132,7 +133,8 @@ def _leave_to_parent() -> None:
 
 
 def _equip(worker: Worker, snapshots: SnapshotSettings) -> None:
-    worker.vote.may_leave_untrained = snapshots.memory is None
+    # Where the state is held by itself, `Snapshots.restore` decides.
+    worker.vote.may_leave_untrained = snapshots.memory in {None, AUTO}
     if worker.identity.started_by == "launcher":
         worker.moments.first_step.append(lambda: environment.log_loaded_modules(worker))
         if worker.identity.local_rank == 0:

@@ -99,6 +99,14 @@ def _ask_live(logger: object, name: str, line: MutableMapping[str, Any]) -> Muta
     return line
 
 
+def _add_place(logger: object, name: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Add the place of a call that logs a warning: repeated ones are told apart by it. A captured warning has it in its text."""
+    record = line["_record"]
+    if record.levelno >= logging.WARNING and record.name != "py.warnings":
+        line["place"] = f"{record.pathname}:{record.lineno}"
+    return line
+
+
 def _shared() -> list[Processor]:
     return [
         structlog.contextvars.merge_contextvars,
@@ -144,7 +152,7 @@ def configure(
     handler = _Handler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*_shared(), structlog.stdlib.add_logger_name],
+            foreign_pre_chain=[*_shared(), structlog.stdlib.add_logger_name, _add_place],
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _lines],
         )
     )

@@ -204,6 +204,12 @@ def text_of(record: Record, key: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def texts_of(record: Record, name: str) -> tuple[str, ...]:
+    """Return the texts in a field that is a list; none if it is anything else."""
+    field = record.get(name)
+    return tuple(each for each in field if isinstance(each, str)) if isinstance(field, list) else ()
+
+
 def unix_time(value: object) -> float | None:
     """Return the Unix time of an RFC 3339 text or a number; None for anything else."""
     if isinstance(value, bool):

@@ -159,7 +159,7 @@ def job_of(trial: Trial, launch: TrialLaunch, job: Job) -> Job:
     every = _NEVER if trial.snapshot_every is None else f"{trial.snapshot_every} steps"
     snapshots: dict[str, Any] = {"uri": None, "options": {}, "every": every, "grace": _GRACE}
     if trial.snapshot_every is None:
-        snapshots["memory"] = None
+        snapshots["memory"] = "off"
     given: dict[str, Any] = {"nproc_per_node": launch.world.workers, "device": job.nodes.device_of_workers}
     nodes = NodesTable(**given)
     restarts: dict[str, Any] = {"budget": max(1, job.restarts.budget)}

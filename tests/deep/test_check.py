@@ -135,11 +135,14 @@ def test_code_that_does_what_it_likes_is_told_and_ended(name: str, tmp_path: Pat
     project = PROJECTS[name]
     job = _job(tmp_path, project)
     seen: list[str] = []
-    found = try_out(job, tmp_path, limit_s=6.0 if name == "hangs" else 60.0, watch=seen.append)
+    # A busy machine takes longer to come to code that hangs.
+    limits_s = iter((6.0, 15.0, 60.0) if name == "hangs" else (60.0,))
+    found = try_out(job, tmp_path, limit_s=next(limits_s), watch=seen.append)
+    for limit_s in limits_s:
+        if seen[-1] == "importing shop":
+            break
+        found = try_out(job, tmp_path, limit_s=limit_s, watch=seen.append)
     assert seen[0] == "importing torch", "whoever waits is told what for"
-    if name == "hangs" and "importing shop" not in found.problems[0].message:
-        # A busy machine takes longer to come to the job's code.
-        found = try_out(job, tmp_path, limit_s=60.0, watch=seen.append)
     if name == "hangs":
         assert seen[-1] == "importing shop"
 

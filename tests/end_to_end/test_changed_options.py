@@ -39,6 +39,8 @@ SETS = (
     f"train.epochs={EPOCHS}",
     f"lr_scheduler.args.T_max={EPOCHS}",
     f"snapshots.every={EPOCHS} epochs",
+    # A killed worker goes back to before the change.
+    "snapshots.memory=off",
     f"evaluation.every={EPOCHS} epochs",
     "optimizer.entry=torch.optim:SGD",
     "optimizer.args.momentum=0.9",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+import pytest
+
 from elasticflow import events
 from tests.end_to_end import tiny_job
 from tests.end_to_end.harness import named, steps_of
@@ -158,6 +160,7 @@ def step(model, batch):
 '''
 
 
+@pytest.mark.nightly  # the test above has a node left out
 def test_node_that_comes_back_with_too_few_devices_is_left_out(project: Project) -> None:
     """The other one trains to the end; the refusal costs nothing of the budget."""
     tiny_job.write(project, STEPS, EVERY, budget=1)

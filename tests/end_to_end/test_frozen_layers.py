@@ -68,7 +68,7 @@ def test_frozen_backbone_is_stored_once_and_survives_a_kill_until_a_rank_has_eno
     """
     project.write("tuned.py", MODULE)
     project.write("jobs/tuned.toml", JOB)
-    running = project.run("jobs/tuned.toml", "tuned")
+    running = project.run("jobs/tuned.toml", "tuned", "snapshots.memory=off")
     running.wait_for_step(65)
     os.kill(running.pid_of(1), signal.SIGKILL)
     running.wait_for_step(80, generation=1)

@@ -43,11 +43,31 @@ def sets_of(name: str, path: Path) -> list[str]:
     return sets
 
 
-# Its imports take longest; -m campaign has it.
-SLOW = {"lora"}
-EXAMPLES = [
-    pytest.param(name, marks=[pytest.mark.campaign] * (name in SLOW)) for name in sorted(gallery.examples())
-]
+# Imports of lora take longest; -m campaign has it. The others here have nothing that a kill could lose and the rest has not.
+WHERE = {"lora": pytest.mark.campaign, **dict.fromkeys(("gpt", "images", "tabular"), pytest.mark.nightly)}
+EXAMPLES = [pytest.param(name, marks=WHERE.get(name, ())) for name in sorted(gallery.examples())]
+
+
+def write_example(name: str, path: Path) -> None:
+    """Write the files of an example into the new folder *path*; skip the test if a package is missing."""
+    missing = [module for module in NEEDS.get(name, ()) if importlib.util.find_spec(module) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} not installed: pip install {' '.join(missing)}")
+    path.mkdir()
+    for file, content in gallery.files_of(name).items():
+        (path / file).write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["gpt", "images", "tabular"])
+def test_an_example_repeats_its_bits(name: str, tmp_path: Path, forked: ForkedPrograms) -> None:
+    """One process alone trains it twice."""
+    path = tmp_path / name
+    write_example(name, path)
+    once, again = (
+        undisturbed(path / "job.toml", forked, workers=1, sets=sets_of(name, path)) for _ in range(2)
+    )
+    assert once
+    assert once == again
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -55,13 +75,8 @@ def test_an_example_that_was_killed_has_the_bits_of_one_that_was_not(
     name: str, tmp_path: Path, forked: ForkedPrograms
 ) -> None:
     """Two workers, one of them killed after a step; against one process alone, or two where steps move optimizers."""
-    missing = [module for module in NEEDS.get(name, ()) if importlib.util.find_spec(module) is None]
-    if missing:
-        pytest.skip(f"{', '.join(missing)} not installed: pip install {' '.join(missing)}")
     path = tmp_path / name
-    path.mkdir()
-    for file, content in gallery.files_of(name).items():
-        (path / file).write_bytes(content)
+    write_example(name, path)
     sets = sets_of(name, path)
     project = Project(path)
     killing = f"training.step=kill@{KILLED_AFTER} rank=1 generation=1"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
+from elasticflow.observe.worker_logs import read_logs
 from elasticflow.protocol.points import read_points
 from tests.end_to_end.harness import read_lines, tensors
 
 if TYPE_CHECKING:
-    from tests.end_to_end.harness import Project
+    from tests.end_to_end.harness import Project, Running
 
 VAE = """
-import os, random, signal, time
+import logging, os, random, signal, time, warnings
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -33,6 +35,8 @@ def images(seed):
 
 
 def step(model, x):
+    logging.getLogger("vae").warning("%d samples", len(x))
+    warnings.warn("once in a process")
     out, mean, log_var = model(x)
     rec = F.mse_loss(out, x)
     kl = -0.5 * (1 + log_var - mean**2 - log_var.exp()).mean()
@@ -95,6 +99,25 @@ on_finish = "vae:note"
 """
 
 
+def _require_warnings_told(project: Project, running: Running) -> None:
+    """Each warning is on the console once, and counted over ranks and generations as often as the logs have it."""
+    told = running.told()
+    warned = {"UserWarning: once in a process": 4, "WARNING vae: 2 samples": 0}
+    lines = [each for number in (1, 2) for each in read_logs(running.run, number)]
+    warned["WARNING vae: 2 samples"] = sum(
+        re.search(r'"event": "\d+ samples"', line.text) is not None for line in lines
+    )
+    assert warned["WARNING vae: 2 samples"] >= 24
+    assert "2 warnings: elasticflow logs hooked --level warning" in told
+    for command in ("status", "why"):
+        asked = project.start(command, "hooked", run_id="hooked", job="vae")
+        assert asked.end() == 0, asked.told()
+        for text, times in warned.items():
+            assert told.count(text) == 1, told
+            assert f"{text} (rank " in asked.told()
+            assert f", {times} times)" in asked.told()
+
+
 def test_hooks_of_a_killed_run_leave_bits_and_each_point_once(project: Project) -> None:
     """Rank 0 is killed within a hook: weights and metrics are those of one worker without hooks; no point is lost or twice."""
     project.write("vae.py", VAE)
@@ -112,6 +135,7 @@ def test_hooks_of_a_killed_run_leave_bits_and_each_point_once(project: Project) 
         [{key: line.get(key) for key in keys} for line in read_lines(run.metrics)] for run in (hooked, plain)
     )
     assert ours == theirs
+    _require_warnings_told(project, runs["hooked"])
     assert len([line for line in ours if line["kl"] is not None]) == 12
 
     points = read_points(hooked.path)

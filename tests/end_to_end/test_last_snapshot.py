@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     import psutil
 
 # The wait for the writer would take longer than this test waits for its end.
-SETS = ("snapshots.every=20 steps", "restarts.budget=0", f"snapshots.grace={4 * LIMIT_S} s")
+SETS = (
+    "snapshots.every=20 steps",
+    "snapshots.memory=off",
+    "restarts.budget=0",
+    f"snapshots.grace={4 * LIMIT_S} s",
+)
 
 
 def fail_with_a_busy_writer(project: Project, run_id: str) -> tuple[Running, psutil.Process, int]:

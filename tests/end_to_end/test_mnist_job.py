@@ -69,6 +69,7 @@ def require_foreseen(job_file: Path, running: Running) -> None:
     assert abs(ahead.snapshots - len(named(events, "snapshot.committed"))) <= 2
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not MNIST5K.is_dir(), reason="needs MNIST's digits in ../shared/data/mnist5k")
 def test_the_same_job_trains_mnist(project: Project) -> None:
     """Only the place of the data and the length changed: at least 0.95 on MNIST's 28 x 28 digits after 3 epochs."""

@@ -108,6 +108,7 @@ run.finish()
 """
 
 
+@pytest.mark.nightly
 def test_chaos_tries_a_script_whose_gradients_ddp_exchanges(project: Project) -> None:
     """Only rank 0 records, but all ranks tell each other of the same steps."""
     project.write("loop.py", BY_DDP)

@@ -49,13 +49,12 @@ ACCELERATE = Example(f"{FOLDER}/accelerate.toml", "own-loop-accelerate", "accele
 FABRIC = Example(f"{FOLDER}/fabric.toml", "own-loop-fabric", "lightning_fabric", "--epochs=2")
 TRAINER = Example(f"{FOLDER}/hf_trainer.toml", "own-loop-hf-trainer", "transformers", "--steps=64")
 SHARDED = Example(f"{FOLDER}/sharded.toml", "own-loop-sharded", "torch", "--epochs=2")
-ALL = [
-    pytest.param(SHARDED, id=SHARDED.job),
-    *(pytest.param(each, marks=pytest.mark.campaign, id=each.job) for each in (ACCELERATE, FABRIC, TRAINER)),
+OTHERS = [
+    pytest.param(each, marks=pytest.mark.campaign, id=each.job) for each in (ACCELERATE, FABRIC, TRAINER)
 ]
 
 
-@pytest.mark.parametrize("example", ALL)
+@pytest.mark.parametrize("example", [pytest.param(SHARDED, id=SHARDED.job), *OTHERS])
 def test_a_library_s_loop_is_killed_and_drained_and_ends_with_the_same_bits(
     project: Project, example: Example
 ) -> None:
@@ -77,7 +76,11 @@ def test_a_library_s_loop_is_killed_and_drained_and_ends_with_the_same_bits(
     assert [] == wait_gone("disturbed")
 
 
-@pytest.mark.parametrize("example", ALL)
+@pytest.mark.parametrize(
+    "example",
+    # The test below resizes a shared model, too.
+    [pytest.param(SHARDED, marks=pytest.mark.nightly, id=SHARDED.job), *OTHERS],
+)
 def test_a_library_s_loop_goes_on_with_other_numbers_of_workers(project: Project, example: Example) -> None:
     """Two, one and two again: no step is missing, and the losses are those of two but for what rounding makes of them."""
     alone, run = example.run(project, "alone", 0), example.run(project, "resized", 0.1)

@@ -83,8 +83,8 @@ def said(project: Project, *arguments: str) -> str:
     ("slow", "train", "workers"),
     [
         ("compute", "", ""),
-        ("data", "", "num_workers = 1"),
-        ("compute", 'consistency = "exact"\nvirtual_shards = 2', ""),
+        pytest.param("data", "", "num_workers = 1", marks=pytest.mark.nightly),
+        pytest.param("compute", 'consistency = "exact"\nvirtual_shards = 2', "", marks=pytest.mark.nightly),
     ],
     ids=["compute", "loader process", "exact"],
 )

@@ -19,6 +19,8 @@ ON_A_GPU = (
     pytest.mark.filterwarnings("default"),
 )
 DEVICES = (pytest.param("cpu", marks=pytest.mark.e2e), pytest.param("cuda", marks=ON_A_GPU))
+# On the CPU a launch shows here no more than launches in tests/end_to_end do: .ci/nightly sees to it that the tests' own code works.
+LAUNCHED_ON = (pytest.param("cpu", marks=pytest.mark.nightly), pytest.param("cuda", marks=ON_A_GPU))
 
 
 def on_a_gpu(test: Test) -> Test:

@@ -19,7 +19,7 @@ import pytest
 from elasticflow import events
 from tests.end_to_end.harness import named, steps_of, tensors
 from tests.gpu import small_job
-from tests.gpu.marks import DEVICES
+from tests.gpu.marks import LAUNCHED_ON
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,11 +28,13 @@ if TYPE_CHECKING:
 
 # Ranks that share a device form their group by gloo: nccl refuses two ranks on one.
 _SHARED = {"ELASTICFLOW_SHARE_DEVICE": "1"}
-_ON_CPU, _ON_GPU = DEVICES
+_ON_CPU, _ON_GPU = LAUNCHED_ON
 _STEPS = list(range(1, small_job.STEPS + 1))
 _WIDTH = {"cpu": 32, "cuda": 1024}
+on_both = pytest.mark.parametrize("device", LAUNCHED_ON, indirect=True)
 
 
+@on_both
 def test_compiled_job_starts_and_survives_a_kill(project: Project, device: str) -> None:
     """With `train.compile = true` the process that forks workers opens no device, before and after the kill."""
     small_job.write(project, is_slow=True)
@@ -43,6 +45,7 @@ def test_compiled_job_starts_and_survives_a_kill(project: Project, device: str) 
     _finish(project, running, device, generations=2)
 
 
+@on_both
 def test_exact_bits_are_those_of_an_undisturbed_run(project: Project, device: str) -> None:
     """One worker twice: undisturbed, and killed while another process holds most of the device's memory."""
     small_job.write(project)
@@ -56,6 +59,7 @@ def test_exact_bits_are_those_of_an_undisturbed_run(project: Project, device: st
     assert tensors(undisturbed.run) == tensors(killed.run)
 
 
+@on_both
 def test_standby_with_a_context_takes_the_place_of_a_killed_worker(project: Project, device: str) -> None:
     """It is ready before the kill, and it is the process that goes on."""
     small_job.write(project, is_slow=True)
@@ -68,6 +72,7 @@ def test_standby_with_a_context_takes_the_place_of_a_killed_worker(project: Proj
     _finish(project, running, device, generations=2)
 
 
+@on_both
 @pytest.mark.parametrize("mode", ["batch", "exact"])
 def test_two_workers_on_one_device(project: Project, device: str, mode: str) -> None:
     """Votes, gradients and sums of replicas cross two contexts on a device, of which one is killed: no step is lost."""
@@ -108,6 +113,7 @@ def test_snapshot_of_the_device_goes_on_on_the_cpu_and_back(
     assert _STEPS == steps_of(back.run)
 
 
+@on_both
 @pytest.mark.parametrize("fault", small_job.FAULTS)
 def test_errors_of_a_device_have_their_class(project: Project, device: str, fault: str) -> None:
     """Out of memory is `oom`; an index out of range, which a GPU reports late and by a broken context, is the job's own."""
@@ -117,6 +123,7 @@ def test_errors_of_a_device_have_their_class(project: Project, device: str, faul
     assert {fault} == {event["class"] for event in named(running.events(), events.GENERATION_ENDED)}
 
 
+@on_both
 def test_job_with_an_id_of_mig_that_is_not_there(project: Project, device: str) -> None:
     """NVML does not count such ids, so the driver is asked, though not in the process that forks: the run trains on the CPU."""
     small_job.write(project)

@@ -8,12 +8,12 @@ import pytest
 
 from elasticflow import events
 from tests.end_to_end.harness import named, read_lines
-from tests.gpu.marks import DEVICES
+from tests.gpu.marks import LAUNCHED_ON
 
 if TYPE_CHECKING:
     from tests.end_to_end.harness import Project
 
-_ON_CPU, _ON_GPU = DEVICES
+_ON_CPU, _ON_GPU = LAUNCHED_ON
 
 
 @pytest.mark.parametrize(

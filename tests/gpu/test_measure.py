@@ -60,7 +60,7 @@ def test_step_that_hangs_or_cannot_start_leaves_its_log_and_the_rest(tmp_path: P
     assert late.ended == "left out: no time was left"
 
 
-@pytest.mark.e2e
+@pytest.mark.nightly
 def test_tests_for_a_gpu_are_collected_with_no_package_but_the_listed_ones() -> None:
     """On a bare machine `run.sh` installs these, and each of its files must bring tests."""
     program = _COLLECTS.format(

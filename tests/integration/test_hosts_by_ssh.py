@@ -159,6 +159,7 @@ def started(projects: Callable[[str], Project], sshds: Sshds, tmp_path: Path) ->
     return Started(command, shared, (head, other))
 
 
+@pytest.mark.nightly
 def test_host_that_crashes_has_another_node_when_it_is_back(
     started: Started, sshds: Sshds, tiny_reference: Reference
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -11,11 +12,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
+from elasticflow.snapshots.format.pieces import Part
 from elasticflow.snapshots.read import verify
+from elasticflow.snapshots.read.load import SnapshotReader
 from elasticflow.snapshots.store.catalog import Catalog
 from tests.places import LARGE_BODY, ON_SERVERS, Place
 from tests.servers import AZURE_KEY, web
+from tests.snapshots import in_pieces
 from tests.snapshots.conftest import Bench
 
 if TYPE_CHECKING:
@@ -88,6 +93,30 @@ def test_snapshots_are_committed_loaded_and_retained(
             assert bytes(content).endswith(bench.content(snapshot.step, rank, size))
         assert verify.read_state(catalog, snapshot) == {"position": {"step": snapshot.step}, "state": {}}
     assert set(catalog.storage.list(catalog.folder())) == {s.name for s in found}
+
+
+@on_servers
+def test_a_node_fetches_the_rows_that_its_ranks_hold(place: Place) -> None:
+    """Of a snapshot that four ranks share a node of two fetches half, whichever; a node of one a quarter."""
+    rows = torch.arange(12.0).view(12, 1).expand(12, 1 << 18)
+    taken = in_pieces.take(
+        Catalog(place.storage(), "run/"), in_pieces.state_of({f"w{n}": rows + n for n in range(4)}), degree=4
+    )
+    for shards, share in (((0,), 0.25), ((0, 1), 0.5), ((2, 3), 0.5), ((0, 1, 2, 3), 1.0)):
+        storage, sizes = place.storage(), list[int]()
+        read_range = storage.read_range
+
+        def counted(path: str, start: int, size: int, fetch: Any = read_range, into: Any = sizes) -> bytes:
+            data: bytes = fetch(path, start, size)
+            into.append(len(data))
+            return data
+
+        storage.read_range = counted  # type: ignore[method-assign]
+        parts = frozenset(Part(shard, 4) for shard in shards)
+        with contextlib.closing(
+            SnapshotReader(Catalog(storage, "run/"), taken.name, parts=parts).read().files
+        ):
+            assert share * taken.size <= sum(sizes) < (share + 0.01) * taken.size, shards
 
 
 @on_servers

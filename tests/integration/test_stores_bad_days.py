@@ -79,17 +79,17 @@ def test_every_third_request_fails(bench_in_bucket: Bench, proxy: FaultyProxy, s
 
 
 def test_outage_in_the_middle(bench_in_bucket: Bench, proxy: FaultyProxy, s3_server: str) -> None:
-    """Twenty requests in a row find nobody: the writer says so, waits, and commits when the store is back."""
+    """Ten requests in a row find nobody: the writer says so, waits, and commits when the store is back."""
     bench = bench_in_bucket
     writer = bench.writer()
     client = bench.connect(writer)
     bench.share(client, 1, size=MIB)
     assert bench.outcomes(client.flush(300)) == [("snapshot.committed", 1)]
     first = len(proxy.asked)
-    proxy.schedule = lambda number, _: "reset" if number < first + 20 else None
+    proxy.schedule = lambda number, _: "reset" if number < first + 10 else None
     bench.share(client, 2, size=MIB)
     assert bench.outcomes(client.flush(300)) == [("snapshot.committed", 2)]
-    assert len(proxy.asked) > first + 20
+    assert len(proxy.asked) > first + 10
     told = [report for report in writer.reports() if report["event"] == "store.trouble"]
     assert told[0]["operation"].startswith("write run/snapshots/")
     assert {"event", *events.STORE_TROUBLE.fields} == set(told[0])

@@ -399,7 +399,7 @@ def test_writer_is_told_where_and_what_to_keep(tmp_path: Path) -> None:
     expected = {
         "uri": None,
         "every": ["10 min", "1 epoch"],
-        "memory": None,
+        "memory": "auto",
         "keep_last": 4,
         "keep_best": None,
         "keep_every": "10 epochs",

@@ -10,7 +10,7 @@ import pytest
 from elasticflow.launcher.journal.post_mortem import Machine
 from elasticflow.observe.incidents import incidents, log_of, to_json
 from elasticflow.run_folder import RunFolder
-from tests.observe.hand_made import SIGKILLED, event, story_of_a_kill
+from tests.observe.hand_made import SIGKILLED, START, event, story_of_a_kill
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -137,6 +137,7 @@ def test_supervisor_that_was_killed_is_told_with_its_step(run: Path) -> None:
 
     (run / "state.json").unlink()
     fields = {"launch": 1, "step": 427, "kind": "killed", "known": "the machine runs", "likely": "killed"}
+    fields |= {"last_seen": START + 3, "in_generation": 2}
     before, after = told(
         run,
         event(9, "supervisor.lost", **fields),
@@ -146,3 +147,4 @@ def test_supervisor_that_was_killed_is_told_with_its_step(run: Path) -> None:
     )
     assert ("the machine runs", None) == (before.error.rpartition(": ")[2], before.verdict)
     assert "it would come again" == after.verdict
+    assert (START + 3, 2) == (before.at, before.generation), "the loss, not the launch that found it out"

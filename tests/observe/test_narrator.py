@@ -546,3 +546,33 @@ def test_a_run_that_failed_names_what_to_type_next(kind: str, *, says_resume: bo
     assert told.startswith(f"elasticflow why {RUN_ID}")
     assert (f"elasticflow resume {RUN_ID}" in told) == says_resume
     assert place == "runs/mnist/x"
+
+
+def test_a_warning_is_told_once_and_the_end_counts_the_kinds() -> None:
+    """Its repetitions are counted, by place; the last line says where all of them stand."""
+
+    def warned(when: float, place: str, times: int, number: int = 1) -> dict[str, Any]:
+        words = {"category": "UserWarning", "place": place, "text": "odd", "times": times}
+        return event(when, events.WORKER_WARNED, number, node="n0", rank=1, in_generation=number, **words)
+
+    story = [warned(1, "a.py:1", 1), warned(2, "a.py:1", 9), warned(3, "a.py:2", 1, 2)]
+    assert ["a.py:1: UserWarning: odd (rank 1)", "a.py:2: UserWarning: odd (rank 1)"] == [
+        line.text for line in told(story)
+    ]
+    *_, finished = told(
+        [*story, event(4, events.GENERATION_STARTED, 3), event(5, events.RUN_FINISHED, 3, step=1)]
+    )
+    assert f"2 warnings: elasticflow logs {RUN_ID} --level warning --generation 2" in finished.more
+    assert ["a.py:1: UserWarning: odd (rank 1, 10 times)", "a.py:2: UserWarning: odd (rank 1)"] == [
+        each.in_words for each in RunHistory.of(story).warnings.values()
+    ]
+
+
+def test_the_best_value_has_the_name_of_its_metric() -> None:
+    """Of several metrics it is said which one is the best; and at the end, if it is another evaluation's."""
+    first, second = (
+        {**evaluation(at, at, value, 0.9), "best_of": "accuracy"} for at, value in ((1, 0.9), (2, 0.8))
+    )
+    lines = told([first, second, event(4, events.RUN_FINISHED, 1, step=2)])
+    assert lines[0].text.endswith("accuracy 0.9000, loss 0.1000 (best accuracy)")
+    assert lines[-1].text.startswith("accuracy 0.8000, loss 0.1000 (best accuracy 0.9000), ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
+from typing import Literal
 
 import pytest
 
@@ -29,9 +30,13 @@ def test_json_of_earlier_versions_is_read() -> None:
         SnapshotSettings.from_json({"no_such_key": 1})
 
 
+_OFF: tuple[Literal["off", False], ...] = ("off", False)
+
+
 def test_the_table_yields_every_setting_that_it_has() -> None:
     """A table without keys means the record's defaults: they are stated twice, and equal."""
     assert SnapshotsTable().settings() == SnapshotSettings()
+    assert WHOLE.memory is not None
     table = SnapshotsTable(
         uri=WHOLE.uri,
         every=list(WHOLE.every),
@@ -43,4 +48,5 @@ def test_the_table_yields_every_setting_that_it_has() -> None:
         options=WHOLE.options,
     )
     assert table.settings("max") == WHOLE
+    assert {None} == {SnapshotsTable(memory=off).settings().memory for off in _OFF}
     assert {each.name for each in fields(SnapshotSettings)} <= SnapshotsTable.model_fields.keys()

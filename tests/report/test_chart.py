@@ -85,3 +85,19 @@ def test_data_cannot_end_the_script_that_holds_it() -> None:
     assert chart is not None
     assert "<" not in chart.data
     assert json.loads(chart.data)["labels"] == ["</script><script>alert(1)</script>"]
+
+
+def test_words_for_those_who_do_not_see_it_leave_out_what_was_done_again() -> None:
+    """Lost values are in the picture, and are neither first, lowest nor last; several runs have their own words."""
+    curve = Curve(
+        "loss",
+        (Segment(1, ((1, 3.0), (2, 2.0))), Segment(2, ((3, 1.0),))),
+        redone=(Segment(1, ((3, 0.1), (4, 9.0))),),
+    )
+    alone = chart_of("loss", [Labelled(curve)])
+    both = chart_of("loss", [Labelled(curve, "a"), Labelled(one((1, 5.0)), "b", 1)])
+    assert alone is not None
+    assert both is not None
+    told = "first 3.0000, lowest 1.0000, highest 3.0000, last 1.0000"
+    assert alone.title == f"loss over 4 steps: {told}"
+    assert f"a: {told}; b: first 5.0000" in both.title

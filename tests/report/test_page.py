@@ -224,6 +224,33 @@ def test_runs_side_by_side(run: RunFolder, tmp_path: Path) -> None:
     assert "0.2" in heads
 
 
+@pytest.mark.parametrize(
+    ("name", "rule", "bold"),
+    [
+        ("ce", None, []),
+        ("ce", "min ce", ["0.2000"]),
+        ("accuracy", None, ["0.3000"]),
+        ("val.accuracy", None, ["0.3000"]),
+        ("rmse", None, ["0.2000"]),
+        ("accuracy_loss", None, []),
+    ],
+)
+def test_only_a_value_whose_direction_is_known_is_the_best(
+    tmp_path: Path, name: str, rule: str | None, bold: list[str]
+) -> None:
+    """By the job's `evaluation.best`, or else by a word in the metric's name; otherwise no value is bold."""
+    facts = []
+    for value in (0.2, 0.3):
+        folder = RunFolder(make_run(tmp_path / str(value)))
+        folder.metrics.write_text(json.dumps({"step": 5, "eval": {name: value}, "best": None}) + "\n")
+        launch = folder.launch(1)
+        launch.mkdir(parents=True, exist_ok=True)
+        (launch / "job.json").write_text(json.dumps({"job": {"evaluation": {"best": rule} if rule else {}}}))
+        facts.append(facts_of(folder, tmp_path / "x.html"))
+    page = render_comparison(facts, title="two", is_sweep=False)
+    assert bold == re.findall(r'class="best">([^<]*)<', page)
+
+
 def test_parts_of_a_bar_fill_it() -> None:
     """Whatever parts another version may know; nothing where no time is known."""
     parts = parts_of_bar({"training": 3.0, "ending": 0.0, "dreaming": 1.0})

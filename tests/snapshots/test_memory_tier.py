@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow.errors import StagingLimitError
+from elasticflow.errors import SnapshotError, StagingLimitError
+from elasticflow.snapshots import memory
 from elasticflow.snapshots.client.memory_tier import MemoryTierClient
 from elasticflow.snapshots.client.messages import CommittedPosition, PersistBegun, RequestPersist
 from elasticflow.snapshots.format.manifest import ManifestFacts
 from elasticflow.snapshots.format.shard_file import SnapshotRecord, TensorEntry
+from elasticflow.snapshots.memory import digest_of
 from elasticflow.snapshots.read import verify
+from elasticflow.snapshots.writer.memory_tier import MemoryTierSlots
 from tests.snapshots.conftest import Bench
 
 if TYPE_CHECKING:
@@ -479,3 +482,92 @@ def users_of(memory: set[int]) -> list[int]:
             if memory & (mapped | staging_files(int(folder.name))):
                 found.append(int(folder.name))
     return found
+
+
+def optional(ranks: list[Rank]) -> list[Rank]:
+    """Have each rank ask for slots that it can do without."""
+    for rank in ranks:
+        rank.tier = MemoryTierClient(rank.client, rank.generation, is_optional=True)
+    return settled(ranks)
+
+
+def test_flipped_bit_in_a_held_state_is_noticed_by_successors(bench: Bench) -> None:
+    """One bit of rank 1's shard flips after it was held: the rank that looks at it names it, and no launch's end commits it."""
+    writer = bench.writer()
+    first = settled(joined(bench, writer))
+    slots = [rank.hold(3) for rank in first]
+    slots[1].memory[500] ^= 4
+    die(first)
+    second = joined(bench, writer, generation=2)
+    held = [rank.tier.recall() for rank in second]
+    assert all(each is not None for each in held)
+    assert [None, 1] == [each.damaged(part, 2) for part, each in enumerate(held) if each is not None]
+    die(second)
+    writer.finish(20)
+    assert [] == bench.catalog.committed()
+
+
+def test_every_flipped_bit_and_exchanged_parts_change_the_digest() -> None:
+    """Of a content with a rest behind its last whole part: each bit of some bytes everywhere, and two parts exchanged."""
+    content = bytearray(range(256)) * 40 + bytearray(b"rest of it")
+    whole = digest_of(memoryview(content), len(content))
+    for place in (0, 7, 511, 512, 5000, len(content) - 600, len(content) - 1):
+        for bit in range(8):
+            content[place] ^= 1 << bit
+            assert digest_of(memoryview(content), len(content)) != whole
+            content[place] ^= 1 << bit
+    assert digest_of(memoryview(content), len(content)) == whole
+    length = len(content) // 8 // 64 * 8
+    exchanged = content[length : 2 * length] + content[:length] + content[2 * length :]
+    assert exchanged != content
+    assert digest_of(memoryview(exchanged), len(content)) != whole
+
+
+def test_optional_tier_has_two_slots_and_fills_none_that_is_being_written(bench: Bench) -> None:
+    """The writer stops with a set in its hands: one more state is held, and then none until that set is written."""
+    writer = bench.writer()
+    (rank,) = optional(joined(bench, writer, world=1, size=50_000_000))
+    rank.tier.await_answer()
+    assert 2 == len(rank.client.slots) == len(staging_files(writer.process.pid))
+    rank.hold(1)
+    rank.client.request_persist(1, "steps")
+    rank.client.await_begun()
+    writer.process.send_signal(signal.SIGSTOP)
+    is_written = rank.tier.is_free
+    if not is_written:
+        rank.hold(2)
+        assert not rank.tier.is_free
+        with pytest.raises(SnapshotError, match="no slot of the memory tier is free in time"):
+            rank.tier.next_slot(0.05)
+    writer.process.send_signal(signal.SIGCONT)
+    rank.hold(3)
+    assert [("snapshot.committed", 1)] == bench.outcomes(rank.client.flush(20))
+    rank.client.close()
+    assert [content(3, 1, 50_000_000)] == recalled(joined(bench, writer, world=1, generation=2))
+
+
+def test_optional_tier_is_declined_where_the_limit_is_too_small(bench: Bench) -> None:
+    """No error: the reason, and staging buffers as without a tier; the ranks that had slots give them back."""
+    ranks = optional(joined(bench, bench.writer(staging_limit=50_000), size=10_000))
+    for rank in ranks:
+        rank.tier.await_answer()
+        assert "are needed to stage this node's part of a snapshot twice, 50000 are allowed" in str(
+            rank.tier.declined
+        )
+        rank.tier.give_up()
+    for rank in ranks:
+        rank.client.buffer(10_000, 20)[:] = bytes(10_000)
+
+
+def test_optional_tier_takes_half_of_the_free_memory_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node with room for all but a byte of it: the first rank is declined, and the second alike."""
+    size, free = 1 << 16, 2 * 2 * 2 * (1 << 16)
+    monkeypatch.setattr(memory, "available", lambda: free)
+    tier = MemoryTierSlots(memory.BufferPool())
+    for rank in (0, 1):
+        assert 2 == len(tier.attach(rank, 2, 1, size, None, is_optional=True).slots)
+    free -= 1
+    tier = MemoryTierSlots(memory.BufferPool())
+    for rank in (0, 1):
+        with pytest.raises(OSError, match="half of the free memory"):
+            tier.attach(rank, 2, 1, size, None, is_optional=True)

@@ -79,7 +79,7 @@ def test_an_undisturbed_trial_takes_no_snapshot_before_it_leaves() -> None:
     )
     assert made.nodes.device == "cpu"
 
-    assert ("999999999 steps", None) == (made.snapshots.every, made.snapshots.memory)
+    assert ("999999999 steps", "off") == (made.snapshots.every, made.snapshots.memory)
     assert [trials.TrialAct(49, "drain")] == list(trial.launches[0].acts)
 
 

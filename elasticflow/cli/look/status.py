@@ -13,7 +13,13 @@ from elasticflow.errors import ANSWER_IS_NO, EXIT_CODES, FINISHED, INTERRUPTED
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.by_hand import RunByHand
 from elasticflow.observe.history import RunHistory
-from elasticflow.observe.incidents import data_warnings_of, overlap_of, restart_anew_of, slow_ranks_of
+from elasticflow.observe.incidents import (
+    code_warnings_of,
+    data_warnings_of,
+    overlap_of,
+    restart_anew_of,
+    slow_ranks_of,
+)
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.standbys import in_words
 from elasticflow.observe.status import read_status
@@ -29,6 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from elasticflow.observe.status import RunStatus
+
+# Of one kind; `why` shows all.
+_MOST_NOTES = 5
 
 
 @click.command("status")
@@ -75,11 +84,13 @@ def command(run: str | None, form: str, *, is_following: bool, with_exit_code: b
         "began_anew": anew,
         "data": data_warnings_of(history),
         "slow_ranks": slow_ranks_of(history),
+        "warnings": code_warnings_of(history),
     }
     if form == "json":
-        print_json({**status.to_json(), **notes})
+        more = {"steps_done_again": history.redone, "not_held": history.not_held}
+        print_json({**status.to_json(), **more, **notes})
     else:
-        _print(status, notes)
+        _print(status, history, notes)
     return exit_code_of(status) if with_exit_code else FINISHED
 
 
@@ -94,13 +105,17 @@ def exit_code_of(status: RunStatus) -> int:
     return code if isinstance(code, int) and code in EXIT_CODES else default
 
 
-def _print(status: RunStatus, notes: Mapping[str, str | list[str] | None]) -> None:
+def _print(status: RunStatus, history: RunHistory, notes: Mapping[str, str | list[str] | None]) -> None:
     folder = status.folder
     click.echo(run_headline(status))
-    for name, text in _rows(status):
+    for name, text in _rows(status, history):
         click.echo(f"  {paint(f'{name:<11}', dim=True)} {text}")
     for name, note in notes.items():
-        for text in [note] if isinstance(note, str) else note or ():
+        texts = [note] if isinstance(note, str) else note or []
+        if len(texts) > _MOST_NOTES:
+            more = f"and {len(texts) - _MOST_NOTES} more: elasticflow why {folder.run_id}"
+            texts = [*texts[:_MOST_NOTES], more]
+        for text in texts:
             label = name.replace("_", " ")
             click.echo(f"  {paint(f'{label:<11}', 'yellow')} {text}")
     _print_failure(status)
@@ -110,7 +125,7 @@ def _print(status: RunStatus, notes: Mapping[str, str | list[str] | None]) -> No
         click.echo(f"continue with: {resume_command(folder.run_id, status.resume_command)}")
 
 
-def _rows(status: RunStatus) -> list[tuple[str, str]]:
+def _rows(status: RunStatus, history: RunHistory) -> list[tuple[str, str]]:
     rows = _what(status)
     if status.doing is not None:
         rows.append(("now", f"{status.doing.label}: {status.doing.lasting(time.time())}"))
@@ -121,7 +136,11 @@ def _rows(status: RunStatus) -> list[tuple[str, str]]:
         measures = {**status.scalars, GRAD_NORM: status.grad_norm}
         rows.append(("loss", ", ".join([number(status.loss), *parts_of_step(measures)])))
     if status.evaluation:
-        best = "" if status.best is None else f", best {number(status.best)}"
+        best = (
+            ""
+            if status.best is None
+            else f", best {status.best_of or ''} {number(status.best)}".replace("  ", " ")
+        )
         metrics = of_weights(status.evaluation, status.weights)
         raw = f"; raw: {values(status.evaluation_raw)}" if status.evaluation_raw else ""
         rows.append(("evaluation", f"{metrics} at step {status.evaluated_step}{best}{raw}"))
@@ -130,8 +149,7 @@ def _rows(status: RunStatus) -> list[tuple[str, str]]:
         match = SNAPSHOT_NAME.fullmatch(status.snapshot)
         at = f"step {int(match['step'])}, " if match else ""
         rows.append(("snapshot", f"{at}{status.snapshot}"))
-    if status.held is not None:
-        rows.append(("in memory", f"step {status.held}"))
+    rows += _in_memory(status, history)
     if status.workers:
         who = ", ".join(f"rank {w.rank} pid {w.pid}" for w in status.workers[:8])
         more = f" and {len(status.workers) - 8} more" if len(status.workers) > 8 else ""
@@ -143,9 +161,18 @@ def _rows(status: RunStatus) -> list[tuple[str, str]]:
     if status.compilation is not None:
         rows.append(("compiler", status.compilation.in_words()))
     rows.append(("launch", _launch(status)))
+    rows += [("done again", plural(history.redone, "step"))] * bool(history.redone)
     rows += _times(status)
     rows.append(("folder", shortest_path(status.folder.path)))
     return rows
+
+
+def _in_memory(status: RunStatus, history: RunHistory) -> list[tuple[str, str]]:
+    if status.held is not None:
+        return [("in memory", f"step {status.held}")]
+    if status.status == "running" and history.not_held is not None:
+        return [("in memory", f"nothing: {history.not_held}")]
+    return []
 
 
 def _what(status: RunStatus) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ from elasticflow.cli.parameters import RUN, format_option
 from elasticflow.jobfile.project import current_project_root
 from elasticflow.observe.history import SUPERVISOR_LOST, RunHistory
 from elasticflow.observe.incidents import (
+    code_warnings_of,
     data_warnings_of,
     incidents,
     log_of,
@@ -55,6 +56,10 @@ def command(run: str | None, form: str) -> None:
     click.echo(f"{run_headline(status)}, {count}")
     if status.durations:
         click.echo(f"  {paint('took   ', dim=True)} {took(status.durations)}")
+    if history.redone and len(failures) > 1:
+        click.echo(
+            f"  {paint('again  ', dim=True)} {plural(history.redone, 'step')} done again, after all failures"
+        )
     if (stopped := (status.verdict or {}).get("stopped")) is not None:
         click.echo(f"  {paint('stopped', dim=True)} {stopped}")
     for label, text in _warnings(history):
@@ -73,6 +78,7 @@ def _warnings(history: RunHistory) -> list[tuple[str, str]]:
     found += [("data", warning) for warning in data_warnings_of(history)]
     found += [("slow", warning) for warning in slow_ranks_of(history)]
     found.append(("restart", restart_anew_of(history)))
+    found += [("warning", warning) for warning in code_warnings_of(history)]
     return [(label, text) for label, text in found if text is not None]
 
 

@@ -14,10 +14,13 @@ from elasticflow.jobfile.project import current_project_root
 from elasticflow.launcher.supervisor.leave_requests import LEAVE, NOW
 from elasticflow.observe.runs import find_run
 from elasticflow.observe.status import is_locked, read_status
+from elasticflow.observe.terminal.formats import local_time
+from elasticflow.protocol.resume_command import resume_command
 from elasticflow.system import atomic_files
 from elasticflow.system.file_lock import holder_of
 
 if TYPE_CHECKING:
+    from elasticflow.observe.status import RunStatus
     from elasticflow.run_folder import RunFolder
 
 _POLL_S = 0.05
@@ -41,9 +44,10 @@ def command(run: str | None, now: bool) -> None:
     elasticflow cancel mnist --now
     """
     folder = find_run(current_project_root(), run)
-    supervisor = read_status(folder).pid
+    before = read_status(folder)
+    supervisor = before.pid
     if supervisor is None:
-        raise NotRunningError(f"run {folder.run_id} is not running here", "`elasticflow runs` lists all runs")
+        raise _not_running(before)
     # On another machine that shares the folder, the same id is another process.
     holder = holder_of(folder.lock)
     is_here = holder is not None and holder.send(signal.SIGTERM)
@@ -57,7 +61,19 @@ def command(run: str | None, now: bool) -> None:
             holder.send(signal.SIGTERM)
     _wait(folder)
     status = read_status(folder)
-    click.echo(f"run {folder.run_id} is {status.status} at step {status.step}")
+    at = "" if status.script is not None and not status.step else f" at step {status.step}"
+    click.echo(f"run {folder.run_id} is {status.status}{at}")
+
+
+def _not_running(status: RunStatus) -> NotRunningError:
+    run = status.folder.run_id
+    if status.status == "interrupted":
+        again = resume_command(run, status.resume_command)
+        return NotRunningError(f"run {run} is not running: it was interrupted", f"continue with: {again}")
+    if status.status in {"finished", "failed"}:
+        ended = f"it {status.status} at {local_time(status.updated)}"
+        return NotRunningError(f"run {run} is not running: {ended}", "`elasticflow runs` lists all runs")
+    return NotRunningError(f"run {run} is not running here", "`elasticflow runs` lists all runs")
 
 
 def _wait(folder: RunFolder) -> None:

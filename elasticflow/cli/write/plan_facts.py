@@ -12,6 +12,7 @@ from elasticflow.jobfile.entry_points.object_arguments import dataset_values
 from elasticflow.jobfile.tables.evaluation import path_of_set
 from elasticflow.jobfile.tables.types import collate_entry
 from elasticflow.observe.terminal.formats import plural
+from elasticflow.protocol.snapshot_settings import AUTO, HELD_STATES, HELD_STATES_AUTO
 from elasticflow.sinks.registry import missing_of
 from elasticflow.system.units import intervals
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.tables.job import Job
     from elasticflow.jobfile.tables.parallel import ParallelTable
     from elasticflow.protocol.child_processes import Warm
+    from elasticflow.protocol.snapshot_settings import SnapshotSettings
 
 Fact = tuple[str, str]
 _MOST_NAMED = 8
@@ -234,18 +236,33 @@ def _logged(job: Job) -> Iterator[Fact]:
 
 def _of_snapshots(plan: LaunchPlan, job: Job) -> Iterator[Fact]:
     settings, keep = plan.snapshots, job.snapshots.keep
-    held = f"; held in memory every {settings.memory}" if settings.memory else ""
     best = "" if keep.best is None else ", at each new best value"
     place = settings.uri or f"runs/{plan.job_name}/<run id>"
     yield (
         "snapshots",
-        f"{_any_of(settings.every)}{best}, at the end and when asked to leave; in {place}{held}",
+        f"{_any_of(settings.every)}{best}, at the end and when asked to leave; in {place}",
     )
     stay = [f"the last {keep.last}"]
     stay += [f"the best {keep.best}"] if keep.best is not None else []
     stay += [f"one every {keep.every}"] if keep.every is not None else []
     stay += [f"those of the last {keep.within}"] if keep.within is not None else []
     yield "", f"{' and '.join([', '.join(stay[:-1]), stay[-1]] if stay[:-1] else stay)} stay"
+    yield "", _of_memory(settings, job.nodes.max)
+
+
+def _of_memory(settings: SnapshotSettings, nodes: int) -> str:
+    """Return how often the state is held in memory, and how many steps a death costs with that and without."""
+    if settings.memory is None:
+        return "nothing is held in memory: a death costs the steps since the last snapshot"
+    often, copies = f"every {settings.memory}", HELD_STATES
+    if settings.memory == AUTO:
+        often = "as often as 2 % of the time allows, if half of the free memory has room"
+        copies = HELD_STATES_AUTO
+    where = "" if nodes == 1 else " while all workers are on one node"
+    return (
+        f"held in memory{where}, {often} ({copies} times the state): a worker's death costs the steps since then; without, "
+        "or if the machine or its agent dies, those since the last snapshot"
+    )
 
 
 def _of_failures(plan: LaunchPlan, job: Job) -> Iterator[Fact]:

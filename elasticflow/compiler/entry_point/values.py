@@ -96,16 +96,24 @@ def _made_of_model(job: Job, functions: Mapping[str, Function], forms: CallForms
     groups, scheduler = functions.get("build_parameter_groups"), functions.get("build_scheduler")
     average, moves = functions.get("build_average"), forms.step_moves_optimizers
     name, is_sharded = _name_of_optimizer(forms), job.parallel is not None
+    is_deferred = job.parallel is not None and job.parallel.init == "meta"
+    filled = {"build": Name("build")} if is_deferred else {}
+
+    def built(function: Function) -> Call:
+        made = function.call()
+        return Call("build.call", (("", made.name), *made.arguments)) if is_deferred else made
+
     return {
-        "model": functions["build_model"].call(),
+        "build": "DeferredBuild()" if is_deferred else None,
+        "model": built(functions["build_model"]),
         # A sharded model is moved block by block.
         "to_device": None if is_sharded else "model.to(run.device)",
         "load_weights": None if job.model.weights is None else "load_weights(model, WEIGHTS)",
         "channels_last": "to_channels_last(model)" if job.train.channels_last else None,
         "compile": "model.compile()" if job.train.compile else None,
-        "whole_average": average.call() if average is not None and is_sharded else None,
-        "shard_model": call("shard_model", "worker", "model", "SHARDING") if is_sharded else None,
-        "shard_average": call("shard_model", "worker", "average.module", "SHARDING")
+        "whole_average": built(average) if average is not None and is_sharded else None,
+        "shard_model": call("shard_model", "worker", "model", "SHARDING", **filled) if is_sharded else None,
+        "shard_average": call("shard_model", "worker", "average.module", "SHARDING", **filled)
         if average is not None and is_sharded
         else None,
         "optimizer": None if moves else optimizer,

@@ -13,6 +13,7 @@ from elasticflow.jobfile.tables.evaluation import set_tables
 from elasticflow.jobfile.tables.job import OF_TRAINING, Job
 from elasticflow.jobfile.tables.logging import SINKS
 from elasticflow.jobfile.type_checks.annotations import DatasetValue
+from elasticflow.protocol.snapshot_settings import AUTO
 from elasticflow.system.redaction import without_secrets
 
 # Keys that are newer than some records, with their defaults, nested ones too. A job that leaves them out keeps its digest:
@@ -35,6 +36,7 @@ _LATER: tuple[tuple[tuple[str, ...], Any], ...] = (
     (("nodes", "device"), "auto"),
     (("train", "tf32"), None),
     (("train", "channels_last"), False),
+    (("parallel", "init"), "cpu"),
 )
 _OF_DATA = "$dataset"  # a value of the training data: {"$dataset": "vocab_size"}
 _FLOAT = "$float"  # JSON has no infinity and no NaN: {"$float": "inf"}
@@ -70,7 +72,12 @@ def public_tables(job: Job) -> dict[str, Any]:
         for key in ("samples", "collate", "step"):
             if table[key] is None:
                 del table[key]
-    return {**tables, "snapshots": without_secrets(tables["snapshots"])}
+    snapshots = without_secrets(tables["snapshots"])
+    # As in the records of jobs that left the key out before it had this default.
+    return {
+        **tables,
+        "snapshots": {**snapshots, "memory": None if snapshots["memory"] == AUTO else snapshots["memory"]},
+    }
 
 
 def _leave_out(tables: dict[str, Any], path: tuple[str, ...], default: object) -> None:
@@ -87,7 +94,11 @@ def _leave_out(tables: dict[str, Any], path: tuple[str, ...], default: object) -
 
 def job_from_json(values: Mapping[str, Any]) -> Job:
     """Return the job that `job_to_json` described."""
-    return Job.model_validate(from_json(values))
+    tables = from_json(values)
+    snapshots = tables.get("snapshots")
+    if snapshots is not None and snapshots.get("memory") is None:
+        tables["snapshots"] = {key: value for key, value in snapshots.items() if key != "memory"}
+    return Job.model_validate(tables)
 
 
 def job_digest(job: Job) -> str:

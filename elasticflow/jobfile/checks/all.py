@@ -32,6 +32,7 @@ from elasticflow.jobfile.tables.evaluation import (
 )
 from elasticflow.jobfile.text.layers import table_at, value_at
 from elasticflow.protocol import worker_environment
+from elasticflow.protocol.snapshot_settings import AUTO
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -258,7 +259,9 @@ def _several_machines(source: Source, tables: ValidTables) -> Iterator[Diagnosti
 
 def _one_node_only(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     nodes, snapshots = tables.get("nodes"), tables.get("snapshots")
-    if nodes is not None and nodes.max > 1 and snapshots is not None and snapshots.memory is not None:
+    if nodes is None or snapshots is None or snapshots.settings().memory in {None, AUTO}:
+        return
+    if nodes.max > 1:
         message = f"snapshots.memory covers one node, and nodes.max is {nodes.max}"
         remedy = (
             "while workers are on several nodes, a crash goes back to the newest snapshot on the store:\n"

@@ -30,6 +30,10 @@ def check_parallel(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     if isinstance(parallel.shard, int) and nodes is not None:
         yield from _worlds(source, parallel.shard, nodes)
     yield from _training(source, tables)
+    model = tables.get("model")
+    if parallel.init == "meta" and model is not None and model.weights is not None:
+        message = 'parallel.init = "meta" is for models that no worker can hold whole, and model.weights is read whole by each'
+        yield source.problem(codes.PARALLEL, message, ("parallel", "init"), remedy="leave init out")
     yield from _optimizer(source, tables)
 
 

@@ -91,6 +91,8 @@ def length_of_training(train: TrainTable, dataset: DatasetTable | None) -> Train
     return TrainingLength(steps, -(-steps // per_epoch) if per_epoch else None, consumed)
 
 
+# Words that stand in the place of an interval.
+_NO_INTERVALS = frozenset({"never", "auto", "off"})
 # Each key of an interval, and the consequence if the interval is longer than training.
 _KEYS: dict[KeyPath, str] = {
     ("snapshots", "every"): "one snapshot is taken, at the end: a failure goes back to the beginning",
@@ -116,7 +118,7 @@ def check_intervals(source: Source, tables: ValidTables) -> Iterator[Diagnostic]
     length = length_of_training(train, tables.get("dataset"))
     for key, meaning in _keys(source.raw):
         given = value_at(key, source.raw) if tables.get(str(key[0])) is not None else None
-        texts = [(path, text) for path, text in _texts(key, given) if text != "never"]
+        texts = [(path, text) for path, text in _texts(key, given) if text not in _NO_INTERVALS]
         never = [(path, text) for path, text in texts if length.is_beyond(parse_interval(text))]
         for path, text in never:
             message = f'{dotted(path)} never comes: it is "{text}", and training ends after {length}'

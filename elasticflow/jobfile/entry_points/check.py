@@ -270,6 +270,10 @@ class _EntryPointCheck:
             message = f"{self.module} is a file: an entry names the module, without .py"
             meant = f"{parent}:{self.attribute}"
             return self._entry.problem(codes.NO_MODULE, message, f'did you mean "{meant}"?')
+        if last == "ipynb":
+            message = f"{self.module} is a notebook, which cannot be imported"
+            into_a_file = f"write its code into a file: jupyter nbconvert --to script {self.module}"
+            return self._entry.problem(codes.NO_MODULE, message, into_a_file)
         near = nearest(last, error.beside)
         remedy = f'did you mean "{parent}.{near[0]}"?' if near else listing(error.beside, f"{parent}.")
         if not error.package.is_own:

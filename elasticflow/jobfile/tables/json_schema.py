@@ -300,7 +300,7 @@ EXAMPLES: dict[str, dict[str, list[Any]]] = {
     "SnapshotsTable": {
         "uri": ["s3://bucket/mnist", "/scratch/snapshots"],
         "every": ["10 min", ["500 steps", "10 min"]],
-        "memory": ["1 step"],
+        "memory": ["auto", "1 step", "off"],
         "keep": [{"last": 3, "best": 1}],
         "include": [{"vocabulary": "examples.text:vocabulary"}],
         "ignore": [["optimizer.last_norm"]],

@@ -331,10 +331,11 @@ class SnapshotsTable(Table):
         default=["10 min", "1 epoch"],
         description="A snapshot at any of these; always one at the end and on drain.",
     )
-    memory: IntervalText | None = Field(
-        default=None,
-        description="Also hold snapshots in the node's memory, at this interval. They outlive workers, never a "
-        "launch.",
+    memory: IntervalText | Literal["auto", "off", False] = Field(
+        default="auto",
+        description='Also hold the state in the node\'s memory, for workers that take the place of dead ones: "auto" as '
+        "often as it takes 2 % of the time at most, where the memory is there; or at this interval; or not. What is held ends "
+        "with the launch.",
     )
     staging_limit: SizeText | None = Field(
         default=None, description="Maximum memory of each node for snapshots; default: as much as is free."
@@ -362,7 +363,7 @@ class SnapshotsTable(Table):
         return SnapshotSettings(
             uri=self.uri,
             every=intervals(self.every),
-            memory=self.memory,
+            memory=self.memory if self.memory and self.memory != "off" else None,
             keep=Keep(**self.keep.model_dump(), best_mode=best_mode),
             integrity=self.integrity,
             staging_limit=self.staging_limit,

@@ -25,3 +25,8 @@ class ParallelTable(Table):
         default=True,
         description="Free gathered parameters after the forward and gather them again for the backward: less memory, more traffic.",
     )
+    init: Literal["cpu", "meta"] = Field(
+        default="cpu",
+        description="Memory in which each worker builds the model: the CPU's, which must hold a whole one; or none (torch's meta device), "
+        "and blocks are filled in one after the other, with the same values.",
+    )

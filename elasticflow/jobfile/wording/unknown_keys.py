@@ -60,9 +60,10 @@ class KeySuggestion(NamedTuple):
             return self._several(str(path[-1])) if self.keys else self.note
         key, around = self.keys[0], path[:-1]
         if self.is_slip:
-            return f'did you mean "{key[-1]}"?'
+            is_given = path != key and value_at(key, raw) is not None
+            return f'did you mean "{key[-1]}"?{" It is given already: keep one of them" if is_given else ""}'
         if len(key) == 1:
-            return self._table(path, value_at(path, raw))
+            return self._table(path, raw)
         if value_at(key, raw) is not None:
             return f"this is {dotted(key)} here, which is given already: take this out"
         if around[: len(key) - 1] == key[:-1] and len(around) >= len(key) and key[-1] == path[-1]:
@@ -99,15 +100,18 @@ class KeySuggestion(NamedTuple):
             return f"did you mean {' or '.join(map(dotted, self.keys))}?"
         return f'"{name}" belongs in {" or ".join(f"[{dotted(key[:-1])}]" for key in self.keys)}'
 
-    def _table(self, path: KeyPath, value: object) -> str:
-        name = str(self.keys[0][0])
+    def _table(self, path: KeyPath, raw: TomlTable) -> str:
+        name, value = str(self.keys[0][0]), value_at(path, raw)
         if name == "extends":
             file = value if isinstance(value, str) and value.endswith(".toml") else "FILE.toml"
             return f"write extends = {to_toml(file)} at the top of the file, above all tables"
         if isinstance(value, dict) and len(path) > 1:
             return f"it is a table of its own: write [{name}], not [{dotted(path)}]"
         if isinstance(value, dict):
-            return f"did you mean [{name}]?"
+            is_given = name != path[0] and value_at((name,), raw) is not None
+            return (
+                f"did you mean [{name}]?{' It is given already: move these keys there' if is_given else ''}"
+            )
         return f"this is a table here: [{name}] takes {', '.join(keys_at((name,)))}"
 
     def _line(self, key: KeyPath, around: KeyPath, raw: TomlTable) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
+from elasticflow.launcher.agent.worker_warnings import WarningLines
 from elasticflow.protocol.messages import PrintedLine
 from elasticflow.system.json_lines import FollowedLines
 from elasticflow.system.records import printable
@@ -66,7 +67,7 @@ class _Stream:
 
 
 class RankPrints:
-    """The standard streams of rank 0 in one generation, as they grow.
+    """The standard streams of rank 0 in one generation, as they grow, without the warnings, which are events.
 
     Args:
         folder: The run's.
@@ -83,23 +84,27 @@ class RankPrints:
             name: _Stream(_followed(folder.rank_log(generation, 0, name), at_end=begins_at_end), clock())
             for name in ("stdout", "stderr")
         }
+        self._warnings = WarningLines()
         self._counted_at: float | None = None
 
     def take(self) -> tuple[list[PrintedLine], int]:
         """Return lines to be shown now, and how many were left out before them and not told yet; the latter now and then."""
         now = self._clock()
-        for stream in self._streams.values():
-            stream.add(stream.file.lines(), now)
+        for name, stream in self._streams.items():
+            stream.add(self._told_here(name, stream.file.lines()), now)
         is_due = self._counted_at is None or now - self._counted_at >= _COUNT_EVERY_S
         return self._due(now, now - _HELD_S, counts=is_due)
 
     def end(self, *, has_failed: bool) -> tuple[list[PrintedLine], int]:
         """Return the remaining lines once no worker prints any more; if *has_failed*, without the last ones of stderr."""
         now = self._clock()
-        for stream in self._streams.values():
-            stream.add([*stream.file.lines(), *stream.file.unended()], now)
+        for name, stream in self._streams.items():
+            stream.add(self._told_here(name, [*stream.file.lines(), *stream.file.unended()]), now)
             stream.file.close()
         return self._due(now, now - _HELD_S if has_failed else now, counts=True)
+
+    def _told_here(self, name: str, lines: list[bytes]) -> list[bytes]:
+        return self._warnings.take(lines)[1] if name == "stderr" else lines
 
     def _due(self, now: float, until: float, *, counts: bool) -> tuple[list[PrintedLine], int]:
         lines = [

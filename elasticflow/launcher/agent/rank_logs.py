@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from elasticflow import events
+from elasticflow.launcher.agent.worker_warnings import WARNING_LEVELS, warning_in_log
 from elasticflow.system.json_lines import FollowedLines
 from elasticflow.system.records import BadJsonError, parse
 
@@ -13,10 +14,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elasticflow.events import EventRecord
+    from elasticflow.launcher.agent.worker_warnings import FoundWarning
     from elasticflow.run_folder import RunFolder
 
 FOLLOWED = frozenset(event for event in events.EVENTS.values() if event.emitter == "worker")
-_MARKS = tuple(f'"{name}"'.encode() for name in sorted(FOLLOWED))
+_MARKS = tuple(f'"{name}"'.encode() for name in sorted(FOLLOWED | WARNING_LEVELS))
 
 
 class RankLog:
@@ -24,24 +26,38 @@ class RankLog:
 
     def __init__(self, folder: RunFolder, generation: int, rank: int) -> None:
         self._file = FollowedLines(folder.rank_log(generation, rank))
+        self._warnings: list[FoundWarning] = []
 
     def lines(self) -> list[EventRecord]:
         """Return the followed records among the lines completed since the last call."""
-        return [record for line in self._file.lines() if (record := _followed(line)) is not None]
+        followed = []
+        for line in self._file.lines():
+            record = _record(line)
+            if record is None:
+                continue
+            if record.get("origin") != events.OURS:
+                self._warnings += [found] if (found := warning_in_log(record)) is not None else []
+            elif record.get("event") in FOLLOWED:
+                followed.append(record)
+        return followed
+
+    def warnings(self) -> list[FoundWarning]:
+        """Return the warnings of the job's code and its libraries among the lines that `lines` has returned; each once."""
+        found, self._warnings = self._warnings, []
+        return found
 
     def close(self) -> None:
         """Stop following."""
         self._file.close()
 
 
-def _followed(line: bytes) -> EventRecord | None:
+def _record(line: bytes) -> EventRecord | None:
     if not any(mark in line for mark in _MARKS):
         return None
     try:
-        record = parse(line)
+        return parse(line)
     except BadJsonError:  # not ours: user code may write anything into its own log
         return None
-    return record if record.get("origin") == events.OURS and record.get("event") in FOLLOWED else None
 
 
 def tail(path: Path, size: int = 8192) -> str:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from elasticflow.launcher.agent import stack_dumps
 from elasticflow.launcher.agent.printed import RankPrints
 from elasticflow.launcher.agent.rank_logs import RankLog
+from elasticflow.launcher.agent.worker_warnings import StderrWarnings
+from elasticflow.launcher.journal.warning_tally import WarningTally
 from elasticflow.protocol.messages import (
     Activity,
     LogLeftOut,
@@ -19,6 +21,7 @@ from elasticflow.protocol.messages import (
     StalledWorker,
     Standstill,
     StartedWorker,
+    Warned,
     WorkersEnded,
     WorkersStarted,
     WriterReports,
@@ -67,7 +70,9 @@ class Reporter:
         self._writer, self._heartbeats = writer, heartbeats
         self._generation = 0
         self._ranks: Mapping[int, int] = {}
-        self._logs: list[RankLog] = []
+        self._logs: dict[int, RankLog] = {}
+        self._stderrs: dict[int, StderrWarnings] = {}
+        self._tally = WarningTally()
         self._prints: RankPrints | None = None
         self._told: tuple[str, int] | None = None  # phase and step of the last activity
         self._looked = self._forwarded = self._figures_at = 0.0
@@ -76,7 +81,10 @@ class Reporter:
     def started(self, generation: int, ranks: Mapping[int, int], pids: Mapping[int, int]) -> None:
         """Report that workers of *generation* have started, and follow their logs; *ranks* and *pids* are by local rank."""
         self._generation, self._ranks, self._windows = generation, ranks, []
-        self._logs = [RankLog(self._folder, generation, rank) for rank in ranks.values()]
+        self._logs = {rank: RankLog(self._folder, generation, rank) for rank in ranks.values()}
+        self._stderrs = {
+            rank: StderrWarnings(self._folder.rank_log(generation, rank, "stderr")) for rank in ranks.values()
+        }
         self._prints = RankPrints(self._folder, generation, time.monotonic) if 0 in ranks.values() else None
         workers = tuple(
             StartedWorker(rank, node=self._node, **ProcessRecord.of(pids[local]).to_json())
@@ -96,14 +104,22 @@ class Reporter:
 
     def _forward(self, reports: Sequence[EventRecord]) -> None:
         self._forwarded = time.monotonic()
-        lines = [line for log in self._logs for line in log.lines()]
+        lines = [line for log in self._logs.values() for line in log.lines()]
         for first in range(0, len(lines), _MOST_LINES):
             piece = tuple(lines[first : first + _MOST_LINES])
             self._outbox.post(LogLines(piece, self._heartbeats.held()))
         if reports:
             self._outbox.post(WriterReports(tuple(reports)))
+        self._count_warnings()
         if self._prints is not None:
             self._post_printed(self._prints, has_failed=None)
+
+    def _count_warnings(self) -> None:
+        for rank, log in self._logs.items():
+            for found in (*log.warnings(), *self._stderrs[rank].take()):
+                warned = Warned(self._node, rank, self._generation, *found)
+                if (told := self._tally.add(warned)) is not None:
+                    self._outbox.post(told)
 
     def _post_printed(self, prints: RankPrints, *, has_failed: bool | None) -> None:
         lines, left_out = prints.take() if has_failed is None else prints.end(has_failed=has_failed)
@@ -190,9 +206,12 @@ class Reporter:
     def ended(self, workers: ForkedWorkers, alone: Container[int], *, failed: bool) -> None:
         """Report that no worker is left; the local ranks in *alone* ended by themselves."""
         self.forward()
-        for log in self._logs:
+        for rank, log in self._logs.items():
             log.close()
-        self._logs = []
+            self._stderrs[rank].close()
+        self._logs, self._stderrs = {}, {}
+        for warned in self._tally.rest():
+            self._outbox.post(warned)
         if self._prints is not None:
             self._post_printed(self._prints, has_failed=failed)
             self._prints = None

@@ -5,15 +5,17 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import functools
 import importlib.util
 import os
 import random
 import signal
 import sys
 import threading
+import time
 from importlib.machinery import SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from elasticflow.protocol.child_processes import Program
 
 _NAME = "__main__"
+# A thread that waits for the interpreter's lock gets it at once.
+_LET_GO_S = 0.05
 
 
 def run_script(program: Program) -> NoReturn:
@@ -78,6 +82,7 @@ def _run(program: Program) -> None:
     # Python's own handlers until it sets others.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
+    _let_go_after_groups()
     code, main = _of_module(program) if program.module else _of_file(program)
     sys.modules[_NAME] = main
     exec(code, main.__dict__)  # noqa: S102  # the program itself
@@ -130,6 +135,30 @@ def _draw_anew() -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()
+
+
+def _let_go_after_groups() -> None:
+    """Have `destroy_process_group` give the threads of process groups a moment in which they may use Python.
+
+    The work of a gloo thread holds a Python object of its backward pass (torch 2.13, autograd/graph.py `_engine_run_backward`),
+    and takes the interpreter's lock to drop it. A script that ends at once holds that lock until DDP's destructor waits for the
+    thread: both wait for ever. In a new process the imports at the end let go of the lock; here all is imported.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None:
+        return
+    destroy = distributed.destroy_process_group
+
+    @functools.wraps(destroy)
+    def destroy_and_let_go(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return destroy(*args, **kwargs)
+        finally:
+            time.sleep(_LET_GO_S)
+
+    for module in (distributed, sys.modules.get("torch.distributed.distributed_c10d")):
+        if module is not None:
+            module.destroy_process_group = destroy_and_let_go  # type: ignore[attr-defined]
 
 
 def _of_script(error: BaseException, trace: TracebackType | None) -> TracebackType | None:

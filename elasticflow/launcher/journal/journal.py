@@ -6,6 +6,7 @@ import bisect
 import json
 import os
 import time
+from dataclasses import asdict
 from datetime import UTC, datetime
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ from elasticflow import events
 from elasticflow.events import GENERATION_ENDED
 from elasticflow.launcher.journal.durations import Durations, read_parts
 from elasticflow.launcher.journal.post_mortem import MACHINE, Machine
+from elasticflow.launcher.journal.warning_tally import WarningTally
+from elasticflow.protocol.messages import Activity, Printed, Warned
 from elasticflow.protocol.run_files import known_record, printed_record
 from elasticflow.system import atomic_files
 from elasticflow.system.json_lines import AppendedLines
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
     from elasticflow.events import Event, EventRecord
     from elasticflow.launcher.journal.durations import Parts
-    from elasticflow.protocol.messages import Activity, NodeFigures, Printed, StartedWorker
+    from elasticflow.protocol.messages import NodeFigures, StartedWorker
     from elasticflow.run_folder import RunFolder
 
 _STATE_EVERY_S = 0.25
@@ -96,6 +99,7 @@ class Journal:
         self._lines = AppendedLines(folder.events)
         self.damage = self._lines.damage
         self._show = show
+        self._warnings = WarningTally()
         self._written = self._told = 0.0
         # Known but not yet written: the state on disk, and the activities of nodes.
         self._is_written_late = self._is_told_late = False
@@ -170,6 +174,16 @@ class Journal:
         self.update(at_once=True, **fields)
         self._show(known_record(self.state))
 
+    def hear(self, message: Activity | Printed | Warned) -> None:
+        """Take in what a node tells beside its workers' events."""
+        match message:
+            case Activity():
+                self.activity(message)
+            case Printed():
+                self.printed(message)
+            case Warned():
+                self._warned(message)
+
     def activity(self, activity: Activity) -> None:
         """Take in a node's activity, or its end."""
         self._activities.pop(activity.node, None)
@@ -219,6 +233,16 @@ class Journal:
     def printed(self, printed: Printed) -> None:
         """Show the lines that rank 0 printed; the run's logs keep them anyway."""
         self._show(printed_record(printed.lines, printed.left_out))
+
+    def _warned(self, warned: Warned) -> None:
+        """Count a node's warning of a worker, and record it if no node has told it before, or it is ten times as many now."""
+        if (told := self._warnings.add(warned)) is not None:
+            self.event(events.WORKER_WARNED, **asdict(told))
+
+    def tell_warnings(self) -> None:
+        """Record how often warnings were given that were not recorded yet; at the end of the launch."""
+        for warned in self._warnings.rest():
+            self.event(events.WORKER_WARNED, **asdict(warned))
 
     def show(self, record: EventRecord) -> None:
         """Show a record that belongs to another file."""

@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -96,11 +96,15 @@ class Ending:
         kind: The most likely cause.
         known: The certain facts, in words.
         likely: The probable cause, in words; None if *known* says it.
+        last_seen: Unix time of its last sign of life; None: unknown.
+        in_generation: Its newest generation; 0: none, or unknown.
     """
 
     kind: Kind
     known: str
     likely: str | None = None
+    last_seen: float | None = None
+    in_generation: int = 0
 
     @property
     def text(self) -> str:
@@ -114,17 +118,13 @@ def ending_of(folder: RunFolder) -> Ending | None:
     if not isinstance(state, dict) or state.get("status") != "running":
         return None
     then, pid = Machine.from_json(state.get(MACHINE)), _whole(state.get("pid"))
-    ending = explain(
-        then,
-        Machine.here(),
-        _moment(state.get("updated")),
-        lambda since: pid is not None and is_in_log(pid, since),
-    )
-    if ending.kind != "killed" or not _is_full(folder.path):
-        return ending
-    return Ending(
-        "disk_full", f"{ending.known}; the disk of the run folder is full", "it could write no more"
-    )
+    last_seen = _moment(state.get("updated"))
+    ending = explain(then, Machine.here(), last_seen, lambda since: pid is not None and is_in_log(pid, since))
+    if ending.kind == "killed" and _is_full(folder.path):
+        known = f"{ending.known}; the disk of the run folder is full"
+        ending = Ending("disk_full", known, "it could write no more")
+    generation = _whole(state.get("generation")) or 0
+    return replace(ending, last_seen=last_seen, in_generation=generation)
 
 
 def explain(

@@ -59,10 +59,12 @@ from elasticflow.protocol.messages import (
     ProcessLeftBehind,
     StandbysOff,
     StandbysReady,
+    Warned,
     WorkersEnded,
     WriterReports,
 )
 from elasticflow.protocol.resume_command import told_command
+from elasticflow.protocol.snapshot_settings import AUTO
 from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.run_folder import step_of
 from elasticflow.snapshots.client.writer_reports import FENCED
@@ -207,7 +209,8 @@ class Supervisor:
             is_resumed=self._launch.is_resumed,
         )
         # Memory may be ahead of the store, also before the first step.
-        untrained_s = UNTRAINED_S if plan.snapshots.memory is None else plan.restarts.grace_s
+        is_held = plan.snapshots.memory not in {None, AUTO}
+        untrained_s = plan.restarts.grace_s if is_held else UNTRAINED_S
         script = None if plan.script is None else plan.script.shown
         return Lifecycle(plan.restarts, self._nodes, run, untrained_s, script=script)
 
@@ -275,12 +278,10 @@ class Supervisor:
                 self._hear_writer(message, tell)
             case WorkersEnded():
                 tell(_on_own_clock(message))
-            case Activity():
-                self._journal.activity(message)
+            case Activity() | Printed() | Warned():
+                self._journal.hear(message)
             case NodeFigures():
                 self._ingest.figures(message)
-            case Printed():
-                self._journal.printed(message)
             case FilePiece() | FilesSent() | NodeReady():
                 self._remote_files.hear(message)
                 if isinstance(message, NodeReady):
@@ -305,7 +306,7 @@ class Supervisor:
 
     def _hear_last(self, message: Message, tell: Callable[[LifecycleEvent], None]) -> None:
         """Take in the messages that still matter once the launch has its verdict."""
-        last = LogLines | Printed | WriterReports | ProcessLeftBehind | FilePiece | FilesSent
+        last = LogLines | Printed | Warned | WriterReports | ProcessLeftBehind | FilePiece | FilesSent
         if isinstance(message, last):
             self._hear(message, tell)
 
@@ -379,6 +380,7 @@ class Supervisor:
 
     def _conclude(self, verdict: Verdict) -> int:
         self._profiles.give_up("the launch ended")
+        self._journal.tell_warnings()
         fields = {**verdict.fields, **self._journal.durations.figures()}
         if verdict.status == "finished" and (left := self._agents.not_reached):
             changes = [str(change) for change in left]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
 from elasticflow.observe.terminal.formats import number, plural, span
-from elasticflow.system.records import Record, float_of, int_of
+from elasticflow.system.records import Record, float_of, int_of, texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -258,7 +258,7 @@ def _hang_detected(record: Record) -> Line:
         text += f", where {span(limit_s)} is the most"
     more = [str(record["reason"])] if record.get("reason") else []
     more.append(f"stacks: {record.get('stacks')}")
-    if dumps := record.get("dumps"):
+    if dumps := texts_of(record, "dumps"):
         more.append(f"collectives: torchfrtrace {PurePath(dumps[0]).parent}")
     return Line("hang", text, tuple(more), symbol="wrong", tone="bad")
 

@@ -44,6 +44,10 @@ class OneSet(Protocol):
         """Direction of the metric that `best` names; None: no `best`."""
 
     @property
+    def best_name(self) -> str:
+        """Name of that metric; empty: no `best`."""
+
+    @property
     def measure(self) -> str | None:
         """Name of a snapshot's metric."""
 
@@ -77,7 +81,7 @@ def run_sets(
     sets: Mapping[str, OneSet],
     position: Position,
     *,
-    ranked: OneSet | None,
+    ranked: tuple[str, OneSet] | None,
     stop_when: StopWhen | None,
 ) -> dict[str, float] | None:
     """Return and log the metrics over all of these sets, under their names: `val.loss`. Collective: every rank.
@@ -89,7 +93,7 @@ def run_sets(
         worker: This worker.
         sets: Evaluation sets by name; metrics of a set with an empty name have no prefix.
         position: Position after the last step.
-        ranked: The set whose best value the log line shows.
+        ranked: The set whose best value the log line shows, with its name.
         stop_when: Receives the metrics.
     """
     began, since = time.time(), time.monotonic()
@@ -106,7 +110,9 @@ def run_sets(
         for name, each in measured.items():
             sets[name].remember(position, each.metrics)
         raw = _named({name: each.raw for name, each in measured.items() if each.raw is not None})
-        beside = {"eval_raw": raw} if raw else {}
+        beside: dict[str, Any] = {"eval_raw": raw} if raw else {}
+        if ranked is not None and ranked[1].best_name:
+            beside |= {"best_of": _name_of(ranked[0], ranked[1].best_name)}
         if worker.rank == 0:
             worker.event(
                 events.EVALUATION,
@@ -115,7 +121,7 @@ def run_sets(
                 eval=metrics,
                 weights=_weights(sets),
                 **beside,
-                best=None if ranked is None else ranked.best,
+                best=None if ranked is None else ranked[1].best,
                 time=round(began, 3),
                 seconds=round(time.monotonic() - since, 6),
             )
@@ -149,11 +155,11 @@ def _measured(sets: Mapping[str, OneSet]) -> dict[str, Measured] | None:
 
 
 def _named(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    return {
-        f"{name}.{key}" if name else key: value
-        for name, each in metrics.items()
-        for key, value in each.items()
-    }
+    return {_name_of(name, key): value for name, each in metrics.items() for key, value in each.items()}
+
+
+def _name_of(of_set: str, metric: str) -> str:
+    return f"{of_set}.{metric}" if of_set else metric
 
 
 def _weights(sets: Mapping[str, OneSet]) -> str | dict[str, str]:
@@ -185,7 +191,11 @@ class Evaluations:
     ) -> None:
         self._worker, self._schedule, self._sets, self._stop_when = worker, schedule, dict(sets), stop_when
         self._first = next(iter(self._sets.values()))
-        self._ranked = next((each for each in self._sets.values() if each.best_mode is not None), None)
+        # The set that has a `best`, with its name.
+        self._named_ranked = next(
+            ((name, each) for name, each in self._sets.items() if each.best_mode is not None), None
+        )
+        self._ranked = None if self._named_ranked is None else self._named_ranked[1]
         self._owed: list[str] = []
         self._last: Position | None = None
         if worker.rank == 0:  # each set wrote its own over the one before
@@ -236,7 +246,7 @@ class Evaluations:
     def run(self, position: Position, names: list[str]) -> dict[str, float]:
         """Return and log the metrics over the sets of these names; as `run_sets`. Collective: every rank."""
         sets = {name: self._sets[name] for name in names}
-        metrics = run_sets(self._worker, sets, position, ranked=self._ranked, stop_when=self._stop_when)
+        metrics = run_sets(self._worker, sets, position, ranked=self._named_ranked, stop_when=self._stop_when)
         stopped = self._worker.stopped
         self._owed = names if metrics is None and stopped is not None and not stopped.is_end else []
         return metrics or {}

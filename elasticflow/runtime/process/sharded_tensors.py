@@ -19,8 +19,11 @@ from torch import Tensor
 
 from elasticflow.errors import StateError
 from elasticflow.runtime.process import torch_private
+from elasticflow.snapshots.format.pieces import Part
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import nn
 
 _PLAIN = "shard each parameter along its first dimension: fully_shard(module) of torch.distributed.fsdp, without a placement of your own"
@@ -101,9 +104,7 @@ def box_among(tensor: Tensor, name: str, shape: tuple[int, ...]) -> Box:
 
 
 def _cut(shape: tuple[int, ...], shards: Shards) -> Box:
-    # As `torch.chunk` cuts: the last parts may be smaller or empty.
-    size = -(-shape[0] // shards.degree)
-    begin, end = (min(shape[0], number * size) for number in (shards.shard, shards.shard + 1))
+    begin, end = Part(shards.shard, shards.degree).rows(shape[0])
     return Box(shape, begin, end, shards)
 
 
@@ -125,6 +126,19 @@ def _strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
 def is_over_all_ranks(tensor: Any) -> bool:
     """True for a DTensor whose mesh has all ranks: torch exchanges its gradients between replicas, too."""
     return is_sharded(tensor) and tensor.device_mesh.size() == dist.get_world_size()
+
+
+def part_of(modules: Iterable[nn.Module]) -> Part | None:
+    """Return the rows that this rank holds of the sharded tensors of *modules*; None: no parameter is sharded.
+
+    Raises:
+        StateError: as by `box_of`.
+    """
+    for module in modules:
+        for name, parameter in module.named_parameters():
+            if is_sharded(parameter):
+                return Part(*_shards_of(parameter, name)[:2])
+    return None
 
 
 def sharded_modules(model: nn.Module) -> list[Any]:

@@ -172,6 +172,9 @@ scale_of: Callable[[torch.amp.GradScaler], tuple[Tensor | None, Tensor | None]] 
 
 
 tree_map: Callable[..., Any] = _required("torch.utils._pytree:tree_map", "to keep the arguments of a forward")
+TorchDispatchMode: Any = _required(
+    "torch.utils._python_dispatch:TorchDispatchMode", "to note how a model is built"
+)
 
 
 total_norm: Callable[..., Tensor] = _required("torch.nn.utils.clip_grad:_get_total_norm", "to clip gradients")

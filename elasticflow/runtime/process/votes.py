@@ -27,13 +27,14 @@ class Vote:
         names_wanted: This rank's step returned a scalar that has no place yet; see `runtime/measuring/scalars.py`.
         may_skip: This rank can take part in a step without its data.
         may_cut_short: A request to exit cuts an evaluation short; if false, it waits for the evaluation's end.
-        may_leave_untrained: This rank may exit before the first step, since the store has its whole state; with a memory tier
-            it may not.
+        may_leave_untrained: This rank may exit before the first step, since the store has its whole state; if it is held in
+            memory, it may not.
         leave: All ranks exit after this step.
         stop: All ranks exit, or end training, before this step, which is not applied.
         snapshot: All ranks take a snapshot after this step, due by the clock.
         evaluation: All ranks evaluate after this step, due by the clock.
         memory: All ranks hold their state in memory after this step, due by the clock.
+        memory_quorum: Number of ranks that have to ask for `memory`: one, or all of them.
         count: All ranks compare the remaining samples of their data shards before the next step.
         buffers: All ranks take over rank 0's buffers before the next step.
         random: All ranks seed python's and numpy's generators from the next step on.
@@ -49,6 +50,7 @@ class Vote:
         self.stop_is_by_rule = False
         self.may_skip = self.may_cut_short = self.may_leave_untrained = True
         self.count_wanted = False
+        self.memory_quorum = 1
         self._asked: dict[Asked, Callable[[], bool]] = dict.fromkeys(get_args(Asked), bool)
         self.names_wanted = self.end_wanted = False
         self.leave = self.stop = self.snapshot = self.evaluation = self.memory = self.count = False
@@ -59,7 +61,7 @@ class Vote:
     def when(self, request: Asked, is_wanted: Callable[[], bool]) -> None:
         """Have *is_wanted* decide once per step if this rank makes the *request*; replaces an earlier callback.
 
-        `snapshot`, `evaluation` and `memory` are due by rank 0's clock; `buffers`: this step changed buffers that the next
+        `snapshot` and `evaluation` are due by rank 0's clock, `memory` by its clock or by those of all ranks; `buffers`: this step changed buffers that the next
         step reads (`training/model_buffers.py`); `random`: the model or the optimizer draws from python's or numpy's generator.
         """
         self._asked[request] = is_wanted
@@ -94,7 +96,10 @@ class Vote:
             self.names,
             self.end,
         ) = [total > 0 for total in sums]
+        self.memory = sums[_MEMORY] > self.memory_quorum - 1
 
 
+_MEMORY = 4
+"""Place of `memory` in `Vote.requests`."""
 NUM_REQUESTS = len(Vote().requests())
 """Number of entries of `Vote.requests`."""

@@ -1,4 +1,9 @@
-"""The memory tier of a rank: holds the rank's shard at every due step, for the store and for a later generation."""
+"""The memory tier of a rank: holds the rank's shard at every due step, for the store and for a later generation.
+
+At an interval, or by itself (`AUTO`): a state is then held once the time since the last is so long that holding takes at most a
+fixed share of it, on every rank. A rank asks for that in the exchange of a step, by its own clock, and all hold the state
+after the step in which all have asked. Whether the node has the memory, all ranks learn together as well.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow import events
 from elasticflow.errors import StorageError
+from elasticflow.protocol.snapshot_settings import AUTO
 from elasticflow.run_folder import SNAPSHOT_NAME
 from elasticflow.runtime.snapshot.rank_shard import view_of
 from elasticflow.runtime.snapshot.restore import SnapshotContent
@@ -16,12 +22,12 @@ from elasticflow.runtime.state.tensors import BY_NAME
 from elasticflow.snapshots.client.memory_tier import MemoryTierClient
 from elasticflow.snapshots.format.manifest import Manifest
 from elasticflow.snapshots.format.pieces import TensorPlace, whole_tensors
-from elasticflow.snapshots.format.policy import Due
+from elasticflow.snapshots.format.policy import BoundedShare, Due
 from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -30,7 +36,7 @@ if TYPE_CHECKING:
     from elasticflow.runtime.snapshot.metadata import SnapshotMetadata
     from elasticflow.runtime.snapshot.rank_shard import RankShard, ShardPlanner
     from elasticflow.runtime.snapshot.staging_copy import Copier
-    from elasticflow.runtime.state.state import State
+    from elasticflow.runtime.state.state import Captured, State
     from elasticflow.snapshots.client.memory_tier import RecalledState
     from elasticflow.snapshots.client.staging import StagingClient
     from elasticflow.snapshots.format.pieces import Span
@@ -40,6 +46,10 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.store.catalog import Catalog
 
 _TRIGGER = "memory"
+# Bytes that a rank copies, compares and sums up in a second, before it has measured that.
+_EXPECTED_SPEED = 1 << 29
+# Steps between two meetings of ranks that take their steps one by one, at most.
+_APART = 8
 
 
 def content_of(recalled: RecalledState, run_id: str) -> SnapshotContent:
@@ -102,7 +112,11 @@ class MemoryTier:
         planner: Selects the tensors that this rank holds.
         metadata: Makes names and records.
         copier: Copies from the device.
-        every: Interval at which the state is held, such as "1 step".
+        every: Interval at which the state is held, such as "1 step", or `AUTO`.
+
+    Attributes:
+        is_auto: It holds by itself, and can be switched off.
+        is_settled: All ranks know that all have slots.
     """
 
     def __init__(
@@ -117,15 +131,22 @@ class MemoryTier:
     ) -> None:
         self._me, self._state, self._planner, self._metadata = me, state, planner, metadata
         self._copier = copier
-        self._client = MemoryTierClient(client, me.generation)
-        self._due = Due((every,))
+        self.is_auto = every == AUTO
+        self.is_settled = not self.is_auto
+        self._client = MemoryTierClient(client, me.generation, is_optional=self.is_auto)
+        self._due = Due(() if self.is_auto else (every,))
+        self._share: BoundedShare | None = None
         self._last: HasPosition | None = None
         self._last_time = time.monotonic()
         self._shard: RankShard | None = None
         self._held_step: int | None = None
+        self._is_committed = True
         # Step of a state whose copy was overtaken, and the tensor.
         self._lost: tuple[int, str] | None = None
-        if me.rank == 0 and self._due.seconds is not None:
+        if self.is_auto:
+            me.vote.memory_quorum = me.world_size
+            me.vote.when("memory", self._asks)
+        elif me.rank == 0 and self._due.seconds is not None:
             me.vote.when("memory", self._is_due_by_time)
 
     def begin(self, position: Position) -> None:
@@ -140,12 +161,32 @@ class MemoryTier:
     def reserve(self, shard: RankShard) -> None:
         """Have the writer prepare slots for *shard* while training continues."""
         self._client.reserve(shard.nbytes)
+        if self.is_auto:
+            self._share = BoundedShare(time.monotonic(), shard.nbytes / _EXPECTED_SPEED)
 
-    def hold(self, position: Position, *, waits: bool) -> None:
-        """Copy this rank's shard into the writer's memory; waits for no other rank.
+    def settle(self) -> str | None:
+        """Return why this rank or another has no slots, if so: then none uses the tier. Collective: every rank.
+
+        Raises:
+            SnapshotError: the writer died.
+        """
+        self._client.await_answer()
+        declined = next(filter(None, self._me.gather_text(self._client.declined or "")), None)
+        self.is_settled = True
+        if declined is not None:
+            self._client.give_up()
+            self._me.vote.when("memory", bool)
+        return declined
+
+    def hold(
+        self, position: Position, compare: Callable[[Captured, Callable[[], None]], None], *, waits: bool
+    ) -> None:
+        """Copy this rank's shard into the writer's memory; waits for no other rank, if it holds by itself for a moment at most.
 
         Args:
             position: Position of the state.
+            compare: Called with the captured state and an action that lets the copy count once it is complete: to be called when
+                the state is known to be good.
             waits: The copy must not be overtaken; see `Copier.start`.
 
         Raises:
@@ -153,17 +194,36 @@ class MemoryTier:
             StagingLimitError: the limit is too small for the tier.
             StateError: the state holds something that a snapshot cannot hold; the message names it.
         """
+        began = time.monotonic()
         self._copier.finish()
+        is_soon = self._held_step is not None and position.step - self._held_step <= _APART
+        if self.is_auto and is_soon and not self._me.vote.memory:
+            # A rank that was killed before its last copy counted leaves the copy before, which the others must still have.
+            self._me.barrier()
         captured = self._state.capture()
         shard = self._planner.shard_of(captured)
         self._client.reserve(shard.nbytes)
         record = self._metadata.record(position, captured, _TRIGGER)
         name = "" if record is None else self._metadata.name(position.step)
+        waiting = time.monotonic()
         slot = self._client.next_slot()
+        # A slow store makes no hold dear.
+        began += time.monotonic() - waiting
         target = memoryview(slot.memory)[: shard.nbytes]
         self._copier.start(shard, target, captured.stepped, waits=waits)
-        self._copier.then(partial(self._commit_slot, shard, slot, name, position.step, record))
-        self._last, self._last_time, self._held_step = position, time.monotonic(), position.step
+        commit = partial(self._commit_slot, shard, slot, name, position.step, record)
+        now = time.monotonic()
+        if self._share is not None:
+            self._share.begin(now)
+        self._last, self._last_time, self._held_step = position, now, position.step
+        self._is_committed = False
+        self.spent(now - began)
+        compare(captured, partial(self._copier.then, commit))
+
+    def spent(self, seconds: float) -> None:
+        """Note that the last hold took *seconds*, beside what was noted before."""
+        if self._share is not None:
+            self._share.spent(seconds)
 
     def _commit_slot(
         self,
@@ -174,6 +234,7 @@ class MemoryTier:
         record: SnapshotRecord | None,
         overtaken: str | None,
     ) -> None:
+        began, self._is_committed = time.monotonic(), True
         if overtaken is not None:
             # The slot has no label: it is filled again next.
             self._lost = step, overtaken
@@ -186,6 +247,7 @@ class MemoryTier:
             self._client.describe(shard.entries, shard.nbytes, record)
             self._client.commit_slot(slot, name, step, record)
         self._me.heartbeat.hold(step)
+        self.spent(time.monotonic() - began)
 
     def holds(self, position: Position) -> bool:
         """True if this generation held the state after *position*, and no later one."""
@@ -208,7 +270,8 @@ class MemoryTier:
     def recall(self, catalog: Catalog) -> RecalledState | None:
         """Return the state that an earlier generation held, if all ranks received it and no committed snapshot is newer.
 
-        Collective: every rank. Reads no snapshot.
+        A state whose bytes have changed since it was held is not returned, and an event tells. Collective: every rank. Reads
+        no snapshot.
         """
         me = self._me
         fault_injection.reach("restore.before_recall")
@@ -216,11 +279,20 @@ class MemoryTier:
         name = recalled.name if recalled is not None else ""
         if me.rank == 0 and recalled is not None and not _is_newest(recalled, catalog):
             name = ""
-        names = me.gather_text(name)
+        damaged = None if recalled is None else recalled.damaged(me.local_rank, me.local_world_size)
+        names = me.gather_text(name if damaged is None else f"{damaged}")
         if recalled is None or not name or set(names) != {name}:
+            if damaged is not None and recalled is not None:
+                me.event(events.HELD_DAMAGED, step=recalled.step, of_rank=damaged)
             return None
         me.heartbeat.hold(recalled.step)
         return recalled
+
+    def _asks(self) -> bool:
+        """True if this rank would hold its state now, or does not know yet if all can."""
+        if self._share is None or not self._is_committed or not self._client.is_answered:
+            return False
+        return not self.is_settled or (self._share.is_due(time.monotonic()) and self._client.is_free)
 
     def _is_due_by_time(self) -> bool:
         return self._due.is_due_by_time(time.monotonic() - self._last_time)

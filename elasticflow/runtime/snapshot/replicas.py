@@ -8,6 +8,7 @@ in equal environments do the same arithmetic on the same numbers, so a sum over 
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -72,6 +73,9 @@ class ReplicaCheck:
             states held in memory since then were never compared.
         is_exact: The ranks' environments are known to give the same bits.
         not_exchanged: Names the gradients that the ranks do not exchange, if known; called only if replicas differ.
+
+    Attributes:
+        sums_s: Seconds that the sums of the last comparison by `start` took, beside the step.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class ReplicaCheck:
         # Step after which the replicas were last known to be equal.
         self._equal_at = 0
         self._pending: _Pending | None = None
+        self.sums_s = 0.0
         self._thread: ThreadPoolExecutor | None = None
         self._sums = checksums.Sums({})
         # Sharded tensors are compared between the ranks that hold the same rows.
@@ -154,6 +159,7 @@ class ReplicaCheck:
         No rank waits: the sums are computed during the next step, up to its optimizer step, and `finish` compares them
         between the ranks.
         """
+        self.sums_s = 0.0
         if self._is_done(position):
             then()
             return
@@ -199,7 +205,14 @@ class ReplicaCheck:
             return started, lambda: None
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "compare")
-        started = self._thread.submit(lambda: self._sums_of(captured).start())
+
+        def sum_up() -> checksums.StartedSums:
+            began = time.monotonic()
+            sums = self._sums_of(captured).start()
+            self.sums_s = time.monotonic() - began
+            return sums
+
+        started = self._thread.submit(sum_up)
 
         def wait(*_: object) -> None:
             started.result()

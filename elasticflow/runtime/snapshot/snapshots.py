@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticflow import events
 from elasticflow.errors import SnapshotError
-from elasticflow.protocol.snapshot_settings import Keep, SnapshotSettings
+from elasticflow.protocol.snapshot_settings import AUTO, Keep, SnapshotSettings
 from elasticflow.runtime.data.dataset import EVALUATION_DATA, TRAINING_DATA, opened, require_same
 from elasticflow.runtime.data.order.order import require_same_order
 from elasticflow.runtime.data.values import marks_of
@@ -34,7 +35,7 @@ from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from elasticflow.runtime.data.dataset import OpenedDataset
     from elasticflow.runtime.process.context import Worker
@@ -119,18 +120,26 @@ class Snapshots:
         self._capture_check = CaptureCheck(worker)
         self.unsaved = Unsaved(worker, state, policy.ignore)
         self._memory_tier = None
-        # The memory tier covers one node.
-        if policy.memory is not None and worker.local_world_size == worker.world_size:
+        # Why nothing is held in memory, to be told where training begins.
+        self._not_held: str | None = None
+        # The memory tier covers one node. Without our agent the writer ends with its worker, and nothing is gained.
+        if policy.memory == AUTO and worker.identity.writer is None:
+            pass
+        elif policy.memory is not None and worker.local_world_size == worker.world_size:
             self._memory_tier = MemoryTier(
                 worker, self._client, state, self._planner, self._metadata, self._copier, policy.memory
             )
-        forget = None if self._memory_tier is None else self._memory_tier.forget
+        elif policy.memory == AUTO:
+            self._not_held = "the workers are on several nodes"
+        # A tier that holds by itself holds only what was compared.
+        tier = self._memory_tier
+        forget = None if tier is None or tier.is_auto else tier.forget
         self._replica_check = ReplicaCheck(
             worker, state, compare_every, forget, is_exact=step.is_exact, not_exchanged=not_exchanged
         )
         self._due, self._is_due = Due(policy.every), False
         self._keeps_best = policy.keep.best is not None
-        # The newest best state is held in the memory tier, and the writer may not have begun to write it.
+        # The state to be written is held in the memory tier, and the writer may not have begun to write it.
         self._awaits_writer = False
         self._last: HasPosition = schedule.start
         self._last_time = time.monotonic()
@@ -209,6 +218,10 @@ class Snapshots:
             self._last = held.committed or (self._schedule.start if held.parent is None else position)
         if self._memory_tier is not None:
             self._memory_tier.begin(position)
+        # A state that an earlier generation held may be newer than those on the store.
+        worker.vote.may_leave_untrained &= held is None
+        if self._not_held is not None and worker.rank == 0 and position.step == 0:
+            worker.event(events.HELD_OFF, reason=self._not_held)
         self._replica_check.begin(position)
         self.unsaved.begin()
         if worker.trajectory_recorder is not None:
@@ -372,54 +385,102 @@ class Snapshots:
 
     def _take(self, position: Position, *, final: bool = False) -> None:
         worker = self._worker
+        # The state may be held already, and still be compared.
+        self._replica_check.finish()
         # A step has one snapshot at most.
         if position.step == self._last.step:
             if final and self._memory_tier is not None:
                 # No later step asks for another snapshot in its place; without a memory tier the writer tells of it.
                 self._require_held(self._memory_tier, position)
             return
-        if final or self._is_due:
+        is_durable = final or self._is_due
+        tier = self._settled_tier()
+        if tier is None and not is_durable:
+            return
+        if is_durable:
             for action in worker.moments.snapshot:
                 action(position, self._metadata.name(position.step))
         began = time.monotonic()
-        self.unsaved.before_snapshot(is_durable=final or self._is_due)
-        # The writer may write a held snapshot at any moment.
-        if final or (self._memory_tier is not None and self._is_due):
+        self.unsaved.before_snapshot(is_durable=is_durable)
+        # The writer may write a held snapshot at any moment, unless only compared states are held.
+        if final or (tier is not None and not tier.is_auto and self._is_due):
             self._replica_check.require_same(position)
         # A generation that resumes from this step does not log these lines again.
         worker.progress.flush()
         trigger = self._trigger(position, final=final)
-        # If this state is lost, no later one can take its place.
-        is_last = final or worker.should_leave or self._schedule.is_end(position)
-        # A script that reads its own data may end its loop after any step, and then write to the model.
-        may_be_last = self._is_due and self._schedule.remaining(position) is None
-        waits = is_last or may_be_last or self._is_new_best(position)
-        if self._memory_tier is None:
-            worker.phase("snapshot")
-            self._hand_over(position, trigger, waits=waits)
-            worker.phase("step")
-            worker.progress.go_on()
-        else:
-            self._hold(self._memory_tier, position, waits=waits)
-            if not (final or self._is_due):
-                return
-            self._owes_snapshot = False
-            self._copier.then(partial(self._request_persist, position.step, trigger))
-            self._awaits_writer = self._is_new_best(position)
+        waits = self._must_wait(position, final=final)
+        # Else it waits for no store.
+        with self._snapshot_phase() if is_durable and (tier is None or tier.is_auto) else nullcontext():
+            if tier is None:
+                self._hand_over(position, trigger, waits=waits)
+            else:
+                self._hold(tier, position, trigger if is_durable else None, waits=waits)
+        if not is_durable:
+            return
         self._capture_check.start(self._state.capture())
         self._last, self._last_time = position, time.monotonic()
         self._staged = self._metadata.name(position.step)
         self._reports.stall_s = round(self._last_time - began, 6)
-        if self._memory_tier is None:
+        if tier is None:
             self._reports.log_staged(name=self._staged, step=position.step, trigger=trigger)
 
-    def _hold(self, tier: MemoryTier, position: Position, *, waits: bool) -> None:
-        if not tier.holds(position):
-            self._await_writer()
-            tier.hold(position, waits=waits)
-        elif waits:
-            # Code that ran since then may have overtaken the copy.
-            self._require_held(tier, position)
+    def _must_wait(self, position: Position, *, final: bool) -> bool:
+        """Return whether the copy must not be overtaken: if this state is lost, no later one can take its place."""
+        is_last = final or self._worker.should_leave or self._schedule.is_end(position)
+        # A script that reads its own data may end its loop after any step, and then write to the model.
+        may_be_last = self._is_due and self._schedule.remaining(position) is None
+        return is_last or may_be_last or self._is_new_best(position)
+
+    @contextmanager
+    def _snapshot_phase(self) -> Iterator[None]:
+        self._worker.phase("snapshot")
+        yield
+        self._worker.phase("step")
+        self._worker.progress.go_on()
+
+    def _settled_tier(self) -> MemoryTier | None:
+        """Return the memory tier, unless a rank has no slots: then switch it off. Collective: every rank, the first time."""
+        tier = self._memory_tier
+        if tier is None or tier.is_settled:
+            return tier
+        declined = tier.settle()
+        if declined is None:
+            return tier
+        self._memory_tier = None
+        self._client.reserve(self._planner.shard_of(self._state.capture()).nbytes)
+        if self._worker.rank == 0:
+            self._worker.event(events.HELD_OFF, reason=declined)
+        return None
+
+    def _hold(self, tier: MemoryTier, position: Position, trigger: str | None, *, waits: bool) -> None:
+        """Have *tier* hold the state after *position*; with a *trigger* have the writer store it, once it counts."""
+
+        def then() -> None:
+            if trigger is not None:
+                self._owes_snapshot = False
+                self._copier.then(partial(self._request_persist, position.step, trigger))
+
+        if tier.holds(position):
+            if waits:
+                # Code that ran since then may have overtaken the copy.
+                self._require_held(tier, position)
+            then()
+            return
+        self._await_writer()
+
+        def compare(captured: Captured, commit: Callable[[], None]) -> None:
+            def count() -> None:
+                tier.spent(self._replica_check.sums_s)
+                commit()
+                then()
+
+            if tier.is_auto:
+                self._replica_check.start(position, captured, count)
+            else:
+                count()
+
+        tier.hold(position, compare, waits=waits)
+        self._awaits_writer = trigger is not None and (tier.is_auto or self._is_new_best(position))
 
     def _require_held(self, tier: MemoryTier, position: Position) -> None:
         """Make sure that no rank's copy of the state after *position* was overtaken. Collective: every rank.
@@ -438,7 +499,7 @@ class Snapshots:
             self._client.request_persist(step, trigger)
 
     def _await_writer(self) -> None:
-        """Wait until the writer has begun to write the best state, which a newer state in the memory tier would replace."""
+        """Wait until the writer has begun to write the last snapshot, if a newer state in the memory tier may replace its state."""
         if self._awaits_writer:
             self._copier.finish()
             self._client.await_begun()

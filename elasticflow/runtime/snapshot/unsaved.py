@@ -44,7 +44,7 @@ _SMALL = 2**16
 """Largest tensor in bytes that is compared by a checksum of all its bits; larger tensors are compared by the sum."""
 
 _SNAPSHOTS = 3
-"""Snapshots before which the state is looked at again: a schedule may change once an epoch, an averager every few steps."""
+"""Snapshots, and states held in memory, before which the state is looked at again: a schedule may change once an epoch, an averager every few steps."""
 
 # Values outside `state_dict` that torch computes anew at each step, or uses internally.
 _SCRATCH = ("scaler._per_optimizer_states", "._step_count", "._opt_called")
@@ -93,7 +93,9 @@ class Unsaved:
     def __init__(self, me: Worker, state: State, ignored: Sequence[str] = ()) -> None:
         self._me, self._state, self._ignored = me, state, tuple(ignored)
         self._last: _Look | None = None
-        self._steps, self._snapshots = 2, _SNAPSHOTS
+        self._steps = 2
+        # Looks that are left before durable snapshots, and before states held in memory alone.
+        self._looks = {True: _SNAPSHOTS, False: _SNAPSHOTS}
         self._warned: set[str] = set()
         self._watches: list[Watch] = []
         self._groups: dict[str, int] = {}
@@ -134,8 +136,8 @@ class Unsaved:
                 raise several_optimizers.groups_refusal(
                     name, f" has {now} parameter groups, and began with {count}"
                 )
-        if self._snapshots and not self._steps:
-            self._snapshots -= 1
+        if self._looks[is_durable] and not self._steps:
+            self._looks[is_durable] -= 1
             self._require_complete()
         elif is_durable:
             for watch in self._watches:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from elasticflow import events
 from elasticflow.errors import RunTakenOverError
+from elasticflow.runtime.process.sharded_tensors import part_of
 from elasticflow.snapshots.client import writer_reports
 from elasticflow.snapshots.client.messages import PersistBegun
 from elasticflow.snapshots.client.staging import StagingClient
@@ -121,6 +122,7 @@ def connect(me: Worker, settings: SnapshotSettings, prefix: str, state: State) -
         world_size=me.world_size,
         local_world_size=me.local_world_size,
         generation=me.generation,
+        part=part_of(state.sharded_modules),
     )
     forked_children.own(client.fileno())
     return client

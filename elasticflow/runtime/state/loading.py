@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,9 +110,9 @@ def decoded(stateful: Any, content: Any, view: codec.Decoder, own: codec.Decoder
     # Loading a module copies into its own tensors; what `get_extra_state` gave it keeps, as other objects keep all.
     live = stateful.state_dict()
     return {
-        key: (own if key.rpartition(".")[2] == EXTRA_STATE else view).decode(
-            value, _tensor_or_none(live.get(key))
-        )
+        key: own.decode_over(value, partial(live.get, key))
+        if key.rpartition(".")[2] == EXTRA_STATE
+        else view.decode(value, _tensor_or_none(live.get(key)))
         for key, value in content.items()
     }
 

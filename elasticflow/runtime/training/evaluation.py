@@ -124,7 +124,7 @@ class Evaluation:
         self._of_set = {name: metric for name, metric in rest.items() if metric.is_of_set}
         self._of_batches = {name: metric for name, metric in rest.items() if not metric.is_of_set}
         self._takes_outputs = any(metric.takes_outputs for metric in rest.values())
-        mode, _, self._best_name = (best or "").partition(" ")
+        mode, _, self.best_name = (best or "").partition(" ")
         self.best_mode: Literal["max", "min"] | None = {"max": "max", "min": "min"}.get(mode)  # type: ignore[assignment]
         self._batch_size, self._uses_loss = batch_size, uses_loss
         self._reader = SampleReader(
@@ -180,7 +180,9 @@ class Evaluation:
         If the job's own code raised StopTraining on some rank, nothing is measured and `worker.stopped` is set. The same happens
         if some rank was asked to exit; then the evaluation is owed.
         """
-        metrics = several.run_sets(self._worker, {"": self}, position, ranked=self, stop_when=self._stop_when)
+        metrics = several.run_sets(
+            self._worker, {"": self}, position, ranked=("", self), stop_when=self._stop_when
+        )
         stopped = self._worker.stopped
         self.is_owed = metrics is None and stopped is not None and not stopped.is_end
         return metrics or {}
@@ -198,7 +200,7 @@ class Evaluation:
         """Remember the value of the metric that `best` names, measured after this step."""
         if self.best_mode is None:
             return
-        value = metrics[self._best_name]
+        value = metrics[self.best_name]
         self._measured = (position.step, value)
         if self.best is None or math.isnan(self.best):
             is_better = True

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.process.shard_layout import Sharding
+    from elasticflow.runtime.training.deferred_build import DeferredBuild
 
 _BLOCKS = "run.wrap(model, blocks=model.layers): modules that are called one after the other, such as the layers of a transformer"
 # Optimizers of torch.optim whose step treats each element of a parameter by itself.
@@ -42,6 +43,7 @@ def shard_model(
     model: nn.Module,
     sharding: Sharding | None,
     blocks: Iterable[nn.Module] | None = None,
+    build: DeferredBuild | None = None,
 ) -> None:
     """Shard *model* among the ranks of each replica: each block by itself, then the rest. Collective: every rank.
 
@@ -52,16 +54,23 @@ def shard_model(
         model: As every rank has built it, on its device or in the CPU's memory.
         sharding: How the ranks share it.
         blocks: Modules to gather one at a time. None: those of *sharding*.
+        build: Fills the model in, one block after the other, if its large tensors have no memory yet.
 
     Raises:
-        StateError: the model cannot be sharded so; the message names the module or parameter. Nothing is changed then.
+        StateError: the model cannot be sharded so; the message names the module or parameter. Nothing is changed then. Or the
+            ranks did not build the same model.
     """
+    if build is not None:
+        _require_same_build(worker, build)
     if worker.layout.degree == 1 or sharding is None:
+        if build is not None:
+            build.fill(model)
         model.to(worker.device)
         return
     chosen = _named_blocks(model, sharding.wrap) if blocks is None else list(blocks)
     _require_fitting(model, chosen)
-    model_buffers.send(worker, [t.detach() for t in (*model.parameters(), *model.buffers())])
+    tensors = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
+    model_buffers.send(worker, [tensor for tensor in tensors if not tensor.is_meta])
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
@@ -69,7 +78,18 @@ def shard_model(
     groups = [dist.new_group(list(layout.peers_of(replica))) for replica in range(layout.replicas)]
     mesh = DeviceMesh.from_group(groups[layout.replica], worker.device.type, mesh_dim_names=("shard",))
     for module in (*chosen, model):
+        if build is not None:
+            build.fill(module)
         fully_shard(module, mesh=mesh, reshard_after_forward=sharding.reshard_after_forward)
+
+
+def _require_same_build(worker: Worker, build: DeferredBuild) -> None:
+    digests = worker.gather_text(build.digest)
+    if other := next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None):
+        raise StateError(
+            f"rank {other} builds a model with other values than rank 0, and each would keep rows of its own",
+            'draw from torch, random or numpy, which begin alike on every rank; or leave parallel.init = "meta" out',
+        )
 
 
 def require_elementwise(optimizers: Iterable[tuple[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, assert_never, cast
 
 from elasticflow.errors import SnapshotError
@@ -25,11 +26,11 @@ class NodeLoader:
 
     def __init__(self, link: StagingClient, beat: Callable[[], None]) -> None:
         self._link = link
-        self._loaded: LoadedSnapshot | None = None
+        self._loaded: list[LoadedSnapshot] = []
         link.handlers[LoadProgress] = lambda _: beat()
 
     def load(self, name: str) -> LoadedSnapshot:
-        """Return snapshot *name*, verified; call `release` once its tensors have been read.
+        """Return snapshot *name*, verified as far as this node's ranks need it; call `release` once its tensors have been read.
 
         Raises:
             DamagedSnapshotError: the snapshot is not what was written; the text says where.
@@ -37,13 +38,19 @@ class NodeLoader:
             SnapshotError: the store cannot be read, the node has no memory for the snapshot, or the writer died; that
                 says nothing about the snapshot.
         """
-        asked = self._link.ask(Load(name), LoadReady, LoadFailed, complaint=f"{name} was not loaded")
+        return self._ask(Load(name))
+
+    def _ask(self, request: Load) -> LoadedSnapshot:
+        name = request.name
+        asked = self._link.ask(request, LoadReady, LoadFailed, complaint=f"{name} was not loaded")
         answer = cast("LoadReady | LoadFailed", asked)
         match answer:
             case LoadReady():
                 descriptors = [self._link.descriptors.popleft() for _ in range(answer.descriptors)]
-                self._loaded = LoadedSnapshot.from_json(answer.snapshot, descriptors)
-                return self._loaded
+                whole = cache(lambda: self._ask(Load(name, is_whole=True)))
+                loaded = LoadedSnapshot.from_json(answer.snapshot, descriptors, whole)
+                self._loaded.append(loaded)
+                return loaded
             case LoadFailed(kind="damaged"):
                 raise DamagedSnapshotError(answer.reason)
             case LoadFailed(kind="forbidden"):
@@ -59,7 +66,7 @@ class NodeLoader:
         Raises:
             SnapshotError: the writer died.
         """
-        if self._loaded is not None:
-            self._loaded.files.close()
-            self._loaded = None
+        for loaded in self._loaded:
+            loaded.files.close()
+        self._loaded.clear()
         self._link.send(Unload())

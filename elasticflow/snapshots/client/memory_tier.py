@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from elasticflow.errors import SnapshotError
 from elasticflow.snapshots.client.messages import (
     Describe,
     Held,
@@ -18,7 +17,7 @@ from elasticflow.snapshots.client.messages import (
     Recall,
 )
 from elasticflow.snapshots.format.shard_file import StagedShard
-from elasticflow.snapshots.memory import MOST_METADATA, TAIL, Label
+from elasticflow.snapshots.memory import MOST_METADATA, TAIL, Label, digest_of
 from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
@@ -43,6 +42,7 @@ class RecalledState:
         record: Rank 0's.
         committed: Newest snapshot that the writer committed out of the memory tier; None: none.
         shards: For each rank, the place of each tensor, and the memory.
+        digests: For each rank, the bytes in use and the digest that was made when they were held.
     """
 
     name: str
@@ -51,11 +51,20 @@ class RecalledState:
     record: SnapshotRecord
     committed: CommittedPosition | None
     shards: list[tuple[Sequence[TensorEntry], mmap.mmap]]
+    digests: list[tuple[int, int]]
 
     @property
     def parent(self) -> str | None:
         """Name of the newest committed snapshot before it, if any."""
         return self.record.manifest.parent if self.committed is None else self.committed.name
+
+    def damaged(self, part: int, parts: int) -> int | None:
+        """Return the rank whose shard has changed since it was held, if any. Looks at one of *parts* parts of the shards."""
+        for rank in range(part, len(self.shards), parts):
+            nbytes, digest = self.digests[rank]
+            if digest_of(self.shards[rank][1], nbytes) != digest:
+                return rank
+        return None
 
 
 class MemoryTierClient:
@@ -64,36 +73,76 @@ class MemoryTierClient:
     Args:
         link: To the node's writer; its slots are those of the memory tier, the one that was filled last at the end.
         generation: This worker's.
+        is_optional: Train on without slots where the writer has no memory for them.
     """
 
-    def __init__(self, link: StagingClient, generation: int) -> None:
-        self._link, self._generation = link, generation
-        self._layout = 0
+    def __init__(self, link: StagingClient, generation: int, *, is_optional: bool = False) -> None:
+        self._link, self._generation, self._is_optional = link, generation, is_optional
+        # Number and bytes of the layout described last.
+        self._layout = self._nbytes = 0
         # Rank 0's record as JSON, as it was described last.
         self._described: dict[str, Any] = {}
 
     def reserve(self, nbytes: int) -> None:
         """Ask for slots for shards of *nbytes* and return at once; see `StagingClient.reserve`."""
-        self._link.reserve(nbytes + TAIL, is_held=True)
+        # A run that holds its state already does not go on without: not each rank might learn of it.
+        is_optional = self._is_optional and not self._link.slots
+        self._link.reserve(nbytes + TAIL, is_held=True, is_optional=is_optional)
+
+    @property
+    def declined(self) -> str | None:
+        """Why the writer has no memory for the slots, if it answered so."""
+        return self._link.declined
+
+    @property
+    def is_answered(self) -> bool:
+        """True if the writer has answered `reserve`; never waits."""
+        if not self._link.slots and self.declined is None:
+            self._link.receive_waiting()
+        return bool(self._link.slots) or self.declined is not None
+
+    def await_answer(self) -> None:
+        """Wait until the writer has answered `reserve`.
+
+        Raises:
+            SnapshotError: the writer died.
+        """
+        while not self.is_answered:
+            self._link.receive_one(None, "no answer about slots")
+
+    @property
+    def is_free(self) -> bool:
+        """True if `next_slot` would not wait, and the writer has begun to write each snapshot that was asked for; never waits."""
+        if self._link.is_requested:
+            self._link.receive_waiting()
+        slot = self._link.slots[0] if self._link.slots else None
+        if slot is None or self._link.is_requested or not slot.lock():
+            return False
+        slot.unlock()
+        return True
+
+    def give_up(self) -> None:
+        """Do without slots from now on."""
+        self._link.give_up_slots()
 
     def next_slot(self, timeout_s: float | None = None) -> Slot:
         """Return the slot to fill next, locked; waits until slots are ready.
 
-        The slot that was filled last stays whole meanwhile.
+        The slot that was filled last stays whole meanwhile. With two slots it also waits while the other is being written.
 
         Raises:
             SnapshotError: the writer died, has no memory, or had no slot ready within *timeout_s*.
-            StagingLimitError: three slots for each worker are more than the limit allows.
+            StagingLimitError: slots for each worker are more than the limit allows.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._link.slots:
             self._link.receive_one(deadline, "no slot was made ready")
-        for slot in self._link.slots[:-1]:
-            if slot.lock():
-                slot.clear_label()
-                return slot
-        # A defect: the writer locks one of the three at most.
-        raise SnapshotError("no slot of the memory tier is free")
+        while True:
+            for slot in self._link.slots[:-1]:
+                if slot.lock():
+                    slot.clear_label()
+                    return slot
+            self._link.wait_a_moment(deadline, "no slot of the memory tier is free")
 
     def describe(self, tensors: Sequence[TensorEntry], nbytes: int, record: SnapshotRecord | None) -> None:
         """Send how the shards that follow are laid out, and rank 0's record as it is now.
@@ -101,7 +150,7 @@ class MemoryTierClient:
         Raises:
             SnapshotError: the writer died.
         """
-        self._layout += 1
+        self._layout, self._nbytes = self._layout + 1, nbytes
         self._described = {} if record is None else record.to_json()
         self._link.send(Describe(self._layout, StagedShard(tensors, nbytes, record)))
 
@@ -121,7 +170,8 @@ class MemoryTierClient:
         if len(metadata) > MOST_METADATA:
             return False
         fault_injection.reach("tier.before_seal")
-        slot.set_label(Label(self._generation, step, self._layout, metadata))
+        digest = digest_of(slot.memory, self._nbytes)
+        slot.set_label(Label(self._generation, step, self._layout, digest, metadata))
         self._link.slots.remove(slot)
         self._link.slots.append(slot)
         slot.unlock()
@@ -158,7 +208,10 @@ class MemoryTierClient:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        return RecalledState(held.name, held.generation, held.step, held.record, held.committed, shards)
+        digests = [(each.shard.nbytes, each.digest) for each in held.shards]
+        return RecalledState(
+            held.name, held.generation, held.step, held.record, held.committed, shards, digests
+        )
 
 
 def _differences(old: Any, new: Any, path: list[str | int]) -> Iterator[tuple[list[str | int], Any]]:

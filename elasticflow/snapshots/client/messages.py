@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from elasticflow.protocol.json_codec import MessageCodec
 from elasticflow.snapshots.client.writer_reports import WriterReport  # noqa: TC001  # the codec reads the fields' types
+from elasticflow.snapshots.format.pieces import Part  # noqa: TC001
 from elasticflow.snapshots.format.shard_file import SnapshotRecord, StagedShard  # noqa: TC001
 
 # --- from a worker to its writer --------------------------------------------------------------------------
@@ -17,12 +18,17 @@ from elasticflow.snapshots.format.shard_file import SnapshotRecord, StagedShard 
 
 @dataclass(frozen=True)
 class Hello:
-    """The first message of a worker; `Welcome` or `Refused` answers it."""
+    """The first message of a worker; `Welcome` or `Refused` answers it.
+
+    Attributes:
+        part: Rows of sharded tensors that the worker holds; None: it holds whole ones.
+    """
 
     rank: int
     world_size: int
     local_world_size: int
     generation: int
+    part: Part | None = None
 
     @property
     def is_single_node(self) -> bool:
@@ -37,10 +43,12 @@ class Reserve:
     Attributes:
         nbytes: Least bytes of each slot.
         is_held: The slots are the memory tier's, whose content outlives this worker; else staging buffers.
+        is_optional: Only if they take no more than half of the memory that is free, and two instead of three.
     """
 
     nbytes: int
     is_held: bool
+    is_optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,9 +100,15 @@ class Invalidate:
 
 @dataclass(frozen=True)
 class Load:
-    """Verify snapshot *name* and hand its files over; `LoadProgress` follows, then `LoadReady` or `LoadFailed`."""
+    """Verify snapshot *name* and hand its files over; `LoadProgress` follows, then `LoadReady` or `LoadFailed`.
+
+    Attributes:
+        name: The snapshot's.
+        is_whole: Verify all of it, not only the rows that the node's workers hold.
+    """
 
     name: str
+    is_whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -163,10 +177,11 @@ class PersistBegun:
 
 @dataclass(frozen=True)
 class HeldShard:
-    """One rank's shard in the memory tier, and the bytes of the slot that it lies in."""
+    """One rank's shard in the memory tier, the bytes of the slot that it lies in, and the digest of the shard's bytes."""
 
     size: int
     shard: StagedShard
+    digest: int
 
 
 @dataclass(frozen=True)

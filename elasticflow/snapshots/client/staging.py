@@ -36,11 +36,12 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.client.channel import Channel
     from elasticflow.snapshots.client.messages import ToWorker, ToWriter
     from elasticflow.snapshots.client.writer_reports import WriterReport
+    from elasticflow.snapshots.format.pieces import Part
     from elasticflow.snapshots.format.shard_file import SnapshotRecord, TensorEntry
 
 Answer = TypeVar("Answer")
 
-_LOOK_S = 1.0
+_LOOK_S, _MOMENT_S = 1.0, 0.002
 # A store may be slow; a writer that sends nothing for longer than this hangs.
 _LONGEST_WRITE_S = 3600.0
 # Snapshots staged by a worker and not committed yet; a commit takes a tenth of a second where many are kept.
@@ -61,6 +62,7 @@ class StagingClient:
         dropping: Called before the shared memory reserved earlier is given up.
         slots: The shared memory reserved last; empty until the writer has it ready.
         single: Why this rank has one buffer instead of two, if so.
+        declined: Why the writer has no memory for optional slots, if it answered so.
     """
 
     def __init__(self, channel: Channel[ToWriter, ToWorker]) -> None:
@@ -69,6 +71,10 @@ class StagingClient:
         self.dropping: Callable[[], None] = lambda: None
         self.slots: list[Slot] = []
         self._reserved = 0
+        # When `waiting` was called last.
+        self._waited = 0.0
+        self._is_optional = False
+        self.declined: str | None = None
         # The buffer that `buffer` gave and `stage` did not hand over yet.
         self._filling: Slot | None = None
         # Numbers of the buffers that the writer has not released.
@@ -101,6 +107,7 @@ class StagingClient:
         world_size: int,
         local_world_size: int,
         generation: int,
+        part: Part | None = None,
         timeout_s: float = 60.0,
     ) -> Self:
         """Return this rank's connection. Every rank.
@@ -113,7 +120,7 @@ class StagingClient:
         """
         try:
             channel = channels.connect(address, timeout_s)
-            channel.send(Hello(rank, world_size, local_world_size, generation))
+            channel.send(Hello(rank, world_size, local_world_size, generation, part))
             answer = channel.receive(timeout_s)
         except TimeoutError:
             raise SnapshotError(f"the snapshot writer did not answer within {timeout_s:g} s") from None
@@ -178,6 +185,20 @@ class StagingClient:
             pass
         return message
 
+    def wait_a_moment(self, deadline: float | None, complaint: str) -> None:
+        """Wait for something that the writer does without a message; handle messages that have arrived.
+
+        Raises:
+            SnapshotError: the writer died, or *deadline* is over; the text has *complaint*.
+        """
+        if deadline is not None and time.monotonic() >= deadline:
+            raise SnapshotError(f"snapshot writer: {complaint} in time")
+        self.receive_waiting()
+        time.sleep(_MOMENT_S)
+        if (now := time.monotonic()) > self._waited + _LOOK_S:
+            self._waited = now
+            self.waiting()
+
     def receive_one(self, deadline: float | None, complaint: str) -> ToWorker:
         """Wait for a message and handle it; return it.
 
@@ -208,19 +229,29 @@ class StagingClient:
             handler(message)
         return message
 
-    def reserve(self, nbytes: int, *, is_held: bool = False) -> None:
+    def reserve(self, nbytes: int, *, is_held: bool = False, is_optional: bool = False) -> None:
         """Ask for shared memory of *nbytes* per slot, if there is less, and return at once.
 
         The writer makes it ready while the worker continues: slots of the memory tier with *is_held*, else two buffers,
         or one where memory is short. Not between `buffer` and `stage`: larger ones take the place of the old ones.
+
+        Args:
+            nbytes: Bytes of each slot.
+            is_held: Ask for slots of the memory tier.
+            is_optional: This rank can do without them; see `Reserve`.
 
         Raises:
             SnapshotError: the writer died.
         """
         if nbytes > self._reserved:
             self._drop_slots()
-            self._reserved = nbytes
-            self.send(Reserve(nbytes, is_held))
+            self._reserved, self._is_optional = nbytes, is_optional
+            self.send(Reserve(nbytes, is_held, is_optional))
+
+    def give_up_slots(self) -> None:
+        """Forget the slots of the memory tier; the next `reserve` has the writer take them back."""
+        self._drop_slots()
+        self._reserved = 0
 
     def buffer(self, nbytes: int, timeout_s: float | None = None) -> memoryview:
         """Return a free staging buffer of *nbytes*; waits while all are being written.
@@ -300,6 +331,11 @@ class StagingClient:
             self.receive_one(None, f"no word of step {step}")
 
     @property
+    def is_requested(self) -> bool:
+        """True while a `request_persist` is not fulfilled."""
+        return self._requested is not None
+
+    @property
     def is_awaiting(self) -> bool:
         """True while a staged snapshot has no outcome, or a request is not fulfilled."""
         return bool(self._open) or self._requested is not None
@@ -341,6 +377,9 @@ class StagingClient:
         self._untidied.discard(message.name)
 
     def _refuse(self, message: NoSlots) -> None:
+        if self._is_optional:
+            self.declined = message.reason
+            return
         if message.is_over_limit:
             raise StagingLimitError(
                 f"snapshots.staging_limit is too small: {message.reason}",

@@ -16,6 +16,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 
+class Part(NamedTuple):
+    """The rows of each sharded tensor that a rank holds: those of one shard, as `torch.chunk` cuts them.
+
+    Attributes:
+        shard: Number of the shard, from 0.
+        degree: Number of shards.
+    """
+
+    shard: int
+    degree: int
+
+    def rows(self, count: int) -> tuple[int, int]:
+        """Return the first row of *count*, and the row after the last; the last shards may have fewer rows, or none."""
+        size = -(-count // self.degree)
+        return min(count, self.shard * size), min(count, (self.shard + 1) * size)
+
+
 @dataclass(frozen=True)
 class Piece:
     """A stored tensor is some rows of a larger one. The fields are named as in torch's `CheckpointableTensor`.

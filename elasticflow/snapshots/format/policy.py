@@ -1,9 +1,11 @@
-"""Decides when a snapshot is due, and which snapshots stay: two pure policies, without I/O."""
+"""Decides when a snapshot is due, when a state is held in memory, and which snapshots stay: pure policies, without I/O."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import statistics
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -115,6 +117,40 @@ class Due:
     def is_due_by_time(self, seconds: float) -> bool:
         """Return whether it is due by the clock alone."""
         return self.seconds is not None and seconds >= self.seconds
+
+
+class BoundedShare:
+    """Decides when something that takes time is due again, so that it takes at most a `SHARE` of the time.
+
+    Time is an argument. A clock that was set back begins the wait anew. One time that was measured far too long (the process
+    was suspended meanwhile) does not count for long: the median of the last three decides.
+
+    Args:
+        now: Present time, in seconds.
+        expected: Seconds that the first is expected to take.
+    """
+
+    SHARE = 1 / 50
+
+    def __init__(self, now: float, expected: float) -> None:
+        self._since, self._taken = now, deque([expected], maxlen=3)
+        self._is_measured = False
+
+    def is_due(self, now: float) -> bool:
+        """Return whether it may be done at *now*."""
+        self._since = min(self._since, now)
+        return (now - self._since) * self.SHARE >= statistics.median_low(self._taken)
+
+    def begin(self, now: float) -> None:
+        """Note that it is done at *now*; `spent` tells how long it takes."""
+        if not self._is_measured:
+            self._taken.clear()
+        self._is_measured, self._since = True, now
+        self._taken.append(0.0)
+
+    def spent(self, seconds: float) -> None:
+        """Note that the last one took *seconds*, beside what was told before."""
+        self._taken[-1] += max(0.0, seconds)
 
 
 def _passed(previous: HasPosition, now: HasPosition, interval: Interval) -> bool:

@@ -1,1 +1,1 @@
-"""Snapshots read back, every byte verified."""
+"""Snapshots read back, every byte that is used verified."""

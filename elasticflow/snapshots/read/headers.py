@@ -47,7 +47,7 @@ class Headers:
             header[offset : offset + len(part)] = part
 
     def contradiction(self, paths: Collection[str]) -> str | None:
-        """Return the first difference between the manifest and the headers of the files at *paths*, which were read whole."""
+        """Return the first difference between the manifest and the headers of the files at *paths*, which were read."""
         for path in sorted(self._places.keys() & set(paths)):
             if (text := self._contradiction(path)) is not None:
                 return text

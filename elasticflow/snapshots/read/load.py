@@ -2,7 +2,7 @@
 
 Files on a disk of this machine go to the ranks as they are: the writer verifies them piece by piece and holds them open
 meanwhile; then each rank reads them again, from the system's cache, straight into its own memory. Files from elsewhere
-are read once, into a file in memory that all ranks of the node read.
+are read once, into a file in memory that all ranks of the node read. Of tensors in pieces a node reads the rows that its ranks hold.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from elasticflow.snapshots.format.manifest import (
     UnreadableSnapshotError,
     parse,
 )
+from elasticflow.snapshots.read.needed import blocks_of, nbytes_of, needed_blocks
 from elasticflow.snapshots.read.snapshot_stream import SnapshotStream, needed_files
 from elasticflow.snapshots.read.verified_files import VerifiedFiles
 from elasticflow.system.free_memory import available
@@ -33,7 +35,8 @@ from elasticflow.system.shared_memory import memory_file
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from elasticflow.snapshots.format.pieces import Span
+    from elasticflow.snapshots.format.pieces import Part, Span
+    from elasticflow.snapshots.read.needed import Partly
     from elasticflow.snapshots.read.stream import Sink
     from elasticflow.snapshots.store.catalog import Catalog
 
@@ -45,11 +48,15 @@ class LoadedSnapshot:
     Attributes:
         state_json: Content of state.json, as text.
         files: The snapshot's files, open.
+        partly: Blocks that were verified of files that were not verified whole; see `needed_blocks`.
+        whole: Returns the snapshot with every byte verified, for other bytes than *partly* has.
     """
 
     manifest: Manifest
     state_json: str
     files: VerifiedFiles
+    partly: Partly = field(default_factory=dict)
+    whole: Callable[[], LoadedSnapshot] | None = None
 
     @cached_property
     def state(self) -> dict[str, Any]:
@@ -63,23 +70,35 @@ class LoadedSnapshot:
             "manifest": self.manifest.to_bytes().decode(),
             "state_json": self.state_json,
             "files": self.files.to_json(),
+            "partly": {location: sorted(blocks) for location, blocks in self.partly.items()},
         }
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any], descriptors: Sequence[int]) -> LoadedSnapshot:
+    def from_json(
+        cls, content: Mapping[str, Any], descriptors: Sequence[int], whole: Callable[[], LoadedSnapshot]
+    ) -> LoadedSnapshot:
         """Return the snapshot that `to_json` gave; the descriptors belong to it from now on."""
         manifest = parse(content["manifest"].encode())
-        return cls(manifest, content["state_json"], VerifiedFiles.from_json(content["files"], descriptors))
+        files = VerifiedFiles.from_json(content["files"], descriptors)
+        partly = {location: frozenset(blocks) for location, blocks in content["partly"].items()}
+        return cls(manifest, content["state_json"], files, partly, whole)
 
     def read_into(self, key: str, target: memoryview, begin: int = 0) -> None:
         """Fill *target* with bytes of tensor *key* from *begin* on, as they were verified; reads no other bytes.
+
+        Bytes that this node did not need are verified now: those of a tensor that was sharded and is not any more.
 
         Raises:
             SnapshotError: a file of the tensor changed meanwhile, or cannot be read.
         """
 
         def read(span: Span, part: memoryview) -> None:
-            self.files.read_into(self.manifest.location(span.file), span.offset, part)
+            location = self.manifest.location(span.file)
+            verified, files = self.partly.get(location), self.files
+            if verified is not None and not verified.issuperset(blocks_of(span)):
+                assert self.whole is not None
+                files = self.whole().files
+            files.read_into(location, span.offset, part)
 
         self.manifest.whole[key].fill(target, begin, read)
 
@@ -90,15 +109,34 @@ class SnapshotReader:
     Args:
         catalog: Snapshots of the run.
         progress: Called with the bytes read so far, from one thread at a time.
+        parts: Rows of sharded tensors that are needed. None: everything is needed.
+
+    Attributes:
+        parts: As given, or as `narrow` was called.
     """
 
-    def __init__(self, catalog: Catalog, name: str, progress: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        name: str,
+        progress: Callable[[int], None] | None = None,
+        parts: frozenset[Part] | None = None,
+    ) -> None:
         self._catalog, self._name, self._progress = catalog, name, progress
+        self.parts = parts
+        self._lock = threading.Lock()
         self._stream: SnapshotStream | None = None
         self._is_stopped = False
 
+    def narrow(self, parts: frozenset[Part]) -> None:
+        """Read no other rows from now on, where all was to be read; from any thread."""
+        with self._lock:
+            self.parts = parts
+            if self._stream is not None:
+                self._stream.narrow(needed_blocks(self._stream.manifest, parts))
+
     def read(self) -> LoadedSnapshot:
-        """Return the snapshot, every byte of it verified.
+        """Return the snapshot, every byte of it verified that is needed.
 
         Raises:
             DamagedSnapshotError: the snapshot is not what was written; the text says which file, and where in it.
@@ -111,9 +149,9 @@ class SnapshotReader:
         files = VerifiedFiles.opened(self._catalog.storage, folder, manifest.locations())
         try:
             if files is None:
-                files = self._copied(manifest)
+                files, partly = self._copied(manifest)
             else:
-                self._verify(manifest)
+                partly = self._verify(manifest)
                 files.check_at(self._catalog.storage, folder)
             content = files.read(manifest.location(STATE_FILE))
             # Checked here, once for all ranks of the node.
@@ -122,7 +160,7 @@ class SnapshotReader:
             if files is not None:
                 files.close()
             raise
-        return LoadedSnapshot(manifest, content.decode(), files)
+        return LoadedSnapshot(manifest, content.decode(), files, partly)
 
     def stop(self) -> None:
         """Have `read` end soon; from any thread."""
@@ -143,14 +181,16 @@ class SnapshotReader:
             raise DamagedSnapshotError(f"{STATE_FILE} is not in the manifest")
         return manifest
 
-    def _copied(self, manifest: Manifest) -> VerifiedFiles:
-        """Return the files, verified, as copies in memory."""
+    def _copied(self, manifest: Manifest) -> tuple[VerifiedFiles, Partly]:
+        """Return the files, verified, as copies in memory, and the blocks that are there."""
         files = needed_files(self._catalog, manifest)
+        # Blocks that are not written take no memory.
         offsets, size = _layout(files)
+        needed = nbytes_of(manifest, needed_blocks(manifest, self.parts))
         # Without this check, the kernel would kill a process to make room.
-        if size > (left := available()):
+        if needed > (left := available()):
             raise SnapshotError(
-                f"loading snapshot {self._name} takes {size} bytes of memory, {left} are left on this node"
+                f"loading snapshot {self._name} takes {needed} bytes of memory, {left} are left on this node"
             )
         descriptor = memory_file("loading")
 
@@ -165,22 +205,30 @@ class SnapshotReader:
 
         try:
             os.ftruncate(descriptor, size)
-            self._verify(manifest, keep)
+            partly = self._verify(manifest, keep)
         except BaseException:
             os.close(descriptor)
             raise
         own = f"{self._catalog.folder()}/"
-        return VerifiedFiles(
-            [descriptor],
-            {path.removeprefix(own): (0, offsets[path], entry.size) for path, entry in files.items()},
-        )
+        extents = {path.removeprefix(own): (0, offsets[path], entry.size) for path, entry in files.items()}
+        return VerifiedFiles([descriptor], extents), partly
 
-    def _verify(self, manifest: Manifest, sink: Sink | None = None) -> None:
-        self._stream = SnapshotStream(self._catalog, manifest, sink=sink, progress=self._progress)
+    def _verify(self, manifest: Manifest, sink: Sink | None = None) -> Partly:
+        """Verify the bytes that are needed; return the blocks of files that were not verified whole."""
+        with self._lock:
+            self._stream = stream = SnapshotStream(
+                self._catalog,
+                manifest,
+                sink=sink,
+                partly=needed_blocks(manifest, self.parts),
+                progress=self._progress,
+            )
         if self._is_stopped:
-            self._stream.stop()
-        if damage := self._stream.read():
+            stream.stop()
+        if damage := stream.read():
             raise DamagedSnapshotError("; ".join(damage))
+        with self._lock:
+            return needed_blocks(manifest, self.parts)
 
 
 def load(catalog: Catalog, name: str) -> LoadedSnapshot:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from elasticflow.snapshots.format.manifest import FileEntry, Manifest
+    from elasticflow.snapshots.read.needed import Partly
     from elasticflow.snapshots.read.stream import Sink
     from elasticflow.snapshots.store.catalog import Catalog
 
@@ -26,8 +27,12 @@ class SnapshotStream:
         manifest: The snapshot's.
         paths: The files, as `needed_files` names them; None: all that are needed to load the snapshot.
         sink: As for `VerifiedStream`.
+        partly: Blocks to read of files that are not read whole; see `needed_blocks`.
         progress: Called with the bytes read so far.
         to_the_end: Read on after the first damage.
+
+    Attributes:
+        manifest: As given.
     """
 
     def __init__(
@@ -37,17 +42,23 @@ class SnapshotStream:
         paths: Collection[str] | None = None,
         *,
         sink: Sink | None = None,
+        partly: Partly | None = None,
         progress: Callable[[int], None] | None = None,
         to_the_end: bool = False,
     ) -> None:
-        self._catalog, self._manifest, self._sink = catalog, manifest, sink
+        self._catalog, self.manifest, self._sink = catalog, manifest, sink
         needed = needed_files(catalog, manifest)
         self._files = {path: entry for path, entry in needed.items() if paths is None or path in paths}
         self._headers = Headers(manifest, catalog.folder())
         self._stream = VerifiedStream(
             catalog.storage, self._files, sink=self._take, progress=progress, to_the_end=to_the_end
         )
+        self.narrow(partly or {})
         self._to_the_end = to_the_end
+
+    def narrow(self, partly: Partly) -> None:
+        """Read no more of the files that *partly* names than it says; from any thread."""
+        self._stream.partly = {f"{self._catalog.folder()}/{name}": blocks for name, blocks in partly.items()}
 
     def read(self) -> list[str]:
         """Return a line for each damaged file, the manifest among them if it contradicts a file's header; empty: all is whole.
@@ -57,9 +68,10 @@ class SnapshotStream:
             SnapshotError: the store could not be read, the sink failed, or `stop` was called.
         """
         damage = self._stream.read()
-        lines = _described(self._catalog, self._manifest, damage)
+        lines = _described(self._catalog, self.manifest, damage)
         # The header of a file that is damaged itself, or was not read to its end, is not known.
         known = self._files.keys() - damage.keys() if self._to_the_end or not damage else set()
+        known -= {path for path, blocks in self._stream.partly.items() if not blocks}
         if (text := self._headers.contradiction(known)) is not None:
             lines.append(f"{FILE_NAME}: {text}")
         return lines

@@ -60,6 +60,9 @@ class VerifiedStream:
             call. None: the files are only verified.
         progress: Called with the bytes read so far, from one thread at a time.
         to_the_end: Read on after the first damage, to find all of it; a file that may not be read counts as damage then.
+
+    Attributes:
+        partly: Numbers of the blocks that are needed of a file, by path; of files that are not named, all. It may change meanwhile.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class VerifiedStream:
         self._threads = min(2 * (os.cpu_count() or 1), _THREADS) if storage.is_local else _THREADS
         most = _PIECE if storage.is_local else BLOCK
         self._piece = min(most, max((entry.size for entry in files.values()), default=0))
+        self.partly: Mapping[str, frozenset[int]] = {}
         self._runs: deque[_Run] = deque()
         self._lock = threading.Lock()
         self._damage: dict[str, tuple[int, str]] = {}
@@ -124,9 +128,10 @@ class VerifiedStream:
                 raise DamagedSnapshotError(f"ends at byte {size}, {entry.size} bytes were written")
             if size is not None and size > entry.size:
                 raise _longer(entry)
-            in_order = size is None or entry.sha256 is not None
-            starts = range(0, 0 if in_order else len(entry.crc32), _RUN)
-            self._runs += [_Run(path, entry, first, _RUN) for first in starts] or [_Run(path, entry)]
+            if size is None or entry.sha256 is not None or not entry.crc32:
+                self._runs.append(_Run(path, entry))
+            else:
+                self._runs += _cut(path, entry, self.partly.get(path))
 
     @contextlib.contextmanager
     def _noting(self, run: _Run) -> Iterator[None]:
@@ -169,7 +174,13 @@ class VerifiedStream:
                 run = self._runs.popleft()
             except IndexError:
                 return
-            self._read(run, scratch)
+            if self._is_needed(run):
+                self._read(run, scratch)
+
+    def _is_needed(self, run: _Run) -> bool:
+        needed = self.partly.get(run.path)
+        end = len(run.entry.crc32) if run.count is None else run.first + run.count
+        return needed is None or not needed.isdisjoint(range(run.first, end))
 
     def _pass_on(self, path: str, offset: int, data: memoryview, verifier: Verifier) -> None:
         verifier.feed(data)
@@ -193,6 +204,18 @@ class VerifiedStream:
             verifier.finish()
             if end == run.entry.size and file.read(1):
                 raise _longer(run.entry)
+
+
+def _cut(path: str, entry: FileEntry, needed: frozenset[int] | None) -> Iterator[_Run]:
+    """Yield runs of the blocks that are *needed*; None: of all."""
+    first, end = 0, len(entry.crc32)
+    while first < end:
+        after = first
+        while after < min(end, first + _RUN) and (needed is None or after in needed):
+            after += 1
+        if after > first:
+            yield _Run(path, entry, first, after - first)
+        first = max(after, first + 1)
 
 
 def _size(run: _Run) -> int:

@@ -1,6 +1,7 @@
 """Loads snapshots for the ranks of a node: each is verified once, and kept until the last rank is done.
 
-The newest one is read ahead while workers start, build their model and form their group.
+The newest one is read ahead while workers start, build their model and form their group. If ranks share a model, the rows that this
+node's ranks hold are enough.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from elasticflow.snapshots.read.load import LoadedSnapshot, SnapshotReader
 from elasticflow.snapshots.writer.threads import thread
 
 if TYPE_CHECKING:
+    from elasticflow.snapshots.client.messages import Hello
+    from elasticflow.snapshots.format.pieces import Part
     from elasticflow.snapshots.store.catalog import Catalog
     from elasticflow.snapshots.writer.connected_rank import ConnectedRank
 
@@ -40,6 +43,11 @@ class _Loading:
     ranks: set[ConnectedRank] = field(default_factory=set)
     outcome: LoadedSnapshot | LoadFailed | None = None
 
+    def serves(self, parts: frozenset[Part] | None) -> bool:
+        """Return whether it reads these rows at least."""
+        own = self.reader.parts
+        return own is None or (parts is not None and parts <= own)
+
     def send_outcome(self, rank: ConnectedRank) -> None:
         """Send *rank* the outcome, if there is one."""
         if isinstance(self.outcome, LoadFailed):
@@ -56,10 +64,32 @@ class LoadService:
         self._catalog = catalog
         self._lock = threading.Lock()
         self._loadings: list[_Loading] = []
+        # First messages of the newest generation, by rank.
+        self._hellos: dict[int, Hello] = {}
 
-    def load(self, rank: ConnectedRank, name: str) -> None:
-        """Send snapshot *name* to *rank* once it is verified, or the reason why it cannot be read; returns at once."""
+    def greet(self, rank: ConnectedRank) -> None:
+        """Take in a rank, before any rank of its generation asks."""
         with self._lock:
+            self._hellos = {
+                number: hello for number, hello in self._hellos.items() if hello.generation == rank.generation
+            }
+            self._hellos[rank.rank] = rank.hello
+
+    def _parts(self) -> frozenset[Part] | None:
+        """Return the rows that the node's ranks hold of sharded tensors; None: at least one holds all of them, or is unknown."""
+        hellos = list(self._hellos.values())
+        parts = [hello.part for hello in hellos if hello.part is not None]
+        if not parts or not len(parts) == len(hellos) == hellos[0].local_world_size:
+            return None
+        return frozenset(parts)
+
+    def load(self, rank: ConnectedRank, name: str, *, is_whole: bool = False) -> None:
+        """Send snapshot *name* to *rank* once it is verified, or the reason why it cannot be read; returns at once.
+
+        Verifies what this node's ranks need, or all if *is_whole*.
+        """
+        with self._lock:
+            parts = None if is_whole else self._parts()
             # A failure is kept for the ranks of this generation that have not asked yet.
             self._loadings = [
                 loading
@@ -67,8 +97,15 @@ class LoadService:
                 if not isinstance(loading.outcome, LoadFailed)
                 or (loading.name, loading.generation) == (name, rank.generation)
             ]
-            begun = (one for one in self._loadings if one.name == name and rank not in one.ranks)
-            loading = next(begun, None) or self._begin(name, rank.generation)
+            begun = (
+                one
+                for one in self._loadings
+                if one.name == name and rank not in one.ranks and one.serves(parts)
+            )
+            loading = next(begun, None) or self._begin(name, rank.generation, parts)
+            if loading.generation == _AHEAD and parts is not None:
+                # No rank waits for the rest.
+                loading.reader.narrow(parts)
             loading.generation = rank.generation
             loading.ranks.add(rank)
             self._drop_unasked()
@@ -81,7 +118,7 @@ class LoadService:
         with self._lock:
             self._drop_unasked()
             if all(loading.name != name for loading in self._loadings):
-                loading = self._begin(name, _AHEAD)
+                loading = self._begin(name, _AHEAD, self._parts())
                 # On a node that takes part in no group no rank asks.
                 timer = threading.Timer(_AHEAD_LIMIT_S, self._give_up, [loading])
                 timer.daemon = True
@@ -118,7 +155,7 @@ class LoadService:
                 if not loading.ranks:
                     self._drop(loading)
 
-    def _begin(self, name: str, generation: int) -> _Loading:
+    def _begin(self, name: str, generation: int, parts: frozenset[Part] | None) -> _Loading:
         sent_at = time.monotonic()
 
         def progress(nbytes: int) -> None:
@@ -128,7 +165,7 @@ class LoadService:
                 for rank in tuple(loading.ranks):
                     rank.send(LoadProgress(name, nbytes))
 
-        loading = _Loading(name, generation, SnapshotReader(self._catalog, name, progress))
+        loading = _Loading(name, generation, SnapshotReader(self._catalog, name, progress, parts))
         self._loadings.append(loading)
         thread(self._run, loading).start()
         return loading

@@ -45,7 +45,7 @@ from elasticflow.snapshots.client.messages import (
 )
 from elasticflow.snapshots.client.writer_reports import ThrottledTroubles
 from elasticflow.snapshots.format.writer_config import WriterStart
-from elasticflow.snapshots.memory import BufferPool, LimitError
+from elasticflow.snapshots.memory import BufferPool, LimitError, digest_of
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.snapshots.writer.committer import Committer
 from elasticflow.snapshots.writer.connected_rank import ConnectedRank
@@ -175,7 +175,7 @@ class Writer:
             case Stage():
                 self._stage(worker, message)
             case Load():
-                self._load_service.load(worker, message.name)
+                self._load_service.load(worker, message.name, is_whole=message.is_whole)
             case Unload():
                 self._load_service.leave(worker)
             case Describe() | RequestPersist() | Recall() | Invalidate():
@@ -192,6 +192,7 @@ class Writer:
             worker.send(Refused(f"generation {worker.generation} is over, {newest} is here"))
             return False
         self._memory_tier.greet(is_single_node=is_single_node)
+        self._load_service.greet(worker)
         fault_injection.reach("writer.before_settle")
         self._pending_snapshots.await_older(worker.generation, self._limits.settle_s)
         self._workers.add(worker)
@@ -220,8 +221,10 @@ class Writer:
         self._load_service.drop_ahead()
         try:
             if message.is_held:
-                buffers, single = self._memory_tier.attach(worker, message.nbytes), None
+                buffers = self._memory_tier.attach(worker, message.nbytes, is_optional=message.is_optional)
+                single = None
             else:
+                self._memory_tier.switch_off(worker)
                 buffers, single = self._staging_buffers(worker, message.nbytes)
         except (LimitError, OSError) as error:
             worker.send(NoSlots(isinstance(error, LimitError), str(error)))
@@ -253,16 +256,31 @@ class Writer:
         if message.refusal is not None:
             self._pending_snapshots.refuse(pending, message.refusal)
         fault_injection.reach("writer.received")
-        self._submit(worker.rank, pending, shard, buffer)
+        self._submit(worker.rank, pending, shard, buffer, None)
 
-    def _submit(self, rank: int, pending: PendingSnapshot, shard: StagedShard, buffer: Buffer | None) -> None:
-        self._threads.submit(or_die, self._write, rank, pending, shard, buffer)
+    def _submit(
+        self,
+        rank: int,
+        pending: PendingSnapshot,
+        shard: StagedShard,
+        buffer: Buffer | None,
+        digest: int | None,
+    ) -> None:
+        self._threads.submit(or_die, self._write, rank, pending, shard, buffer, digest)
 
-    def _write(self, rank: int, pending: PendingSnapshot, shard: StagedShard, buffer: Buffer | None) -> None:
+    def _write(
+        self,
+        rank: int,
+        pending: PendingSnapshot,
+        shard: StagedShard,
+        buffer: Buffer | None,
+        digest: int | None,
+    ) -> None:
         error, files = None, []
         try:
             if pending.state is not State.ABANDONED:
                 memory = memoryview(buffer.memory if buffer is not None else b"")
+                _require_unchanged(rank, memory[: shard.nbytes], digest)
                 files = self._shard_writer.write(pending, rank, shard, memory)
         except Exception as caught:  # noqa: BLE001  # whatever the store raises is the snapshot's reason
             error = f"{type(caught).__name__}: {caught}"
@@ -283,6 +301,11 @@ class Writer:
             line = json.dumps(report).encode() + b"\n"
             while line:
                 line = line[os.write(1, line) :]
+
+
+def _require_unchanged(rank: int, content: memoryview, digest: int | None) -> None:
+    if digest is not None and digest_of(content, content.nbytes) != digest:
+        raise SnapshotError(f"the shard of rank {rank} has changed in memory since it was held")
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """The memory tier: the newest state that all ranks of this node hold in shared memory, which the writer owns.
 
 Each rank has three slots: the rank fills the first, has filled the second before, and a third may be on its way to the store.
-Ranks step together: no rank is more than one step ahead, so all still hold the step that the slowest filled. When
+Where the tier is optional a rank has two, and fills none of them while the older is on its way to the store.
+Ranks step together: no rank is more than one held step ahead, so all still hold the step that the slowest filled. When
 workers die, their slots stay with the writer; their successors resume from the content and then take the slots over.
 The tier covers one node: a set is whole only if all ranks of the group are on this node.
 """
@@ -9,12 +10,14 @@ The tier covers one node: a set is whole only if all ranks of the group are on t
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import threading
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, assert_never
 
 from elasticflow import events
+from elasticflow.protocol.snapshot_settings import HELD_MOST_OF_FREE, HELD_STATES, HELD_STATES_AUTO
 from elasticflow.snapshots.client.messages import (
     CommittedPosition,
     Describe,
@@ -41,9 +44,8 @@ if TYPE_CHECKING:
 
 # Trigger of a snapshot that is written because its launch ended without it.
 _AT_THE_END = "crash"
-SLOTS = 3
 # Layouts kept of each rank: labels may still refer to them.
-_LAYOUTS = 2 * SLOTS
+_LAYOUTS = 2 * HELD_STATES
 # Tries to lock a set, while ranks continue to newer ones.
 _TRIES = 5
 
@@ -129,6 +131,8 @@ class MemoryTierSlots:
         self._lock = threading.RLock()
         self._rank_slots: dict[int, RankSlots] = {}
         self._request: PersistRequest | None = None
+        # Memory that was free when the first rank of a generation asked for optional slots.
+        self._spare: tuple[int, int] | None = None
         # Age of the set that was last taken for writing.
         self._written = (0, 0)
         # The state that this generation or an older one holds is not to be used.
@@ -140,7 +144,14 @@ class MemoryTierSlots:
         return bool(self._rank_slots)
 
     def attach(
-        self, rank: int, world_size: int, generation: int, nbytes: int, before: RankSlots | None
+        self,
+        rank: int,
+        world_size: int,
+        generation: int,
+        nbytes: int,
+        before: RankSlots | None,
+        *,
+        is_optional: bool = False,
     ) -> RankSlots:
         """Return slots of *nbytes* for a rank: those of its predecessor if they fit, with their content.
 
@@ -148,10 +159,11 @@ class MemoryTierSlots:
             world_size: Ranks of the group, all on this node.
             nbytes: Bytes of each slot, its label included.
             before: The worker's slots so far, which became too small.
+            is_optional: Take two slots, and only if there is memory to spare for all ranks; alike for all of a generation.
 
         Raises:
-            LimitError: three slots for each rank are more than the limit allows.
-            OSError: the machine has no memory for them.
+            LimitError: the slots for each rank are more than the limit allows.
+            OSError: the machine has no memory for them, or none to spare.
         """
         with self._lock:
             old = self._rank_slots.get(rank)
@@ -161,13 +173,29 @@ class MemoryTierSlots:
             if before is not None:
                 self.detach(before)
             self.clear()
-            slots, _ = self._pool.take_up_to(SLOTS, nbytes, least=SLOTS, workers=world_size)
+            count = HELD_STATES_AUTO if is_optional else HELD_STATES
+            if is_optional:
+                self._require_spare(generation, count * nbytes * world_size)
+            slots, _ = self._pool.take_up_to(count, nbytes, least=count, workers=world_size)
             for slot in slots:
                 slot.is_held = True
                 # The buffer may have been a slot before.
                 slot.clear_label()
             rank_slots = self._rank_slots[rank] = RankSlots(rank, world_size, generation, slots)
             return rank_slots
+
+    def _require_spare(self, generation: int, nbytes: int) -> None:
+        """Raise if *nbytes* are more than may be taken; the first rank of a generation decides for all, since it takes memory.
+
+        Raises:
+            OSError: they are.
+        """
+        if self._spare is None or self._spare[0] != generation:
+            self._spare = generation, self._pool.available()
+        spare = int(self._spare[1] * HELD_MOST_OF_FREE)
+        if nbytes > spare:
+            text = f"{nbytes >> 20} MiB are needed on this node, and at most {spare >> 20} MiB, half of the free memory, are taken"
+            raise OSError(errno.ENOMEM, text)
 
     def describe(self, rank_slots: RankSlots, number: int, layout: StagedShard) -> None:
         """Remember how a rank's next shards are laid out."""
@@ -290,7 +318,8 @@ class MemoryTierService:
     Args:
         pool: Source of the slots.
         pending_snapshots: Snapshots on their way to the store.
-        write: Starts to write a shard: rank, snapshot, how the shard lies in the buffer, the buffer.
+        write: Starts to write a shard: rank, snapshot, how the shard lies in the buffer, the buffer, and the digest that the
+            content must have; None: it is not looked at again.
         set_aside: Sets a committed snapshot aside: name, reason.
     """
 
@@ -298,11 +327,11 @@ class MemoryTierService:
         self,
         pool: BufferPool,
         pending_snapshots: PendingSnapshots,
-        write: Callable[[int, PendingSnapshot, StagedShard, Buffer], None],
+        write: Callable[[int, PendingSnapshot, StagedShard, Buffer, int | None], None],
         set_aside: Callable[[str, str], None],
     ) -> None:
         self._pending_snapshots, self._write, self._set_aside = pending_snapshots, write, set_aside
-        pending_snapshots.on_free = self.begin
+        pending_snapshots.on_room = self.begin
         self._tier = MemoryTierSlots(pool)
         self._rank_slots: dict[ConnectedRank, RankSlots] = {}
         self._beginning = threading.Lock()
@@ -334,15 +363,20 @@ class MemoryTierService:
             case _:
                 assert_never(message)
 
-    def attach(self, worker: ConnectedRank, nbytes: int) -> list[Buffer]:
+    def attach(self, worker: ConnectedRank, nbytes: int, *, is_optional: bool = False) -> list[Buffer]:
         """Return the slots for *worker*, of *nbytes* each; the one that was filled last comes last.
 
         Raises:
-            LimitError: three slots for each rank are more than the limit allows.
-            OSError: the machine has no memory for them.
+            LimitError: the slots for each rank are more than the limit allows.
+            OSError: the machine has no memory for them, or none to spare for optional ones.
         """
         rank_slots = self._tier.attach(
-            worker.rank, worker.hello.world_size, worker.generation, nbytes, self._rank_slots.get(worker)
+            worker.rank,
+            worker.hello.world_size,
+            worker.generation,
+            nbytes,
+            self._rank_slots.get(worker),
+            is_optional=is_optional,
         )
         self._rank_slots[worker] = rank_slots
         return rank_slots.oldest_first()
@@ -360,10 +394,15 @@ class MemoryTierService:
         if rank_slots is not None:
             self._tier.detach(rank_slots)
 
+    def switch_off(self, worker: ConnectedRank) -> None:
+        """Give back the slots of all ranks that are gone, and of *worker*, which trains without: what they hold becomes old."""
+        self.leave(worker)
+        self._tier.clear()
+
     def begin(self) -> None:
         """Begin to write the newest set, if a snapshot is wanted and no other is pending."""
         with self._beginning:
-            if not self._pending_snapshots.is_free:
+            if not self._pending_snapshots.has_room:
                 return
             taken = self._tier.take_for_writing()
             if taken is not None:
@@ -409,7 +448,9 @@ class MemoryTierService:
             listener.send(PersistBegun(name, slot_set.step, request.trigger))
         for rank, filled in slot_set.slots.items():
             layout = replace(filled.layout, record=None if rank else record)
-            self._write(rank, pending, layout, filled.slot)
+            # A state that ranks ask for was held a moment ago, as in a staging buffer.
+            digest = filled.label.digest if request.trigger == _AT_THE_END else None
+            self._write(rank, pending, layout, filled.slot, digest)
 
     def _invalidate(self, generation: int, equal_at: int) -> None:
         """Refuse the snapshots taken of *generation* after step *equal_at*: its replicas differ.
@@ -438,6 +479,8 @@ class MemoryTierService:
             return
         name, record = slot_set.metadata()
         filled = slot_set.slots.values()
-        shards = [HeldShard(each.slot.size, replace(each.layout, record=None)) for each in filled]
+        shards = [
+            HeldShard(each.slot.size, replace(each.layout, record=None), each.label.digest) for each in filled
+        ]
         held = HeldSet(name, slot_set.generation, slot_set.step, record, self._committed, tuple(shards))
         worker.send(Held(held), tuple(each.slot.descriptor for each in filled))

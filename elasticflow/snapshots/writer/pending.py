@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from elasticflow.snapshots.client.staging import MOST_OPEN
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -100,11 +102,11 @@ class PendingSnapshots:
     """Snapshots without an outcome, and generations, of one writer; safe to use from all its threads.
 
     Attributes:
-        on_free: Called, by the thread that closes a snapshot, whenever no other is open.
+        on_room: Called, by the thread that writes or closes a snapshot, whenever there may be room for another.
     """
 
     def __init__(self) -> None:
-        self.on_free: Callable[[], None] = lambda: None
+        self.on_room: Callable[[], None] = lambda: None
         self._changed = threading.Condition()
         self._open: dict[str, PendingSnapshot] = {}
         self._generations: dict[int, _Generation] = {}
@@ -116,10 +118,10 @@ class PendingSnapshots:
         return max(self._generations, default=0)
 
     @property
-    def is_free(self) -> bool:
-        """True if every snapshot has an outcome."""
+    def has_room(self) -> bool:
+        """True if every open snapshot is on the store or given up, and more may wait for their commit."""
         with self._changed:
-            return not self._open
+            return len(self._open) < MOST_OPEN and all(pending.is_settled for pending in self._open.values())
 
     @property
     def open_names(self) -> set[str]:
@@ -182,6 +184,7 @@ class PendingSnapshots:
             if pending.is_settled and pending.state is State.STAGING:
                 pending.state = State.WRITTEN
             self._changed.notify_all()
+        self.on_room()
 
     def refuse(self, pending: PendingSnapshot, reason: str) -> bool:
         """Forbid the commit of *pending*; False if it is committed already: the caller has to set it aside."""
@@ -223,10 +226,8 @@ class PendingSnapshots:
         """Note that the snapshot has an outcome."""
         with self._changed:
             self._open.pop(pending.name, None)
-            is_free = not self._open
             self._changed.notify_all()
-        if is_free:
-            self.on_free()
+        self.on_room()
 
     def end_open(self) -> None:
         """Note that no more shards of the open snapshots can come."""

@@ -86,6 +86,7 @@ mnist 20261120-100000-4f2a  interrupted
   evaluation  accuracy 0.9500, loss 0.1000 at step 40, best 0.9600
   snapshot    step 40, 000000000040-0002-0a1b2c3d
   launch      launch 1, generation 2, 1 restart
+  done again  7 steps
   started     2026-11-20 10:00:00
   ended       2026-11-20 10:00:06
   folder      runs/mnist/20261120-100000-4f2a
@@ -214,6 +215,7 @@ def test_status_as_json(ran: Callable[..., Ran], project: Path) -> None:
     assert sorted(facts) == [
         "began_anew",
         "best",
+        "best_of",
         "budget_left",
         "compilation",
         "counted_per_s",
@@ -239,6 +241,7 @@ def test_status_as_json(ran: Callable[..., Ran], project: Path) -> None:
         "loss",
         "lost",
         "mfu",
+        "not_held",
         "overlap",
         "pid",
         "restarts",
@@ -255,8 +258,10 @@ def test_status_as_json(ran: Callable[..., Ran], project: Path) -> None:
         "status",
         "step",
         "steps",
+        "steps_done_again",
         "updated",
         "verdict",
+        "warnings",
         "weights",
         "workers",
     ]

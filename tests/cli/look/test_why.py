@@ -110,12 +110,25 @@ def test_why_and_status_say_that_samples_vary(ran: Callable[..., Ran], project: 
     assert text.startswith(said)
 
 
-def test_cancel_of_a_run_that_is_not_running(ran: Callable[..., Ran]) -> None:
-    """Exit code 2 and a remedy."""
+@pytest.mark.parametrize(
+    ("status", "said", "remedy"),
+    [
+        ("interrupted", "it was interrupted", f"continue with: elasticflow resume {RUN_ID}"),
+        ("finished", "it finished at 2026-11-20", "`elasticflow runs` lists all runs"),
+        ("failed", "it failed at 2026-11-20", "`elasticflow runs` lists all runs"),
+    ],
+)
+def test_cancel_of_a_run_that_is_not_running(
+    ran: Callable[..., Ran], project: Path, status: str, said: str, remedy: str
+) -> None:
+    """Exit code 2, what became of the run, and a remedy."""
+    path = project / "runs" / "mnist" / RUN_ID / "state.json"
+    path.write_text(json.dumps({"status": status, "updated": "2026-11-20T10:00:00Z"}))
     code, out, err = ran("cancel")
 
     assert (2, "") == (code, out)
-    assert f"run {RUN_ID} is not running here" in err
+    assert f"run {RUN_ID} is not running: {said}" in err
+    assert remedy in err
 
 
 @pytest.mark.usefixtures("real_processes")

@@ -213,7 +213,7 @@ def test_what_is_made_is_linted_formatted_and_compiles(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.integration
+@pytest.mark.nightly
 def test_golden_entry_points_are_typed() -> None:
     """In strict mode mypy finds nothing in what the golden jobs became."""
     files = [str(HERE / case / "train.py") for case in CASES]

@@ -288,3 +288,24 @@ def test_a_drain_that_comes_before_the_script_has_begun_waits_for_it(forked: For
     assert group.poll(may_leave=True) is GroupState.FINISHED
     assert group.poll() is GroupState.FAILED
     assert group.exits()[0][0] == -signal.SIGTERM
+
+
+def test_a_script_that_ends_at_once_after_ddp_does_not_wait_for_ever(forked: Forked) -> None:
+    """DDP's destructor waits, with Python's lock, for a thread that wants the lock: plain Python hung in each of six tries of this."""
+    code = """
+        import sys
+        import torch
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+
+        def train():
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            model = DistributedDataParallel(torch.nn.Linear(4, 4))
+            model(torch.ones(2, 4)).sum().backward()
+            dist.destroy_process_group()
+
+        sys.setswitchinterval(60)  # no one else has the lock by chance
+        for _ in range(60):
+            train()
+    """
+    assert Ended("", "", 0) == forked.ended(code, "let_go")

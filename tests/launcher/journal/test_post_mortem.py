@@ -132,6 +132,7 @@ def _killed(folder: RunFolder, **machine: object) -> None:
     process.wait()
     record = {**Machine.here().to_json(), **machine}
     state = {"status": "running", "pid": process.pid, "machine": record, "updated": "2026-11-20T10:00:00Z"}
+    state["generation"] = 4
     folder.state.write_text(json.dumps(state))
 
 
@@ -144,6 +145,9 @@ def test_kill_and_forged_boot_id_are_told_apart(tmp_path: Path) -> None:
     endings = [ending_of(folder) for folder in (killed, rebooted)]
 
     assert ["killed", "machine_restarted"] == [ending and ending.kind for ending in endings]
+    assert [(1795168800.0, 4)] * 2 == [
+        ending and (ending.last_seen, ending.in_generation) for ending in endings
+    ]
 
 
 def test_disk_that_is_full_is_the_likelier_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

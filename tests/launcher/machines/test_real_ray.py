@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytest.importorskip("ray")
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.nightly
 
 
 def test_a_node_of_ray_is_lost(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """A step of a model that workers share, against torch's `fully_shard` alone, in the same processes and by turns.
 
-    python tests/measured/benchmarks/sharded.py [--workers 2] [--layers 6] [--width 384] [--steps 24] [--gives-back]
+    python tests/measured/benchmarks/sharded.py [--workers 2] [--layers 6] [--width 384] [--steps 24] [--gives-back [--init meta]]
 
 Both train a GPT of the same size on batches of the same size, one sequence for each worker: *plain* by `fully_shard`, its own
 reduce-scatter and AdamW; *ours* by `elasticflow.join(virtual_shards=W, shard=W)`, `run.wrap` and `run.gradients`, the exact
@@ -8,7 +8,8 @@ sum of gradients. Neither clips. The table has medians, on rank 0, of CPU time a
 of the paired ratios. Then each kind of worker alone, in processes of its own: its tensors, and the most memory that it had
 (`VmHWM`), *whole* being the same exact job without `shard`. With `--gives-back` nothing is timed, and the C library gives
 each freed tensor back to the system, as a GPU's memory would be free for the next one: the most memory is then counted from
-what the process had before it made the model.
+what the process had before it made the model, once the model is made and at the end. `--init meta` makes it block by block, as a job
+with `parallel.init` does.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def launch(options: argparse.Namespace, kind: str, folder: Path) -> dict[str, An
         *(__file__, "--kind", kind, "--result", str(result), "--layers", str(options.layers)),
         *("--width", str(options.width), "--steps", str(options.steps)),
         *(["--gives-back"] if options.gives_back else []),
+        *("--init", options.init if kind == "shared" else "cpu"),
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     subprocess.run(
@@ -84,6 +86,24 @@ def figures_of(model: Any, optimizer: Any, before: int) -> dict[str, int]:
     }
 
 
+def model_of(run: Any, config: Any, options: argparse.Namespace) -> Any:
+    """Return the model of a kind of worker, shared if the workers share one."""
+    import torch
+
+    from elasticflow.runtime.training.deferred_build import DeferredBuild
+    from elasticflow.runtime.training.shard_model import shard_model
+    from examples.gpt.gpt import GPT
+
+    torch.manual_seed(1)
+    if options.init == "meta":
+        build = DeferredBuild()
+        model = build.call(GPT, config)
+        shard_model(run.worker, model, run.worker.sharding, model.blocks, build)
+        return model
+    model = GPT(config)
+    return model if options.kind == "whole" else run.wrap(model, blocks=model.blocks)
+
+
 def plainly_sharded(model: Any) -> tuple[Any, Any]:
     """Return the model as torch's own call shards it over all workers, and its optimizer."""
     import torch
@@ -117,9 +137,8 @@ def work(options: argparse.Namespace) -> None:
         seed=1, virtual_shards=workers, threads=1, every="1000000 steps", name=options.kind, **shard
     )
     before = give_back() if options.gives_back else 0
-    ours = GPT(config)
-    if shard:
-        run.wrap(ours, blocks=ours.blocks)
+    ours = model_of(run, config, options)
+    built = most_memory() - before
     own = torch.optim.AdamW(ours.parameters(), lr=1e-4)
     plain: Any = None
     theirs: Any = None
@@ -153,7 +172,9 @@ def work(options: argparse.Namespace) -> None:
             times[name].append((time.process_time() - began[0], time.perf_counter() - began[1]))
         run.step()
     if run.rank == 0:
-        Path(options.result).write_text(json.dumps({"times": times, **figures_of(ours, own, before)}))
+        Path(options.result).write_text(
+            json.dumps({"times": times, "built": built, **figures_of(ours, own, before)})
+        )
     run.finish()
 
 
@@ -167,6 +188,9 @@ def main() -> int:
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--gives-back", action="store_true", help="measure memory alone")
+    parser.add_argument(
+        "--init", choices=("cpu", "meta"), default="cpu", help="how workers that share a model make it"
+    )
     parser.add_argument("--kind", help=argparse.SUPPRESS)
     parser.add_argument("--result", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -181,7 +205,8 @@ def main() -> int:
         print_times(paired)
     for name, found in (("shared", shared), ("whole", whole)):
         print(
-            f"{name}: {found['tensors'] / 2**20:.0f} MiB of tensors, most memory {found['peak'] / 2**20:.0f} MiB"
+            f"{name}: {found['tensors'] / 2**20:.0f} MiB of tensors, most memory {found['peak'] / 2**20:.0f} MiB, "
+            f"{found['built'] / 2**20:.0f} MiB once the model is made"
         )
     return 0
 

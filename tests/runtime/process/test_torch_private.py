@@ -400,6 +400,20 @@ def test_arguments_are_mapped_leaf_by_leaf() -> None:
     assert ((2, {"a": 4}), {"b": [6]}) == torch_private.tree_map(lambda x: 2 * x, ((1, {"a": 2}), {"b": [3]}))
 
 
+def test_operations_can_be_seen_and_replaced() -> None:
+    """Those that torch makes of a function's calls, in a context."""
+    seen = []
+
+    class Seeing(torch_private.TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Seeing():
+        nn.init.ones_(torch.empty(2))
+    assert [torch.ops.aten.empty.memory_format, torch.ops.aten.fill_.Scalar] == seen
+
+
 def test_the_local_part_of_a_sharded_tensor_is_its_memory() -> None:
     """A DTensor itself tells no address; its part is the tensor that it was made of."""
     from torch.distributed.device_mesh import DeviceMesh

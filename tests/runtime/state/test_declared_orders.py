@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from elasticflow.runtime.data.order.order import Order, OrderRecord
 
-RUNS = 200
+RUNS = 60
 
 
 def trained(
@@ -64,7 +64,7 @@ def test_weights_are_drawn_as_declared_through_random_schedules() -> None:
 
 @pytest.mark.parametrize("tail", ["spill", "short", "drop"])
 def test_buckets_hold_each_sample_once_through_random_schedules(tail: str) -> None:
-    """Each sample once per epoch, in the order that is worked out at once; of 210 runs in all."""
+    """Each sample once per epoch, in the order that is worked out at once; of 72 runs in all."""
     for number in range(RUNS // 3 + 4):
         draw = random.Random(f"{SEED} bucketed {tail} {number}")
         samples = draw.randint(24, 100)

@@ -47,6 +47,19 @@ def test_frozen_parameters_may_have_other_dtypes_than_trained_ones() -> None:
 
 
 @pytest.mark.parametrize(
+    ("wrap", "named"),
+    [
+        (("torch.nn:Conv2d",), "torch.nn:Conv2d is named in wrap, and the model has no such module"),
+        ((), "the model has no ModuleList whose elements could be sharded one by one"),
+    ],
+)
+def test_a_wrap_that_finds_nothing_to_gather_is_refused(wrap: tuple[str, ...], named: str) -> None:
+    """The class is named, or what is looked for without one."""
+    with pytest.raises(StateError, match=named):
+        shard_model.shard_model(WORKER, nn.Sequential(nn.Linear(2, 2)), Sharding(2, wrap))
+
+
+@pytest.mark.parametrize(
     ("part", "named"),
     [
         ("layers.1.base", "layers.1.base.weight of torch.bfloat16 and layers.1.lora.weight of torch.float32"),

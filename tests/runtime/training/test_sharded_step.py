@@ -56,35 +56,29 @@ def test_layouts() -> None:
 
 @e2e
 @pytest.mark.parametrize(
-    "options",
+    ("options", "layouts"),
     [
-        ("--clip",),
+        ("--clip", ((2, 2), (4, 2), (3, 3), (6, 3), (4, 4), (2, 1))),
         (
-            "--precision",
-            "bf16",
-            "--count",
-            "--norms",
-            "--virtual-shards",
-            "7",
-            "--size",
-            "24",
-            "--samples",
-            "100",
+            "--precision bf16 --count --norms --virtual-shards 7 --size 24 --samples 100",
+            ((4, 2), (3, 3)),
         ),
     ],
     ids=["clipped", "bf16, sums, BatchNorm"],
 )
-def test_one_trajectory_at_every_degree(groups: Callable[..., Group], options: tuple[str, ...]) -> None:
+def test_one_trajectory_at_every_degree(
+    groups: Callable[..., Group], options: str, layouts: tuple[tuple[int, int], ...]
+) -> None:
     """Dropout, tied weights, noise in the data, a short batch that leaves ranks without samples."""
     whole = groups("whole", PROGRAM)
     # Without `shard` a norm is torch's own.
     first = () if "--clip" not in options else ("--shard", "1")
-    assert [0] == whole.run(1, *first, *options).codes
+    assert [0] == whole.run(1, *first, *options.split()).codes
     expected = came_to(whole)
     assert len(expected[1]) == 10
-    for world, degree in ((2, 2), (4, 2), (3, 3), (6, 3), (4, 4), (2, 1)):
+    for world, degree in layouts:
         group = groups(f"w{world}s{degree}", PROGRAM)
-        assert [0] * world == group.run(world, "--shard", str(degree), *options).codes
+        assert [0] * world == group.run(world, "--shard", str(degree), *options.split()).codes
         found = came_to(group)
         assert expected[1] == found[1], (world, degree)
         assert [key for key in expected[0] if expected[0][key] != found[0].get(key)] == [], (world, degree)
@@ -93,7 +87,10 @@ def test_one_trajectory_at_every_degree(groups: Callable[..., Group], options: t
 @e2e
 @pytest.mark.parametrize(
     ("option", "layouts"),
-    [("--checkpointed", ((2, 2), (4, 2), (3, 3))), ("--compiled", ((2, 2),))],  # a compiler takes its time
+    [
+        ("--checkpointed", ((2, 2), (4, 2), (3, 3))),
+        pytest.param("--compiled", ((2, 2),), marks=pytest.mark.nightly),  # a compiler takes its time
+    ],
 )
 def test_blocks_that_are_computed_again_or_compiled(
     groups: Callable[..., Group], option: str, layouts: tuple[tuple[int, int], ...]

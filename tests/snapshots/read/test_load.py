@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import shutil
 import socket
 import threading
 import time
@@ -42,16 +43,24 @@ HARMED = (8 << 20) + 17
 SHARD = "shard-00000-of-00002.safetensors"
 
 
-@pytest.fixture
-def committed(bench: Bench) -> str:
-    """A snapshot of two ranks, whose writer is gone."""
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of a writer that is gone, with a snapshot of two ranks."""
+    bench = Bench(str(tmp_path_factory.mktemp("written")))
     writer = bench.writer()
     clients = [bench.connect(writer, rank, 2) for rank in range(2)]
     for rank, client in enumerate(clients):
         bench.share(client, 1, rank=rank, size=SIZE)
     for client in clients:
-        client.flush(20)
-    writer.close()
+        client.flush(100)
+    bench.close()
+    return Path(bench.uri)
+
+
+@pytest.fixture
+def committed(bench: Bench, written: Path) -> str:
+    """A snapshot of two ranks, copied into the test's own store."""
+    shutil.copytree(written, bench.uri, dirs_exist_ok=True)
     return Bench.name_of(1)
 
 
@@ -121,7 +130,7 @@ class NodeOfOne:
     def _serve(self) -> None:
         while (message := self._rank.channel.receive()) is not None:
             if isinstance(message, Load):
-                self._loader.load(self._rank, message.name)
+                self._loader.load(self._rank, message.name, is_whole=message.is_whole)
             else:
                 self._loader.leave(self._rank)
         self._rank.channel.close()

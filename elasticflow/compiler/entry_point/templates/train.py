@@ -31,6 +31,7 @@ from elasticflow.runtime.loop.run import Run
 from elasticflow.runtime.measuring.speed import Measures  # = import.measures
 from elasticflow.runtime.process import float32, random_streams  # = import.process
 from elasticflow.runtime.process.context import Worker  # = import.worker
+from elasticflow.runtime.training.deferred_build import DeferredBuild  # = import.build
 from elasticflow.runtime.training.shard_model import shard_model  # = import.sharding
 from elasticflow.runtime.snapshot.snapshots import Keep, Policy, load_weights  # = import.snapshots
 from elasticflow.runtime.training.channels_last import to_channels_last  # = import.channels
@@ -97,6 +98,7 @@ def main() -> None:
     order = build_order(worker, dataset)  # = order
     collate = build_collate()  # = collate
     batches = run.batches(dataset, size=GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL)  # = batches
+    build = DeferredBuild()  # = build  # blocks get their values one after the other
     model = build_model()  # = model
     model.to(run.device)  # = to_device
     to_channels_last(model)  # = channels_last

@@ -1,6 +1,6 @@
 """Train the job `sharded`.
 
-Made by elasticflow from tests/compiler/golden/sharded/job.toml (job digest 2e9d15f5fba3f01e).
+Made by elasticflow from tests/compiler/golden/sharded/job.toml (job digest a8e81d8d5f3520e5).
 Make it again:          elasticflow compile tests/compiler/golden/sharded/job.toml -o DIR
 Run it without the CLI: bash torchrun.sh, or as one process: python train.py
 It may be edited: `elasticflow run` and `resume` notice, say so, and never overwrite it unasked.
@@ -20,8 +20,9 @@ from elasticflow.runtime.loop.batch import Batch
 from elasticflow.runtime.loop.join import join_job
 from elasticflow.runtime.loop.run import Run
 from elasticflow.runtime.process import random_streams
+from elasticflow.runtime.training.deferred_build import DeferredBuild
 from elasticflow.runtime.training.shard_model import shard_model
-from elasticflow.runtime.snapshot.snapshots import Keep, Policy, load_weights
+from elasticflow.runtime.snapshot.snapshots import Keep, Policy
 from elasticflow.runtime.worker import program
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -37,7 +38,6 @@ GLOBAL_BATCH_SIZE = 32  # samples per step, the same at any world size
 VALUES = {"vocab_size": "model.args.config.args.vocab_size"}  # attributes of the dataset that arguments need
 TAIL = "spill"  # samples at an epoch's end that fill no batch
 NUM_WORKERS = 0  # loader processes of each worker
-WEIGHTS = str(ROOT / "weights/gpt.safetensors")  # initial weights of the model
 PRECISION = "bf16"
 CLIP_GRAD_NORM = 1.0
 EMA = 0.999  # decay of the averaged weights at each step
@@ -100,7 +100,7 @@ def main() -> None:
     """Train to the end, or to the step at which all ranks agree to exit; every rank calls this."""
     run = join_job(
         name="sharded",
-        digest="2e9d15f5fba3f01e",
+        digest="a8e81d8d5f3520e5",
         folder=HERE,
         seed=SEED,
         snapshots=SNAPSHOTS,
@@ -112,11 +112,11 @@ def main() -> None:
     worker = run.worker
     dataset = open_dataset(worker, build_dataset, "train", values=VALUES)
     batches = run.batches(dataset, size=GLOBAL_BATCH_SIZE, steps=STEPS, tail=TAIL, num_workers=NUM_WORKERS)
-    model = build_model(dataset)
-    load_weights(model, WEIGHTS)
-    average = build_average(model)  # a sharded model cannot be copied
-    shard_model(worker, model, SHARDING)
-    shard_model(worker, average.module, SHARDING)
+    build = DeferredBuild()  # blocks get their values one after the other
+    model = build.call(build_model, dataset)
+    average = build.call(build_average, model)  # a sharded model cannot be copied
+    shard_model(worker, model, SHARDING, build=build)
+    shard_model(worker, average.module, SHARDING, build=build)
     optimizer = build_optimizer(model)
     run.keep(model=model, optimizer=optimizer, ema=average)  # restored here
     train(run, batches, model, optimizer, average)

@@ -1,0 +1,112 @@
+"""Warnings of a worker's code, found in its log and on its standard error, and counted."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from elasticflow.launcher.agent.worker_warnings import FoundWarning, WarningLines, warning_in_log
+from elasticflow.launcher.journal.warning_tally import WarningTally
+from elasticflow.protocol.messages import Warned
+from elasticflow.system import logs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pytest
+
+HERE = "tests/launcher/agent/test_worker_warnings.py"
+
+
+@contextmanager
+def _logging_to(stream: io.StringIO) -> Iterator[None]:
+    """Have this process log as a worker does, for a while."""
+    root, before = logging.getLogger(), (logging.getLogger().handlers[:], logging.getLogger().level)
+    logs.configure(stream)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(capture=False)
+        root.handlers[:], root.level = before
+        structlog.reset_defaults()
+
+
+def _warned(place: str, text: str = "odd", times: int = 1) -> Warned:
+    return Warned("n0", 1, 1, "UserWarning", place, text, times)
+
+
+def test_a_log_tells_its_warnings_with_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's have their class; a logger's have its name, and the place of the call, not of the text; below that nothing counts."""
+    monkeypatch.chdir(Path(__file__).parents[3])
+    stream = io.StringIO()
+    with _logging_to(stream), warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(capture=False)
+        logging.captureWarnings(capture=True)  # anew: `catch_warnings` has put its own back
+        warnings.warn("beware:\n of this", RuntimeWarning, stacklevel=1)
+        for number in range(2):
+            logging.getLogger("mine").warning("number %d", number)
+        logging.getLogger("mine").info("nothing")
+    found = [each for line in stream.getvalue().splitlines() if (each := warning_in_log(json.loads(line)))]
+    (python, place, text), first, second = found
+    assert ("RuntimeWarning", "beware: of this") == (python, text)
+    assert place.startswith(f"{HERE}:")
+    assert ("WARNING mine", "number 0", "number 1") == (first.category, first.text, second.text)
+    assert first.place == second.place
+    assert first.place.startswith(f"{HERE}:")
+
+
+def test_standard_error_is_split_into_warnings_and_other_lines() -> None:
+    """The source line below a warning goes with it, though it comes later; what a name server does not know is not told at all."""
+    lines = WarningLines()
+    site = "/venv/lib/python3.12/site-packages"
+    found, others = lines.take(
+        [
+            b"epoch 1",
+            f"{site}/torch/optim/lr_scheduler.py:182: UserWarning: call it later".encode(),
+        ]
+    )
+    assert ([FoundWarning("UserWarning", "torch/optim/lr_scheduler.py:182", "call it later")], [b"epoch 1"]) == (found, others)  # fmt: skip
+    found, others = lines.take(
+        [
+            b"  warnings.warn('call it later')",
+            b"  indented",
+            b"[rank1]:[W1126 18:17:23.123456789 ProcessGroupGloo.cpp:1250] Warning: slow link (function operator())",
+            b"[W1126 18:17:23.123456789 socket.cpp:767] [c10d] The hostname of the client socket cannot be retrieved. err=-3",
+            b"W1126 18:17:23.123000 4711 torch/_inductor/utils.py:1137] [0/0] Not enough SMs",
+            b"WARNING:root:low",
+            b"Traceback (most recent call last):",
+            b"UserWarning: not one by its form",
+        ]
+    )
+    assert [
+        FoundWarning("torch", "ProcessGroupGloo.cpp:1250", "Warning: slow link (function operator())"),
+        FoundWarning("torch", "torch/_inductor/utils.py:1137", "[0/0] Not enough SMs"),
+        FoundWarning("WARNING root", "", "low"),
+    ] == found
+    assert [
+        b"  indented",
+        b"Traceback (most recent call last):",
+        b"UserWarning: not one by its form",
+    ] == others
+
+
+def test_a_kind_is_told_at_its_first_time_and_each_time_it_is_ten_times_as_many() -> None:
+    """What is told adds up to what was counted; of more than a hundred places the rest is one kind."""
+    tally = WarningTally()
+    told = [each for number in range(250) if (each := tally.add(_warned("a.py:1", f"step {number}")))]
+    assert [1, 9, 90] == [each.times for each in told]
+    assert {"step 0"} == {each.text for each in told}
+    assert [150] == [each.times for each in tally.rest()]
+    assert [] == tally.rest()
+    for line in range(500):
+        tally.add(_warned(f"b.py:{line}"))
+    (rest,) = tally.rest()
+    assert ("further places", 500 - 99) == (rest.place, rest.times + 1 + 9 + 90)
