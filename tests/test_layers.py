@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PACKAGE = Path(elasticflow.__file__).parent
 # Lowest first; rooms of one floor do not know each other.
 FLOORS = (
-    {"errors", "events", "run_folder", "guide", "schedules", "metrics", "hugging_face", "system", "protocol", "storage"},
+    {"errors", "events", "run_folder", "guide", "schedules", "metrics", "hugging_face", "lightning", "system", "protocol", "storage"},
     {"python_source"},
     {"jobfile", "snapshots"},
     {"compiler", "scaffold", "lint"},
@@ -36,6 +36,7 @@ MAY_IMPORT_TORCH_IN_FUNCTIONS = {
     "launcher/fork_server/torchrun_arguments.py",
     "schedules.py",  # for job files: any process may import it, a worker calls what is in it
     "hugging_face.py",
+    "lightning.py",
 }
 MODULES = {
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path

@@ -36,7 +36,7 @@ def test_signatures_of_the_run() -> None:
         "gradients": ["fn", "batch"],
         "log": ["scalars"],
         "step": ["loss", "samples"],
-        "evaluate": ["dataset", "loss", "metrics", "name", "model", "size", "samples", "collate"],
+        "evaluate": ["dataset", "loss", "metrics", "step", "name", "model", "size", "samples", "collate"],
         "call": ["hooks"],
         "stop": ["reason"],
         "finish": [],

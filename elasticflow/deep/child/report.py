@@ -155,7 +155,8 @@ def _limit(message: str, kind: str) -> str:
     if "Trainer" in message and ("attached" in message or "registered" in message):
         return (
             "a LightningModule is trained as a plain model, without a Trainer: let a function step(model, batch) return its loss, or "
-            'a dict of loss and numbers to log instead of self.log: {"loss": loss, "accuracy": accuracy}'
+            'a dict of loss and numbers to log instead of self.log: {"loss": loss, "accuracy": accuracy}; or name '
+            "elasticflow.lightning:training_step, which takes both from the module"
         )
     return ""
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.text.source import Source
 
 ENTRY = r"(?:torch\.optim(?:\.lr_scheduler:|:lr_scheduler\.)|elasticflow\.schedules:)(\w+)"
+_OF_LIGHTNING = "elasticflow.lightning:lr_scheduler"
 _OURS = ("warmup_cosine", "warmup_linear", "warmup_stable_decay")
 # The argument that says when a schedule is over, and the consequence of training that ends earlier.
 _ENDS = {
@@ -42,6 +43,12 @@ _WHOLE = {"T_max", "total_steps", "total_iters", "total"}
 def check_schedule(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     """Yield the problems of a schedule's length beside the length of training, where both are known."""
     scheduler, train = tables.get("lr_scheduler"), tables.get("train")
+    if scheduler is not None and scheduler.entry == _OF_LIGHTNING:
+        given = scheduler.args.get("interval", "step")
+        if given != scheduler.interval:
+            message = f"lr_scheduler.interval is {show(scheduler.interval)}, and lr_scheduler.args.interval {show(given)}"
+            remedy = "give both the interval at which the LightningModule steps its schedule"
+            yield source.problem(codes.EXCLUSIVE, message, ("lr_scheduler", "entry"), remedy=remedy)
     match = None if scheduler is None else re.fullmatch(ENTRY, scheduler.entry)
     if scheduler is None or match is None:
         return

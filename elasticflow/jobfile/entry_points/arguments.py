@@ -162,8 +162,8 @@ class ArgumentCheck:
             return f"add to [{self._entry.call.path[0]}]: args = {{ {name} = ... }}"
         if name == "batch_idx" and call.path == ("model", "step"):
             return (
-                "that is Lightning's training_step: let a function step(model, batch) compute the loss, and return a dict of it and "
-                'of what self.log logs: {"loss": loss, "accuracy": accuracy}'
+                'that is Lightning\'s training_step: step = "elasticflow.lightning:training_step" calls it and logs what '
+                'self.log logs; or let a function step(model, batch) return {"loss": loss, "accuracy": accuracy}'
             )
         if name == self._third_of_step:
             return 'call it "optimizers" to be given what optimizer.entry returns'

@@ -60,3 +60,24 @@ def test_the_metric_is_one_that_an_evaluation_measures(
     assert said in f"{problem.message}\n{problem.help}"
     assert problem.excerpt is not None
     assert problem.excerpt.startswith(place)
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_wrong"),
+    [
+        ('args = { interval = "epoch" }', True),
+        ('interval = "epoch"', True),
+        ('args = { interval = "epoch" }\ninterval = "epoch"', False),
+        ("", False),
+    ],
+)
+def test_the_schedule_of_a_lightning_module_is_stepped_when_the_module_says(
+    tmp_path: Path, lines: str, is_wrong: bool
+) -> None:
+    """The module's interval is compared with the argument: the job's own interval must be the same."""
+    file = tmp_path / "job.toml"
+    rest = f'[lr_scheduler]\nentry = "elasticflow.lightning:lr_scheduler"\n{lines}\n'
+    file.write_text(JOB.format(train="steps = 100", dataset="", batch=64, rest=rest))
+    assert ["EF106"] * is_wrong == [
+        each.code for each in load_job(file).diagnostics if each.severity == "error"
+    ]
