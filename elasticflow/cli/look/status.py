@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from elasticflow.observe.status import RunStatus
 
-# Most notes of one kind; `why` shows all.
+# `status` shows this many notes of a kind at most; `why` shows all.
 _MOST_NOTES = 5
 
 
