@@ -19,7 +19,7 @@ from elasticflow.observe.runs import list_runs
 from elasticflow.observe.standbys import cost_in_words
 from elasticflow.observe.terminal.formats import plural, size
 from elasticflow.protocol.child_processes import MAY_STAND_BY, MEMORY_FACTOR
-from elasticflow.protocol.snapshot_settings import AUTO, HELD_MOST_OF_FREE, HELD_STATES, HELD_STATES_AUTO
+from elasticflow.protocol.snapshot_settings import AUTO, HELD_MOST_OF_FREE
 from elasticflow.system.free_memory import tightest_group
 from elasticflow.system.kernel_files import number_in, text_in
 
@@ -131,7 +131,7 @@ def _held_states(needs: Needs, free: int) -> Iterator[CheckResult]:
         yield ok(_TOPIC, name, f"their size shows with the first run; without them {costs}")
         return
     is_auto = settings.memory == AUTO
-    needed = (HELD_STATES_AUTO if is_auto else HELD_STATES) * snapshot.num_bytes
+    needed = settings.held_states * snapshot.num_bytes
     most = free * HELD_MOST_OF_FREE if is_auto else free
     fact = f"{size(needed)} for {size(snapshot.num_bytes)} of state (run {run.run_id})"
     if needed <= most:

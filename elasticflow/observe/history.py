@@ -377,7 +377,6 @@ class RunHistory:
         failed: Number of generations that failed.
         restarts: Number of failures after which training resumed.
         survived: Number of failures after which a step was finished.
-        redone: Number of steps that were done again, of all stops.
         budget_left: Restarts left; None: no failure was counted yet.
         is_budget_spent: True if the newest launch ended with no restart left.
         has_stopped: True if a generation of the newest launch ended.
@@ -419,7 +418,6 @@ class RunHistory:
     failed: int = 0
     restarts: int = 0
     survived: int = 0
-    redone: int = 0
     budget_left: int | None = None
     is_budget_spent: bool = False
     has_stopped: bool = False
@@ -476,6 +474,11 @@ class RunHistory:
             status=_STATUS_OF_END.get(name, "running"),
             verdict={"event": name, **fields} if end else None,
         )
+
+    @property
+    def redone(self) -> int:
+        """Number of steps that were done again, after all stops."""
+        return sum(stop.redone or 0 for stop in self.stops)
 
     @property
     def not_held(self) -> str | None:
@@ -642,10 +645,7 @@ class RunHistory:
         self.has_trained, self.restarts = True, self.failed
         self._named(event).parent = text_of(event, "restored_from")
         if self.stops:
-            stop = self.stops[-1]
-            self.redone -= stop.redone or 0
-            stop.redone = max(0, stop.step - self.step)
-            self.redone += stop.redone
+            self.stops[-1].redone = max(0, self.stops[-1].step - self.step)
 
     def _first_step(self, event: Record, at: float | None) -> None:
         self.is_training, self.is_recovering = True, False

@@ -72,6 +72,18 @@ class SnapshotSettings:
         """The staging limit in bytes."""
         return None if self.staging_limit is None else parse_size(self.staging_limit)
 
+    @property
+    def is_held_at_interval(self) -> bool:
+        """True if the state is held in memory at an interval that the job gives, so that a run without room for it fails."""
+        return self.memory not in {None, AUTO}
+
+    @property
+    def held_states(self) -> int:
+        """States that the memory of a node has room for."""
+        if self.memory is None:
+            return 0
+        return HELD_STATES_AUTO if self.memory == AUTO else HELD_STATES
+
     def to_json(self) -> dict[str, Any]:
         """Return the record as one flat object, as it stands in plan.json; `ignore` only where it is not empty."""
         content: dict[str, Any] = {}

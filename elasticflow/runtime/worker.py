@@ -15,7 +15,6 @@ import torch.distributed as dist
 from elasticflow import errors, events
 from elasticflow.protocol import worker_environment
 from elasticflow.protocol.run_files import write_preparation
-from elasticflow.protocol.snapshot_settings import AUTO
 from elasticflow.runtime.measuring import device_memory
 from elasticflow.runtime.process import (
     devices,
@@ -134,7 +133,7 @@ def _leave_to_parent() -> None:
 
 def _equip(worker: Worker, snapshots: SnapshotSettings) -> None:
     # Where the state is held by itself, `Snapshots.restore` decides.
-    worker.vote.may_leave_untrained = snapshots.memory in {None, AUTO}
+    worker.vote.may_leave_untrained = not snapshots.is_held_at_interval
     if worker.identity.started_by == "launcher":
         worker.moments.first_step.append(lambda: environment.log_loaded_modules(worker))
         if worker.identity.local_rank == 0:

@@ -12,7 +12,7 @@ from elasticflow.jobfile.entry_points.object_arguments import dataset_values
 from elasticflow.jobfile.tables.evaluation import path_of_set
 from elasticflow.jobfile.tables.types import collate_entry
 from elasticflow.observe.terminal.formats import plural
-from elasticflow.protocol.snapshot_settings import AUTO, HELD_STATES, HELD_STATES_AUTO
+from elasticflow.protocol.snapshot_settings import AUTO
 from elasticflow.sinks.registry import missing_of
 from elasticflow.system.units import intervals
 
@@ -254,13 +254,12 @@ def _of_memory(settings: SnapshotSettings, nodes: int) -> str:
     """Return how often the state is held in memory, and how many steps a death costs with that and without."""
     if settings.memory is None:
         return "nothing is held in memory: a death costs the steps since the last snapshot"
-    often, copies = f"every {settings.memory}", HELD_STATES
+    often = f"every {settings.memory}"
     if settings.memory == AUTO:
         often = "as often as 2 % of the time allows, if half of the free memory has room"
-        copies = HELD_STATES_AUTO
     where = "" if nodes == 1 else " while all workers are on one node"
     return (
-        f"held in memory{where}, {often} ({copies} times the state): a worker's death costs the steps since then; without, "
+        f"held in memory{where}, {often} ({settings.held_states} times the state): a worker's death costs the steps since then; without, "
         "or if the machine or its agent dies, those since the last snapshot"
     )
 

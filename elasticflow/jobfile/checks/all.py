@@ -32,7 +32,6 @@ from elasticflow.jobfile.tables.evaluation import (
 )
 from elasticflow.jobfile.text.layers import table_at, value_at
 from elasticflow.protocol import worker_environment
-from elasticflow.protocol.snapshot_settings import AUTO
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -259,7 +258,7 @@ def _several_machines(source: Source, tables: ValidTables) -> Iterator[Diagnosti
 
 def _one_node_only(source: Source, tables: ValidTables) -> Iterator[Diagnostic]:
     nodes, snapshots = tables.get("nodes"), tables.get("snapshots")
-    if nodes is None or snapshots is None or snapshots.settings().memory in {None, AUTO}:
+    if nodes is None or snapshots is None or not snapshots.settings().is_held_at_interval:
         return
     if nodes.max > 1:
         message = f"snapshots.memory covers one node, and nodes.max is {nodes.max}"

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, cast
 
 from elasticflow.jobfile.checks.all import check_lengths
 from elasticflow.jobfile.diagnostics import codes
-from elasticflow.protocol.snapshot_settings import AUTO, HELD_STATES
 from elasticflow.system.units import parse_size
 
 if TYPE_CHECKING:
@@ -44,8 +43,8 @@ def _staging(source: Source, job: Job, snapshot_bytes: int, memory_bytes: int | 
     """Yield a warning if staged snapshots need more memory than a node has: with the fewest nodes, each stages the most."""
     nodes, snapshots = job.nodes.min, job.snapshots
     part = -(-snapshot_bytes // nodes)
-    is_asked = snapshots.settings().memory not in {None, AUTO}
-    held = HELD_STATES * snapshot_bytes if is_asked and nodes == 1 else 0
+    settings = snapshots.settings()
+    held = settings.held_states * snapshot_bytes if settings.is_held_at_interval and nodes == 1 else 0
     needed = max(part, held)
     if snapshots.staging_limit is not None and needed > parse_size(snapshots.staging_limit):
         message = f"snapshots.staging_limit is too small: each node takes {gib(needed)} for snapshots"
@@ -56,7 +55,7 @@ def _staging(source: Source, job: Job, snapshot_bytes: int, memory_bytes: int | 
         message = f"{what} takes {gib(part + held)} on each node, and this machine has {gib(memory_bytes)}"
         remedy = "train on more nodes: each stages a smaller part"
         if held:
-            remedy = f"leave snapshots.memory out (it holds {HELD_STATES} copies), or train on nodes with more memory"
+            remedy = f"leave snapshots.memory out (it holds {settings.held_states} copies), or train on nodes with more memory"
         path: KeyPath = ("snapshots", "memory") if held else ("snapshots",)
         yield source.problem(codes.STAGING_MEMORY, message, path, severity="warning", remedy=remedy)
 

@@ -64,7 +64,6 @@ from elasticflow.protocol.messages import (
     WriterReports,
 )
 from elasticflow.protocol.resume_command import told_command
-from elasticflow.protocol.snapshot_settings import AUTO
 from elasticflow.protocol.store_address import StoreLostError
 from elasticflow.run_folder import step_of
 from elasticflow.snapshots.client.writer_reports import FENCED
@@ -209,8 +208,7 @@ class Supervisor:
             is_resumed=self._launch.is_resumed,
         )
         # Memory may be ahead of the store, also before the first step.
-        is_held = plan.snapshots.memory not in {None, AUTO}
-        untrained_s = plan.restarts.grace_s if is_held else UNTRAINED_S
+        untrained_s = plan.restarts.grace_s if plan.snapshots.is_held_at_interval else UNTRAINED_S
         script = None if plan.script is None else plan.script.shown
         return Lifecycle(plan.restarts, self._nodes, run, untrained_s, script=script)
 
