@@ -119,7 +119,8 @@ FIRST = "1"
         ("torch.distributed", "error"),
         ("py.warnings", "warning"),
     } <= records
-    [failed] = named(running.events()[-8:], events.WORKER_FAILED)
+    killed, failed = named(running.events(), events.WORKER_FAILED)
+    assert "SIGKILL" in killed["error"]
     assert failed["exception"]["frames"][0]["function"] == "__init__"
     assert failed["exception"]["frames"][0]["is_own"] is True
     assert "*** is refused by https://***@host/?token=***" in failed["error"]
