@@ -12,6 +12,7 @@ import pytest
 from elasticflow.errors import INTERRUPTED, RunFolderError
 from elasticflow.launcher.supervisor.scale_schedule import ALONE
 from elasticflow.launcher.supervisor.supervisor import Supervisor
+from elasticflow.protocol.snapshot_settings import SnapshotSettings
 from elasticflow.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def test_full_disk_interrupts_the_launch_and_says_so(tmp_path: Path) -> None:
             nodes_max=1,
             env={},
             env_secrets=(),
-            snapshots=SimpleNamespace(memory=None),
+            snapshots=SnapshotSettings(memory=None),
             restarts=SimpleNamespace(grace_s=30.0),
         ),
         folder=folder,
