@@ -118,7 +118,7 @@ def s3() -> Iterator[str]:
     """Serve S3; give the URL.
 
     moto looks whether an object is there and puts it afterwards: of two puts at once that must create, both may do so. S3
-    lets one do so, and with the lock moto does, too.
+    lets one do so, and with the lock moto does, too. Below `/owner` lie the same buckets, as the Hugging Face Hub has them.
     """
     from moto.moto_server.werkzeug_app import (
         DomainDispatcherApplication,
@@ -130,6 +130,8 @@ def s3() -> Iterator[str]:
     moto, lock = DomainDispatcherApplication(create_backend_app), threading.Lock()
 
     def application(environ: dict[str, Any], start_response: Any) -> Any:
+        for name in ("PATH_INFO", "REQUEST_URI", "RAW_URI"):
+            environ[name] = environ.get(name, "").removeprefix("/owner")
         with lock if "HTTP_IF_NONE_MATCH" in environ else contextlib.nullcontext():
             return moto(environ, start_response)
 

@@ -8,6 +8,7 @@ import shutil
 import site
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ import elasticflow
 from elasticflow.doctor.machine import machine
 from elasticflow.doctor.questions import needs_of
 from elasticflow.doctor.store import stores
+from tests import fenced_blocks
 from tests.compiler.jobs import make_job
 
 if TYPE_CHECKING:
@@ -127,6 +129,18 @@ def test_a_disk_that_is_full(little_disk: Path, tmp_path: Path) -> None:
     assert "problem" == full.verdict
     assert "No space left on device" in full.fact
     assert ["filler"] == [each.name for each in little_disk.iterdir()]
+
+
+def test_a_bucket_of_the_hub_by_the_lines_of_the_guide(
+    s3_bucket: str, s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An owner before the bucket, in a path: the address reaches the store, and doctor sees what it can do."""
+    [block] = [each for each in fenced_blocks.blocks() if "https://s3.hf.co/OWNER" in each.text]
+    options = tomllib.loads(block.text)["snapshots"]["options"]
+    options["endpoint_url"] = options["endpoint_url"].replace("https://s3.hf.co/OWNER", f"{s3_server}/owner")
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    job = make_job(snapshots__uri=f"s3://{s3_bucket}/small", snapshots__options=options)
+    assert "ok" == {each.name: each for each in stores(needs_of(tmp_path, job))}["snapshots"].verdict
 
 
 def test_a_bucket_that_is_there_and_one_that_is_not(s3_bucket: str, tmp_path: Path) -> None:

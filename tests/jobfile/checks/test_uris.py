@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,23 @@ def test_an_unknown_protocol_is_told_which_there_are(said: Callable[..., list[tu
     assert code == codes.NO_SUCH_PLACE
     for word in ("s3://", "elasticflow[s3]", "gs://", "elasticflow[gcs]", "az://", "sftp://"):
         assert word in remedy
+
+
+@pytest.mark.parametrize(
+    ("uri", "place", "owner"),
+    [("hf://buckets/me/b/mnist", "b/mnist", "me"), ("hf://me/model", "BUCKET/name", "OWNER")],
+)
+def test_the_hub_is_a_place_by_its_s3_interface(
+    said: Callable[..., list[tuple[str, str]]], uri: str, place: str, owner: str
+) -> None:
+    """Its own protocol passed before, and the commit of a snapshot needs exclusive creation; weights may be read from it."""
+    [(code, remedy)] = said("snapshots", "uri", uri)
+    assert code == codes.NO_SUCH_PLACE
+    assert f'"s3://{place}"' in remedy
+    assert f'"https://s3.hf.co/{owner}"' in remedy
+    options = remedy[remedy.index("options = ") :]
+    assert tomllib.loads(options)["options"].keys() == {"endpoint_url", "client_kwargs", "config_kwargs"}
+    assert said("model", "weights", "hf://me/model/model.safetensors") == []
 
 
 def test_weights_and_logs_have_no_home_folder(said: Callable[..., list[tuple[str, str]]]) -> None:
