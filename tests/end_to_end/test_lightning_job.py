@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from tests.end_to_end.harness import Project
 
 PROJECT = """
+import os
+
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 
 
@@ -52,7 +55,13 @@ class LitNet(pl.LightningModule):
         self.log(f"{of}_loss", loss, prog_bar=True)
         return loss
 
+    @rank_zero_only
+    def write_rank(self):
+        with open("ranks.txt", "a") as file:
+            print(os.environ["RANK"], file=file)
+
     def training_step(self, batch, batch_idx):
+        self.write_rank()
         return self._loss(batch, batch_idx, "train")
 
     def validation_step(self, batch, batch_idx):
@@ -91,6 +100,10 @@ def test_a_lightning_module_is_trained_as_a_job(project: Project) -> None:
     )
     assert killed.end() == 0, killed.told()
     assert len(named(killed.events(), "worker.failed")) == 1
+    assert named(killed.events(), "preload.refused") == []
+    assert set((project.root / "ranks.txt").read_text().split()) == {
+        "0"
+    }  # Lightning was imported before there were ranks
     alone = project.run("job.toml", "alone", "nodes.nproc_per_node=1", job="lit")
     assert alone.end() == 0, alone.told()
 

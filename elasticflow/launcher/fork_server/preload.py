@@ -7,11 +7,11 @@ import importlib
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from elasticflow.launcher.fork_server import native_threads
+from elasticflow.launcher.fork_server import native_threads, rank_at_import
 from elasticflow.protocol.messages import RefusedModule
-from elasticflow.protocol.worker_environment import COMPILER_CACHE, RANK_VARIABLES
+from elasticflow.protocol.worker_environment import COMPILER_CACHE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -86,7 +86,7 @@ def preload(
     for name in modules:
         tell(name)
         known = set(sys.modules)
-        reason = _import(name)
+        reason = _import(name, path)
         if (unsafe := unsafe_to_fork(has_gpu=has_gpu)) is not None:
             reason = started_anew(unsafe)
         if reason:
@@ -103,39 +103,26 @@ def import_all(modules: Sequence[str], path: Sequence[str]) -> None:
     Args:
         modules: Names, in the order in which workers have imported them.
         path: Folders of the job's own code.
+
+    Raises:
+        SystemExit: a library has read the rank, and keeps it: this process must not become a worker.
     """
     for name in modules:
         known = set(sys.modules)
-        if name not in known and _import(name) is not None:
+        if name not in known and _import(name, path) is not None:
             _forget(set(sys.modules) - known, path)
+    if (kept := rank_at_import.kept_by_library()) is not None:
+        raise SystemExit(f"no worker can stand by: {kept}")
 
 
-def _import(name: str) -> str | None:
+def _import(name: str, path: Sequence[str]) -> str | None:
     """Import a module; return why it must not be shared by workers, if so."""
     try:
-        with _rank_variables_watched() as read:
+        with rank_at_import.watched(path) as reads:
             importlib.import_module(name)
     except BaseException as error:  # noqa: BLE001  whatever user code raises at import, even SystemExit
         return f"{type(error).__name__}: {error}"
-    return f"reads {', '.join(sorted(read))} at import" if read else None
-
-
-@contextlib.contextmanager
-def _rank_variables_watched() -> Iterator[set[str]]:
-    """Yield the set of the rank variables that the block reads."""
-    read: set[str] = set()
-    get = type(os.environ).__getitem__
-
-    def watched(self: Any, key: str) -> str:
-        if key in RANK_VARIABLES:
-            read.add(key)
-        return get(self, key)
-
-    type(os.environ).__getitem__ = watched  # type: ignore[method-assign]
-    try:
-        yield read
-    finally:
-        type(os.environ).__getitem__ = get  # type: ignore[method-assign]
+    return f"reads {', '.join(sorted(reads.by_job))} at import" if reads.by_job else None
 
 
 def started_anew(unsafe: str) -> str:
@@ -151,6 +138,8 @@ def unsafe_to_fork(*, has_gpu: bool) -> str | None:
     """
     if (unsafe := open_accelerator(has_gpu=has_gpu)) is not None:
         return unsafe
+    if (kept := rank_at_import.kept_by_library()) is not None:
+        return kept
     missed = native_threads.missed_in_a_child()
     return None if missed is None else f"starts {missed} at import"
 
@@ -208,5 +197,5 @@ def _forget(modules: set[str], path: Sequence[str]) -> None:
     """
     for name in modules:
         file = getattr(sys.modules[name], "__file__", None) or ""
-        if "site-packages" not in file and file.startswith(tuple(path)):
+        if rank_at_import.is_own(file, path):
             del sys.modules[name]

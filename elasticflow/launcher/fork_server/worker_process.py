@@ -11,6 +11,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, NoReturn
 
+from elasticflow.launcher.fork_server import rank_at_import
 from elasticflow.system import forked_children
 from elasticflow.system.masking import mask_streams
 
@@ -39,6 +40,7 @@ def take_over(request: Spawn) -> None:
         os.close(opened)
     faulthandler.register(signal.SIGUSR2, all_threads=True)  # stacks of a hang, also of one in an import
     os.environ.update(request.environment)
+    rank_at_import.tell_libraries()
     mask_streams()
     forked_children.name_children()
 
