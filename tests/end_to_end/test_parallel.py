@@ -79,6 +79,26 @@ def test_gpt_that_is_killed_and_cut_anew_has_the_bits_of_one_that_is_whole(
     )
 
 
+def test_a_model_without_initial_values_is_trained_only_from_a_snapshot(
+    gpt: Project, forked: ForkedPrograms
+) -> None:
+    """The only snapshot is damaged: the generation that counted on it ends by name, and the next one begins anew."""
+    sets = [*SETS, "nodes.nproc_per_node=2", WRAP, 'parallel.init="meta"', 'snapshots.memory="off"']
+    drained = gpt.run(
+        "job.toml", "anew", *sets, "parallel.shard=2", job="gpt", ELASTICFLOW_FAULTS="training.step=stop@2 rank=0 generation=1"
+    )
+    drained.leave_from_halt(0, generation=1)
+    for file in drained.run.path.glob("snapshots/*/shard-*.safetensors"):
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+    resumed = gpt.start("resume", "anew", run_id="anew", job="gpt")
+    assert resumed.end() == 0, resumed.told()
+    failed = named(resumed.events(), events.WORKER_FAILED)
+    assert any("without initial values" in each["error"] for each in failed)
+    assert tensors(resumed.run) == undisturbed(gpt.root / "job.toml", forked, workers=1, sets=[*SETS, "parallel.shard=1"])
+
+
 def test_batch_mode_repeats_its_bits_at_each_number_of_workers(gpt: Project, forked: ForkedPrograms) -> None:
     """Killed or not, and at any degree. A model that is not shared is the same but for the rounding of sums."""
     exact = ("train.consistency", "train.virtual_shards")

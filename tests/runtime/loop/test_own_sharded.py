@@ -174,6 +174,26 @@ def test_stop_training_in_an_evaluation_is_refused(groups: Callable[..., Group])
     assert "StopTraining was raised in an evaluation of a sharded model" in ended.errors[1]
 
 
+@pytest.mark.parametrize(
+    ("by", "call"), [("break", "leaves its loop"), ("exit", "leaves its loop"), ("skip", "calls run.step")]
+)
+def test_a_rank_that_goes_another_way_alone_ends_all_by_name(
+    groups: Callable[..., Group], by: str, call: str
+) -> None:
+    """A forward is a joint act: both ranks are told within the step, and no rank waits for ever."""
+    ended = groups("run", PROGRAM).run(2, "--degree", "2", "--leave-at", "3", "--leave-by", by)
+    assert 0 not in ended.codes
+    for error in ended.errors:
+        assert f"rank 0 calls the sharded model, and rank 1 {call}" in error
+
+
+def test_all_ranks_may_leave_their_loop_by_break(groups: Callable[..., Group]) -> None:
+    """What follows the loop runs on all of them."""
+    ended = groups("run", PROGRAM).run(2, "--degree", "2", "--leave-at", "3", "--leave-by", "all")
+    assert [0, 0] == ended.codes
+    assert "measured" in ended.outputs[0]
+
+
 def test_other_cuts_than_rows_are_refused(groups: Callable[..., Group]) -> None:
     """Columns cannot be read as a range of bytes: refused by name before the first step."""
     ended = groups("run", PROGRAM).run(2, "--degree", "2", "--cut", "columns", ends=False)

@@ -43,6 +43,13 @@ parser.add_argument(
     action="store_true",
     help="the optimizer moves in every second pass; no exchange in the others",
 )
+parser.add_argument("--leave-at", type=int, help="the last rank leaves its loop in this step, by itself")
+parser.add_argument(
+    "--leave-by",
+    default="break",
+    choices=("break", "exit", "skip", "all"),
+    help="how; skip: only this step's forward; all: every rank, by break after the step",
+)
 parser.add_argument("--cut", default="rows", help="columns: along the second dimension")
 args = parser.parse_args()
 
@@ -133,6 +140,14 @@ for batch in run.batches(Sentences(96), size=12, epochs=args.epochs):
         dying.die_once_committed()
     if run.rank == 0 and batch.end.step == args.term_at:
         os.kill(os.getpid(), signal.SIGTERM)
+    is_last = run.rank == run.world_size - 1
+    if batch.end.step == args.leave_at and is_last and args.leave_by != "all":
+        if args.leave_by == "skip":
+            run.step(loss=0.0)
+            continue
+        if args.leave_by == "exit":
+            raise SystemExit
+        break
     moves = not args.accumulate or batch.end.step % 2 == 0
     if not args.accumulate:
         optimizer.zero_grad()
@@ -160,6 +175,8 @@ for batch in run.batches(Sentences(96), size=12, epochs=args.epochs):
         model(tokens)  # leaves the root's parameters gathered
     model.train()
     run.step(loss=loss)
+    if batch.end.step == args.leave_at:
+        break
 
 
 class Seen:
