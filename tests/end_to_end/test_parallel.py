@@ -85,7 +85,12 @@ def test_a_model_without_initial_values_is_trained_only_from_a_snapshot(
     """The only snapshot is damaged: the generation that counted on it ends by name, and the next one begins anew."""
     sets = [*SETS, "nodes.nproc_per_node=2", WRAP, 'parallel.init="meta"', 'snapshots.memory="off"']
     drained = gpt.run(
-        "job.toml", "anew", *sets, "parallel.shard=2", job="gpt", ELASTICFLOW_FAULTS="training.step=stop@2 rank=0 generation=1"
+        "job.toml",
+        "anew",
+        *sets,
+        "parallel.shard=2",
+        job="gpt",
+        ELASTICFLOW_FAULTS="training.step=stop@2 rank=0 generation=1",
     )
     drained.leave_from_halt(0, generation=1)
     for file in drained.run.path.glob("snapshots/*/shard-*.safetensors"):
@@ -96,7 +101,9 @@ def test_a_model_without_initial_values_is_trained_only_from_a_snapshot(
     assert resumed.end() == 0, resumed.told()
     failed = named(resumed.events(), events.WORKER_FAILED)
     assert any("without initial values" in each["error"] for each in failed)
-    assert tensors(resumed.run) == undisturbed(gpt.root / "job.toml", forked, workers=1, sets=[*SETS, "parallel.shard=1"])
+    assert tensors(resumed.run) == undisturbed(
+        gpt.root / "job.toml", forked, workers=1, sets=[*SETS, "parallel.shard=1"]
+    )
 
 
 def test_batch_mode_repeats_its_bits_at_each_number_of_workers(gpt: Project, forked: ForkedPrograms) -> None:

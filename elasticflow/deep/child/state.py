@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from elasticflow.deep.child.entry_point import EntryPoint
     from elasticflow.deep.child.report import Report
+    from elasticflow.runtime.training.deferred_build import DeferredBuild
     from elasticflow.runtime.training.param_groups import Group
 
 
@@ -130,11 +131,7 @@ def _build_model(report: Report, code: EntryPoint) -> nn.Module:
             deferred = code.get("DeferredBuild")
             if deferred is None or torch.get_default_device().type == "meta":
                 return code.call("build_model")
-            # As workers build it, but all of its blocks.
-            made = deferred()
-            model = made.call(code.call, "build_model")
-            made.fill(model)
-            return model
+            return _filled(deferred(), code)
         except JobKeyError as error:  # raised for train.gradient_checkpointing
             report.refuse("result", error.key, error)
 
@@ -149,6 +146,14 @@ def _build_model(report: Report, code: EntryPoint) -> nn.Module:
     if path is not None:
         name = path.removeprefix(f"{code['ROOT']}/")
         report.call("result", "model.weights", f"reading {name}", lambda: check_weights(model, path))
+    return model
+
+
+def _filled(build: DeferredBuild, code: EntryPoint) -> Any:
+    """Return the model, built as workers build it, but all of its blocks at once."""
+    model = build.call(code.call, "build_model")
+    if isinstance(model, nn.Module):
+        build.fill(model)
     return model
 
 

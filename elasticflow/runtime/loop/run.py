@@ -170,6 +170,11 @@ class Run:
                 "run.wrap(model) before the optimizer is made, and before run.keep",
             )
         for name, parameter in parts["model"].named_parameters():
+            if parameter.is_meta:
+                raise StateError(
+                    f"model.{name} is on the meta device, and has no values",
+                    "model.to_empty(device=run.device) once it is sharded, then its initialization, both before run.keep",
+                )
             box_of(parameter, f"model.{name}")  # before the first step: rows are all that a snapshot can hold
         self._step = LoopStep(
             worker, self._gradients, parts, None if self._source is None else self._source.virtual_shards
@@ -385,7 +390,7 @@ class Run:
             NonFiniteLossError: the loss is not finite; raised on every rank.
             StateError: `join` was given neither *gradients* nor *virtual_shards*, or an operation has no deterministic form here.
         """
-        if self._step is None or batch.shards is None:
+        if self._step is None or self._source is None or batch.shards is None:
             raise StateError(
                 "run.gradients needs virtual shards, by whose sums the bits are the same at any number of workers",
                 "elasticflow.join(virtual_shards=16): at least as many as there will ever be workers; "
@@ -393,7 +398,7 @@ class Run:
             )
         self._meet(Call.GRADIENTS)
         with nullcontext() if self._lockstep is None else self._lockstep.off():
-            loss = self._step.forward_backward(fn, batch.shards)
+            loss = self._step.forward_backward(fn, batch.shards, self._source.virtual_shards)
         if self.worker.stopped is not None:  # raised in *fn*: this step changes nothing
             self._end()
         return loss

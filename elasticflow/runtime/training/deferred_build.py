@@ -147,9 +147,7 @@ class DeferredBuild(torch_private.TorchDispatchMode):  # type: ignore[misc]
                 f"the code that builds the model makes {name} on the meta device itself, and gives it no values",
                 'leave the meta device to parallel.init = "meta"',
             )
-        made: Tensor = (
-            _scratch(tensor) if self._resumes and is_saved else self._value_now(tensor)
-        )
+        made: Tensor = _scratch(tensor) if self._resumes and is_saved else self._value_now(tensor)
         if isinstance(tensor, nn.Parameter):
             made = nn.Parameter(made, requires_grad=tensor.requires_grad)
             made.__dict__.update(tensor.__dict__)

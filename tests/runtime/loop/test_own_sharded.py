@@ -194,6 +194,18 @@ def test_all_ranks_may_leave_their_loop_by_break(groups: Callable[..., Group]) -
     assert "measured" in ended.outputs[0]
 
 
+def test_a_model_that_is_sharded_on_the_meta_device(groups: Callable[..., Group]) -> None:
+    """Without values it is refused by name; with values it trains, and a snapshot replaces them."""
+    group = groups("run", PROGRAM)
+    left = group.run(2, "--degree", "2", "--meta", "left", ends=False)
+    assert "model.embed.weight is on the meta device, and has no values" in left.errors[0]
+    ended = group.run(2, "--degree", "2", "--meta", "filled", "--term-at", "3")
+    assert [0, 0] == ended.codes
+    assert state_in(ended, "ended") == state_in(
+        group.run(2, "--degree", "2", "--meta", "filled", "--term-at", "6"), "restored"
+    )
+
+
 def test_other_cuts_than_rows_are_refused(groups: Callable[..., Group]) -> None:
     """Columns cannot be read as a range of bytes: refused by name before the first step."""
     ended = groups("run", PROGRAM).run(2, "--degree", "2", "--cut", "columns", ends=False)

@@ -51,6 +51,11 @@ parser.add_argument(
     help="how; skip: only this step's forward; all: every rank, by break after the step",
 )
 parser.add_argument("--cut", default="rows", help="columns: along the second dimension")
+parser.add_argument(
+    "--meta",
+    choices=("left", "filled"),
+    help="the model is sharded on the meta device; filled: and has values then",
+)
 args = parser.parse_args()
 
 
@@ -122,9 +127,14 @@ class Average:
 
 run = ef.join(seed=7, every=args.every, threads=1)
 torch.manual_seed(5)
-model = CountingNet(args.width)
+with torch.device("meta" if args.meta else "cpu"):
+    model = CountingNet(args.width)
 if args.degree:
     shard(model)
+if args.meta == "filled":
+    model.to_empty(device="cpu")
+    for tensor in (*model.parameters(), *model.buffers()):
+        torch.nn.init.constant_(tensor, 0.1)
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.05)
 average = Average()
 if args.average:

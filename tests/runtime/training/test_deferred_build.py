@@ -150,7 +150,9 @@ def test_blocks_are_filled_one_by_one_and_so_is_an_average() -> None:
         assert own.data_ptr() != averaged.data_ptr()
 
 
-def test_where_a_snapshot_is_loaded_nothing_that_it_holds_gets_values(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_snapshot_is_loaded_nothing_that_it_holds_gets_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A buffer that no snapshot holds has its values; all else has memory of the right form, ties and flags."""
 
     class Masked(nn.Module):
@@ -162,7 +164,7 @@ def test_where_a_snapshot_is_loaded_nothing_that_it_holds_gets_values(monkeypatc
 
     replayed: list[int] = []
     build = DeferredBuild(resumes=True)
-    compute = build._replayed  # noqa: SLF001
+    compute = build._replayed
     monkeypatch.setattr(build, "_replayed", lambda storage: replayed.append(1) or compute(storage))
     whole, model = seeded(Masked), seeded(lambda: build.call(Masked))
     build.fill(model)
