@@ -170,11 +170,6 @@ class Run:
                 "run.wrap(model) before the optimizer is made, and before run.keep",
             )
         for name, parameter in parts["model"].named_parameters():
-            if parameter.is_meta:
-                raise StateError(
-                    f"model.{name} is on the meta device, and has no values",
-                    "model.to_empty(device=run.device) once it is sharded, then its initialization, both before run.keep",
-                )
             box_of(parameter, f"model.{name}")  # before the first step: rows are all that a snapshot can hold
         self._step = LoopStep(
             worker, self._gradients, parts, None if self._source is None else self._source.virtual_shards
