@@ -146,3 +146,26 @@ def test_nodes_that_fill_no_copy_wait_and_step_in(gpt: Project) -> None:
     started = named(running.events(), events.GENERATION_STARTED)
     assert {2} == {each["world_size"] for each in started}
     assert started[0]["members"] != started[1]["members"]
+
+
+@pytest.mark.nightly
+def test_replicas_join_and_leave_in_one_launch(gpt: Project, forked: ForkedPrograms) -> None:
+    """Two nodes hold one copy, four hold two, and one of these is lost with half a copy: the bits of one undisturbed worker."""
+    sets = [*SETS, "parallel.shard=2", WRAP, 'evaluation.every="1000 steps"', 'snapshots.every="20 steps"']
+    more = ("nodes.nproc_per_node=1", "nodes.max=4", "train.steps=100000")
+    running = gpt.start(
+        "run", "job.toml", "--run-id=grows", "--scale=2@0s 4@20s", *(f"--set={each}" for each in (*sets, *more)),
+        run_id="grows", job="gpt",
+    )  # fmt: skip
+    both = running.wait_for_group(4, 0)
+    above = psutil.Process(running.pid_of(3)).parents()
+    next(each for each in above if "elasticflow.launcher.agent.main" in each.cmdline()).kill()
+    running.wait_for_group(2, both)
+    os.kill(running.process.pid, signal.SIGTERM)
+    assert running.end() == 75, running.told()
+    last = max(steps_of(running.run))
+    assert sorted(set(steps_of(running.run))) == list(range(1, last + 1))
+    whole = [each for each in sets if not each.startswith("parallel.shard")]
+    assert tensors(running.run) == undisturbed(
+        gpt.root / "job.toml", forked, workers=1, sets=[*whole, "parallel.shard=1", f"train.steps={last}"]
+    )

@@ -151,6 +151,11 @@ def _joined(
             "join(gradients=elasticflow.Gradients(), shard=...), or join(virtual_shards=16, shard=...) for the same bits at any number "
             "of workers; a loop that calls backward itself calls fully_shard itself, too: elasticflow guide parallel",
         )
+    if shard is not None and gradients is not None and gradients.moves_optimizers:
+        raise StateError(
+            "join was given shard and moves_optimizers: gradients of a model that workers share are added up before one optimizer moves",
+            "leave shard out; or let the function return a loss, and move the optimizer after run.gradients",
+        )
     _require_first_call()
     chosen = LoopSettings.told(os.environ) or own
     if gradients is not None and gradients.virtual_shards is not None and chosen.threads is None:

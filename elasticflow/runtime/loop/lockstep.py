@@ -1,4 +1,4 @@
-"""Keeps the ranks of a script's own loop together where they share a model: the next call of each is that of all the others.
+"""Keeps the ranks of a loop together where they share a model: the next call of each is that of all the others.
 
 A forward of a sharded model waits for other ranks. A rank that leaves the loop by itself, or leaves a forward out, would have them
 wait for ever, or mix gradients of two steps. So all ranks tell each other, before each forward and each step's end, which of
@@ -59,6 +59,11 @@ class Lockstep:
         inner = {id(below) for module in modules for below in module.modules() if below is not module}
         for root in (module for module in modules if id(module) not in inner):
             root.register_forward_pre_hook(self._before_forward, prepend=True)
+
+    @classmethod
+    def of(cls, worker: Worker, model: nn.Module) -> Lockstep | None:
+        """Return what compares the calls; None where no rank shares *model* with another one. Collective: every rank."""
+        return cls(worker, model) if worker.world_size > 1 and sharded_modules(model) else None
 
     def meet(self, call: Call) -> None:
         """Make sure that all ranks are about to make the same call. A rank that has left its loop does not leave it again.

@@ -175,6 +175,7 @@ class Run:
             worker, self._gradients, parts, None if self._source is None else self._source.virtual_shards
         )
         self._state = state = State(**parts)
+        self._lockstep = Lockstep.of(worker, state.model)
         self._optimizers = state.optimizers
         if self._script is None:  # whose log names the rates as its one optimizer, or several, have them
             self._optimizers = parts["optimizers"] if "optimizers" in parts else parts["optimizer"]
@@ -197,8 +198,6 @@ class Run:
             )
         if self._script is not None:
             self._pass.watch(state, parts["scaler"])
-            if state.is_sharded and self.world_size > 1:
-                self._lockstep = Lockstep(worker, state.model)
             # The script's own variables, to name those that were forgotten.
             self._script.watch(state, self._snapshots, objects, caller=sys._getframe(1))  # noqa: SLF001
             self._script.resume(self._snapshots, self.schedule)

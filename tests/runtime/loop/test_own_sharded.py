@@ -175,7 +175,13 @@ def test_stop_training_in_an_evaluation_is_refused(groups: Callable[..., Group])
 
 
 @pytest.mark.parametrize(
-    ("by", "call"), [("break", "leaves its loop"), ("exit", "leaves its loop"), ("skip", "calls run.step")]
+    ("by", "call"),
+    [
+        ("break", "leaves its loop"),
+        ("exit", "leaves its loop"),
+        ("skip", "calls run.step"),
+        ("look", "calls run.step"),
+    ],
 )
 def test_a_rank_that_goes_another_way_alone_ends_all_by_name(
     groups: Callable[..., Group], by: str, call: str

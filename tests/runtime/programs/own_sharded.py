@@ -47,8 +47,8 @@ parser.add_argument("--leave-at", type=int, help="the last rank leaves its loop 
 parser.add_argument(
     "--leave-by",
     default="break",
-    choices=("break", "exit", "skip", "all"),
-    help="how; skip: only this step's forward; all: every rank, by break after the step",
+    choices=("break", "exit", "skip", "look", "all"),
+    help="how; skip: only this step's forward; look: that of an evaluation by hand; all: every rank, by break after the step",
 )
 parser.add_argument("--cut", default="rows", help="columns: along the second dimension")
 parser.add_argument(
@@ -151,7 +151,8 @@ for batch in run.batches(Sentences(96), size=12, epochs=args.epochs):
     if run.rank == 0 and batch.end.step == args.term_at:
         os.kill(os.getpid(), signal.SIGTERM)
     is_last = run.rank == run.world_size - 1
-    if batch.end.step == args.leave_at and is_last and args.leave_by != "all":
+    is_alone = is_last and batch.end.step == args.leave_at
+    if is_alone and args.leave_by not in ("look", "all"):
         if args.leave_by == "skip":
             run.step(loss=0.0)
             continue
@@ -182,10 +183,11 @@ for batch in run.batches(Sentences(96), size=12, epochs=args.epochs):
         flip(model)
     model.eval()
     with torch.no_grad():
-        model(tokens)  # leaves the root's parameters gathered
+        if not is_alone or args.leave_by != "look":
+            model(tokens)  # leaves the root's parameters gathered
     model.train()
     run.step(loss=loss)
-    if batch.end.step == args.leave_at:
+    if args.leave_by == "all" and batch.end.step == args.leave_at:
         break
 
 
