@@ -212,6 +212,16 @@ def test_a_model_that_is_sharded_on_the_meta_device(groups: Callable[..., Group]
     )
 
 
+def test_a_snapshot_of_another_model_is_refused(groups: Callable[..., Group]) -> None:
+    """At another degree, too, where no rank reads more than its rows: the tensor and both shapes are named."""
+    group = groups("run", PROGRAM)
+    assert [0, 0] == group.run(2, "--degree", "2", "--term-at", "2").codes
+    ended = group.run(3, "--degree", "3", "--width", "8", ends=False)
+    assert 0 not in ended.codes
+    assert "the snapshot does not fit the job's model: blocks.0.down.bias" in ended.errors[0]
+    assert "continue with the job the snapshot was taken of, or start a new run" in ended.errors[0]
+
+
 def test_other_cuts_than_rows_are_refused(groups: Callable[..., Group]) -> None:
     """Columns cannot be read as a range of bytes: refused by name before the first step."""
     ended = groups("run", PROGRAM).run(2, "--degree", "2", "--cut", "columns", ends=False)
