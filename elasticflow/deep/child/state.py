@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from elasticflow.runtime.training.param_groups import Group
 
 
-# Of Linux; Python names it from 3.13 on.
+# Linux has this flag; Python names it from 3.13 on.
 _MAP_NORESERVE = 0x4000
 
 

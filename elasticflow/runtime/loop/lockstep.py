@@ -1,8 +1,8 @@
 """Keeps the ranks of a loop together where they share a model: the next call of each is that of all the others.
 
 A forward of a sharded model waits for other ranks. A rank that leaves the loop by itself, or leaves a forward out, would have them
-wait for ever, or mix gradients of two steps. So all ranks tell each other, before each forward and each step's end, which of
-these calls they are about to make. That is an all-reduce of 16 bytes beside the dozens that a forward and a backward make.
+wait for ever, or mix gradients of two steps. So all ranks exchange the kind of their next call before each forward and each step's
+end: an all-reduce of 16 bytes, beside the dozens of exchanges in a forward and a backward.
 """
 
 from __future__ import annotations
