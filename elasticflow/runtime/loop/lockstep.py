@@ -57,8 +57,10 @@ class Lockstep:
         self._group = process_group.new_group(worker.identity)
         modules = sharded_modules(model)
         inner = {id(below) for module in modules for below in module.modules() if below is not module}
+        # torch.compile cannot trace an exchange whose result decides about an error.
+        hook = torch.compiler.disable(self._before_forward)
         for root in (module for module in modules if id(module) not in inner):
-            root.register_forward_pre_hook(self._before_forward, prepend=True)
+            root.register_forward_pre_hook(hook, prepend=True)
 
     @classmethod
     def of(cls, worker: Worker, model: nn.Module) -> Lockstep | None:
