@@ -160,15 +160,20 @@ def test_where_a_snapshot_is_loaded_nothing_that_it_holds_gets_values(
             super().__init__()
             self.layer, self.norm = tied(), nn.BatchNorm1d(20)
             self.register_buffer("mask", torch.ones(8, 8).tril(), persistent=False)
-            self.layer["embed"].weight.requires_grad_(requires_grad=False)
+            self.layer.get_parameter("embed.weight").requires_grad_(requires_grad=False)
 
-    replayed: list[int] = []
+    replayed: list[Any] = []
     build = DeferredBuild(resumes=True)
     compute = build._replayed
-    monkeypatch.setattr(build, "_replayed", lambda storage: replayed.append(1) or compute(storage))
+
+    def replay(storage: Any) -> Any:
+        replayed.append(compute(storage))
+        return replayed[-1]
+
+    monkeypatch.setattr(build, "_replayed", replay)
     whole, model = seeded(Masked), seeded(lambda: build.call(Masked))
     build.fill(model)
-    assert [1] == replayed
+    assert 1 == len(replayed)
     assert torch.equal(whole.mask, model.mask)
     assert model.layer["head"].weight is model.layer["embed"].weight
     assert not model.layer["head"].weight.requires_grad
