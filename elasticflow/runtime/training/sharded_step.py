@@ -232,7 +232,7 @@ class ShardedStep(ReplicatedStep):
         mine = self._packed(numbers, carried, self._calls.order())
         layout = self._worker.layout
         gathered = mine.new_empty(layout.degree, len(mine))
-        dist.all_gather_into_tensor(gathered.view(-1), mine, group=self._exchange.group)
+        dist.all_gather_single(gathered.view(-1), mine, group=self._exchange.group)
         orders = gathered[:, -1].tolist()
         if len(set(orders)) > 1:
             raise _other_order()

@@ -96,6 +96,7 @@ def _twice(model: Plain) -> None:
     model.layers[1] = model.layers[0]
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, as it compiles
 @pytest.mark.parametrize(
     ("change", "named"),
     [
