@@ -8,6 +8,7 @@ end: an all-reduce of 16 bytes, beside the dozens of exchanges in a forward and 
 from __future__ import annotations
 
 from contextlib import contextmanager
+from datetime import timedelta
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -58,7 +59,7 @@ class Lockstep:
         modules = sharded_modules(model)
         inner = {id(below) for module in modules for below in module.modules() if below is not module}
         # torch.compile cannot trace an exchange whose result decides about an error.
-        hook = torch.compiler.disable(self._before_forward)
+        hook = torch.compiler.disable(self._before_forward)  # type: ignore[no-untyped-call]
         for root in (module for module in modules if id(module) not in inner):
             root.register_forward_pre_hook(hook, prepend=True)
 
@@ -67,17 +68,23 @@ class Lockstep:
         """Return what compares the calls; None where no rank shares *model* with another one. Collective: every rank."""
         return cls(worker, model) if worker.world_size > 1 and sharded_modules(model) else None
 
-    def meet(self, call: Call) -> None:
+    def meet(self, call: Call, limit_s: float | None = None) -> None:
         """Make sure that all ranks are about to make the same call. A rank that has left its loop does not leave it again.
+
+        Args:
+            call: The next call of this rank.
+            limit_s: Seconds to wait for the other ranks. None: as long as it takes.
 
         Raises:
             StateError: another rank is about to make another call; on every rank.
+            RuntimeError: another rank has ended, or did not come in time.
         """
         if self._is_off or (call is Call.LEAVE and self._last is Call.LEAVE):
             return
         self._last = call
         ends = torch.tensor([call, -call])
-        dist.all_reduce(ends, dist.ReduceOp.MAX, group=self._group)
+        work = dist.all_reduce(ends, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        work.wait(*(() if limit_s is None else (timedelta(seconds=limit_s),)))
         most, least = ends.tolist()
         if most != -least:
             raise self._other_calls(call)

@@ -6,7 +6,7 @@ import atexit
 import math
 import os
 import sys
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -64,6 +64,10 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.learning_rates import AnyOptimizers
     from elasticflow.runtime.process.position import Position
     from elasticflow.runtime.process.step_log import LateNumber
+
+
+# A rank that ends without `finish` waits so long for the others, to name what they do.
+_GOODBYE_S = 10.0
 
 
 @contextmanager
@@ -559,8 +563,9 @@ class Run:
         """Finish a run whose script has ended without `finish`, if its loop was over; otherwise report where the run stands."""
         if self._is_over or not self._is_training:
             return
-        if self._lockstep is not None:
-            self._leave_loop()
+        # Ranks that wait elsewhere notice that this process has ended.
+        with suppress(RuntimeError):
+            self._leave_loop(_GOODBYE_S)
         if self._pass.is_closed and (self.worker.should_leave or self.schedule.is_end(self.position)):
             self._close_loop()  # as ranks that called `finish` do
             self._end()
@@ -863,14 +868,14 @@ class Run:
             if self._is_training:
                 worker.moments.leave.append(self._record_own_end)
 
-    def _meet(self, call: Call) -> None:
+    def _meet(self, call: Call, limit_s: float | None = None) -> None:
         if self._lockstep is not None:
-            self._lockstep.meet(call)
+            self._lockstep.meet(call, limit_s)
 
-    def _leave_loop(self) -> None:
+    def _leave_loop(self, limit_s: float | None = None) -> None:
         """End this process if other ranks that share the model are still in the loop: a loop that closes raises nothing."""
         try:
-            self._meet(Call.LEAVE)
+            self._meet(Call.LEAVE, limit_s)
         except StateError as error:
             life.end_by(error)
 

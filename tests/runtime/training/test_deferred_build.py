@@ -160,7 +160,7 @@ def test_where_a_snapshot_is_loaded_nothing_that_it_holds_gets_values(
             super().__init__()
             self.layer, self.norm = tied(), nn.BatchNorm1d(20)
             self.register_buffer("mask", torch.ones(8, 8).tril(), persistent=False)
-            self.layer.get_parameter("embed.weight").requires_grad_(requires_grad=False)
+            self.layer.get_parameter("embed.weight").requires_grad = False
 
     replayed: list[Any] = []
     build = DeferredBuild(resumes=True)
