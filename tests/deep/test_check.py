@@ -204,20 +204,55 @@ def test_bytes_are_the_same_with_and_without_memory(tmp_path: Path, line: str, i
     assert is_on_meta == (reports[0].notes == ())
 
 
-@pytest.mark.integration
-def test_a_sharded_job_is_said_to_be_tried_out_as_a_whole(tmp_path: Path) -> None:
-    """One process cannot hold a half of the model; facts and findings are those of the whole."""
-    project = PROJECTS["good"]._replace(
-        more=f"{PROJECTS['good'].more}\n[nodes]\nnproc_per_node = 2\n[parallel]\nshard = 2\n"
-    )
-    file = write(tmp_path, project)
+def _sharded(tmp_path: Path, parallel: str, *, takes_step: bool = False, width: int = 8) -> DeepReport:
+    """Return what is found of the good job, with these keys in [parallel] and two workers."""
+    more = f"{PROJECTS['good'].more}\n[nodes]\nnproc_per_node = 2\n[parallel]\nshard = 2\n{parallel}\n"
+    file = write(tmp_path, PROJECTS["good"]._replace(more=more))
+    text = file.read_text(encoding="utf-8")
     exact = 'epochs = 2\nconsistency = "exact"\nvirtual_shards = 4'
-    file.write_text(file.read_text(encoding="utf-8").replace("epochs = 2", exact), encoding="utf-8")
+    text = text.replace("epochs = 2", exact).replace("width = 8", f"width = {width}")
+    file.write_text(text, encoding="utf-8")
     job = require_job(file).job
     assert job is not None
-    report = try_out(job, tmp_path)
+    return try_out(job, tmp_path, takes_step=takes_step)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("init", ["cpu", "meta"])
+def test_a_sharded_job_is_said_to_be_tried_out_as_a_whole(tmp_path: Path, init: str) -> None:
+    """One process cannot hold a half of the model; facts and findings are those of the whole, a step included."""
+    report = _sharded(tmp_path, f'wrap = ["torch.nn:Linear"]\ninit = "{init}"', takes_step=True)
     assert ((), 83) == (report.problems, report.facts.parameters)
     assert "the model was tried out as a whole: [parallel] cuts it when workers train" in report.notes
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("wrap", "key", "said"),
+    [
+        ("", "parallel.shard", "the model has no ModuleList whose elements could be sharded one by one"),
+        ('wrap = ["torch.nn:Conv2d"]', "parallel.wrap", "torch.nn:Conv2d is named in wrap"),
+    ],
+)
+def test_a_model_that_cannot_be_sharded_is_refused_before_it_is_launched(
+    tmp_path: Path, wrap: str, key: str, said: str
+) -> None:
+    """As workers would refuse it."""
+    (problem,) = _sharded(tmp_path, wrap).problems
+    assert key == problem.key
+    assert said in problem.message
+    assert problem.remedy
+
+
+@pytest.mark.integration
+def test_a_model_that_no_machine_holds_whole_is_looked_at_without_a_step(tmp_path: Path) -> None:
+    """Three hundred thousand million parameters: counted, in memory that is never touched."""
+    report = _sharded(
+        tmp_path, 'wrap = ["torch.nn:Linear"]\ninit = "meta"', takes_step=True, width=30_000_000_000
+    )
+    assert () == report.problems
+    assert 300_000_000_003 == report.facts.parameters
+    assert any(note.startswith("no step was tried: it would need 4,800 GB") for note in report.notes)
 
 
 @pytest.mark.integration

@@ -79,6 +79,33 @@ def test_gpt_that_is_killed_and_cut_anew_has_the_bits_of_one_that_is_whole(
     )
 
 
+def test_a_model_without_initial_values_is_trained_only_from_a_snapshot(
+    gpt: Project, forked: ForkedPrograms
+) -> None:
+    """The only snapshot is damaged: the generation that counted on it ends by name, and the next one begins anew."""
+    sets = [*SETS, "nodes.nproc_per_node=2", WRAP, 'parallel.init="meta"', 'snapshots.memory="off"']
+    drained = gpt.run(
+        "job.toml",
+        "anew",
+        *sets,
+        "parallel.shard=2",
+        job="gpt",
+        ELASTICFLOW_FAULTS="training.step=stop@2 rank=0 generation=1",
+    )
+    drained.leave_from_halt(0, generation=1)
+    for file in drained.run.path.glob("snapshots/*/shard-*.safetensors"):
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+    resumed = gpt.start("resume", "anew", run_id="anew", job="gpt")
+    assert resumed.end() == 0, resumed.told()
+    failed = named(resumed.events(), events.WORKER_FAILED)
+    assert any("without initial values" in each["error"] for each in failed)
+    assert tensors(resumed.run) == undisturbed(
+        gpt.root / "job.toml", forked, workers=1, sets=[*SETS, "parallel.shard=1"]
+    )
+
+
 def test_batch_mode_repeats_its_bits_at_each_number_of_workers(gpt: Project, forked: ForkedPrograms) -> None:
     """Killed or not, and at any degree. A model that is not shared is the same but for the rounding of sums."""
     exact = ("train.consistency", "train.virtual_shards")
@@ -119,3 +146,26 @@ def test_nodes_that_fill_no_copy_wait_and_step_in(gpt: Project) -> None:
     started = named(running.events(), events.GENERATION_STARTED)
     assert {2} == {each["world_size"] for each in started}
     assert started[0]["members"] != started[1]["members"]
+
+
+@pytest.mark.nightly
+def test_replicas_join_and_leave_in_one_launch(gpt: Project, forked: ForkedPrograms) -> None:
+    """Two nodes hold one copy, four hold two, and one of these is lost with half a copy: the bits of one undisturbed worker."""
+    sets = [*SETS, "parallel.shard=2", WRAP, 'evaluation.every="1000 steps"', 'snapshots.every="20 steps"']
+    more = ("nodes.nproc_per_node=1", "nodes.max=4", "train.steps=100000")
+    running = gpt.start(
+        "run", "job.toml", "--run-id=grows", "--scale=2@0s 4@20s", *(f"--set={each}" for each in (*sets, *more)),
+        run_id="grows", job="gpt",
+    )  # fmt: skip
+    both = running.wait_for_group(4, 0)
+    above = psutil.Process(running.pid_of(3)).parents()
+    next(each for each in above if "elasticflow.launcher.agent.main" in each.cmdline()).kill()
+    running.wait_for_group(2, both)
+    os.kill(running.process.pid, signal.SIGTERM)
+    assert running.end() == 75, running.told()
+    last = max(steps_of(running.run))
+    assert sorted(set(steps_of(running.run))) == list(range(1, last + 1))
+    whole = [each for each in sets if not each.startswith("parallel.shard")]
+    assert tensors(running.run) == undisturbed(
+        gpt.root / "job.toml", forked, workers=1, sets=[*whole, "parallel.shard=1", f"train.steps={last}"]
+    )

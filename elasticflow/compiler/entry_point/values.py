@@ -104,7 +104,7 @@ def _made_of_model(job: Job, functions: Mapping[str, Function], forms: CallForms
         return Call("build.call", (("", made.name), *made.arguments)) if is_deferred else made
 
     return {
-        "build": "DeferredBuild()" if is_deferred else None,
+        "build": "DeferredBuild(resumes=run.finds_snapshot())" if is_deferred else None,
         "model": built(functions["build_model"]),
         # A sharded model is moved block by block.
         "to_device": None if is_sharded else "model.to(run.device)",

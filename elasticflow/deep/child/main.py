@@ -30,8 +30,10 @@ from elasticflow.deep.messages import DeepRequest
 from elasticflow.errors import StateError, StopTraining
 from elasticflow.protocol.json_codec import from_json
 from elasticflow.runtime.process import random_streams
-from elasticflow.runtime.training import loss_weights
+from elasticflow.runtime.training import loss_weights, several_optimizers
 from elasticflow.runtime.training.precision import AUTOCAST, autocast
+from elasticflow.runtime.training.shard_model import blocks_of, require_elementwise
+from elasticflow.system import free_memory
 from elasticflow.system.processes import die_with_parent
 
 if TYPE_CHECKING:
@@ -131,8 +133,9 @@ class Probe:
 
     def _look_at_state(self, code: EntryPoint) -> None:
         report = self._report
-        if self._request.takes_step:
+        if self._request.takes_step and self._has_room(code):
             trained = build(report, code)
+            self._look_at_sharding(code, trained)
             if "dataset" in self._batches:
                 self._take_step(code, trained)
             else:
@@ -146,7 +149,41 @@ class Probe:
             trained = build(report, code)
             report.note("model and optimizer were built on the CPU: the meta device does not do for them")
             step_without_data(report, trained)
+        self._look_at_sharding(code, trained)
         require_held(report, code, count(report, code, trained))
+
+    def _has_room(self, code: EntryPoint) -> bool:
+        """Return whether a model that no worker ever holds whole fits into this machine's memory, with what a step makes."""
+        if code.get("DeferredBuild") is None:
+            return True
+        try:
+            parameters = self._on_meta(code).model.parameters()
+        except (BrokenError, RuntimeError):
+            return True
+        # As for AdamW: a gradient and two numbers for each element.
+        needed, free = 4 * sum(p.nbytes for p in parameters), free_memory.available()
+        if needed > free:
+            self._report.note(
+                f"no step was tried: it would need {needed / 1e9:,.0f} GB for the whole model, and this machine has "
+                f"{free / 1e9:,.0f} GB free"
+            )
+        return needed <= free
+
+    def _look_at_sharding(self, code: EntryPoint, trained: Trained) -> None:
+        """Refuse what workers refuse before they share a model; the model here is whole."""
+        sharding = code.get("SHARDING")
+        if sharding is None or sharding.shard == 1:
+            return
+        with self._part():
+            try:
+                blocks_of(trained.model, sharding)
+            except StateError as error:
+                self._report.refuse("result", f"parallel.{'wrap' if sharding.wrap else 'shard'}", error)
+        with self._part():
+            try:
+                require_elementwise(several_optimizers.optimizers(trained.optimizer).items())
+            except StateError as error:
+                self._report.refuse("result", "optimizer.entry", error)
 
     def _on_meta(self, code: EntryPoint) -> Trained:
         """Return the trained objects, however large, in memory that is never touched; problems are not reported."""

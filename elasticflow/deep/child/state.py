@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import re
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,7 +34,12 @@ if TYPE_CHECKING:
 
     from elasticflow.deep.child.entry_point import EntryPoint
     from elasticflow.deep.child.report import Report
+    from elasticflow.runtime.training.deferred_build import DeferredBuild
     from elasticflow.runtime.training.param_groups import Group
+
+
+# Linux has this flag; Python names it from 3.13 on.
+_MAP_NORESERVE = 0x4000
 
 
 class Trained(NamedTuple):
@@ -121,7 +128,10 @@ def _build_model(report: Report, code: EntryPoint) -> nn.Module:
 
     def build() -> Any:
         try:
-            return code.call("build_model")
+            deferred = code.get("DeferredBuild")
+            if deferred is None or torch.get_default_device().type == "meta":
+                return code.call("build_model")
+            return _filled(deferred(), code)
         except JobKeyError as error:  # raised for train.gradient_checkpointing
             report.refuse("result", error.key, error)
 
@@ -136,6 +146,14 @@ def _build_model(report: Report, code: EntryPoint) -> nn.Module:
     if path is not None:
         name = path.removeprefix(f"{code['ROOT']}/")
         report.call("result", "model.weights", f"reading {name}", lambda: check_weights(model, path))
+    return model
+
+
+def _filled(build: DeferredBuild, code: EntryPoint) -> Any:
+    """Return the model, built as workers build it, but all of its blocks at once."""
+    model = build.call(code.call, "build_model")
+    if isinstance(model, nn.Module):
+        build.fill(model)
     return model
 
 
@@ -188,7 +206,9 @@ def materialize(trained: Trained) -> None:
     on_meta = {id(tensor): tensor for tensor in _tensors(trained) if tensor.is_meta}
     for tensor in on_meta.values():
         meta = tensor.untyped_storage()
-        memory = storages.setdefault(storage_id(tensor), torch.UntypedStorage(meta.nbytes()))  # type: ignore[no-untyped-call]
+        memory = storages.get(storage_id(tensor))
+        if memory is None:
+            memory = storages[storage_id(tensor)] = _untouched(meta.nbytes())
         real = torch.empty(0, dtype=tensor.dtype).set_(
             memory, tensor.storage_offset(), tensor.shape, tensor.stride()
         )
@@ -196,6 +216,14 @@ def materialize(trained: Trained) -> None:
             real = nn.Parameter(real, requires_grad=tensor.requires_grad)
         tensor.grad = None
         torch.utils.swap_tensors(tensor, real)  # type: ignore[no-untyped-call]
+
+
+def _untouched(size_bytes: int) -> torch.UntypedStorage:
+    """Return memory that takes none until it is written, however large: the kernel does not count it either."""
+    if not size_bytes or sys.platform != "linux":
+        return torch.UntypedStorage(size_bytes)  # type: ignore[no-untyped-call]
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    return torch.frombuffer(mmap.mmap(-1, size_bytes, flags=flags), dtype=torch.uint8).untyped_storage()
 
 
 def _tensors(trained: Trained) -> Iterable[Tensor]:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 # Each with the position of its argument `group`, which may name only some of the ranks.
 _IN_TORCH = {
-    "barrier": 0, "monitored_barrier": 0, "all_reduce": 2, "all_gather": 2, "all_gather_into_tensor": 2,
+    "barrier": 0, "monitored_barrier": 0, "all_reduce": 2, "all_gather": 2, "all_gather_into_tensor": 2, "all_gather_single": 2,
     "all_gather_object": 2, "all_to_all": 2, "all_to_all_single": 4, "broadcast": 2, "broadcast_object_list": 2,
-    "gather": 3, "gather_object": 3, "reduce": 3, "reduce_scatter": 3, "reduce_scatter_tensor": 3, "scatter": 3,
-    "scatter_object_list": 3, "init_process_group": 99, "new_group": 99,
+    "gather": 3, "gather_object": 3, "reduce": 3, "reduce_scatter": 3, "reduce_scatter_tensor": 3, "reduce_scatter_single": 3,
+    "scatter": 3, "scatter_object_list": 3, "init_process_group": 99, "new_group": 99,
 }  # fmt: skip
 _COLLECTIVES = {f"torch.distributed.{name}": position for name, position in _IN_TORCH.items()}
 _ACCELERATE = "wait_for_everyone"

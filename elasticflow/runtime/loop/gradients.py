@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from elasticflow.errors import StateError
 from elasticflow.runtime.loop.batch import Batch
 from elasticflow.runtime.training import several_optimizers
 from elasticflow.runtime.training.ddp import DDPStep
@@ -69,7 +71,8 @@ class LoopStep:
     ) -> None:
         self._fn: Callable[[Batch], Any] | None = None
         self._end: Position | None = None
-        self._step = None if how is None else self._made(worker, how, parts, virtual_shards)
+        self._make = partial(self._made, worker, how, parts)
+        self._step = self._make(virtual_shards)
         self.is_exact = self._step is not None and self._step.is_exact
 
     @property
@@ -77,9 +80,28 @@ class LoopStep:
         """True if the last step was skipped because its loss was not finite."""
         return self._step is not None and self._step.was_skipped
 
-    def forward_backward(self, fn: Callable[[Batch], Any], part: OwnPart) -> float:
-        """Compute the gradients of a global batch by calls of *fn* for its parts; return the mean loss. Collective: every rank."""
+    def forward_backward(
+        self, fn: Callable[[Batch], Any], part: OwnPart, virtual_shards: int | None = None
+    ) -> float:
+        """Compute the gradients of a global batch by calls of *fn* for its parts; return the mean loss. Collective: every rank.
+
+        Args:
+            fn: As for `Run.gradients`.
+            part: This rank's part of the batch.
+            virtual_shards: Parts of the batch as `Run.batches` has cut it.
+
+        Raises:
+            StateError: workers share the model, and a batch of an earlier stage had another number of parts.
+        """
+        if self._step is None:  # only now the number of parts is known
+            self._step = self._make(virtual_shards)
         assert self._step is not None
+        if isinstance(self._step, ShardedStep) and self._step.virtual_shards != virtual_shards:
+            raise StateError(
+                f"batches of this stage have {virtual_shards} parts, and those of an earlier one had {self._step.virtual_shards}: "
+                "workers that share a model add up as many in each stage",
+                "give run.batches the same size and micro_batch_size in each stage, or elasticflow.join virtual_shards",
+            )
         self._fn, self._end = fn, part.end
         try:
             if isinstance(self._step, ManualStep):
@@ -89,8 +111,11 @@ class LoopStep:
             self._fn = None
 
     def _made(
-        self, worker: Worker, how: Gradients, parts: Mapping[str, Any], virtual_shards: int | None
-    ) -> DDPStep | ExactStep | ShardedStep | ManualStep:
+        self, worker: Worker, how: Gradients | None, parts: Mapping[str, Any], virtual_shards: int | None
+    ) -> DDPStep | ExactStep | ShardedStep | ManualStep | None:
+        """Return what makes the steps; None: the script itself does, or their parts are not known before its batches are."""
+        if how is None:
+            return None
         model = parts["model"]
         if how.moves_optimizers:
             return ManualStep(
@@ -107,9 +132,9 @@ class LoopStep:
             require_elementwise(optimizers.items())
             use_exact_norm()
         if worker.layout.degree > 1:
-            # A job calls `batches` before `keep`; `join` has refused a loop of a script's own.
             shards, is_exact = how.virtual_shards or virtual_shards, how.virtual_shards is not None
-            assert shards is not None
+            if shards is None:
+                return None
             return ShardedStep(
                 worker, model, self._of_part, virtual_shards=shards, is_exact=is_exact, **common
             )

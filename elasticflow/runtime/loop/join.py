@@ -80,16 +80,16 @@ def join(
             of workers up to this number. None: `batches` gives each rank its part of a batch as a whole, and the script
             exchanges the gradients.
         shard: Number of workers that share one copy of the model, for a model that no device holds whole; "node": those of each node;
-            "all"; or a `Sharding`. It needs *virtual_shards*, and `Run.wrap` shards the model. The run has the same bits for every
-            *shard*, 1 included, and may resume with another.
+            "all"; or a `Sharding`. It needs *virtual_shards* or *gradients*, and `Run.wrap` shards the model. A run may resume with
+            another *shard*; with *virtual_shards* it has the same bits for each of them, 1 included.
         log_every: Number of steps from one log line to the next.
         threads: CPU threads of this process. None: an equal share of the machine's cores, or one thread with virtual shards.
         log_level: Lowest level that is logged.
         gradients: Options of `Run.gradients`. None: *virtual_shards* alone decides.
 
     Raises:
-        StateError: `join` was called before in this process; or *shard* is given without *virtual_shards*, or does not divide the
-            number of workers.
+        StateError: `join` was called before in this process; or *shard* is given without *virtual_shards* and *gradients*, or
+            does not divide the number of workers.
         StorageError: the folder of the snapshots cannot be written.
     """
     if gradients is None and virtual_shards is not None:
@@ -145,11 +145,16 @@ def _joined(
     **options: Any,
 ) -> Run:
     """Join the process group; the settings of a script's job file take precedence over its *own*."""
-    if shard is not None and not is_job and (gradients is None or gradients.virtual_shards is None):
+    if shard is not None and gradients is None:
         raise StateError(
-            "workers share a model only with virtual shards, in whose order the gradients of all are added up",
-            "join(virtual_shards=16, shard=...); a loop that calls backward itself calls fully_shard itself, too: "
-            "elasticflow guide parallel",
+            "join was given shard, and without run.gradients nothing exchanges gradients of a model that workers share",
+            "join(gradients=elasticflow.Gradients(), shard=...), or join(virtual_shards=16, shard=...) for the same bits at any number "
+            "of workers; a loop that calls backward itself calls fully_shard itself, too: elasticflow guide parallel",
+        )
+    if shard is not None and gradients is not None and gradients.moves_optimizers:
+        raise StateError(
+            "join was given shard and moves_optimizers: gradients of a model that workers share are added up before one optimizer moves",
+            "leave shard out; or let the function return a loss, and move the optimizer after run.gradients",
         )
     _require_first_call()
     chosen = LoopSettings.told(os.environ) or own

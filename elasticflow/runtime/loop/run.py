@@ -6,14 +6,14 @@ import atexit
 import math
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch.nn.parallel import DistributedDataParallel
 
 from elasticflow import events
-from elasticflow.errors import StateError
+from elasticflow.errors import SnapshotError, StateError
 from elasticflow.runtime import worker as life
 from elasticflow.runtime.data import index_loader
 from elasticflow.runtime.data.dataset import OpenedDataset
@@ -21,6 +21,7 @@ from elasticflow.runtime.evaluation import several
 from elasticflow.runtime.loop import drift, kept
 from elasticflow.runtime.loop.ballot import Ballot, is_fixed, require_loss
 from elasticflow.runtime.loop.gradients import LoopStep
+from elasticflow.runtime.loop.lockstep import Call, Lockstep
 from elasticflow.runtime.loop.loop_schedule import (
     LoopSchedule,
     after_own_epoch,
@@ -36,11 +37,13 @@ from elasticflow.runtime.loop.stages import Stages
 from elasticflow.runtime.process import random_streams
 from elasticflow.runtime.process.sharded_tensors import box_of, is_over_all_ranks, sharded_modules
 from elasticflow.runtime.process.stopping import Leaving, Stopped
+from elasticflow.runtime.snapshot.restore import candidates
 from elasticflow.runtime.snapshot.snapshots import Snapshots
 from elasticflow.runtime.state.state import State
 from elasticflow.runtime.training import ddp, replicable
 from elasticflow.runtime.training.evaluation import Evaluation
 from elasticflow.runtime.training.shard_model import shard_model
+from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
@@ -61,6 +64,10 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.learning_rates import AnyOptimizers
     from elasticflow.runtime.process.position import Position
     from elasticflow.runtime.process.step_log import LateNumber
+
+
+# A rank that ends without `finish` waits so long for the others, to name what they do.
+_GOODBYE_S = 10.0
 
 
 @contextmanager
@@ -113,8 +120,9 @@ class Run:
         self._source: Source | None = None
         self._known_source: Source | None = None  # `batches` was called before `keep`
         self._step: LoopStep | None = None
+        self._lockstep: Lockstep | None = None
         self._wrapped: set[int] = set()  # `id` of the parameters that were trained when `wrap` was called
-        self._is_training = self._is_over = False
+        self._is_training = self._is_over = self._counts_on_snapshot = False
         self._began_after = 0  # step
         self._quiet_steps = 0  # after which nothing is due but their line: see `_step_quietly`
 
@@ -171,6 +179,7 @@ class Run:
             worker, self._gradients, parts, None if self._source is None else self._source.virtual_shards
         )
         self._state = state = State(**parts)
+        self._lockstep = Lockstep.of(worker, state.model)
         self._optimizers = state.optimizers
         if self._script is None:  # whose log names the rates as its one optimizer, or several, have them
             self._optimizers = parts["optimizers"] if "optimizers" in parts else parts["optimizer"]
@@ -186,6 +195,11 @@ class Run:
         self._known_source = self._source
         with _ends_here_if_asked(worker):
             self.position = self._snapshots.restore()
+        if self._counts_on_snapshot and self._snapshots.restored is None:
+            raise SnapshotError(
+                "the model was built without initial values, since the store listed a snapshot, and none of those listed can be read",
+                "start again: damaged snapshots were set aside, so that the run begins with initial values",
+            )
         if self._script is not None:
             self._pass.watch(state, parts["scaler"])
             # The script's own variables, to name those that were forgotten.
@@ -196,6 +210,16 @@ class Run:
                 name = self._snapshots.restored.name
                 self._tell(f"{stands} after step {self.position.step}, from snapshot {name}")
         worker.phase("build")
+
+    def finds_snapshot(self) -> bool:
+        """Return whether the store lists a snapshot, so that initial values may be left out: `keep` loads one. Collective: every rank.
+
+        Raises:
+            SnapshotError: the store cannot be read.
+        """
+        catalog = Catalog.of_run(self._policy, self.worker.run_folder, self.worker.run_id)
+        self._counts_on_snapshot = bool(candidates(self.worker, catalog))
+        return self._counts_on_snapshot
 
     def wrap(
         self, model: nn.Module, *, blocks: Iterable[nn.Module] | None = None, **options: Any
@@ -364,13 +388,15 @@ class Run:
             NonFiniteLossError: the loss is not finite; raised on every rank.
             StateError: `join` was given neither *gradients* nor *virtual_shards*, or an operation has no deterministic form here.
         """
-        if self._step is None or batch.shards is None:
+        if self._step is None or self._source is None or batch.shards is None:
             raise StateError(
                 "run.gradients needs virtual shards, by whose sums the bits are the same at any number of workers",
                 "elasticflow.join(virtual_shards=16): at least as many as there will ever be workers; "
                 "without them elasticflow.join(gradients=elasticflow.Gradients())",
             )
-        loss = self._step.forward_backward(fn, batch.shards)
+        self._meet(Call.GRADIENTS)
+        with nullcontext() if self._lockstep is None else self._lockstep.off():
+            loss = self._step.forward_backward(fn, batch.shards, self._source.virtual_shards)
         if self.worker.stopped is not None:  # raised in *fn*: this step changes nothing
             self._end()
         return loss
@@ -412,6 +438,7 @@ class Run:
             NotExchangedError: the ranks' models differ after the first step: nothing exchanged their gradients.
             SnapshotError: the snapshot writer has failed.
         """
+        self._meet(Call.STEP)
         if self._quiet_steps and self._step_quietly(loss, samples):
             return
         self._quiet_steps = 0
@@ -536,6 +563,9 @@ class Run:
         """Finish a run whose script has ended without `finish`, if its loop was over; otherwise report where the run stands."""
         if self._is_over or not self._is_training:
             return
+        # Ranks that wait elsewhere notice that this process has ended.
+        with suppress(RuntimeError):
+            self._leave_loop(_GOODBYE_S)
         if self._pass.is_closed and (self.worker.should_leave or self.schedule.is_end(self.position)):
             self._close_loop()  # as ranks that called `finish` do
             self._end()
@@ -770,10 +800,12 @@ class Run:
                     self.worker.vote.end_own_part()
                 yield batch
                 if self._is_over_after(part.end):
-                    return
+                    break
         except GeneratorExit:
             self._pass.is_left = True
+            self._leave_loop()
             raise
+        self._leave_loop()
 
     def _is_over_after(self, end: Position) -> bool:
         """Return True if the loop over batches ends with the pass that ended at *end*; in the middle of an epoch, end the process."""
@@ -808,6 +840,7 @@ class Run:
             StateError: the loop is not over, was left in a pass that moved something, or ended after different steps.
         """
         worker = self.worker
+        self._meet(Call.LEAVE)
         self._pass.require_closed(self.position.step)
         self._ballot.meet()
         steps = [int(text) for text in worker.gather_text(str(self.position.step))]
@@ -834,6 +867,17 @@ class Run:
             self.schedule.has_ended = True
             if self._is_training:
                 worker.moments.leave.append(self._record_own_end)
+
+    def _meet(self, call: Call, limit_s: float | None = None) -> None:
+        if self._lockstep is not None:
+            self._lockstep.meet(call, limit_s)
+
+    def _leave_loop(self, limit_s: float | None = None) -> None:
+        """End this process if other ranks that share the model are still in the loop: a loop that closes raises nothing."""
+        try:
+            self._meet(Call.LEAVE, limit_s)
+        except StateError as error:
+            life.end_by(error)
 
     def _record_own_end(self) -> None:
         if self._snapshots is not None:

@@ -24,7 +24,7 @@ from elasticflow.runtime.process import devices, torch_private
 from elasticflow.runtime.process.torch_private import PrefixStore, TCPStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, MutableMapping
+    from collections.abc import Iterator, MutableMapping, Sequence
 
     from elasticflow.protocol.control_store import RemoteControlStore
     from elasticflow.runtime.process.identity import Identity
@@ -188,6 +188,14 @@ def form(identity: Identity, store: Store | None, device: torch.device) -> None:
         world_size=identity.world_size,
         timeout=_TIMEOUT[identity.started_by],
     )
+
+
+def new_group(identity: Identity, ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
+    """Return a new group of *ranks*, of all ranks by default, which waits as long as the group of all ranks. Collective: every rank."""
+    made: dist.ProcessGroup = dist.new_group(
+        None if ranks is None else list(ranks), timeout=_TIMEOUT.get(identity.started_by)
+    )
+    return made
 
 
 def _backend(identity: Identity, device: torch.device) -> str:

@@ -74,10 +74,16 @@ def box_of(tensor: Tensor, name: str) -> Box | None:
     """Return the rows of a DTensor that this rank holds; None for a plain tensor.
 
     Raises:
-        StateError: it is shared out in another way than by rows, or which ranks hold the same rows is not known; *name* is named.
+        StateError: it is shared out in another way than by rows, which ranks hold the same rows is not known, or it has no values;
+            *name* is named.
     """
     if not is_sharded(tensor):
         return None
+    if tensor.is_meta:
+        raise StateError(
+            f"{name} is on the meta device, and has no values",
+            "model.to_empty(device=run.device) once it is sharded, then its initialization, both before run.keep",
+        )
     shards = _shards_of(tensor, name)
     shape = tuple(tensor.shape)
     if not tensor.numel():

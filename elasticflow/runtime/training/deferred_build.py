@@ -3,6 +3,7 @@
 While the job's code builds the model, tensors of `LEAST` elements or more take no memory (torch's meta device). A record of operations
 has all that fill or change them, and for random ones the state of the generator. The generator moves on as if they had run. `fill`
 repeats the operations that concern one module. So the values are those of a model that is built at once, however the code sets them.
+Where a snapshot gives them their values anyway, tensors that it holds get memory alone.
 """
 
 from __future__ import annotations
@@ -88,10 +89,15 @@ class _Operation:
 
 
 class DeferredBuild(torch_private.TorchDispatchMode):  # type: ignore[misc]
-    """Calls code that builds modules, and fills these in later."""
+    """Calls code that builds modules, and fills these in later.
 
-    def __init__(self) -> None:
+    Args:
+        resumes: A snapshot will be loaded into the modules.
+    """
+
+    def __init__(self, *, resumes: bool = False) -> None:
         super().__init__()
+        self._resumes = resumes
         self._operations: list[_Operation] = []
         # Numbers of the operations that write a memory, by the memory's id: `_operations` keeps it alive.
         self._writers: defaultdict[int, list[int]] = defaultdict(list)
@@ -120,11 +126,13 @@ class DeferredBuild(torch_private.TorchDispatchMode):  # type: ignore[misc]
         known: dict[int, Tensor] = {}
         for name, inner in module.named_modules():
             # Setting an attribute would ask code of the job.
+            unsaved = torch_private.unsaved_buffers_of(inner)
             for table in torch_private.tables_of(inner)[:2]:
                 for key, tensor in table.items():
                     if tensor is not None and tensor.is_meta:
                         if id(tensor) not in known:
-                            known[id(tensor)] = self._real(tensor, f"{name}.{key}".lstrip("."))
+                            place = f"{name}.{key}".lstrip(".")
+                            known[id(tensor)] = self._real(tensor, place, is_saved=key not in unsaved)
                         table[key] = known[id(tensor)]
             for key, value in vars(inner).items():
                 if isinstance(value, Tensor) and value.is_meta:
@@ -133,13 +141,13 @@ class DeferredBuild(torch_private.TorchDispatchMode):  # type: ignore[misc]
                         'keep it by register_buffer, or leave parallel.init = "meta" out',
                     )
 
-    def _real(self, tensor: Tensor, name: str) -> Tensor:
-        made: Tensor = self._value_now(tensor)
-        if made.is_meta:
+    def _real(self, tensor: Tensor, name: str, *, is_saved: bool) -> Tensor:
+        if id(tensor.untyped_storage()) not in self._writers:
             raise StateError(
                 f"the code that builds the model makes {name} on the meta device itself, and gives it no values",
                 'leave the meta device to parallel.init = "meta"',
             )
+        made: Tensor = _scratch(tensor) if self._resumes and is_saved else self._value_now(tensor)
         if isinstance(tensor, nn.Parameter):
             made = nn.Parameter(made, requires_grad=tensor.requires_grad)
             made.__dict__.update(tensor.__dict__)

@@ -164,6 +164,11 @@ class FixedOrderAllReduce:
         for number in range(self._sent, len(self._lanes)):
             self._lanes[number].push(shard, [leaf[place] for place in self._buckets[number]])
 
+    def leave(self, memory: Tensor) -> None:
+        """Have nothing pushed so far lie in *memory*: a row that waits for its sibling would keep the memory of all."""
+        for lane in self._lanes:
+            lane.leave(memory)
+
     def send_rest(self) -> None:
         """Send what was pushed and not sent yet; does not wait."""
         while self._sent < len(self._lanes):
@@ -230,6 +235,13 @@ class _Lane:
 
     def push(self, shard: int, leaf: Subtree) -> None:
         self._tree.push(0, shard, leaf)
+
+    def leave(self, memory: Tensor) -> None:
+        left = memory.untyped_storage().data_ptr()
+        for place, node in enumerate(self._tree.nodes):
+            if any(t is not None and t.untyped_storage().data_ptr() == left for t in node.value):
+                copies = [None if tensor is None else tensor.clone() for tensor in node.value]
+                self._tree.nodes[place] = node._replace(value=copies)
 
     def send_slices(self) -> None:
         """Send this rank's subtrees, each slice to its owner; does not wait."""

@@ -35,6 +35,12 @@ def require_on(model: nn.Module, device: torch.device) -> None:
         StateError: a parameter is elsewhere; named.
     """
     for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise StateError(
+                f"{name} is on the meta device, and has no values: run.wrap gives every rank rank 0's",
+                'build the model on the CPU; for one that no worker can hold whole: parallel.init = "meta" in a job file, or a loop that '
+                "calls fully_shard itself",
+            )
         if parameter.device.type != device.type:
             raise StateError(
                 f"{name} is on {parameter.device}, and this rank trains on {device}",

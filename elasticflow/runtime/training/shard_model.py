@@ -6,11 +6,10 @@ import pkgutil
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from elasticflow.errors import StateError
-from elasticflow.runtime.process import torch_private
+from elasticflow.runtime.process import process_group, torch_private
 from elasticflow.runtime.process.sharded_tensors import is_sharded, sharded_modules
 from elasticflow.runtime.training import model_buffers
 
@@ -67,20 +66,35 @@ def shard_model(
             build.fill(model)
         model.to(worker.device)
         return
-    chosen = _named_blocks(model, sharding.wrap) if blocks is None else list(blocks)
-    _require_fitting(model, chosen)
+    chosen = blocks_of(model, sharding, blocks)
     tensors = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
     model_buffers.send(worker, [tensor for tensor in tensors if not tensor.is_meta])
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
     layout = worker.layout
-    groups = [dist.new_group(list(layout.peers_of(replica))) for replica in range(layout.replicas)]
+    groups = [
+        process_group.new_group(worker.identity, layout.peers_of(replica))
+        for replica in range(layout.replicas)
+    ]
     mesh = DeviceMesh.from_group(groups[layout.replica], worker.device.type, mesh_dim_names=("shard",))
     for module in (*chosen, model):
         if build is not None:
             build.fill(module)
         fully_shard(module, mesh=mesh, reshard_after_forward=sharding.reshard_after_forward)
+
+
+def blocks_of(
+    model: nn.Module, sharding: Sharding, blocks: Iterable[nn.Module] | None = None
+) -> list[nn.Module]:
+    """Return the modules that are gathered one at a time: *blocks*, or else those of *sharding*.
+
+    Raises:
+        StateError: the model cannot be sharded so; the message names the module or parameter.
+    """
+    chosen = _named_blocks(model, sharding.wrap) if blocks is None else list(blocks)
+    _require_fitting(model, chosen)
+    return chosen
 
 
 def _require_same_build(worker: Worker, build: DeferredBuild) -> None:

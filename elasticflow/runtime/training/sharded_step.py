@@ -72,7 +72,7 @@ class ShardedStep(ReplicatedStep):
         **options: Any,
     ) -> None:
         super().__init__(worker, model, training_step, parts=virtual_shards, **options)
-        self.is_exact = is_exact
+        self.is_exact, self.virtual_shards = is_exact, virtual_shards
         if is_exact:
             exact.refuse(worker, model, virtual_shards)
             determinism.be_deterministic()
@@ -232,7 +232,7 @@ class ShardedStep(ReplicatedStep):
         mine = self._packed(numbers, carried, self._calls.order())
         layout = self._worker.layout
         gathered = mine.new_empty(layout.degree, len(mine))
-        dist.all_gather_into_tensor(gathered.view(-1), mine, group=self._exchange.group)
+        dist.all_gather_single(gathered.view(-1), mine, group=self._exchange.group)
         orders = gathered[:, -1].tolist()
         if len(set(orders)) > 1:
             raise _other_order()
@@ -491,6 +491,8 @@ class _GroupSum:
         if exchange.is_last:
             self._output = output
             self._sum.send_rest()
+        else:
+            self._sum.leave(got)
 
     def finish(self) -> None:
         """Have the total in the parameters' gradients."""

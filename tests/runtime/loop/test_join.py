@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
+import elasticflow
+from elasticflow.errors import StateError
 from tests.forked import ROOT
 
 if TYPE_CHECKING:
@@ -35,3 +39,22 @@ def test_an_edited_train_py_of_an_earlier_version_still_trains(
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [line["step"] for line in lines if line["event"] == "step"] == [1, 2, 3]
     assert any(line["event"] == "training.finished" for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("gradients", "said"),
+    [
+        (None, "without run.gradients nothing exchanges gradients of a model that workers share"),
+        (
+            elasticflow.Gradients(moves_optimizers=True),
+            "gradients of a model that workers share are added up before one optimizer moves",
+        ),
+    ],
+)
+def test_a_model_is_shared_only_where_the_run_adds_up_gradients(
+    gradients: elasticflow.Gradients | None, said: str
+) -> None:
+    """Refused before the process joins anything, with a remedy."""
+    with pytest.raises(StateError, match=said) as refused:
+        elasticflow.join(shard=2, gradients=gradients)
+    assert refused.value.remedy

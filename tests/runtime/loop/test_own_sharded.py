@@ -174,6 +174,63 @@ def test_stop_training_in_an_evaluation_is_refused(groups: Callable[..., Group])
     assert "StopTraining was raised in an evaluation of a sharded model" in ended.errors[1]
 
 
+@pytest.mark.parametrize(
+    ("by", "call"),
+    [
+        ("break", "leaves its loop"),
+        ("exit", "leaves its loop"),
+        ("skip", "calls run.step"),
+        ("look", "calls run.step"),
+    ],
+)
+def test_a_rank_that_goes_another_way_alone_ends_all_by_name(
+    groups: Callable[..., Group], by: str, call: str
+) -> None:
+    """A forward is a joint act: both ranks are told within the step, and no rank waits for ever."""
+    ended = groups("run", PROGRAM).run(2, "--degree", "2", "--leave-at", "3", "--leave-by", by)
+    assert 0 not in ended.codes
+    for error in ended.errors:
+        assert f"rank 0 calls the sharded model, and rank 1 {call}" in error
+
+
+def test_a_rank_that_ends_alone_does_not_wait_for_ranks_that_wait_elsewhere(
+    groups: Callable[..., Group],
+) -> None:
+    """It ends after a moment, which the other rank's exchange notices."""
+    ended = groups("run", PROGRAM).run(2, "--degree", "2", "--leave-at", "3", "--leave-by", "elsewhere")
+    assert 0 != ended.codes[0]
+    assert "Connection closed by peer" in ended.errors[0]
+
+
+def test_all_ranks_may_leave_their_loop_by_break(groups: Callable[..., Group]) -> None:
+    """What follows the loop runs on all of them."""
+    ended = groups("run", PROGRAM).run(2, "--degree", "2", "--leave-at", "3", "--leave-by", "all")
+    assert [0, 0] == ended.codes
+    assert "measured" in ended.outputs[0]
+
+
+def test_a_model_that_is_sharded_on_the_meta_device(groups: Callable[..., Group]) -> None:
+    """Without values it is refused by name; with values it trains, and a snapshot replaces them."""
+    group = groups("run", PROGRAM)
+    left = group.run(2, "--degree", "2", "--meta", "left", ends=False)
+    assert "model.embed.weight is on the meta device, and has no values" in left.errors[0]
+    ended = group.run(2, "--degree", "2", "--meta", "filled", "--term-at", "3")
+    assert [0, 0] == ended.codes
+    assert state_in(ended, "ended") == state_in(
+        group.run(2, "--degree", "2", "--meta", "filled", "--term-at", "6"), "restored"
+    )
+
+
+def test_a_snapshot_of_another_model_is_refused(groups: Callable[..., Group]) -> None:
+    """At another degree, too, where no rank reads more than its rows: the tensor and both shapes are named."""
+    group = groups("run", PROGRAM)
+    assert [0, 0] == group.run(2, "--degree", "2", "--term-at", "2").codes
+    ended = group.run(3, "--degree", "3", "--width", "8", ends=False)
+    assert 0 not in ended.codes
+    assert "the snapshot does not fit the job's model: blocks.0.down.bias" in ended.errors[0]
+    assert "continue with the job the snapshot was taken of, or start a new run" in ended.errors[0]
+
+
 def test_other_cuts_than_rows_are_refused(groups: Callable[..., Group]) -> None:
     """Columns cannot be read as a range of bytes: refused by name before the first step."""
     ended = groups("run", PROGRAM).run(2, "--degree", "2", "--cut", "columns", ends=False)

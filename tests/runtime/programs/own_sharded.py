@@ -43,7 +43,19 @@ parser.add_argument(
     action="store_true",
     help="the optimizer moves in every second pass; no exchange in the others",
 )
+parser.add_argument("--leave-at", type=int, help="the last rank leaves its loop in this step, by itself")
+parser.add_argument(
+    "--leave-by",
+    default="break",
+    choices=("break", "exit", "elsewhere", "skip", "look", "all"),
+    help="how; elsewhere: by exit, the others in a barrier; skip: only this step's forward; look: that of an evaluation by hand; all: every rank, by break after the step",
+)
 parser.add_argument("--cut", default="rows", help="columns: along the second dimension")
+parser.add_argument(
+    "--meta",
+    choices=("left", "filled"),
+    help="the model is sharded on the meta device; filled: and has values then",
+)
 args = parser.parse_args()
 
 
@@ -115,9 +127,14 @@ class Average:
 
 run = ef.join(seed=7, every=args.every, threads=1)
 torch.manual_seed(5)
-model = CountingNet(args.width)
+with torch.device("meta" if args.meta else "cpu"):
+    model = CountingNet(args.width)
 if args.degree:
     shard(model)
+if args.meta == "filled":
+    model.to_empty(device="cpu")
+    for tensor in (*model.parameters(), *model.buffers()):
+        torch.nn.init.constant_(tensor, 0.1)
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.05)
 average = Average()
 if args.average:
@@ -133,6 +150,17 @@ for batch in run.batches(Sentences(96), size=12, epochs=args.epochs):
         dying.die_once_committed()
     if run.rank == 0 and batch.end.step == args.term_at:
         os.kill(os.getpid(), signal.SIGTERM)
+    is_last = run.rank == run.world_size - 1
+    is_alone = is_last and batch.end.step == args.leave_at
+    if is_alone and args.leave_by not in ("look", "all"):
+        if args.leave_by == "skip":
+            run.step(loss=0.0)
+            continue
+        if args.leave_by in ("exit", "elsewhere"):
+            raise SystemExit
+        break
+    if args.leave_by == "elsewhere" and batch.end.step == args.leave_at:
+        torch.distributed.barrier()
     moves = not args.accumulate or batch.end.step % 2 == 0
     if not args.accumulate:
         optimizer.zero_grad()
@@ -157,9 +185,12 @@ for batch in run.batches(Sentences(96), size=12, epochs=args.epochs):
         flip(model)
     model.eval()
     with torch.no_grad():
-        model(tokens)  # leaves the root's parameters gathered
+        if not is_alone or args.leave_by != "look":
+            model(tokens)  # leaves the root's parameters gathered
     model.train()
     run.step(loss=loss)
+    if args.leave_by == "all" and batch.end.step == args.leave_at:
+        break
 
 
 class Seen:

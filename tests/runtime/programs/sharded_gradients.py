@@ -18,9 +18,10 @@ from tests.runtime.programs.sharded_parts import WORDS, Net, Sentences
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--shard", type=int, default=0, help="ranks that share a model; 0: no shard=")
-parser.add_argument("--virtual-shards", type=int, default=6)
+parser.add_argument("--virtual-shards", type=int, default=6, help="0: none, in batch mode")
 parser.add_argument("--samples", type=int, default=50)
 parser.add_argument("--size", type=int, default=12)
+parser.add_argument("--micro-batch-size", type=int)
 parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--every", default="4 steps")
 parser.add_argument("--clip", action="store_true")
@@ -42,7 +43,7 @@ parser.add_argument("--stop-at", type=int, default=3, help="step of --stop befor
 parser.add_argument(
     "--odd",
     default="",
-    help="unused, skipped, skipped at once, optimizer, fused, tied, scalar, list: what is refused",
+    help="unused, skipped, skipped at once, optimizer, fused, tied, scalar, list, meta: what is refused",
 )
 args = parser.parse_args()
 
@@ -98,11 +99,12 @@ run = ef.join(
     seed=7,
     every=args.every,
     threads=1,
-    gradients=ef.Gradients(precision=args.precision, virtual_shards=args.virtual_shards),
+    gradients=ef.Gradients(precision=args.precision, virtual_shards=args.virtual_shards or None),
     **({"shard": args.shard} if args.shard else {}),
 )
 torch.manual_seed(5)
-model: nn.Module = OddNet()
+with torch.device("meta" if args.odd == "meta" else "cpu"):
+    model: nn.Module = OddNet()
 if args.checkpointed:
     checkpoint_activations(model, ["blocks.*"])
 if args.compiled:
@@ -128,7 +130,13 @@ def loss_of(part: Any) -> Any:
     return cross_entropy(scores, part.targets)
 
 
-for batch in run.batches(NoisySentences(args.samples), size=args.size, epochs=args.epochs, tail="short"):
+for batch in run.batches(
+    NoisySentences(args.samples),
+    size=args.size,
+    epochs=args.epochs,
+    tail="short",
+    micro_batch_size=args.micro_batch_size,
+):
     at["step"] = batch.end.step
     if run.rank == 0 and at["step"] == args.kill_at:
         dying.die_once_committed()

@@ -150,6 +150,38 @@ def test_blocks_are_filled_one_by_one_and_so_is_an_average() -> None:
         assert own.data_ptr() != averaged.data_ptr()
 
 
+def test_where_a_snapshot_is_loaded_nothing_that_it_holds_gets_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A buffer that no snapshot holds has its values; all else has memory of the right form, ties and flags."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.norm = tied(), nn.BatchNorm1d(20)
+            self.register_buffer("mask", torch.ones(8, 8).tril(), persistent=False)
+            self.layer.get_parameter("embed.weight").requires_grad = False
+
+    replayed: list[Any] = []
+    build = DeferredBuild(resumes=True)
+    compute = build._replayed
+
+    def replay(storage: Any) -> Any:
+        replayed.append(compute(storage))
+        return replayed[-1]
+
+    monkeypatch.setattr(build, "_replayed", replay)
+    whole, model = seeded(Masked), seeded(lambda: build.call(Masked))
+    build.fill(model)
+    assert 1 == len(replayed)
+    assert torch.equal(whole.mask, model.mask)
+    assert model.layer["head"].weight is model.layer["embed"].weight
+    assert not model.layer["head"].weight.requires_grad
+    model.load_state_dict(whole.state_dict())
+    for key, tensor in tensors_of(whole).items():
+        assert torch.equal(tensor, tensors_of(model)[key]), key
+
+
 def test_a_tensor_that_is_no_state_of_the_model_is_refused_by_name() -> None:
     """Nothing would ever give it values."""
 

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticflow.runtime.process.position import even_split
-from elasticflow.runtime.training.fixed_order_sum import BUCKET_BYTES, BucketLayout, Node, TreeSum, places
+from elasticflow.runtime.training.fixed_order_sum import (
+    BUCKET_BYTES,
+    BucketLayout,
+    FixedOrderAllReduce,
+    Node,
+    TreeSum,
+    places,
+)
 
 
 def grouped(left: str, right: str) -> str:
@@ -74,3 +81,17 @@ def test_views_lie_as_what_they_are_for() -> None:
     for number, view in enumerate(views):
         view.fill_(number)
     assert whole.sum() == sum(number * view.numel() for number, view in enumerate(views))
+
+
+def test_a_row_that_waits_for_its_sibling_does_not_hold_the_memory_that_it_came_in() -> None:
+    """Three rows come at a time, and the third one's sibling comes in the next round."""
+    values = torch.arange(6.0).repeat_interleave(5).view(6, 5).square()
+    total = FixedOrderAllReduce(BucketLayout([values[0]], 1), 6, [0], 0)
+    total.begin()
+    for leaves in (range(3), range(3, 6)):
+        came = values[leaves.start : leaves.stop].clone()
+        for place, leaf in enumerate(leaves):
+            total.push(leaf, [came[place]])
+        total.leave(came)
+        came.fill_(torch.nan)
+    assert torch.equal(values.sum(0), total.total()[0])

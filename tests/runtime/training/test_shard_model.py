@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -12,6 +12,9 @@ from torch import nn
 from elasticflow.errors import StateError
 from elasticflow.runtime.process.shard_layout import Sharding, ShardLayout
 from elasticflow.runtime.training import model_buffers, shard_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 WORKER: Any = SimpleNamespace(layout=ShardLayout(2, 0, 2), device=torch.device("cpu"), world_size=2)
 
@@ -75,3 +78,56 @@ def test_trained_parameters_of_several_dtypes_that_are_gathered_together_are_ref
     model.get_submodule(part).requires_grad_(requires_grad=True)
     with pytest.raises(StateError, match=named):
         shard_model.shard_model(WORKER, model, Sharding(2))
+
+
+class Plain(nn.Module):
+    """Two layers in a list, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = nn.ModuleList(nn.Linear(2, 2) for _ in range(2)), nn.Linear(2, 2)
+
+
+def _compiled(model: Plain) -> None:
+    model.compile()
+
+
+def _twice(model: Plain) -> None:
+    model.layers[1] = model.layers[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, as it compiles
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda m: setattr(m.head, "scale", nn.Parameter(torch.zeros(()))), "head.scale has no dimension"),
+        (lambda m: setattr(m.head, "none", nn.Parameter(torch.zeros(0, 3))), "head.none has no elements"),
+        (
+            lambda m: setattr(m.head, "turned", nn.Parameter(torch.zeros(3, 2).T)),
+            "head.turned is not contiguous",
+        ),
+        (lambda m: setattr(m, "norm", nn.SyncBatchNorm(2)), "norm is a SyncBatchNorm"),
+        (
+            lambda m: setattr(m.layers[1], "weight", m.layers[0].weight),
+            "layers.1.weight is the same parameter as",
+        ),
+        (_twice, "layers.0 is named twice among the blocks"),
+        (_compiled, "the model is compiled as a whole"),
+    ],
+)
+def test_a_model_that_cannot_be_cut_is_refused_by_name(change: Callable[[Plain], None], named: str) -> None:
+    """The module or parameter, the reason, and a remedy."""
+    model = Plain()
+    assert list(model.layers) == shard_model.blocks_of(model, Sharding(2))
+    change(model)
+    with pytest.raises(StateError, match=named) as refused:
+        shard_model.blocks_of(model, Sharding(2))
+    assert refused.value.remedy
+
+
+def test_blocks_that_are_no_part_of_the_model_are_refused() -> None:
+    """A module of another model, and the model itself."""
+    model = Plain()
+    for block in (nn.Linear(2, 2), model):
+        with pytest.raises(StateError, match="is no part of the model"):
+            shard_model.blocks_of(model, Sharding(2), [block])

@@ -119,6 +119,22 @@ def test_killed_drained_and_resumed_at_other_degrees(groups: Callable[..., Group
 
 
 @e2e
+def test_a_loop_without_virtual_shards_repeats_its_bits_at_each_number_of_workers(
+    groups: Callable[..., Group],
+) -> None:
+    """Killed or not, and at either degree; the parts of a batch are known only once the loop has begun."""
+    found = []
+    for degree, kill in (("2", ()), ("4", ("--kill-at", "6"))):
+        group = groups(f"s{degree}", PROGRAM)
+        options = ("--shard", degree, "--virtual-shards", "0", "--clip", "--micro-batch-size", "2")
+        if kill:
+            assert -9 == group.run(4, *options, *kill, ends=False).codes[0]
+        assert [0] * 4 == group.run(4, *options).codes
+        found.append(came_to(group))
+    assert found[0] == found[1]
+
+
+@e2e
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_stop_training_around_a_forward_ends_all_ranks(groups: Callable[..., Group], where: str) -> None:
     """Nobody waits for ever, and the step counts nothing."""
@@ -164,6 +180,7 @@ def test_stop_training_for_samples_that_count_nothing_asks_for_nothing(groups: C
         (("--odd", "tied"), "is the same parameter as"),
         (("--odd", "scalar"), "scale has no dimension"),
         (("--odd", "list"), "no blocks to shard"),
+        (("--odd", "meta"), "embed.weight is on the meta device"),
         (("--precision", "fp16"), "needs a gradient scaler"),
     ],
 )

@@ -98,7 +98,7 @@ def main() -> None:
     order = build_order(worker, dataset)  # = order
     collate = build_collate()  # = collate
     batches = run.batches(dataset, size=GLOBAL_BATCH_SIZE, epochs=EPOCHS, tail=TAIL)  # = batches
-    build = DeferredBuild()  # = build  # blocks get their values one after the other
+    build = DeferredBuild(resumes=run.finds_snapshot())  # = build  # filled in block by block
     model = build_model()  # = model
     model.to(run.device)  # = to_device
     to_channels_last(model)  # = channels_last

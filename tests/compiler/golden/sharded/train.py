@@ -112,7 +112,7 @@ def main() -> None:
     worker = run.worker
     dataset = open_dataset(worker, build_dataset, "train", values=VALUES)
     batches = run.batches(dataset, size=GLOBAL_BATCH_SIZE, steps=STEPS, tail=TAIL, num_workers=NUM_WORKERS)
-    build = DeferredBuild()  # blocks get their values one after the other
+    build = DeferredBuild(resumes=run.finds_snapshot())  # filled in block by block
     model = build.call(build_model, dataset)
     average = build.call(build_average, model)  # a sharded model cannot be copied
     shard_model(worker, model, SHARDING, build=build)

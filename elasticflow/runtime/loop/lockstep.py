@@ -1,0 +1,120 @@
+"""Keeps the ranks of a loop together where they share a model: the next call of each is that of all the others.
+
+A forward of a sharded model waits for other ranks. A rank that leaves the loop by itself, or leaves a forward out, would have them
+wait for ever, or mix gradients of two steps. So all ranks exchange the kind of their next call before each forward and each step's
+end: an all-reduce of 16 bytes, beside the dozens of exchanges in a forward and a backward.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from datetime import timedelta
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from elasticflow.errors import StateError
+from elasticflow.runtime.process import process_group
+from elasticflow.runtime.process.sharded_tensors import sharded_modules
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+    from elasticflow.runtime.process.context import Worker
+
+
+class Call(IntEnum):
+    """A call that all ranks of a loop make together."""
+
+    FORWARD = 1
+    GRADIENTS = 2
+    STEP = 3
+    LEAVE = 4
+
+
+_DOES = {
+    Call.FORWARD: "calls the sharded model",
+    Call.GRADIENTS: "calls run.gradients",
+    Call.STEP: "calls run.step",
+    Call.LEAVE: "leaves its loop",
+}
+
+
+class Lockstep:
+    """Compares the next call of each rank. Every rank has one. Collective.
+
+    Args:
+        worker: This worker.
+        model: Sharded by `fully_shard`.
+    """
+
+    def __init__(self, worker: Worker, model: nn.Module) -> None:
+        self._world_size, self._last, self._is_off = worker.world_size, Call.STEP, False
+        # A group of its own: other collectives of the loop may wait for each other meanwhile.
+        self._group = process_group.new_group(worker.identity)
+        modules = sharded_modules(model)
+        inner = {id(below) for module in modules for below in module.modules() if below is not module}
+        # torch.compile cannot trace an exchange whose result decides about an error.
+        hook = torch.compiler.disable(self._before_forward)  # type: ignore[no-untyped-call]
+        for root in (module for module in modules if id(module) not in inner):
+            root.register_forward_pre_hook(hook, prepend=True)
+
+    @classmethod
+    def of(cls, worker: Worker, model: nn.Module) -> Lockstep | None:
+        """Return what compares the calls; None where no rank shares *model* with another one. Collective: every rank."""
+        return cls(worker, model) if worker.world_size > 1 and sharded_modules(model) else None
+
+    def meet(self, call: Call, limit_s: float | None = None) -> None:
+        """Make sure that all ranks are about to make the same call. A rank that has left its loop does not leave it again.
+
+        Args:
+            call: The next call of this rank.
+            limit_s: Seconds to wait for the other ranks. None: as long as it takes.
+
+        Raises:
+            StateError: another rank is about to make another call; on every rank.
+            RuntimeError: another rank has ended, or did not come in time.
+        """
+        if self._is_off or (call is Call.LEAVE and self._last is Call.LEAVE):
+            return
+        self._last = call
+        ends = torch.tensor([call, -call])
+        work = dist.all_reduce(ends, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        work.wait(*(() if limit_s is None else (timedelta(seconds=limit_s),)))
+        most, least = ends.tolist()
+        if most != -least:
+            raise self._other_calls(call)
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Compare nothing within."""
+        self._is_off = True
+        try:
+            yield
+        finally:
+            self._is_off = False
+
+    def _before_forward(self, module: nn.Module, args: object) -> None:
+        del module, args
+        self.meet(Call.FORWARD)
+
+    def _other_calls(self, call: Call) -> StateError:
+        calls = [torch.zeros(1, dtype=torch.int64) for _ in range(self._world_size)]
+        dist.all_gather(calls, torch.tensor([call]), group=self._group)
+        ranks: dict[Call, list[int]] = {}
+        for rank, other in enumerate(calls):
+            ranks.setdefault(Call(int(other)), []).append(rank)
+        told = ", and ".join(f"rank {of[0]}{_more(of[1:])} {_DOES[each]}" for each, of in ranks.items())
+        return StateError(
+            f"the ranks that share a model do not make the same call: {told}",
+            "every rank calls the model equally often, and ends its loop after the same step: run.stop(reason), called by any rank, "
+            "ends training on all, and a batch of share 0 is a batch, too",
+        )
+
+
+def _more(ranks: list[int]) -> str:
+    return f" (as {', '.join(map(str, ranks))})" if ranks else ""
