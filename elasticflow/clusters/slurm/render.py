@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elasticflow.clusters.slurm.commands import LEADING_NODE
 from elasticflow.errors import EXIT_CODES, RenderError
 from elasticflow.protocol.resume_command import RESUME_COMMAND
 from elasticflow.run_folder import RUNS
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.tables.slurm import SlurmTable
 
 _MIB = 1024**2
+# A job that begins while processes of its last start still end is killed with them.
+_AGAIN_S = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,14 +154,17 @@ class BatchScript:
 
     def _start(self) -> Iterator[str]:
         job, table = self.job, self.table
-        cores = "" if table.cpus_per_task is None else f" --cpus-per-task={table.cpus_per_task}"
+        # Where the job was submitted with --export=NONE, srun would hand nothing on.
+        options = ["--export=ALL", *(shlex.quote(option) for option in table.srun)]
+        if table.cpus_per_task is not None:
+            options.append(f"--cpus-per-task={table.cpus_per_task}")
+        given = " ".join(options)
         run = f'run {shlex.join(self.words)} --run-id "$run_id"'
         if self.is_array or job.nodes.max == 1:
             join = "" if job.nodes.max == 1 else f" --join {_in_shell(job.nodes.endpoint or '')}"
-            yield f'srun --nodes=1 --ntasks=1{cores} "$elasticflow" {run}{join} &'
+            yield f'srun --nodes=1 --ntasks=1 {given} "$elasticflow" {run}{join} &'
             return
         shrinking = "--no-kill " if self.may_shrink else ""
-        srun = f'srun {shrinking}--nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1{cores} --kill-on-bad-exit=0 --wait=0'
         yield from self._each_node()
         if job.torchrun.is_store_outside:
             join = f"--join {_in_shell(job.nodes.endpoint or '')}"
@@ -170,32 +176,40 @@ class BatchScript:
                 yield "token=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')"
                 yield 'export ELASTICFLOW_TOKEN="${ELASTICFLOW_TOKEN:-$token}"'
             join = '--join "$head" --set nodes.endpoint="$head"'
-        yield f"""{srun} \\
-  bash -c "$node" "$elasticflow" {run} \\
-  {join} &"""
+        yield f"""srun {shrinking}--nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 \\
+  {given} bash -c "$node" "$elasticflow" \\
+  {run} {join} &"""
 
     def _each_node(self) -> Iterator[str]:
         """Yield the lines for each node of a gang: the command, and the script's own part in case the first node is lost."""
         rank = "" if self.job.torchrun.is_store_outside else ' --node-rank "$SLURM_PROCID"'
         again = f'[ ! -e "$folder/cancel" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {self.table.requeues} ]'
         yield "# What each node does. Slurm may signal this shell, too: it waits for what it has started, whose code counts."
+        yield "# Its lines begin with its name. A command that was killed is started again, three times at most."
         yield "# If the first node is lost, this script is lost with it: then each node that is left sees to the end of the job."
-        if not self.job.torchrun.is_store_outside:
-            yield "# They find out that nobody leads after ten minutes."
-        yield "export folder first=$SLURMD_NODENAME"
+        if self.job.torchrun.is_store_outside:
+            yield "export folder first=$SLURMD_NODENAME"
+        else:
+            yield "# They ask Slurm for it as soon as nobody leads."
+            yield f"export folder first=$SLURMD_NODENAME {LEADING_NODE}=$SLURMD_NODENAME"
         yield "# shellcheck disable=SC2016  # each node's own"
-        yield f"""node='trap : TERM
-"$0" "$@"{rank}
-code=$?
+        yield f"""node='trap "asked=yes" TERM
+exec > >(trap "" TERM; exec sed -u "s/^/$SLURMD_NODENAME | /") 2>&1
+lines=$! tries=0
+while "$0" "$@"{rank}; code=$?; [ "$code" -ge 128 ] && [ -z "${{asked:-}}" ] && [ "$tries" -lt 3 ]; do
+  tries=$((tries + 1))
+done
 left=$(squeue -h -t RUNNING -j "$SLURM_JOB_ID" -o %N)
 if [ -n "$left" ] && ! scontrol show hostnames "$left" | grep -qx "$first"; then
   if [ "$code" -eq 75 ] && {again}; then
-    scontrol requeue "$SLURM_JOB_ID"
+    {_queue_again("$SLURM_JOB_ID")}
   else
     "$0" status "$folder" --exit-code
     if [ "$?" -ne 75 ] || [ "$code" -eq 75 ]; then scancel "$SLURM_JOB_ID"; fi
   fi
 fi
+exec >&- 2>&-
+(sleep 5; kill -9 "$lines") & wait "$lines"
 exit "$code"'"""
 
     def _verdict(self) -> Iterator[str]:
@@ -206,9 +220,9 @@ exit "$code"'"""
         yield 'if [ "$code" -eq 75 ] && [ "$ended" -gt 0 ] && [ "$ended" -lt 75 ]; then code=$ended; fi'
         if self.table.requeues:
             limit = f'"${{SLURM_RESTART_COUNT:-0}}" -lt {self.table.requeues}'
-            yield "# Queued again, unless it was cancelled. Slurm starts it about two minutes later, and ends this script."
+            yield "# Queued again, unless it was cancelled; Slurm ends this script then."
             yield f'if [ "$code" -eq 75 ] && [ ! -e "$folder/cancel" ] && [ {limit} ]; then'
-            yield f'  scontrol requeue "{self._own_id}" && sleep 300'
+            yield f"  {_queue_again(self._own_id)} && sleep 300"
             yield "fi"
         if self.table.exit_codes:
             yield 'case "$code" in'
@@ -270,6 +284,11 @@ def slurm_time(seconds: float) -> str:
     """Return a time in Slurm's form, in whole minutes: `1-12:00:00`."""
     minutes = math.ceil(seconds / 60)
     return f"{minutes // 1440}-{minutes // 60 % 24:02}:{minutes % 60:02}:00"
+
+
+def _queue_again(job: str) -> str:
+    """Return the shell command that queues a job again: Slurm itself would start it only two minutes later."""
+    return f'scontrol requeue "{job}" && {{ scontrol update JobId="{job}" StartTime=now+{_AGAIN_S} || true; }}'
 
 
 def _quoted(text: str) -> str:

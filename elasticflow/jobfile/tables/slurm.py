@@ -80,6 +80,11 @@ class SlurmTable(Table):
         description="Exit codes of the job in place of ours: 1 failed, 2 refused, 3 budget spent, 75 interrupted.",
         examples=[{"75": 0, "3": 1}],
     )
+    srun: list[Line] = Field(
+        default=[],
+        description="More options of srun, one each, for the nodes' command; a container's for instance.",
+        examples=[["--container-image=registry.example.org/train:1", "--container-mounts=/data"]],
+    )
     setup: list[Line] = Field(
         default=[],
         description="Lines of shell before anything is started; with any, `elasticflow` is found on the PATH they make.",
