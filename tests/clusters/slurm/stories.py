@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -51,9 +52,12 @@ class Login:
         cluster: The running cluster.
         project: With the tiny job.
         pause_s: Of each forward: time for disturbances.
+        hands_on: Jobs have the environment of the login node; else each makes its own, as at sites with SBATCH_EXPORT=NONE.
     """
 
-    def __init__(self, cluster: Cluster, project: Project, pause_s: float = 0.02) -> None:
+    def __init__(
+        self, cluster: Cluster, project: Project, pause_s: float = 0.02, *, hands_on: bool = True
+    ) -> None:
         self.cluster, self.root = cluster, project.root
         tiny_job.write_standard(project)
         self.environment = {
@@ -63,9 +67,16 @@ class Login:
             "PYTHONPATH": str(ROOT),
             "TINY_PAUSE_S": str(pause_s),
         }
+        self._hands_on = hands_on
+        if not hands_on:
+            self.environment["SBATCH_EXPORT"] = "NONE"
 
     def write_job(self, name: str, lowest: int, highest: int, slurm: str, more: str = "") -> None:
         """Write a job file: the tiny job on so many nodes of one worker each, with these lines under [slurm]."""
+        if not self._hands_on:
+            names = ("SLURM_CONF", "PATH", "PYTHONPATH", "TINY_PAUSE_S")
+            setup = [f"export {name}={shlex.quote(self.environment[name])}" for name in names]
+            slurm += f"\nsetup = {json.dumps(setup)}"
         text = (
             f'extends = "tiny.toml"\n[nodes]\nnproc_per_node = 1\nmin = {lowest}\nmax = {highest}\n{more}\n'
             f'[snapshots]\ngrace = "{_GRACE}"\n[slurm]\nexclusive = true\n{slurm}\n'
