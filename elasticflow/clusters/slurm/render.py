@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.tables.slurm import SlurmTable
 
 _MIB = 1024**2
-# A job that begins while processes of its last start still end is killed with them.
-_AGAIN_S = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,42 +165,39 @@ class BatchScript:
         shrinking = "--no-kill " if self.may_shrink else ""
         yield from self._each_node()
         if job.torchrun.is_store_outside:
-            join = f"--join {_in_shell(job.nodes.endpoint or '')}"
+            join = f" --join {_in_shell(job.nodes.endpoint or '')}"
         else:
             yield "# This script runs on the first node, which leads: the others find it here."
+            yield "export head"
             yield "head=$(hostname):$((20000 + SLURM_JOB_ID % 10000))"
             if job.nodes.token_file is None:
                 yield "# Nobody takes part without this; srun hands it to the nodes."
                 yield "token=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')"
                 yield 'export ELASTICFLOW_TOKEN="${ELASTICFLOW_TOKEN:-$token}"'
-            join = '--join "$head" --set nodes.endpoint="$head"'
+            join = ""
         yield f"""srun {shrinking}--nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 \\
   {given} bash -c "$node" "$elasticflow" \\
-  {run} {join} &"""
+  {run}{join} &"""
 
     def _each_node(self) -> Iterator[str]:
         """Yield the lines for each node of a gang: the command, and the script's own part in case the first node is lost."""
-        rank = "" if self.job.torchrun.is_store_outside else ' --node-rank "$SLURM_PROCID"'
         again = f'[ ! -e "$folder/cancel" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {self.table.requeues} ]'
         yield "# What each node does. Slurm may signal this shell, too: it waits for what it has started, whose code counts."
         yield "# Its lines begin with its name. A command that was killed is started again, three times at most."
         yield "# If the first node is lost, this script is lost with it: then each node that is left sees to the end of the job."
-        if self.job.torchrun.is_store_outside:
-            yield "export folder first=$SLURMD_NODENAME"
-        else:
-            yield "# They ask Slurm for it as soon as nobody leads."
-            yield f"export folder first=$SLURMD_NODENAME {LEADING_NODE}=$SLURMD_NODENAME"
+        if not self.job.torchrun.is_store_outside:
+            yield "# As soon as nobody leads and Slurm has lost the node that did, the next one leads, if enough are left."
+        yield "export folder first=$SLURMD_NODENAME"
         yield "# shellcheck disable=SC2016  # each node's own"
         yield f"""node='trap "asked=yes" TERM
 exec > >(trap "" TERM; exec sed -u "s/^/$SLURMD_NODENAME | /") 2>&1
 lines=$! tries=0
-while "$0" "$@"{rank}; code=$?; [ "$code" -ge 128 ] && [ -z "${{asked:-}}" ] && [ "$tries" -lt 3 ]; do
-  tries=$((tries + 1))
-done
-left=$(squeue -h -t RUNNING -j "$SLURM_JOB_ID" -o %N)
-if [ -n "$left" ] && ! scontrol show hostnames "$left" | grep -qx "$first"; then
+left() {{ scontrol show hostnames "$(squeue -h -t RUNNING -j "$SLURM_JOB_ID" -o %N)"; }}
+{self._attempts()}
+names=$(left)
+if [ -n "$names" ] && ! grep -qx "$first" <<<"$names"; then
   if [ "$code" -eq 75 ] && {again}; then
-    {_queue_again("$SLURM_JOB_ID")}
+    scontrol requeue "$SLURM_JOB_ID"
   else
     "$0" status "$folder" --exit-code
     if [ "$?" -ne 75 ] || [ "$code" -eq 75 ]; then scancel "$SLURM_JOB_ID"; fi
@@ -212,6 +207,24 @@ exec >&- 2>&-
 (sleep 5; kill -9 "$lines") & wait "$lines"
 exit "$code"'"""
 
+    def _attempts(self) -> str:
+        """Return the lines in which a node of a gang runs its command, again if it was killed or another node has to lead."""
+        killed = '[ "$code" -ge 128 ] && [ -z "${asked:-}" ] && [ $((tries += 1)) -le 3 ]'
+        if self.job.torchrun.is_store_outside:
+            return f'while "$0" "$@"; code=$?; {killed}; do :; done'
+        return f"""export {LEADING_NODE}=$first
+while :; do
+  [ "$SLURMD_NODENAME" = "${LEADING_NODE}" ]
+  "$0" "$@" --node-rank $? --join "$head" --set nodes.endpoint="$head"
+  code=$?
+  if {killed}; then continue; fi
+  if [ "$code" -ne 75 ] || [ -n "${{asked:-}}" ] || [ -e "$folder/cancel" ]; then break; fi
+  names=$(left)
+  if [ -z "$names" ] || grep -qx "${LEADING_NODE}" <<<"$names" || [ "$(wc -l <<<"$names")" -lt {self.job.nodes.min} ]; then break; fi
+  {LEADING_NODE}=$(head -n 1 <<<"$names")
+  head=$(scontrol show node "${LEADING_NODE}" | sed -n "s/.*NodeHostName=\\([^ ]*\\).*/\\1/p"):${{head##*:}}
+done"""
+
     def _verdict(self) -> Iterator[str]:
         yield "# How it went stands in the run folder. What srun ends with says less: a node that was lost, or one that was refused."
         yield '"$elasticflow" status "$folder" --exit-code'
@@ -220,9 +233,9 @@ exit "$code"'"""
         yield 'if [ "$code" -eq 75 ] && [ "$ended" -gt 0 ] && [ "$ended" -lt 75 ]; then code=$ended; fi'
         if self.table.requeues:
             limit = f'"${{SLURM_RESTART_COUNT:-0}}" -lt {self.table.requeues}'
-            yield "# Queued again, unless it was cancelled; Slurm ends this script then."
+            yield "# Queued again, unless it was cancelled. Slurm starts it about two minutes later, and ends this script."
             yield f'if [ "$code" -eq 75 ] && [ ! -e "$folder/cancel" ] && [ {limit} ]; then'
-            yield f"  {_queue_again(self._own_id)} && sleep 300"
+            yield f'  scontrol requeue "{self._own_id}" && sleep 300'
             yield "fi"
         if self.table.exit_codes:
             yield 'case "$code" in'
@@ -284,11 +297,6 @@ def slurm_time(seconds: float) -> str:
     """Return a time in Slurm's form, in whole minutes: `1-12:00:00`."""
     minutes = math.ceil(seconds / 60)
     return f"{minutes // 1440}-{minutes // 60 % 24:02}:{minutes % 60:02}:00"
-
-
-def _queue_again(job: str) -> str:
-    """Return the shell command that queues a job again: Slurm itself would start it only two minutes later."""
-    return f'scontrol requeue "{job}" && {{ scontrol update JobId="{job}" StartTime=now+{_AGAIN_S} || true; }}'
 
 
 def _quoted(text: str) -> str:
