@@ -8,7 +8,7 @@ import click
 
 from elasticflow.cli.output import warn
 from elasticflow.cli.parameters import FILE_ONLY, JOB_FILE, RUN_ID, case_option, job_of, overrides_option
-from elasticflow.cli.train.run_options import RunOptions, has_finished
+from elasticflow.cli.train.run_options import RunOptions, check_place, has_finished
 from elasticflow.cli.train.view import log_format_option, shown
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ def _run_one(loaded: LoadedJob, options: RunOptions) -> int:
     from elasticflow.cli.output import show_warnings
     from elasticflow.errors import FINISHED
 
+    check_place(loaded)
     folder = options.folder_of(loaded)
     if has_finished(folder):
         return FINISHED
