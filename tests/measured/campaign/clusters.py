@@ -269,10 +269,10 @@ def main(names: list[str]) -> int:
     """Play the stories, or those named, and write the table if all were played and ended well."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the daemons end with this program
     rows, failed = [], []
-    settings = [False, True] if missing(has_accounting=True) is None else [False]
+    settings = [setting for setting in (True, False) if missing(has_accounting=setting) is None]
     with tempfile.TemporaryDirectory(prefix="elasticflow-clusters-") as folder:
         reference = tiny_job.reference(Path(folder) / "reference")
-        for story, has_accounting in itertools.product(STORIES, settings):
+        for has_accounting, story in itertools.product(settings, STORIES):
             if names and story.__name__ not in names:
                 continue
             name = f"{story.__name__}{'_charged' if has_accounting else ''}"
