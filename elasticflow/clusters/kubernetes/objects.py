@@ -51,7 +51,9 @@ def network_policy(pods: PodSpec) -> Any:
         "policyTypes": ["Ingress"],
         "ingress": [{"from": [{"podSelector": dict(selector)}]}],
     }
-    return Commented(comment, {**_head("networking.k8s.io/v1", "NetworkPolicy", pods, pods.name), "spec": spec})
+    return Commented(
+        comment, {**_head("networking.k8s.io/v1", "NetworkPolicy", pods, pods.name), "spec": spec}
+    )
 
 
 def rendezvous(pods: PodSpec, name: str) -> list[Any]:

@@ -35,8 +35,15 @@ _OURS = {
 _BREAKING = {
     **dict.fromkeys(
         (
-            "container-image", "container-mounts", "container-workdir", "container-name", "container-writable",
-            "container-mount-home", "container-remap-root", "container-entrypoint", "container-env",
+            "container-image",
+            "container-mounts",
+            "container-workdir",
+            "container-name",
+            "container-writable",
+            "container-mount-home",
+            "container-remap-root",
+            "container-entrypoint",
+            "container-env",
         ),
         "the script itself would run in the container, without Slurm's commands: slurm.srun has the nodes run in it",
     ),

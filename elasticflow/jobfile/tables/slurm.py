@@ -104,7 +104,9 @@ class SlurmTable(Table):
             raise bad_key("gres", codes.EXCLUSIVE, message, "keep one of them")
         if re.search(r"%\d*[jJAaNnst]", self.output.rpartition("/")[0]):
             message = "slurm.output: Slurm makes no folder, and the number in this one's name is not known before the job"
-            raise bad_key("output", codes.SLURM, message, "put the number into the name of the file: logs/%x-%j.out")
+            raise bad_key(
+                "output", codes.SLURM, message, "put the number into the name of the file: logs/%x-%j.out"
+            )
         if self.extra or self.srun:
             from elasticflow.jobfile.tables.sbatch_options import why_refused, why_refused_by_srun
 

@@ -11,7 +11,9 @@ from elasticflow.system.records import float_of, unix_time
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-STARTING, RESTORING, TRAINING, REDONE, STALLED, EVALUATING, DETECTING, RESTARTING, WAITING, DOWN, ENDING = PARTS = (
+STARTING, RESTORING, TRAINING, REDONE, STALLED, EVALUATING, DETECTING, RESTARTING, WAITING, DOWN, ENDING = (
+    PARTS
+) = (
     "starting",  # until the first group trains
     "restoring",  # a snapshot is found, read, verified and applied
     "training",  # steps that count, with their data
@@ -27,6 +29,11 @@ STARTING, RESTORING, TRAINING, REDONE, STALLED, EVALUATING, DETECTING, RESTARTIN
 Parts = dict[str, float]
 """Seconds of each part."""
 
+# Events of what took time of training: the field with the seconds, and the part that they belong to.
+_WITHIN_TRAINING = {
+    events.EVALUATION: ("seconds", EVALUATING),
+    events.SNAPSHOT_STAGED: ("stall_s", STALLED),
+}
 # Classes of a generation after which no other one is formed.
 _LEFT_FOR_GOOD = frozenset({"finished", "drained"})
 
@@ -58,10 +65,9 @@ class Durations:
                     self._before = None  # earlier launches left their files on another machine
             case events.SUPERVISOR_LOST:
                 self._count_outage(record)
-            case events.EVALUATION:
-                self._move(record.get("seconds"), TRAINING, EVALUATING)
-            case events.SNAPSHOT_STAGED:
-                self._move(record.get("stall_s"), TRAINING, STALLED)
+            case events.EVALUATION | events.SNAPSHOT_STAGED as name:
+                seconds, part = _WITHIN_TRAINING[name]
+                self._move(record.get(seconds), TRAINING, part)
             case events.TRAINING_STARTED:
                 self._end_preparation()
                 self._move(record.get("restore_s"), self._part, RESTORING)

@@ -62,9 +62,7 @@ def test_package_of_ray_is_no_place_for_snapshots(tmp_path: Path, overrides: tup
     assert "ray job submit" in (refused.value.remedy or "")
 
 
-def test_package_of_ray_may_hold_the_run_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_package_of_ray_may_hold_the_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With a warning, if snapshots lie elsewhere; any other folder is taken without a word."""
     check_place(loaded_in(tmp_path / "plain"))
     assert "" == capsys.readouterr().err

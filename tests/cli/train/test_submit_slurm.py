@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from elasticflow.cli.main import call
 from tests.clusters.slurm.test_commands import put
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("real_processes")
 JOB = """\
@@ -44,12 +47,16 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_job_that_cannot_start_is_told_at_its_key(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Slurm names the reason a moment later: until then it is asked again. The job stays queued, and the code is 0."""
-    put(project, "squeue", f'echo x >> {project}/asked; [ $(wc -l < {project}/asked) -gt 1 ] && echo "PENDING (PartitionTimeLimit)" || echo "PENDING (None)"')
+    put(
+        project,
+        "squeue",
+        f'echo x >> {project}/asked; [ $(wc -l < {project}/asked) -gt 1 ] && echo "PENDING (PartitionTimeLimit)" || echo "PENDING (None)"',
+    )
     assert 0 == call(["submit", "slurm", "job.toml"])
     shown = capsys.readouterr()
     assert "Slurm job 4711 is queued" in shown.out
     assert "Slurm job 4711 stays queued and does not start: PartitionTimeLimit" in shown.err
-    assert 'job.toml:15:8' in shown.err
+    assert "job.toml:15:8" in shown.err
     assert "scancel 4711" in shown.err
     assert (project / "logs" / "small").is_dir()
 

@@ -144,7 +144,14 @@ def recipes() -> list[str]:
 def test_guide_shows_each_need() -> None:
     """One patch for each."""
     shown = "\n".join(recipes())
-    for key in ("podAffinity", "topologySpreadConstraints", "imagePullPolicy", "initContainers", "restartPolicy: Always", "ingress"):
+    for key in (
+        "podAffinity",
+        "topologySpreadConstraints",
+        "imagePullPolicy",
+        "initContainers",
+        "restartPolicy: Always",
+        "ingress",
+    ):
         assert f"{key}" in shown
 
 
@@ -166,7 +173,8 @@ def test_patch_of_the_guide_is_merged_and_valid(tmp_path: Path, recipe: str) -> 
     assert set() == violations(template)
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(
-            yaml.safe_load(recipe.replace("spec:", "specs:", 1)) | {"apiVersion": whole[patch["kind"]]["apiVersion"]},
+            yaml.safe_load(recipe.replace("spec:", "specs:", 1))
+            | {"apiVersion": whole[patch["kind"]]["apiVersion"]},
             VERSION,
             strict=True,
         )

@@ -165,7 +165,9 @@ def missing(*, has_accounting: bool = False) -> str | None:
     needed = (*_PROGRAMS, *(_ACCOUNTING_PROGRAMS if has_accounting else ()))
     absent = [name for name in needed if _program(name) is None]
     if absent:
-        return f"{', '.join(absent)} not installed: apt-get install slurm-wlm munge slurmdbd mariadb-server-core"
+        return (
+            f"{', '.join(absent)} not installed: apt-get install slurm-wlm munge slurmdbd mariadb-server-core"
+        )
     return None if os.geteuid() == 0 else "Slurm's daemons on one machine are started as root"
 
 
@@ -206,7 +208,10 @@ def _configure(made: Cluster) -> None:
     if made.has_accounting:
         port, storage = free_port(), free_port()
         accounting = _ACCOUNTING.format(port=port, folder=folder)
-        plugins = [*Path("/usr/lib").glob("*/slurm-wlm"), *_near(_program("slurmdbd") or "").glob("lib/*/slurm-wlm")]
+        plugins = [
+            *Path("/usr/lib").glob("*/slurm-wlm"),
+            *_near(_program("slurmdbd") or "").glob("lib/*/slurm-wlm"),
+        ]
         text = _DBD_CONF.format(
             host=host, folder=folder, port=port, storage=storage, plugins=":".join(map(str, plugins))
         )
@@ -256,14 +261,20 @@ def _start_accounting(made: Cluster) -> None:
         f"--socket={folder}/db.socket", f"--pid-file={folder}/db.pid",
     ]  # fmt: skip
     with (folder / "start.log").open("ab") as log:
-        subprocess.run([*words, "--bootstrap"], input=tables.encode(), stdout=log, stderr=log, timeout=60, check=True)
+        subprocess.run(
+            [*words, "--bootstrap"], input=tables.encode(), stdout=log, stderr=log, timeout=60, check=True
+        )
         subprocess.Popen(
             [*words, *listens], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
     _await((folder / "db.pid").exists, "the database has not started")
     _begin(made, ["slurmdbd"])  # its configuration lies beside slurm.conf
     _await(lambda: made.call("sacctmgr", "-nP", "list", "qos") != "", "slurmdbd does not answer")
-    for words in (["cluster", "fake"], ["account", "lab", "cluster=fake"], ["user", "root", "account=lab", "defaultaccount=lab"]):
+    for words in (
+        ["cluster", "fake"],
+        ["account", "lab", "cluster=fake"],
+        ["user", "root", "account=lab", "defaultaccount=lab"],
+    ):
         made.call("sacctmgr", "-i", "add", *words)
 
 

@@ -93,7 +93,17 @@ def test_reason_for_which_a_job_never_starts_is_about_a_key(
 
 
 @pytest.mark.parametrize(
-    "reason", ["Priority", "Resources", "None", "Dependency", "ReqNodeNotAvail", "PartitionDown", "QOSMaxJobsPerUserLimit", ""]
+    "reason",
+    [
+        "Priority",
+        "Resources",
+        "None",
+        "Dependency",
+        "ReqNodeNotAvail",
+        "PartitionDown",
+        "QOSMaxJobsPerUserLimit",
+        "",
+    ],
 )
 def test_job_that_waits_its_turn_is_told_nothing(tmp_path: Path, reason: str) -> None:
     """It starts once others end, or a node is back."""

@@ -113,7 +113,7 @@ def _node_alone(folder: Path, name: str, ends: list[str], nodes: str) -> tuple[s
     """
     folder.mkdir(exist_ok=True)
     script = rendered("gang")
-    shell = script[script.index("node='") + 6 : script.index("exit \"$code\"'")] + 'exit "$code"'
+    shell = script[script.index("node='") + 6 : script.index('exit "$code"\'')] + 'exit "$code"'
     cases = "\n".join(f"{number}) {end} ;;" for number, end in enumerate(ends, 1))
     programs = {
         "elasticflow": f'echo "$@" >> {folder}/runs\n[ "$1" = run ] || exit 75\ncase $(grep -c "^run" {folder}/runs) in\n{cases}\nesac',

@@ -137,7 +137,14 @@ def test_ray_is_asked_for_all_that_a_node_demands(labels: dict[str, str]) -> Non
     demand = Demand(0, 2, {"slot": 1.0}, labels)
     order = Order(folder="/p", words=("run",), environment={}, run="job/x", grace_s=0.0)
     RayNodes(ray, 1, demand, order, lambda *_: None, lambda _: None, lambda: None, "DEFAULT")._begin(0)
-    asked = {name: ray.options.get(name) for name in ("num_cpus", "num_gpus", "resources", "scheduling_strategy")}
-    assert {"num_cpus": 0, "num_gpus": 2, "resources": {"slot": 1.0}, "scheduling_strategy": "DEFAULT"} == asked
+    asked = {
+        name: ray.options.get(name) for name in ("num_cpus", "num_gpus", "resources", "scheduling_strategy")
+    }
+    assert {
+        "num_cpus": 0,
+        "num_gpus": 2,
+        "resources": {"slot": 1.0},
+        "scheduling_strategy": "DEFAULT",
+    } == asked
     assert ({"label_selector": labels} if labels else {}).items() <= ray.options.items()
     assert bool(labels) == ("label_selector" in ray.options)

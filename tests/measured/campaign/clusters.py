@@ -287,9 +287,7 @@ def main(names: list[str]) -> int:
                 failed.append(name)
                 print(f"{name}: FAILED: {error}", flush=True)
                 continue
-            rows.append(
-                _row(story, "on" if has_accounting else "off", time.monotonic() - began, figures)
-            )
+            rows.append(_row(story, "on" if has_accounting else "off", time.monotonic() - began, figures))
             print(rows[-1], flush=True)
     if not names and not failed:
         before, _, _ = TABLE.read_text().partition(_HEADING)
