@@ -22,7 +22,7 @@ from elasticflow.jobfile.tables.launching import (
 from elasticflow.jobfile.tables.logging import LoggingTable
 from elasticflow.jobfile.tables.notify import NotifyTable
 from elasticflow.jobfile.tables.parallel import ParallelTable
-from elasticflow.jobfile.tables.ray import RayTable
+from elasticflow.jobfile.tables.ray import RayTable  # noqa: TC001  # pydantic reads the fields' types
 from elasticflow.jobfile.tables.slurm import SlurmTable
 from elasticflow.jobfile.tables.training import (
     DatasetTable,
