@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from elasticflow.errors import NOT_STARTED
 from elasticflow.run_folder import RunFolder
 from elasticflow.snapshots.store.catalog import Catalog
@@ -175,6 +177,27 @@ def workers(job: SlurmJob) -> list[dict[str, Any]]:
 def kill_worker(job: SlurmJob, rank: int) -> None:
     """Kill one worker, as an OOM killer does."""
     os.kill(next(each["pid"] for each in workers(job) if each["rank"] == rank), signal.SIGKILL)
+
+
+def lose_node(login: Login, job: SlurmJob, node: str) -> None:
+    """Kill all that runs on a node, its daemon first, as a power cut does; and Slurm finds it DOWN."""
+    daemon = int((login.cluster.folder / f"slurmd.{node}.pid").read_text())
+    lost = [process for process in psutil.process_iter() if _is_on(process, job, node)]
+    for process in [psutil.Process(daemon), *lost]:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    login.cluster.call("scontrol", "update", f"nodename={node}", "state=DOWN", "reason=test")
+
+
+def _is_on(process: psutil.Process, job: SlurmJob, node: str) -> bool:
+    """Whether a process belongs to a job's part on a node: Slurm's own for it, or one of its environment."""
+    with suppress(psutil.Error):
+        if process.name() == "slurmstepd":
+            children = (child for child in process.children() if child.name() != "slurmstepd")
+            return any(_is_on(child, job, node) for child in children)
+        variables = process.environ()
+        return variables.get("SLURM_JOB_ID") == str(job.number) and variables.get("SLURMD_NODENAME") == node
+    return False
 
 
 def output(login: Login, job: SlurmJob) -> str:

@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -148,7 +147,7 @@ def head_node_lost(login: Login, reference: Reference) -> Figures:
         job = login.submit("head")
         stories.wait("four workers", lambda: len(stories.workers(job)) == 4)
         stories.reach(job, 20)
-        _lose_node(login, job, "n1")
+        stories.lose_node(login, job, "n1")
         stories.wait("the others continue", lambda: len(stories.workers(job)) == 3)
         return stories.finish(login, job, reference)
     finally:
@@ -167,7 +166,7 @@ def leaders_lost(login: Login, reference: Reference) -> Figures:
         stories.wait("four workers", lambda: len(stories.workers(job)) == 4)
         stories.reach(job, 20)
         for node in {"n1", _of_leader(job, "SLURMD_NODENAME")}:
-            _lose_node(login, job, node)
+            stories.lose_node(login, job, node)
         stories.wait("another one leads", lambda: stories.state(job).get("launch") == 2)
         return stories.finish(login, job, reference)
     finally:
@@ -181,7 +180,7 @@ def leading_node_lost(login: Login, reference: Reference) -> Figures:
     job = login.submit("first")
     stories.wait("four workers", lambda: len(stories.workers(job)) == 4)
     stories.reach(job, 20)
-    _lose_node(login, job, "n1")
+    stories.lose_node(login, job, "n1")
     figures = stories.finish(login, job, reference)
     assert figures["launch"] == 2
     assert figures["durations"]["down"] > 1, "the outage is not counted"
@@ -230,27 +229,6 @@ STORIES: tuple[Story, ...] = (
     to_the_end, worker_killed, node_down, preempted, limit_twice, array_grows, array_leader_requeued,
     head_node_lost, leaders_lost, leading_node_lost, leader_killed, cancelled, scancelled,
 )  # fmt: skip
-
-
-def _lose_node(login: Login, job: SlurmJob, node: str) -> None:
-    """Kill all that runs on a node, its daemon first, as a power cut does; and Slurm finds it DOWN."""
-    daemon = int((login.cluster.folder / f"slurmd.{node}.pid").read_text())
-    lost = [process for process in psutil.process_iter() if _is_on(process, job, node)]
-    for process in [psutil.Process(daemon), *lost]:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    login.cluster.call("scontrol", "update", f"nodename={node}", "state=DOWN", "reason=test")
-
-
-def _is_on(process: psutil.Process, job: SlurmJob, node: str) -> bool:
-    """Whether a process belongs to a job's part on a node: Slurm's own for it, or one of its environment."""
-    with suppress(psutil.Error):
-        if process.name() == "slurmstepd":
-            children = (child for child in process.children() if child.name() != "slurmstepd")
-            return any(_is_on(child, job, node) for child in children)
-        variables = process.environ()
-        return variables.get("SLURM_JOB_ID") == str(job.number) and variables.get("SLURMD_NODENAME") == node
-    return False
 
 
 def _of_leader(job: SlurmJob, variable: str) -> str:
