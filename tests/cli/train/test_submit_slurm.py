@@ -56,7 +56,7 @@ def test_job_that_cannot_start_is_told_at_its_key(project: Path, capsys: pytest.
     shown = capsys.readouterr()
     assert "Slurm job 4711 is queued" in shown.out
     assert "Slurm job 4711 stays queued and does not start: PartitionTimeLimit" in shown.err
-    assert "job.toml:15:8" in shown.err
+    assert "job.toml:16:8" in shown.err
     assert "scancel 4711" in shown.err
     assert (project / "logs" / "small").is_dir()
 

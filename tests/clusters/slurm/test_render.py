@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from elasticflow import guide
 from elasticflow.clusters.slurm.render import render_slurm, slurm_time
 from elasticflow.errors import RenderError
 from elasticflow.jobfile.load import require_job
@@ -97,7 +100,7 @@ def test_lines_of_a_node_begin_with_its_name_and_a_killed_command_is_started_aga
 def test_next_node_leads_once_slurm_has_lost_the_first(tmp_path: Path) -> None:
     """At its own address; the others take part there. With too few nodes the job is queued again."""
     _, runs = _node_alone(tmp_path / "next", "n2", ["exit 75", "exit 0"], "n[2-3]")
-    assert ["--node-rank 0 --join host-n2:7"] == [run.partition(" --set")[0][-32:] for run in runs[1:]]
+    assert (2, True) == (len(runs), "--node-rank 0 --join host-n2:7 --set" in runs[1])
     _, runs = _node_alone(tmp_path / "other", "n3", ["exit 75", "exit 0"], "n[2-3]")
     assert "--node-rank 1 --join host-n2:7" in runs[1]
     told, runs = _node_alone(tmp_path / "few", "n3", ["exit 75"], "n3")
@@ -135,6 +138,52 @@ def _node_alone(folder: Path, name: str, ends: list[str], nodes: str) -> tuple[s
     )  # fmt: skip
     runs = [line for line in (folder / "runs").read_text().splitlines() if line.startswith("run ")]
     return done.stdout + done.stderr, runs
+
+
+def _blocks(form: str) -> list[str]:
+    """Return the blocks of the guide's section about modules and containers in a form such as `toml`."""
+    page = (Path(guide.__file__).parent / "slurm.md").read_text()
+    section = page.partition("## Modules and containers")[2].partition("\n## ")[0]
+    return re.findall(rf"```{form}\n(.*?)```", section, re.DOTALL)
+
+
+@pytest.mark.parametrize("block", _blocks("toml"))
+@pytest.mark.usefixtures("real_processes")
+def test_lines_of_the_guide_for_modules_and_containers_make_a_script(block: str, tmp_path: Path) -> None:
+    """They are taken, and each stands in a script that bash reads."""
+    overrides = [f"slurm.{key}={json.dumps(value)}" for key, value in tomllib.loads(block)["slurm"].items()]
+    text = rendered("gang", *overrides, program=None)
+    for lines in tomllib.loads(block)["slurm"].values():
+        assert all(line in text for line in lines)
+    (script := tmp_path / "job.sbatch").write_text(text)
+    subprocess.run(["bash", "-n", script], check=True, timeout=60)
+
+
+@pytest.mark.usefixtures("real_processes")
+def test_command_of_the_guide_for_apptainer_passes_on_arguments_and_exit_code(tmp_path: Path) -> None:
+    """With a program that stands in for apptainer, and runs what is said to be in the image."""
+    (wrapper,) = _blocks("bash")
+    (tmp_path / "bin").mkdir()
+    programs = {
+        "bin/elasticflow": wrapper,
+        "apptainer": '#!/bin/bash\necho "$@" > apptainer.words\nwhile [ "$1" != image.sif ]; do shift; done\nshift\nexec "inside/$1" "${@:2}"\n',
+        "inside/elasticflow": '#!/bin/bash\necho "$2"\nexit 75\n',
+    }
+    (tmp_path / "inside").mkdir()
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(
+        ["elasticflow", "run", "jobs/a b.toml"],
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path}/bin:{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (75, "jobs/a b.toml\n") == (done.returncode, done.stdout)
+    assert f"--bind {tmp_path}" in (tmp_path / "apptainer.words").read_text()
 
 
 def test_setup_lines_decide_which_elasticflow_is_called() -> None:
