@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 # A scheduler may start the machine that leads long after the others: its image has to be fetched first.
 _PATIENCE_S = 600.0
 _AGAIN_S = 1.0
+# A scheduler is asked for the leading machine once nobody has led for so many tries, and then after as many as the period.
+_ASKED_AFTER, _ASKED_EVERY = 5, 15
 # Tries, each of which waits a minute for the launch of the process that has the run's lock.
 _MOST_LOCKED = 10
 
@@ -42,6 +44,7 @@ def lead_or_join(
     say: Callable[[str], None],
     warn: Callable[[str], None],
     lead: Callable[[Request], int],
+    why_leader_is_lost: Callable[[], str | None] = lambda: None,
 ) -> int:
     """Lead the run of *request*, or take part in it where another machine leads it; return the exit code.
 
@@ -54,9 +57,10 @@ def lead_or_join(
         say: Called with what a person should know.
         warn: Called with each sentence that a person should read before this machine takes part.
         lead: Makes the launch that it is given, and returns its exit code.
+        why_leader_is_lost: Asks the scheduler: returns the reason if the machine that leads will not come back, else None.
 
     Raises:
-        LeaderMissingError: no one leads the run for ten minutes.
+        LeaderMissingError: no one leads the run for ten minutes, or the scheduler has lost the machine that leads.
         RunLockedError: another process has the run's lock for ten minutes, and does not lead it at *address*.
         NodeRefusedError: this machine would train something else, or does not see the run's snapshots.
         ElasticflowError: it leads, and the launch cannot begin (`launch.prepare`).
@@ -67,7 +71,7 @@ def lead_or_join(
     network.check(plan.interface)
     last = locked = 0
     while True:
-        if _may_lead(plan, request.node_rank, address, say):
+        if _may_lead(plan, request.node_rank, address, say, why_leader_is_lost):
             try:
                 return lead(request)
             except LedElsewhereError:
@@ -87,11 +91,17 @@ def lead_or_join(
         locked = 0
 
 
-def _may_lead(plan: LaunchPlan, node_rank: int | None, address: Address, say: Callable[[str], None]) -> bool:
+def _may_lead(
+    plan: LaunchPlan,
+    node_rank: int | None,
+    address: Address,
+    say: Callable[[str], None],
+    why_leader_is_lost: Callable[[], str | None],
+) -> bool:
     """Return whether this machine may lead, once it may, or someone else serves a store at *address*.
 
     Raises:
-        LeaderMissingError: neither happens in time.
+        LeaderMissingError: neither happens in time, or neither will happen.
     """
     for attempt, _ in enumerate(attempts(_PATIENCE_S, _AGAIN_S)):
         # A name may be known only a while after the machine has begun: asked for each time.
@@ -101,6 +111,8 @@ def _may_lead(plan: LaunchPlan, node_rank: int | None, address: Address, say: Ca
             return plan.is_store_outside
         if attempt == 0:
             say(f"waiting for {address}: {refusal}")
+        if attempt % _ASKED_EVERY == _ASKED_AFTER and (reason := why_leader_is_lost()) is not None:
+            raise LeaderMissingError(f"nobody leads the run at {address}: {reason}", "start the job again")
     what = "serves the rendezvous" if plan.is_store_outside else "leads the run"
     raise LeaderMissingError(
         f"nobody {what} at {address}", "the same command waits again; see why that machine is not there"

@@ -92,6 +92,7 @@ _WEIGHTS: dict[str, tuple[Weight, str]] = {
     "torchrun": ("harmless", "counts from now on"),
     "kubernetes": ("harmless", "where the nodes run does not change what is trained"),
     "slurm": ("harmless", "where the nodes run does not change what is trained"),
+    "ray": ("harmless", "where the nodes run does not change what is trained"),
 }
 
 # In exact mode the bits are promised, not only the curve.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # All parts of the time, from good to bad; each part has its own colour.
 _PART_ORDER = (
-    "training", "evaluating", "starting", "restoring", "stalled", "ending", "restarting", "detecting", "waiting", "redone",
+    "training", "evaluating", "starting", "restoring", "stalled", "ending", "restarting", "detecting", "waiting", "down", "redone",
 )  # fmt: skip
 _MOST_MARKS = 300
 # Words in a metric's name that say which direction is better.

@@ -80,14 +80,21 @@ class _World:
         monkeypatch.setattr(tested, "Node", Node)
         monkeypatch.setattr(tested, "_AGAIN_S", 0.001)
 
-    def call(self, node_rank: int | None, lead: Callable[[Request], int]) -> int:
+    def call(
+        self,
+        node_rank: int | None,
+        lead: Callable[[Request], int],
+        why_leader_is_lost: Callable[[], str | None] = lambda: None,
+    ) -> int:
         """Return what the machine of *node_rank* comes to."""
 
         class AnyJob:
             job = cast("Job", None)
 
         request = Request(AnyJob.job, (), (), Path(), RunFolder(Path("runs/job/r")), node_rank=node_rank)
-        return tested.lead_or_join(request, ADDRESS, self.said.append, lambda _: None, lead)
+        return tested.lead_or_join(
+            request, ADDRESS, self.said.append, lambda _: None, lead, why_leader_is_lost
+        )
 
 
 def _never(_: Request) -> int:
@@ -161,6 +168,18 @@ def test_leader_that_does_not_come_is_waited_for_again(monkeypatch: pytest.Monke
     with pytest.raises(LeaderMissingError, match="nobody leads the run") as raised:
         world.call(1, _never)
     assert INTERRUPTED == raised.value.exit_code
+
+
+def test_leader_that_the_scheduler_has_lost_is_waited_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked now and then while nobody answers, and not before."""
+    world = _World([INTERRUPTED])
+    world.install(monkeypatch, is_store_outside=False)
+    world.refusals = iter([None, *[ConnectionRefusedError("refused")] * 1000])
+    answers = iter([None, None, "Slurm has taken n1"])
+
+    with pytest.raises(LeaderMissingError, match="at head:29400: Slurm has taken n1"):
+        world.call(1, _never, lambda: next(answers))
+    assert [] == list(answers)
 
 
 def _locked(_: Request) -> int:

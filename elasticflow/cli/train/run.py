@@ -8,10 +8,12 @@ import click
 
 from elasticflow.cli.output import warn
 from elasticflow.cli.parameters import FILE_ONLY, JOB_FILE, RUN_ID, case_option, job_of, overrides_option
-from elasticflow.cli.train.run_options import RunOptions, has_finished
+from elasticflow.cli.train.run_options import RunOptions, check_place, has_finished
 from elasticflow.cli.train.view import log_format_option, shown
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from elasticflow.jobfile.load import LoadedJob
     from elasticflow.launcher.launch import Request
 
@@ -121,6 +123,7 @@ def _run_one(loaded: LoadedJob, options: RunOptions) -> int:
     from elasticflow.cli.output import show_warnings
     from elasticflow.errors import FINISHED
 
+    check_place(loaded)
     folder = options.folder_of(loaded)
     if has_finished(folder):
         return FINISHED
@@ -130,6 +133,10 @@ def _run_one(loaded: LoadedJob, options: RunOptions) -> int:
 
 def _join(loaded: LoadedJob, endpoint: str, options: RunOptions) -> int:
     """Take part in the run that another machine leads at *endpoint*; with a run id, lead it if no machine does."""
+    import os
+    from functools import partial
+
+    from elasticflow.clusters.slurm.commands import why_leader_is_lost
     from elasticflow.errors import FINISHED
     from elasticflow.launcher.join import Address, join
     from elasticflow.launcher.lead_or_join import lead_or_join
@@ -146,9 +153,11 @@ def _join(loaded: LoadedJob, endpoint: str, options: RunOptions) -> int:
         raise click.BadParameter("ports are numbers from 1 to 65535", param_hint="--join")
     assert loaded.job is not None
     if options.run_id is None:
-        take_part, folder = join, RunFolder.of(loaded.project_root, loaded.job.job.name, "joined")
+        take_part: Callable[..., int] = join
+        folder = RunFolder.of(loaded.project_root, loaded.job.job.name, "joined")
     else:
-        take_part, folder = lead_or_join, options.folder_of(loaded)
+        take_part = partial(lead_or_join, why_leader_is_lost=partial(why_leader_is_lost, os.environ))
+        folder = options.folder_of(loaded)
         if has_finished(folder):
             return FINISHED
     return take_part(

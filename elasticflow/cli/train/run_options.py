@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from elasticflow.errors import CaseError
-from elasticflow.run_folder import RUN_ID, RunFolder, new_run_id
+from elasticflow.cli.output import warn
+from elasticflow.errors import CaseError, RayError
+from elasticflow.run_folder import RUN_ID, RunFolder, new_run_id, path_from_root
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from elasticflow.jobfile.load import LoadedJob
     from elasticflow.launcher.launch import Request
     from elasticflow.launcher.supervisor.scale_schedule import ScaleChange
+
+_RAY_PACKAGE = "_ray_pkg_"  # begins the name of a folder into which Ray unpacks a package (seen in 2.60)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +156,27 @@ def run_id_of(run_id: str | None, case: str | None) -> str:
     if not RUN_ID.fullmatch(whole):
         raise CaseError(f"the run would be called {whole}, and an id has at most 100 letters")
     return whole
+
+
+def check_place(loaded: LoadedJob) -> None:
+    """Check that the snapshots outlive a package of Ray, if the project lies in one.
+
+    `ray job submit --working-dir` unpacks the project into a folder that Ray removes, and into another one once a file differs.
+
+    Raises:
+        RayError: the snapshots would lie in the package.
+    """
+    assert loaded.job is not None
+    root, uri = loaded.project_root.resolve(), loaded.job.snapshots.uri
+    if not any(part.startswith(_RAY_PACKAGE) for part in root.parts):
+        return
+    if uri is None or path_from_root(uri) is not None or str(root) in uri:
+        raise RayError(
+            f"snapshots.uri: snapshots would lie in {root}, a package that Ray unpacked, and go with it",
+            'set snapshots.uri to a place that stays, such as "s3://bucket/prefix" or a folder that all nodes see; or submit without '
+            "--working-dir: ray job submit ... -- sh -c 'cd /the/projects/folder && elasticflow run JOB --on ray'",
+        )
+    warn(f"the run folder lies in {root}, which Ray removes: logs and metrics go with it, snapshots stay")
 
 
 def has_finished(folder: RunFolder) -> bool:

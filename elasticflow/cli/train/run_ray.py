@@ -12,7 +12,7 @@ import click
 
 from elasticflow.cli.output import show_warnings, warn
 from elasticflow.cli.parameters import job_of
-from elasticflow.cli.train.run_options import has_finished
+from elasticflow.cli.train.run_options import check_place, has_finished
 from elasticflow.errors import INTERRUPTED, RayError
 from elasticflow.run_folder import new_run_id
 
@@ -33,6 +33,7 @@ def run_ray(options: RunOptions, launch: Callable[[Request], int]) -> int:
         RayError: ray is not installed, there is no cluster, or the job has its store elsewhere.
         TokenError: the run's token cannot be read.
     """
+    from elasticflow.jobfile.tables.ray import RayTable
     from elasticflow.launcher.machines.cluster import connect, demand_of
     from elasticflow.launcher.machines.order import Order
     from elasticflow.launcher.machines.ray_nodes import RayNodes
@@ -42,6 +43,7 @@ def run_ray(options: RunOptions, launch: Callable[[Request], int]) -> int:
     from elasticflow.protocol.resume_command import RESUME_COMMAND
     from elasticflow.system.units import parse_duration
 
+    check_place(job_of(options.job_file, options.overrides, options.case))
     ray = connect()
     options = replace(options, run_id=options.run_id or new_run_id())
     os.environ[RESUME_COMMAND] = again = options.command_with(options.run_id or "")
@@ -51,7 +53,9 @@ def run_ray(options: RunOptions, launch: Callable[[Request], int]) -> int:
         return 0
     show_warnings(loaded)
     nodes = ray.nodes()
+    table = job.ray or RayTable()
     demand = demand_of(job.nodes.nproc_per_node, nodes)
+    demand = replace(demand, resources=table.resources, labels=table.labels)
     _tell_of_room(options, job, demand, [node["Resources"] for node in nodes if node["Alive"]])
     # Each node gets the token through Ray's own connections, and nothing else needs it.
     os.environ[TOKEN] = given_token(job.nodes.token_file, loaded.project_root) or new_token()
@@ -65,7 +69,14 @@ def run_ray(options: RunOptions, launch: Callable[[Request], int]) -> int:
         grace_s=parse_duration(job.snapshots.grace),
     )
     on_ray = RayNodes(
-        ray, job.nodes.max, demand, order, _show, lambda text: click.echo(text, err=True), _leave_launch
+        ray,
+        job.nodes.max,
+        demand,
+        order,
+        _show,
+        lambda text: click.echo(text, err=True),
+        _leave_launch,
+        table.placement,
     )
     on_ray.start()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from elasticflow.run_folder import RunFolder
 
 _LOOK_S = 2.0
+# Slurm has looked at a new job after about a second; until then squeue gives no reason for which it waits, or this one.
+_REASON_S, _NO_REASON = 2.0, {"None", "", "PartitionConfig"}
 
 
 @click.command("slurm")
@@ -46,7 +49,7 @@ def command(
     """
     from elasticflow.cli.output import show_warnings
     from elasticflow.clusters.slurm.commands import submit
-    from elasticflow.clusters.slurm.refusals import refusal
+    from elasticflow.clusters.slurm.refusals import never_starts, refusal
     from elasticflow.clusters.slurm.render import render_slurm
     from elasticflow.errors import FINISHED, JobRefusedError, SlurmRefusedError
     from elasticflow.jobfile.diagnostics.render_text import render
@@ -63,18 +66,21 @@ def command(
         # The run is wanted again.
         RunFolder.of(loaded.project_root, name, whole_id).cancel.unlink(missing_ok=True)
     assert loaded.job.slurm is not None
-    output = loaded.job.slurm.output.rpartition("/")[0]
+    output = loaded.job.slurm.output.rpartition("/")[0].replace("%x", name)
     if (
         output and "%" not in output
     ):  # Slurm makes no folder, and ends a job at once if the folder of its output is missing
         (loaded.project_root / output).mkdir(parents=True, exist_ok=True)
+    source = JobFile(job_file, overrides, loaded.project_root, None).source_of(case)
     try:
         number = submit(script)
     except SlurmRefusedError as error:
-        source = JobFile(job_file, overrides, loaded.project_root, None).source_of(case)
         raise JobRefusedError(render([refusal(error.message, loaded.job.slurm, source)])) from error
     folder = RunFolder.of(loaded.project_root, name, whole_id or run_id_of(f"slurm-{number}", case))
     click.echo(f"Slurm job {number} is queued: run {folder.run_id}")
+    reason = _reason_to_wait(number)
+    if (problem := never_starts(number, reason, loaded.job.slurm, source)) is not None:
+        click.echo(render([problem]), err=True)
     if is_waiting:
         return _follow(number, folder)
     for line, what in (
@@ -86,6 +92,22 @@ def command(
     ):
         click.echo(f"  {line:<42} {what}")
     return FINISHED
+
+
+def _reason_to_wait(number: int) -> str:
+    """Return squeue's reason for which a new job waits; empty if it does not wait, or squeue does not tell."""
+    from elasticflow.clusters.slurm.commands import queued
+    from elasticflow.errors import SlurmRefusedError, SubmitError
+    from elasticflow.system.polling import attempts
+
+    reason = ""
+    with suppress(SubmitError, SlurmRefusedError):
+        for _ in attempts(_REASON_S, _REASON_S / 4):
+            waiting = [part.detail for part in queued(number) if part.state == "PENDING"]
+            reason = waiting[0] if waiting else ""
+            if not waiting or reason not in _NO_REASON:
+                break
+    return reason
 
 
 def _follow(number: int, folder: RunFolder) -> int:

@@ -39,6 +39,23 @@ def service(pods: PodSpec, name: str, selector: Mapping[str, str]) -> Any:
     return {**head, "spec": spec}
 
 
+def network_policy(pods: PodSpec) -> Any:
+    """Return the NetworkPolicy that keeps everything but the run's own pods from connecting to them."""
+    selector = {"matchLabels": {OF_RUN: pods.name}}
+    comment = (
+        "Workers connect to one another without a password: only pods of this run reach them. Others, such as a scraper of\n"
+        "metrics, are let in by kubernetes.patch. It needs a network plugin that enforces policies."
+    )
+    spec = {
+        "podSelector": selector,
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [{"podSelector": dict(selector)}]}],
+    }
+    return Commented(
+        comment, {**_head("networking.k8s.io/v1", "NetworkPolicy", pods, pods.name), "spec": spec}
+    )
+
+
 def rendezvous(pods: PodSpec, name: str) -> list[Any]:
     """Return the objects that serve the store in which the pods meet, if no pod of the run serves it."""
     labels = {**labels_of(pods), "elasticflow/part": "rendezvous"}

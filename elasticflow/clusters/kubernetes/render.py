@@ -75,15 +75,16 @@ def render_kubernetes(
 
 
 def _objects(pods: PodSpec, form: Form) -> list[Any]:
-    store = objects.rendezvous(pods, f"{pods.name}-{_STORE}") if pods.table.rendezvous_pod else []
+    before = [objects.network_policy(pods)] if pods.table.network_policy else []
+    before += objects.rendezvous(pods, f"{pods.name}-{_STORE}") if pods.table.rendezvous_pod else []
     match form:
         case "job":
             names = objects.service(pods, pods.name, {objects.OF_JOB: pods.name})
-            return [*store, names, objects.elastic_job(pods)]
+            return [*before, names, objects.elastic_job(pods)]
         case "jobset":
-            return [*store, objects.job_set(pods, _REPLICATED_JOB)]
+            return [*before, objects.job_set(pods, _REPLICATED_JOB)]
         case "trainjob":
-            return [*store, *objects.train_job(pods, _REPLICATED_JOB)]
+            return [*before, *objects.train_job(pods, _REPLICATED_JOB)]
 
 
 def _table_of(job: Job) -> KubernetesTable:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.errors import SlurmRefusedError, SubmitError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+LEADING_NODE = "ELASTICFLOW_SLURM_LEADER"
+"""Variable of a gang's nodes: the name of the node that leads, as Slurm has it."""
 
 _ANSWER_S = 60
 
@@ -57,6 +61,20 @@ def queued(job: int) -> list[QueuedJob]:
         raise
     parts = (line.partition(" ") for line in text.splitlines() if line.strip())
     return [QueuedJob(state, detail.strip().strip("()")) for state, _, detail in parts]
+
+
+def why_leader_is_lost(environment: Mapping[str, str]) -> str | None:
+    """Return the reason if Slurm has taken the leading node from this process' job; None if it has not, or does not answer."""
+    job, leader = environment.get("SLURM_JOB_ID"), environment.get(LEADING_NODE)
+    if job is None or leader is None:
+        return None
+    what = f"the nodes of job {job} are not known"
+    with suppress(SubmitError, SlurmRefusedError):  # a container has no squeue
+        words = ["squeue", "--noheader", "--states=RUNNING", "--jobs", job, "--format=%N"]
+        if nodes := _call(words, what).strip():
+            names = _call(["scontrol", "show", "hostnames", nodes], what).split()
+            return None if leader in names else f"Slurm has taken {leader}, which led, from job {job}"
+    return None
 
 
 def _call(words: Sequence[str], what: str, given: str = "") -> str:

@@ -1,10 +1,11 @@
-"""Maps a refusal of sbatch to a key of the job file.
+"""Maps a refusal of sbatch, or a reason for which a queued job never starts, to a key of the job file.
 
-The texts are from Slurm 22.05 (`slurm_strerror`, and sbatch's words before it), unchanged up to 24.11.
+The texts are from Slurm 22.05 (`slurm_strerror`, sbatch's words before it, squeue's reasons), unchanged up to 24.11.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticflow.jobfile.diagnostics import codes
@@ -53,6 +54,18 @@ _CAUSES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("node name", ("--nodelist", "--exclude"), "`sinfo --Node` lists the nodes"),
     ("not in this partition", ("--nodelist", "partition"), "`sinfo --Node` lists the nodes and their partitions"),
 )  # fmt: skip
+# Reasons of squeue for which a job does not start unless it, or a limit, is changed; and sbatch's words for the same.
+_NEVER: tuple[tuple[str, str], ...] = (
+    ("PartitionTimeLimit|(Assoc|QOS)MaxWallDurationPerJob(Limit)?", "time limit"),
+    ("PartitionNodeLimit|(Assoc|QOS)MaxNodes?PerJob(Limit)?", "node count"),
+    ("(Assoc|QOS)MaxC[Pp][Uu]PerJob(Limit)?|QOSMaxCpuPerNode", "cpu count"),
+    ("(Assoc|QOS)MaxMem(ory)?PerJob(Limit)?|QOSMaxMemoryPerNode", "memory"),
+    ("(Assoc|QOS)MaxGRESPer(Job|Node)(Limit)?|QOSMinGRES", "gres"),
+    ("InvalidAccount|AccountNotAllowed", "default account"),
+    ("InvalidQOS|QOSNotAllowed", "qos"),
+    ("BadConstraints", "feature"),
+    ("DependencyNeverSatisfied", "dependency"),
+)
 _OF_NODES = ("node count", "invalid node count")
 _TOO_MUCH = "node configuration is not available"
 
@@ -77,6 +90,19 @@ def refusal(said: str, slurm: SlurmTable, source: Source) -> Diagnostic:
     """Return sbatch's refusal as a problem of the job file, at the key that caused it."""
     cause = cause_of(said, slurm)
     return source.problem(codes.SLURM, said, cause.path, part=cause.part, remedy=cause.remedy)
+
+
+def never_starts(number: int, reason: str, slurm: SlurmTable, source: Source) -> Diagnostic | None:
+    """Return squeue's reason for which job *number* waits as a warning at the key that caused it; None if it may start."""
+    said = next((words for pattern, words in _NEVER if re.fullmatch(pattern, reason)), None)
+    if said is None:
+        return None
+    cause = cause_of(said, slurm)
+    message = f"Slurm job {number} stays queued and does not start: {reason}"
+    remedy = f"{cause.remedy}; then scancel {number}, and submit again"
+    return source.problem(
+        codes.SLURM, message, cause.path, part=cause.part, remedy=remedy, severity="warning"
+    )
 
 
 def _asked_by(keys: tuple[str, ...], slurm: SlurmTable, remedy: str) -> Cause:

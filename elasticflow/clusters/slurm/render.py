@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elasticflow.clusters.slurm.commands import LEADING_NODE
 from elasticflow.errors import EXIT_CODES, RenderError
 from elasticflow.protocol.resume_command import RESUME_COMMAND
 from elasticflow.run_folder import RUNS
@@ -151,44 +152,50 @@ class BatchScript:
 
     def _start(self) -> Iterator[str]:
         job, table = self.job, self.table
-        cores = "" if table.cpus_per_task is None else f" --cpus-per-task={table.cpus_per_task}"
+        # Where the job was submitted with --export=NONE, srun would hand nothing on.
+        options = ["--export=ALL", *(shlex.quote(option) for option in table.srun)]
+        if table.cpus_per_task is not None:
+            options.append(f"--cpus-per-task={table.cpus_per_task}")
+        given = " ".join(options)
         run = f'run {shlex.join(self.words)} --run-id "$run_id"'
         if self.is_array or job.nodes.max == 1:
             join = "" if job.nodes.max == 1 else f" --join {_in_shell(job.nodes.endpoint or '')}"
-            yield f'srun --nodes=1 --ntasks=1{cores} "$elasticflow" {run}{join} &'
+            yield f'srun --nodes=1 --ntasks=1 {given} "$elasticflow" {run}{join} &'
             return
         shrinking = "--no-kill " if self.may_shrink else ""
-        srun = f'srun {shrinking}--nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1{cores} --kill-on-bad-exit=0 --wait=0'
         yield from self._each_node()
         if job.torchrun.is_store_outside:
-            join = f"--join {_in_shell(job.nodes.endpoint or '')}"
+            join = f" --join {_in_shell(job.nodes.endpoint or '')}"
         else:
             yield "# This script runs on the first node, which leads: the others find it here."
+            yield "export head"
             yield "head=$(hostname):$((20000 + SLURM_JOB_ID % 10000))"
             if job.nodes.token_file is None:
                 yield "# Nobody takes part without this; srun hands it to the nodes."
                 yield "token=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')"
                 yield 'export ELASTICFLOW_TOKEN="${ELASTICFLOW_TOKEN:-$token}"'
-            join = '--join "$head" --set nodes.endpoint="$head"'
-        yield f"""{srun} \\
-  bash -c "$node" "$elasticflow" {run} \\
-  {join} &"""
+            join = ""
+        yield f"""srun {shrinking}--nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 \\
+  {given} bash -c "$node" "$elasticflow" \\
+  {run}{join} &"""
 
     def _each_node(self) -> Iterator[str]:
         """Yield the lines for each node of a gang: the command, and the script's own part in case the first node is lost."""
-        rank = "" if self.job.torchrun.is_store_outside else ' --node-rank "$SLURM_PROCID"'
         again = f'[ ! -e "$folder/cancel" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {self.table.requeues} ]'
         yield "# What each node does. Slurm may signal this shell, too: it waits for what it has started, whose code counts."
+        yield "# Its lines begin with its name. A command that was killed is started again, three times at most."
         yield "# If the first node is lost, this script is lost with it: then each node that is left sees to the end of the job."
         if not self.job.torchrun.is_store_outside:
-            yield "# They find out that nobody leads after ten minutes."
+            yield "# As soon as nobody leads and Slurm has lost the node that did, the next one leads, if enough are left."
         yield "export folder first=$SLURMD_NODENAME"
         yield "# shellcheck disable=SC2016  # each node's own"
-        yield f"""node='trap : TERM
-"$0" "$@"{rank}
-code=$?
-left=$(squeue -h -t RUNNING -j "$SLURM_JOB_ID" -o %N)
-if [ -n "$left" ] && ! scontrol show hostnames "$left" | grep -qx "$first"; then
+        yield f"""node='trap "asked=yes" TERM
+exec > >(trap "" TERM; exec sed -u "s/^/$SLURMD_NODENAME | /") 2>&1
+lines=$! tries=0
+left() {{ scontrol show hostnames "$(squeue -h -t RUNNING -j "$SLURM_JOB_ID" -o %N)"; }}
+{self._attempts()}
+names=$(left)
+if [ -n "$names" ] && ! grep -qx "$first" <<<"$names"; then
   if [ "$code" -eq 75 ] && {again}; then
     scontrol requeue "$SLURM_JOB_ID"
   else
@@ -196,7 +203,27 @@ if [ -n "$left" ] && ! scontrol show hostnames "$left" | grep -qx "$first"; then
     if [ "$?" -ne 75 ] || [ "$code" -eq 75 ]; then scancel "$SLURM_JOB_ID"; fi
   fi
 fi
+exec >&- 2>&-
+(sleep 5; kill -9 "$lines") & wait "$lines"
 exit "$code"'"""
+
+    def _attempts(self) -> str:
+        """Return the lines in which a node of a gang runs its command, again if it was killed or another node has to lead."""
+        killed = '[ "$code" -ge 128 ] && [ -z "${asked:-}" ] && [ $((tries += 1)) -le 3 ]'
+        if self.job.torchrun.is_store_outside:
+            return f'while "$0" "$@"; code=$?; {killed}; do :; done'
+        return f"""export {LEADING_NODE}=$first
+while :; do
+  [ "$SLURMD_NODENAME" = "${LEADING_NODE}" ]
+  "$0" "$@" --node-rank $? --join "$head" --set nodes.endpoint="$head"
+  code=$?
+  if {killed}; then continue; fi
+  if [ "$code" -ne 75 ] || [ -n "${{asked:-}}" ] || [ -e "$folder/cancel" ]; then break; fi
+  names=$(left)
+  if [ -z "$names" ] || grep -qx "${LEADING_NODE}" <<<"$names" || [ "$(wc -l <<<"$names")" -lt {self.job.nodes.min} ]; then break; fi
+  {LEADING_NODE}=$(head -n 1 <<<"$names")
+  head=$(scontrol show node "${LEADING_NODE}" | sed -n "s/.*NodeHostName=\\([^ ]*\\).*/\\1/p"):${{head##*:}}
+done"""
 
     def _verdict(self) -> Iterator[str]:
         yield "# How it went stands in the run folder. What srun ends with says less: a node that was lost, or one that was refused."

@@ -59,7 +59,7 @@ def public_tables(job: Job) -> dict[str, Any]:
         del tables[name]
     for path, default in _LATER:
         _leave_out(tables, path, default)
-    for name in ("hooks", "notify", "parallel", "slurm", "kubernetes"):
+    for name in ("hooks", "notify", "parallel", "slurm", "kubernetes", "ray"):
         if name in tables and tables[name] is None:
             del tables[name]
     if job.env is None:

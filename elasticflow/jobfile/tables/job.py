@@ -22,6 +22,7 @@ from elasticflow.jobfile.tables.launching import (
 from elasticflow.jobfile.tables.logging import LoggingTable
 from elasticflow.jobfile.tables.notify import NotifyTable
 from elasticflow.jobfile.tables.parallel import ParallelTable
+from elasticflow.jobfile.tables.ray import RayTable  # noqa: TC001  # pydantic reads the fields' types
 from elasticflow.jobfile.tables.slurm import SlurmTable
 from elasticflow.jobfile.tables.training import (
     DatasetTable,
@@ -130,6 +131,7 @@ class Job(Table, defer_build=True):
     torchrun: TorchrunTable = Field(default_factory=TorchrunTable)
     kubernetes: KubernetesTable | None = None
     slurm: SlurmTable | None = None
+    ray: RayTable | None = None
     matrix: MatrixTable | None = Field(
         default=None, exclude=True
     )  # part of the file only: a resolved job is one case
@@ -200,3 +202,4 @@ class ValidTables(TypedDict, total=False):
     torchrun: TorchrunTable
     slurm: SlurmTable | None
     kubernetes: KubernetesTable | None
+    ray: RayTable | None

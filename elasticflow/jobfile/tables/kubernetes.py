@@ -181,6 +181,9 @@ class KubernetesTable(Table):
         description="Taints that the pods tolerate.",
         examples=[[{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]],
     )
+    network_policy: bool = Field(
+        default=True, description="A NetworkPolicy by which only pods of the run may connect to its pods."
+    )
     service_account: ObjectName | None = Field(
         default=None,
         description="ServiceAccount of the pods; default: none of its token.",

@@ -33,6 +33,20 @@ _OURS = {
 }
 # Options that a job cannot have that is submitted, restarted and followed, each with the reason.
 _BREAKING = {
+    **dict.fromkeys(
+        (
+            "container-image",
+            "container-mounts",
+            "container-workdir",
+            "container-name",
+            "container-writable",
+            "container-mount-home",
+            "container-remap-root",
+            "container-entrypoint",
+            "container-env",
+        ),
+        "the script itself would run in the container, without Slurm's commands: slurm.srun has the nodes run in it",
+    ),
     "gpus": "it counts GPUs of the whole job, whose nodes come and go: slurm.gpus is of each node",
     "gpus-per-task": "slurm.gpus is of each node, which has one task",
     "help": "it submits nothing",
@@ -79,6 +93,23 @@ _SHORT = {
     "w": "nodelist", "x": "exclude",
 }  # fmt: skip
 _KNOWN = frozenset({*_OURS, *_BREAKING, *_WITH_VALUE, *_ALONE, *_EITHER})
+
+
+# Options of srun on which the script relies.
+_OURS_OF_SRUN = frozenset((
+    "chdir", "cpus-per-task", "error", "export", "input", "jobid", "kill-on-bad-exit", "multi-prog", "no-kill", "nodes",
+    "ntasks", "ntasks-per-node", "output", "pty", "unbuffered", "wait",
+))  # fmt: skip
+
+
+def why_refused_by_srun(line: str) -> tuple[str, str] | None:
+    """Return the problem of *line* as one more option of the script's srun, and the remedy; None if it may have the line."""
+    match = re.fullmatch(r"--([a-z][a-z-]*)(=.+)?", line)
+    if match is None:
+        return "is no option of srun", 'write one option in its long form, such as "--container-image=IMAGE"'
+    if match[1] in _OURS_OF_SRUN:
+        return "is what the script has already, or relies on", "take it out of slurm.srun"
+    return None
 
 
 def why_refused(line: str) -> tuple[str, str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -80,6 +81,11 @@ class SlurmTable(Table):
         description="Exit codes of the job in place of ours: 1 failed, 2 refused, 3 budget spent, 75 interrupted.",
         examples=[{"75": 0, "3": 1}],
     )
+    srun: list[Line] = Field(
+        default=[],
+        description="More options of srun, one each, for the nodes' command; a container's for instance.",
+        examples=[["--container-image=registry.example.org/train:1", "--container-mounts=/data"]],
+    )
     setup: list[Line] = Field(
         default=[],
         description="Lines of shell before anything is started; with any, `elasticflow` is found on the PATH they make.",
@@ -96,11 +102,17 @@ class SlurmTable(Table):
         if self.gpus is not None and self.gres is not None and self.gres.startswith("gpu"):
             message = "slurm.gpus and slurm.gres both ask for GPUs"
             raise bad_key("gres", codes.EXCLUSIVE, message, "keep one of them")
-        if self.extra:
-            from elasticflow.jobfile.tables.sbatch_options import why_refused
+        if re.search(r"%\d*[jJAaNnst]", self.output.rpartition("/")[0]):
+            message = "slurm.output: Slurm makes no folder, and the number in this one's name is not known before the job"
+            raise bad_key(
+                "output", codes.SLURM, message, "put the number into the name of the file: logs/%x-%j.out"
+            )
+        if self.extra or self.srun:
+            from elasticflow.jobfile.tables.sbatch_options import why_refused, why_refused_by_srun
 
-            for line in self.extra:
-                if (refusal := why_refused(line)) is not None:
-                    what, remedy = refusal
-                    raise bad_key("extra", codes.NOT_PASSABLE, f"slurm.extra: {show(line)} {what}", remedy)
+            for key, why in (("extra", why_refused), ("srun", why_refused_by_srun)):
+                for line in getattr(self, key):
+                    if (refusal := why(line)) is not None:
+                        what, remedy = refusal
+                        raise bad_key(key, codes.NOT_PASSABLE, f"slurm.{key}: {show(line)} {what}", remedy)
         return self

@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from elasticflow import events
 from elasticflow.launcher.restarts.failure_classes import OUTCOMES
+from elasticflow.system.records import float_of, unix_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-STARTING, RESTORING, TRAINING, REDONE, STALLED, EVALUATING, DETECTING, RESTARTING, WAITING, ENDING = PARTS = (
+STARTING, RESTORING, TRAINING, REDONE, STALLED, EVALUATING, DETECTING, RESTARTING, WAITING, DOWN, ENDING = (
+    PARTS
+) = (
     "starting",  # until the first group trains
     "restoring",  # a snapshot is found, read, verified and applied
     "training",  # steps that count, with their data
@@ -20,11 +23,17 @@ STARTING, RESTORING, TRAINING, REDONE, STALLED, EVALUATING, DETECTING, RESTARTIN
     "detecting",  # from a failure until all workers of the group are gone
     "restarting",  # from the end of one group until the next one trains
     "waiting",  # fewer nodes are there than the job needs
+    "down",  # a supervisor was lost, and the next launch had not begun
     "ending",  # the last snapshot is written, processes exit
 )
 Parts = dict[str, float]
 """Seconds of each part."""
 
+# Events of what took time of training: the field with the seconds, and the part that they belong to.
+_WITHIN_TRAINING = {
+    events.EVALUATION: ("seconds", EVALUATING),
+    events.SNAPSHOT_STAGED: ("stall_s", STALLED),
+}
 # Classes of a generation after which no other one is formed.
 _LEFT_FOR_GOOD = frozenset({"finished", "drained"})
 
@@ -54,10 +63,11 @@ class Durations:
                 self._since = self._clock()
                 if record.get("resumed") and not self._before:
                     self._before = None  # earlier launches left their files on another machine
-            case events.EVALUATION:
-                self._move(record.get("seconds"), TRAINING, EVALUATING)
-            case events.SNAPSHOT_STAGED:
-                self._move(record.get("stall_s"), TRAINING, STALLED)
+            case events.SUPERVISOR_LOST:
+                self._count_outage(record)
+            case events.EVALUATION | events.SNAPSHOT_STAGED as name:
+                seconds, part = _WITHIN_TRAINING[name]
+                self._move(record.get(seconds), TRAINING, part)
             case events.TRAINING_STARTED:
                 self._end_preparation()
                 self._move(record.get("restore_s"), self._part, RESTORING)
@@ -121,6 +131,13 @@ class Durations:
             self._begin(WAITING)
         elif not begins and self._part == WAITING:
             self._begin(self._waited_in)
+
+    def _count_outage(self, record: Mapping[str, Any]) -> None:
+        """Count the time from the lost supervisor's last sign of life to the start of this launch, which is not of this launch."""
+        found, last_seen = unix_time(record.get("timestamp")), float_of(record, "last_seen")
+        if self._before is not None and found is not None and last_seen is not None:
+            outage_s = max(0.0, found - last_seen - sum(self.of_launch().values()))
+            self._before[DOWN] = self._before.get(DOWN, 0.0) + outage_s
 
     def _end_preparation(self) -> None:
         """Count what a script has done before its loop, such as its imports, as that of the part in which it was started."""

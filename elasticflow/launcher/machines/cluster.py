@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.errors import RayError
@@ -21,18 +21,24 @@ _VERSION = re.compile(r"^ +(Ray|Python): (\S+)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Demand:
-    """Resources that a node of the run asks of a node of Ray."""
+    """Resources and labels that a node of the run asks of a node of Ray."""
 
     cpus: float
     gpus: float
+    resources: Mapping[str, float] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     def fits(self, resources: Mapping[str, float]) -> bool:
-        """Return whether a node of Ray with *resources* meets the demand."""
-        return resources.get("CPU", 0.0) >= self.cpus and resources.get("GPU", 0.0) >= self.gpus
+        """Return whether a node of Ray with *resources* meets the demand; Ray itself compares labels."""
+        asked = {"CPU": self.cpus, "GPU": self.gpus, **self.resources}
+        return all(resources.get(name, 0.0) >= amount for name, amount in asked.items())
 
     def __str__(self) -> str:
         """Return the demand in words."""
-        return f"{self.gpus:g} GPUs" if self.gpus else f"{self.cpus:g} CPUs"
+        asked = [f"{self.gpus:g} GPUs" if self.gpus else f"{self.cpus:g} CPUs"]
+        asked += [f"{amount:g} {name}" for name, amount in self.resources.items()]
+        asked += [f"{name}={value}" for name, value in self.labels.items()]
+        return ", ".join(asked)
 
 
 def connect() -> Any:

@@ -66,6 +66,7 @@ class RayNodes(threading.Thread):
         show: Called with the name of a node and each line that it prints.
         say: Called with what a person should know.
         give_up: Called once where no node can be begun.
+        placement: Ray's scheduling strategy for the nodes.
 
     Attributes:
         refusal: Why no node could be begun; None: a node was begun, or may yet be.
@@ -80,8 +81,10 @@ class RayNodes(threading.Thread):
         show: Callable[[str, str], None],
         say: Callable[[str], None],
         give_up: Callable[[], None],
+        placement: str = "SPREAD",
     ) -> None:
         super().__init__(name="ray", daemon=True)
+        self._placement = placement
         self._ray, self._number, self._demand, self._order = ray, number, demand, order
         self._show, self._say, self._give_up = show, say, give_up
         self._nodes: list[_Node] = []
@@ -142,9 +145,11 @@ class RayNodes(threading.Thread):
         remote = self._ray.remote(NodeActor).options(
             num_cpus=self._demand.cpus,
             num_gpus=self._demand.gpus,
+            resources=dict(self._demand.resources),
+            **({"label_selector": dict(self._demand.labels)} if self._demand.labels else {}),
             max_restarts=0,
             max_concurrency=1,
-            scheduling_strategy="SPREAD",
+            scheduling_strategy=self._placement,
         )
         actor = remote.remote()
         # Several nodes of Ray may be on one machine; of each there is one node of the run at a time.

@@ -1,8 +1,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from elasticflow.cli.train.run_options import RunOptions
+import pytest
+
+from elasticflow.cli.train.run_options import RunOptions, check_place
+from elasticflow.errors import RayError
+from elasticflow.jobfile.load import require_job
+
+if TYPE_CHECKING:
+    from elasticflow.jobfile.load import LoadedJob
 
 
 def test_command_that_goes_on_has_all_that_says_where_and_what() -> None:
@@ -17,3 +25,46 @@ def test_command_that_goes_on_has_all_that_says_where_and_what() -> None:
     assert "elasticflow run a.toml --on ray --run-id x" == RunOptions(
         job_file=Path("a.toml"), on="ray"
     ).command_with("x")
+
+
+JOB = """
+[job]
+name = "small"
+[model]
+entry = "torch.nn:Linear"
+args = { in_features = 4, out_features = 2 }
+loss = "torch.nn.functional:cross_entropy"
+[optimizer]
+entry = "torch.optim:AdamW"
+[dataset]
+entry = "torch.utils.data:TensorDataset"
+global_batch_size = 8
+samples = 64
+[train]
+epochs = 1
+"""
+
+
+def loaded_in(folder: Path, *overrides: str) -> LoadedJob:
+    """Return a job whose project is *folder*."""
+    folder.mkdir(parents=True)
+    (folder / "pyproject.toml").touch()
+    (folder / "job.toml").write_text(JOB)
+    return require_job(folder / "job.toml", overrides, environment=None)
+
+
+@pytest.mark.parametrize("overrides", [(), ("snapshots.uri=snapshots",)])
+def test_package_of_ray_is_no_place_for_snapshots(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    """Ray removes it; the remedy names a place and another way to submit."""
+    with pytest.raises(RayError, match="a package that Ray unpacked") as refused:
+        check_place(loaded_in(tmp_path / "_ray_pkg_0123abcd", *overrides))
+    assert "set snapshots.uri" in (refused.value.remedy or "")
+    assert "ray job submit" in (refused.value.remedy or "")
+
+
+def test_package_of_ray_may_hold_the_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a warning, if snapshots lie elsewhere; any other folder is taken without a word."""
+    check_place(loaded_in(tmp_path / "plain"))
+    assert "" == capsys.readouterr().err
+    check_place(loaded_in(tmp_path / "_ray_pkg_0123abcd" / "project", "snapshots.uri=s3://bucket/small"))
+    assert "which Ray removes" in capsys.readouterr().err

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from elasticflow import guide
 from elasticflow.clusters.kubernetes.patch import patched
 from elasticflow.clusters.yaml_text import Commented, yaml_documents
 from elasticflow.errors import RenderError
-from tests.clusters.kubernetes.test_render import objects, rendered
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.clusters.kubernetes.test_pod_security import pod_templates, violations
+from tests.clusters.kubernetes.test_render import VERSION, objects, rendered
 
 MANIFEST: list[Any] = [
     Commented("first", {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a"}}),
@@ -131,3 +132,60 @@ def test_job_names_its_patch(tmp_path: Path) -> None:
     assert "Always" == container.pop("imagePullPolicy")
     assert plain["Job"]["spec"]["template"]["spec"]["containers"] == [container]
     assert plain["Service"] == objects(text)["Service"]
+
+
+def recipes() -> list[str]:
+    """Return the patches that the guide shows."""
+    page = Path(guide.__file__).with_name("kubernetes.md").read_text()
+    section = page.partition("## A site's own fields")[2].partition("\n## ")[0]
+    return re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
+
+
+def test_guide_shows_each_need() -> None:
+    """One patch for each."""
+    shown = "\n".join(recipes())
+    for key in (
+        "podAffinity",
+        "topologySpreadConstraints",
+        "imagePullPolicy",
+        "initContainers",
+        "restartPolicy: Always",
+        "ingress",
+    ):
+        assert f"{key}" in shown
+
+
+@pytest.mark.parametrize("recipe", recipes())
+def test_patch_of_the_guide_is_merged_and_valid(tmp_path: Path, recipe: str) -> None:
+    """By the schema of Kubernetes, which has no unknown key; the pods keep to the restricted profile, and all of the patch is there."""
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    path = tmp_path / "site.yaml"
+    path.write_text(recipe)
+    volume = 'kubernetes.volumes={ data = { path = "/data" } }'
+    patch = yaml.safe_load(recipe)
+    text = rendered("small", None, f"kubernetes.patch={path}", volume)
+    for document in yaml.safe_load_all(text):
+        kubernetes_validate.validate(document, VERSION, strict=True)
+    whole = objects(text)
+    assert contains(whole[patch["kind"]], patch)
+    assert not contains(objects(rendered("small", None, volume))[patch["kind"]], patch)
+    (template,) = pod_templates(whole["Job"])
+    assert set() == violations(template)
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(
+            yaml.safe_load(recipe.replace("spec:", "specs:", 1))
+            | {"apiVersion": whole[patch["kind"]]["apiVersion"]},
+            VERSION,
+            strict=True,
+        )
+
+
+def contains(whole: Any, part: Any) -> bool:
+    """Return whether *part* stands in *whole*: each key of a mapping, each item of a list."""
+    if isinstance(part, dict):
+        return isinstance(whole, dict) and all(
+            key in whole and contains(whole[key], value) for key, value in part.items()
+        )
+    if isinstance(part, list):
+        return isinstance(whole, list) and all(any(contains(item, each) for item in whole) for each in part)
+    return bool(whole == part)

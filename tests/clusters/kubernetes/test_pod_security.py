@@ -7,34 +7,19 @@ and baseline, for pods that run Linux.
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
 
 from elasticflow.clusters.kubernetes.render import FORMS, Form
 from elasticflow.errors import RenderError
-from tests.clusters.kubernetes.test_render import CASES, objects, rendered
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.clusters.kubernetes.test_render import CASES, objects, pod_templates, rendered
 
 VOLUMES = {
     *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected"),
     "secret",
 }
-
-
-def pod_templates(value: Any) -> Iterator[dict[str, Any]]:
-    """Yield each pod template within a document."""
-    if isinstance(value, dict):
-        if "containers" in value.get("spec", {}):
-            yield value
-        for item in value.values():
-            yield from pod_templates(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from pod_templates(item)
 
 
 def violations(template: dict[str, Any]) -> set[str]:

@@ -113,6 +113,32 @@ def test_job_file_without_a_newline_at_its_end_is_rendered(tmp_path: Path) -> No
     assert all(f"\n    {line}\n" in done.stdout for line in lines)
 
 
+@pytest.mark.parametrize(("job", "form"), CASES)
+def test_only_pods_of_the_run_may_connect_to_its_pods(job: str, form: Form) -> None:
+    """The policy selects all pods of the manifest, and admits these; one without it is a choice."""
+    text = rendered(job, form)
+    policy = objects(text)["NetworkPolicy"]["spec"]
+    selector = policy["podSelector"]["matchLabels"]
+    assert ["Ingress"] == policy["policyTypes"]
+    assert [{"from": [{"podSelector": {"matchLabels": selector}}]}] == policy["ingress"]
+    labels = [each["metadata"]["labels"] for each in pod_templates(list(yaml.safe_load_all(text)))]
+    assert labels
+    assert all(selector.items() <= each.items() for each in labels)
+    assert "NetworkPolicy" not in rendered(job, form, "kubernetes.network_policy=false")
+
+
+def pod_templates(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield each pod template within a document."""
+    if isinstance(value, dict):
+        if "containers" in value.get("spec", {}):
+            yield value
+        for item in value.values():
+            yield from pod_templates(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from pod_templates(item)
+
+
 def test_exit_codes_have_their_actions() -> None:
     """Only what is interrupted continues for ever, only what is refused ends at once; the rest is counted."""
     spec = objects(rendered("small"))["Job"]["spec"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from elasticflow.errors import NOT_STARTED
 from elasticflow.run_folder import RunFolder
@@ -51,9 +54,12 @@ class Login:
         cluster: The running cluster.
         project: With the tiny job.
         pause_s: Of each forward: time for disturbances.
+        hands_on: Jobs have the environment of the login node; else each makes its own, as at sites with SBATCH_EXPORT=NONE.
     """
 
-    def __init__(self, cluster: Cluster, project: Project, pause_s: float = 0.02) -> None:
+    def __init__(
+        self, cluster: Cluster, project: Project, pause_s: float = 0.02, *, hands_on: bool = True
+    ) -> None:
         self.cluster, self.root = cluster, project.root
         tiny_job.write_standard(project)
         self.environment = {
@@ -63,9 +69,16 @@ class Login:
             "PYTHONPATH": str(ROOT),
             "TINY_PAUSE_S": str(pause_s),
         }
+        self._hands_on = hands_on
+        if not hands_on:
+            self.environment["SBATCH_EXPORT"] = "NONE"
 
     def write_job(self, name: str, lowest: int, highest: int, slurm: str, more: str = "") -> None:
         """Write a job file: the tiny job on so many nodes of one worker each, with these lines under [slurm]."""
+        if not self._hands_on:
+            names = ("SLURM_CONF", "PATH", "PYTHONPATH", "TINY_PAUSE_S")
+            setup = [f"export {name}={shlex.quote(self.environment[name])}" for name in names]
+            slurm += f"\nsetup = {json.dumps(setup)}"
         text = (
             f'extends = "tiny.toml"\n[nodes]\nnproc_per_node = 1\nmin = {lowest}\nmax = {highest}\n{more}\n'
             f'[snapshots]\ngrace = "{_GRACE}"\n[slurm]\nexclusive = true\n{slurm}\n'
@@ -164,6 +177,27 @@ def workers(job: SlurmJob) -> list[dict[str, Any]]:
 def kill_worker(job: SlurmJob, rank: int) -> None:
     """Kill one worker, as an OOM killer does."""
     os.kill(next(each["pid"] for each in workers(job) if each["rank"] == rank), signal.SIGKILL)
+
+
+def lose_node(login: Login, job: SlurmJob, node: str) -> None:
+    """Kill all that runs on a node, its daemon first, as a power cut does; and Slurm finds it DOWN."""
+    daemon = int((login.cluster.folder / f"slurmd.{node}.pid").read_text())
+    lost = [process for process in psutil.process_iter() if _is_on(process, job, node)]
+    for process in [psutil.Process(daemon), *lost]:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    login.cluster.call("scontrol", "update", f"nodename={node}", "state=DOWN", "reason=test")
+
+
+def _is_on(process: psutil.Process, job: SlurmJob, node: str) -> bool:
+    """Whether a process belongs to a job's part on a node: Slurm's own for it, or one of its environment."""
+    with suppress(psutil.Error):
+        if process.name() == "slurmstepd":
+            children = (child for child in process.children() if child.name() != "slurmstepd")
+            return any(_is_on(child, job, node) for child in children)
+        variables = process.environ()
+        return variables.get("SLURM_JOB_ID") == str(job.number) and variables.get("SLURMD_NODENAME") == node
+    return False
 
 
 def output(login: Login, job: SlurmJob) -> str:

@@ -57,6 +57,23 @@ def test_a_machine_without_slurm_is_told_where_to_go(tmp_path: Path, monkeypatch
     assert "login node" in (refused.value.remedy or "")
 
 
+def test_leader_is_lost_once_its_job_has_it_no_more(program: Path) -> None:
+    """By squeue's nodes of this job; where that is not known, or there is no squeue, nothing is said."""
+    gang = {"SLURM_JOB_ID": "7", commands.LEADING_NODE: "n1"}
+    put(program, "squeue", f'echo "$@" > {program}/asked; echo "n[2-3]"')
+    put(program, "scontrol", '[ "$3" = "n[2-3]" ] && printf "n2\\nn3\\n"')
+    assert "Slurm has taken n1, which led, from job 7" == commands.why_leader_is_lost(gang)
+    assert "--jobs 7" in (program / "asked").read_text()
+    assert commands.why_leader_is_lost({**gang, commands.LEADING_NODE: "n3"}) is None
+    assert commands.why_leader_is_lost({"SLURM_JOB_ID": "7"}) is None
+    put(program, "squeue", "exit 0")
+    assert commands.why_leader_is_lost(gang) is None
+    put(program, "squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    assert commands.why_leader_is_lost(gang) is None
+    (program / "squeue").unlink()
+    assert commands.why_leader_is_lost(gang) is None
+
+
 def test_parts_of_a_job_are_told_apart(program: Path) -> None:
     """By state; a job that Slurm has forgotten is over."""
     put(program, "squeue", "echo 'PENDING (Resources)'; echo 'RUNNING n[1-2]'")

@@ -65,6 +65,38 @@ def test_gang_loses_a_worker_and_a_node_leaves_at_its_limit_and_goes_on(
     assert 2 == stories.state(job)["launch"]
 
 
+def test_gang_loses_its_first_node_where_jobs_make_their_own_environment(
+    tmp_path: Path, tiny_reference: Reference
+) -> None:
+    """With SBATCH_EXPORT=NONE. The next node leads on in the same allocation, and the outage counts as the run's time.
+
+    A job that asks for more than its partition has is queued, as Slurm does, and told.
+    """
+    try:
+        with cluster(tmp_path / "slurm", 3) as made, project_at(tmp_path / "project") as project:
+            login = Login(made, project, hands_on=False)
+            login.write_job("long", 2, 3, 'time = "30 min"\npartition = "short"')
+            told = subprocess.run(
+                ["elasticflow", "submit", "slurm", "jobs/long.toml"],
+                cwd=login.root, env=login.environment, capture_output=True, text=True, check=True,
+            )  # fmt: skip
+            assert "does not start: PartitionTimeLimit" in told.stderr
+            made.call("scancel", told.stdout.split()[2])
+            login.write_job("first", 2, 3, 'time = "30 min"')
+            job = login.submit("first")
+            stories.wait("three workers", lambda: len(stories.workers(job)) == 3)
+            stories.reach(job, 20)
+            stories.lose_node(login, job, "n1")
+            figures = stories.finish(login, job, tiny_reference)
+            assert 2 == figures["launch"]
+            assert figures["durations"]["down"] > 0
+            assert "0" == made.field(job.number, "Restarts")
+            lines = stories.output(login, job).splitlines()
+            assert {"n1", "n2", "n3"} <= {line.partition(" | ")[0] for line in lines}
+    except MissingServerError as error:
+        pytest.skip(str(error))
+
+
 def _sbatch_takes_every_script(login: Login) -> None:
     """All that is rendered: as this cluster has no GPUs, accounts and so many nodes, without asking for those."""
     absent = (

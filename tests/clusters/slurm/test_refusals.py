@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elasticflow.clusters.slurm.refusals import cause_of, refusal
+from elasticflow.clusters.slurm.refusals import cause_of, never_starts, refusal
 from elasticflow.jobfile.tables.slurm import SlurmTable
 from elasticflow.jobfile.text.source import load_source
 
@@ -56,3 +56,56 @@ def test_a_refusal_shows_the_place(tmp_path: Path) -> None:
     shown = refusal("Invalid feature specification", WHOLE, load_source(job))
     assert (2, 30) == (shown.line, shown.column)
     assert "features of nodes" in (shown.help or "")
+
+
+@pytest.mark.parametrize(
+    ("reason", "key"),
+    [
+        ("PartitionTimeLimit", ("slurm", "time")),
+        ("QOSMaxWallDurationPerJobLimit", ("slurm", "time")),
+        ("AssocMaxWallDurationPerJobLimit", ("slurm", "time")),
+        ("PartitionNodeLimit", ("nodes", "min")),
+        ("QOSMaxNodePerJobLimit", ("nodes", "min")),
+        ("AssocMaxCpuPerJobLimit", ("slurm", "cpus_per_task")),
+        ("QOSMaxMemoryPerJob", ("slurm", "mem")),
+        ("QOSMaxGRESPerJob", ("slurm", "gpus")),
+        ("InvalidAccount", ("slurm", "account")),
+        ("InvalidQOS", ("slurm", "qos")),
+        ("BadConstraints", ("slurm", "extra")),
+    ],
+)
+def test_reason_for_which_a_job_never_starts_is_about_a_key(
+    tmp_path: Path, reason: str, key: tuple[str, str]
+) -> None:
+    """A warning at the key, with the reason in Slurm's word, what lists the limit, and how to take the job back."""
+    lines = {
+        "slurm": 'partition = "gpu"\naccount = "vision"\nqos = "long"\ntime = "4 h"\ngpus = 4\nmem = "64 GiB"\n'
+        'cpus_per_task = 16\nextra = ["--constraint=a100"]',
+        "nodes": "min = 2",
+    }
+    (job := tmp_path / "job.toml").write_text("\n".join(f"[{name}]\n{text}" for name, text in lines.items()))
+    problem = never_starts(7, reason, WHOLE, load_source(job))
+    assert problem is not None
+    assert "warning" == problem.severity
+    assert problem.message == f"Slurm job 7 stays queued and does not start: {reason}"
+    assert job.read_text().splitlines()[problem.line - 1].startswith(key[1])
+    assert (problem.help or "").endswith("then scancel 7, and submit again")
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "Priority",
+        "Resources",
+        "None",
+        "Dependency",
+        "ReqNodeNotAvail",
+        "PartitionDown",
+        "QOSMaxJobsPerUserLimit",
+        "",
+    ],
+)
+def test_job_that_waits_its_turn_is_told_nothing(tmp_path: Path, reason: str) -> None:
+    """It starts once others end, or a node is back."""
+    (job := tmp_path / "job.toml").touch()
+    assert never_starts(7, reason, WHOLE, load_source(job)) is None

@@ -27,10 +27,11 @@ KEYS = {
     "logging": "level every count_name grad_norm peak_flops sinks tensorboard mlflow wandb trackio otlp prometheus custom",
     "notify": "url format command on timeout",
     "torchrun": "rdzv_backend rdzv_conf start_method monitor_interval tee redirects local_ranks_filter numa_binding log_dir",
-    "slurm": "form partition account qos time notice gpus gres mem cpus_per_task exclusive requeues output exit_codes setup extra",
+    "slurm": "form partition account qos time notice gpus gres mem cpus_per_task exclusive requeues output exit_codes srun setup extra",
     "kubernetes": "image form namespace workdir port rendezvous_pod resources shared_memory volumes env secrets node_selector "
-    "tolerations service_account user pull_secrets priority_class queue labels annotations grace pre_stop backoff_limit "
+    "tolerations network_policy service_account user pull_secrets priority_class queue labels annotations grace pre_stop backoff_limit "
     "ttl_after_finished patch",
+    "ray": "resources labels placement",
     "matrix": "axes exclude cases",
 }
 

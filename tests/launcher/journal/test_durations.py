@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -56,6 +57,7 @@ PARTS = {
     "detecting": 0.25,
     "restarting": 1.25,
     "waiting": 9.0,
+    "down": 0.0,
     "ending": 1.25,
 }
 
@@ -108,6 +110,25 @@ def test_a_run_that_goes_on_elsewhere_does_not_guess() -> None:
     durations = Durations({}, clock)
     durations.saw({"event": "run.started", "resumed": True})
     assert durations.of_run() is None
+
+
+@pytest.mark.parametrize(
+    ("last_seen", "down_s"),
+    [("2026-11-27T01:00:00Z", 59.0), (None, 0.0), ("2026-11-27T02:00:00Z", 0.0)],
+    ids=["seen a minute ago", "never seen", "seen by a clock that is ahead"],
+)
+def test_outage_after_a_lost_supervisor_counts_for_the_run(last_seen: str | None, down_s: float) -> None:
+    """From its last sign of life to the start of this launch, whose own time has no part of it."""
+    clock = Clock()
+    durations = Durations(dict.fromkeys(PARTS, 1.0), clock)
+    durations.saw({"event": "run.started", "resumed": True})
+    clock.now += 1.0
+    seen = None if last_seen is None else datetime.fromisoformat(last_seen).timestamp()
+    durations.saw({"event": "supervisor.lost", "timestamp": "2026-11-27T01:01:00Z", "last_seen": seen})
+    run = durations.of_run()
+    assert run is not None
+    assert 1.0 + down_s == run["down"]
+    assert 0.0 == durations.of_launch()["down"]
 
 
 def test_launch_and_run_are_of_one_moment() -> None:

@@ -45,9 +45,10 @@ class LocalCluster:
         for _ in range(nodes):
             self.add_a_node()
 
-    def add_a_node(self) -> None:
-        """Begin one more node."""
-        self._nodes.append(self._cluster.add_node(**_NODE))
+    def add_a_node(self, **options: Any) -> str:
+        """Begin one more node, such as one with resources or labels of its own; return Ray's id of it."""
+        self._nodes.append(self._cluster.add_node(**_NODE, **options))
+        return str(self._nodes[-1].node_id)
 
     def lose_a_node(self) -> None:
         """Cut the power of a node, the newest one: all that runs there dies at once."""

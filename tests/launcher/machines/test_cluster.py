@@ -43,6 +43,14 @@ def test_what_fits() -> None:
     assert (str(Demand(0, 2)), str(Demand(4, 0))) == ("2 GPUs", "4 CPUs")
 
 
+def test_custom_resources_have_to_be_there_too() -> None:
+    """Labels are Ray's to compare; both are told."""
+    demand = Demand(1, 0, {"license": 2.0}, {"zone": "a"})
+    assert demand.fits({"CPU": 1.0, "license": 2.0})
+    assert not demand.fits({"CPU": 8.0, "license": 1.0})
+    assert str(demand) == "1 CPUs, 2 license, zone=a"
+
+
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything starts."""
     monkeypatch.setitem(sys.modules, "ray", None)

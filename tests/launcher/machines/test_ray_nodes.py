@@ -39,6 +39,7 @@ class Ray:
     def __init__(self, answer: Any) -> None:
         self.answer = answer
         self.begun = 0
+        self.options: dict[str, Any] = {}
 
     def remote(self, kind: type) -> Any:
         """Return what actors are made by."""
@@ -49,7 +50,11 @@ class Ray:
             self.begun += 1
             return actor
 
-        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=make))
+        def keep(**options: Any) -> Any:
+            self.options = options
+            return SimpleNamespace(remote=make)
+
+        return SimpleNamespace(options=keep)
 
     def wait(self, promises: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
         """Return those that are answered."""
@@ -123,3 +128,23 @@ def test_nodes_that_wait_for_room_and_a_ray_that_does_not_tell_drains_are_told_o
         in played.said
     )
     assert 1 == len([text for text in played.said if "does not say which nodes it takes away" in text])
+
+
+@pytest.mark.parametrize("labels", [{}, {"zone": "b"}])
+def test_ray_is_asked_for_all_that_a_node_demands(labels: dict[str, str]) -> None:
+    """Versions of Ray that know no labels are not asked for any."""
+    ray = Ray(None)
+    demand = Demand(0, 2, {"slot": 1.0}, labels)
+    order = Order(folder="/p", words=("run",), environment={}, run="job/x", grace_s=0.0)
+    RayNodes(ray, 1, demand, order, lambda *_: None, lambda _: None, lambda: None, "DEFAULT")._begin(0)
+    asked = {
+        name: ray.options.get(name) for name in ("num_cpus", "num_gpus", "resources", "scheduling_strategy")
+    }
+    assert {
+        "num_cpus": 0,
+        "num_gpus": 2,
+        "resources": {"slot": 1.0},
+        "scheduling_strategy": "DEFAULT",
+    } == asked
+    assert ({"label_selector": labels} if labels else {}).items() <= ray.options.items()
+    assert bool(labels) == ("label_selector" in ray.options)

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elasticflow.launcher.machines.cluster import Demand, connect
+from elasticflow.launcher.machines.order import Order
+from elasticflow.launcher.machines.ray_nodes import RayNodes
 from tests.end_to_end.harness import named, project_at, steps_of, tensors
 from tests.launcher.machines.clusters import cluster, on_ray
 
@@ -14,6 +17,27 @@ if TYPE_CHECKING:
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.nightly
+
+
+@pytest.mark.parametrize(
+    "demand",
+    [Demand(1, 0, {"slot": 1.0}), Demand(1, 0, labels={"zone": "b"})],
+    ids=["a custom resource", "a label"],
+)
+def test_a_node_begins_where_its_resources_and_labels_are(
+    demand: Demand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the newest of three nodes, the only one that has them."""
+    with cluster(nodes=2) as made:
+        chosen = made.add_a_node(resources={"slot": 1}, labels={"zone": "b"})
+        monkeypatch.setenv("RAY_ADDRESS", made.address)
+        ray = connect()
+        try:
+            order = Order(folder="/", words=("--version",), environment={}, run="job/x", grace_s=0.0)
+            nodes = RayNodes(ray, 1, demand, order, lambda *_: None, lambda _: None, lambda: None)
+            assert chosen == ray.get(nodes._begin(0).begun, timeout=90).ray_node
+        finally:
+            ray.shutdown()
 
 
 def test_a_node_of_ray_is_lost(tmp_path: Path) -> None:

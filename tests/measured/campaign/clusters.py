@@ -5,6 +5,7 @@ Each ends with the same weights and losses as an undisturbed run, bit for bit (e
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import signal
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -22,21 +23,20 @@ import psutil
 
 from elasticflow import events
 from tests.clusters.slurm import stories
-from tests.clusters.slurm.cluster import cluster
+from tests.clusters.slurm.cluster import cluster, missing
 from tests.clusters.slurm.stories import Login
 from tests.end_to_end import tiny_job
 from tests.end_to_end.harness import project_at
 from tests.servers import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.clusters.slurm.stories import SlurmJob
     from tests.end_to_end.tiny_job import Reference
 
 TABLE = Path(__file__).with_suffix(".md")
 _HEADING = "## A real Slurm\n"  # to the end of the table's file
 Figures = dict[str, Any]
+Story = Callable[["Login", "Reference"], Figures]
 
 
 def to_the_end(login: Login, reference: Reference) -> Figures:
@@ -147,7 +147,7 @@ def head_node_lost(login: Login, reference: Reference) -> Figures:
         job = login.submit("head")
         stories.wait("four workers", lambda: len(stories.workers(job)) == 4)
         stories.reach(job, 20)
-        _lose_node(login, job, "n1")
+        stories.lose_node(login, job, "n1")
         stories.wait("the others continue", lambda: len(stories.workers(job)) == 3)
         return stories.finish(login, job, reference)
     finally:
@@ -166,12 +166,36 @@ def leaders_lost(login: Login, reference: Reference) -> Figures:
         stories.wait("four workers", lambda: len(stories.workers(job)) == 4)
         stories.reach(job, 20)
         for node in {"n1", _of_leader(job, "SLURMD_NODENAME")}:
-            _lose_node(login, job, node)
+            stories.lose_node(login, job, node)
         stories.wait("another one leads", lambda: stories.state(job).get("launch") == 2)
         return stories.finish(login, job, reference)
     finally:
         store.send_signal(signal.SIGTERM)
         store.wait(timeout=60)
+
+
+def leading_node_lost(login: Login, reference: Reference) -> Figures:
+    """The first node is lost, whose process leads and serves the store: the next one leads on, in the same allocation."""
+    login.write_job("first", 2, 4, 'time = "30 min"')
+    job = login.submit("first")
+    stories.wait("four workers", lambda: len(stories.workers(job)) == 4)
+    stories.reach(job, 20)
+    stories.lose_node(login, job, "n1")
+    figures = stories.finish(login, job, reference)
+    assert figures["launch"] == 2
+    assert figures["durations"]["down"] > 1, "the outage is not counted"
+    return figures
+
+
+def leader_killed(login: Login, reference: Reference) -> Figures:
+    """The process that leads is killed, on a node that stays: its node starts it again."""
+    login.write_job("killed", 2, 3, 'time = "30 min"')
+    job = login.submit("killed")
+    stories.reach(job, 20)
+    os.kill(stories.state(job)["pid"], signal.SIGKILL)
+    figures = stories.finish(login, job, reference)
+    assert "0" == login.cluster.field(job.number, "Restarts"), "Slurm had to start the job again"
+    return figures
 
 
 def cancelled(login: Login, reference: Reference) -> Figures:
@@ -201,31 +225,10 @@ def scancelled(login: Login, reference: Reference) -> Figures:
     return stories.finish(login, login.submit("scancelled", f"--run-id={job.run.run_id}"), reference)
 
 
-STORIES: tuple[Callable[[Login, Reference], Figures], ...] = (
+STORIES: tuple[Story, ...] = (
     to_the_end, worker_killed, node_down, preempted, limit_twice, array_grows, array_leader_requeued,
-    head_node_lost, leaders_lost, cancelled, scancelled,
+    head_node_lost, leaders_lost, leading_node_lost, leader_killed, cancelled, scancelled,
 )  # fmt: skip
-
-
-def _lose_node(login: Login, job: SlurmJob, node: str) -> None:
-    """Kill all that runs on a node, its daemon first, as a power cut does; and Slurm finds it DOWN."""
-    daemon = int((login.cluster.folder / f"slurmd.{node}.pid").read_text())
-    lost = [process for process in psutil.process_iter() if _is_on(process, job, node)]
-    for process in [psutil.Process(daemon), *lost]:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    login.cluster.call("scontrol", "update", f"nodename={node}", "state=DOWN", "reason=test")
-
-
-def _is_on(process: psutil.Process, job: SlurmJob, node: str) -> bool:
-    """Whether a process belongs to a job's part on a node: Slurm's own for it, or one of its environment."""
-    with suppress(psutil.Error):
-        if process.name() == "slurmstepd":
-            children = (child for child in process.children() if child.name() != "slurmstepd")
-            return any(_is_on(child, job, node) for child in children)
-        variables = process.environ()
-        return variables.get("SLURM_JOB_ID") == str(job.number) and variables.get("SLURMD_NODENAME") == node
-    return False
 
 
 def _of_leader(job: SlurmJob, variable: str) -> str:
@@ -233,30 +236,36 @@ def _of_leader(job: SlurmJob, variable: str) -> str:
     return psutil.Process(stories.events(job, events.RUN_STARTED)[-1]["pid"]).environ()[variable]
 
 
-def _row(name: str, about: str, seconds: float, job: Figures) -> str:
+def _row(story: Story, accounting: str, seconds: float, job: Figures) -> str:
     parts = ", ".join(f"{part} {value:.1f}" for part, value in job["durations"].items() if value >= 0.05)
-    what = about.splitlines()[0].rstrip(".")
-    return f"| {name.replace('_', ' ')} | {what} | {job['launch']} | {job['generation']} | {seconds:.0f} | {parts} |"
+    what = (story.__doc__ or "").splitlines()[0].rstrip(".")
+    name = story.__name__.replace("_", " ")
+    return f"| {name} | {what} | {accounting} | {job['launch']} | {job['generation']} | {seconds:.0f} | {parts} |"
 
 
 def main(names: list[str]) -> int:
     """Play the stories, or those named, and write the table if all were played and ended well."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the daemons end with this program
     rows, failed = [], []
+    settings = [setting for setting in (True, False) if missing(has_accounting=setting) is None]
     with tempfile.TemporaryDirectory(prefix="elasticflow-clusters-") as folder:
         reference = tiny_job.reference(Path(folder) / "reference")
-        for story in STORIES:
+        for has_accounting, story in itertools.product(settings, STORIES):
             if names and story.__name__ not in names:
                 continue
-            place, began = Path(folder) / story.__name__, time.monotonic()
+            name = f"{story.__name__}{'_charged' if has_accounting else ''}"
+            place, began = Path(folder) / name, time.monotonic()
             try:
-                with cluster(place / "slurm") as made, project_at(place / "project") as project:
-                    figures = story(Login(made, project), reference)
+                with (
+                    cluster(place / "slurm", has_accounting=has_accounting) as made,
+                    project_at(place / "project") as project,
+                ):
+                    figures = story(Login(made, project, hands_on=False), reference)
             except AssertionError as error:
-                failed.append(story.__name__)
-                print(f"{story.__name__}: FAILED: {error}", flush=True)
+                failed.append(name)
+                print(f"{name}: FAILED: {error}", flush=True)
                 continue
-            rows.append(_row(story.__name__, story.__doc__ or "", time.monotonic() - began, figures))
+            rows.append(_row(story, "on" if has_accounting else "off", time.monotonic() - began, figures))
             print(rows[-1], flush=True)
     if not names and not failed:
         before, _, _ = TABLE.read_text().partition(_HEADING)
@@ -269,16 +278,17 @@ def _page(rows: list[str]) -> str:
     load = max(os.getloadavg())
     head = f"""\
 {_HEADING}
-`python -m tests.measured.campaign.clusters`, {datetime.now(UTC):%Y-%m-%d}: {slurm}, four nodes on one machine of 2 cores that did other work as well (load {load:.0f});
+`python -m tests.measured.campaign.clusters`, {datetime.now(UTC):%Y-%m-%d}: {slurm}, four nodes on one machine of 2 cores that did other work as well (load {load:.0f}); set up as a
+site would: EnforcePartLimits=NO, SBATCH_EXPORT=NONE on the login node, accounting off, and on (slurmdbd with associations and limits enforced);
 torch {version("torch")}, Python {platform.python_version()}, gloo. The tiny job in exact mode, 200 steps, one worker on each node. Each run ended with the
 losses and tensors of an undisturbed one, bit for bit.
 
 Launches: how often the run was started. Generations: worker groups. Seconds are those of the whole story, the making of the cluster
 and its end counted; a job that is queued again is started at once by the test, not after the two minutes that Slurm takes. Parts: where
-the run's own time went, in seconds.
+the run's own time went, in seconds; down: from the last sign of life of a lost leader to the next launch.
 
-| story | what | launches | generations | seconds | parts |
-|---|---|---|---|---|---|
+| story | what | accounting | launches | generations | seconds | parts |
+|---|---|---|---|---|---|---|
 """
     return head + "".join(f"{row}\n" for row in rows)
 
