@@ -98,7 +98,7 @@ def recalled(ranks: list[Rank]) -> list[tuple[int, list[bytes]] | None]:
         found.append(
             None
             if held is None
-            else (held.step, [bytes(memory[: entries[0].nbytes]) for entries, memory in held.shards])
+            else (held.held.step, [bytes(memory[: entries[0].nbytes]) for entries, memory in held.shards])
         )
     return found
 
@@ -121,9 +121,9 @@ def test_successors_go_on_from_the_newest_step_that_every_rank_has(bench: Bench)
     assert [content(7), content(7)] == recalled(second)
     held = second[0].tier.recall()
     assert held is not None
-    assert (Bench.name_of(7), 7, None) == (held.name, held.step, held.committed)
-    assert {"position": {"step": 7}, "state": {"rest": {"lr": 0.5}}} == held.record.state
-    assert 70 == held.record.manifest.samples
+    assert (Bench.name_of(7), 7, None) == (held.held.name, held.held.step, held.committed)
+    assert {"position": {"step": 7}, "state": {"rest": {"lr": 0.5}}} == held.held.record.state
+    assert 70 == held.held.record.manifest.samples
     assert [] == bench.catalog.committed()
 
 

@@ -11,6 +11,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.snapshots.client.messages import (
+    RECEIVED,
     Describe,
     Held,
     HeldSet,
@@ -53,10 +54,14 @@ class RecalledState:
         return self.held.generation, self.held.step
 
     @property
+    def committed(self) -> CommittedPosition | None:
+        """Newest snapshot that was committed out of the memory tier, as far as the node knows."""
+        return self.held.committed
+
+    @property
     def parent(self) -> str | None:
         """Name of the newest committed snapshot before it, if any."""
-        held = self.held
-        return held.record.manifest.parent if held.committed is None else held.committed.name
+        return self.held.record.manifest.parent if self.committed is None else self.committed.name
 
     @property
     def shards(self) -> list[tuple[Sequence[TensorEntry], mmap.mmap]]:
@@ -204,34 +209,31 @@ class MemoryTierClient:
             SnapshotError: the writer died.
         """
         request = Recall(older_than)
-        held = self._link.ask(request, Held, complaint="no word of what it holds", limit_s=_ANSWER_LIMIT_S).held
+        held = self._link.ask(
+            request, Held, complaint="no word of what it holds", limit_s=_ANSWER_LIMIT_S
+        ).held
         if held is None:
             return None
         return RecalledState(held, self._mapped([shard.size for shard in held.shards], mmap.mmap))
 
-    def receive(self, held: HeldSet, fill: Callable[[Sequence[memoryview]], None]) -> str | None:
-        """Have this node hold *held*, a state of another node; return why it has no memory for it, if so: then nothing is filled.
-
-        Args:
-            held: The state as the other node has it.
-            fill: Fills the memory of each shard.
+    def prepare_to_receive(self, held: HeldSet) -> list[mmap.mmap] | str:
+        """Return memory for each shard of *held*, a state of another node, or why there is none: what this node held is given up.
 
         Raises:
             SnapshotError: the writer died.
         """
         first, *rest = (shard.shard for shard in held.shards)
         shards = (replace(first, record=held.record), *rest)
-        request = Receive(held.generation, held.world_size, shards)
+        request = Receive(held.generation, held.world_size, held.committed, shards)
         answer = self._link.ask(request, Receiving, complaint="no word of memory", limit_s=_ANSWER_LIMIT_S)
-        if not answer.sizes:
-            return answer.reason
-        memories = self._mapped(answer.sizes, map_memory)
-        fill([memoryview(memory)[: shard.nbytes] for memory, shard in zip(memories, shards, strict=True)])
+        return self._mapped(answer.sizes, map_memory) if answer.sizes else answer.reason
+
+    def count_received(self, held: HeldSet, memories: Sequence[mmap.mmap]) -> None:
+        """Label the shards that were received: from now on this node holds the state."""
         name = _JSON.encode({"name": held.name, "changed": []}).encode()
-        for number, (memory, size, shard) in enumerate(zip(memories, answer.sizes, held.shards, strict=True)):
-            label = Label(held.generation, held.step, 1, shard.digest, b"" if number else name)
-            Slot(number, -1, size, memory).set_label(label)
-        return None
+        for number, (memory, shard) in enumerate(zip(memories, held.shards, strict=True)):
+            label = Label(held.generation, held.step, RECEIVED, shard.digest, b"" if number else name)
+            Slot(number, -1, len(memory), memory).set_label(label)
 
     def _mapped(self, sizes: Sequence[int], map_one: Callable[[int, int], mmap.mmap]) -> list[mmap.mmap]:
         """Return the memory files whose descriptors came with the last message."""

@@ -13,6 +13,17 @@ from elasticflow.snapshots.client.writer_reports import WriterReport  # noqa: TC
 from elasticflow.snapshots.format.pieces import Part  # noqa: TC001
 from elasticflow.snapshots.format.shard_file import SnapshotRecord, StagedShard  # noqa: TC001
 
+
+@dataclass(frozen=True)
+class CommittedPosition:
+    """A snapshot that was committed out of the memory tier, and where in training it was taken."""
+
+    name: str
+    step: int
+    epoch: int
+    samples: int
+
+
 # --- from a worker to its writer --------------------------------------------------------------------------
 
 
@@ -99,6 +110,10 @@ class Recall:
     older_than: tuple[int, ...] = ()
 
 
+RECEIVED = 1
+"""Number of the layout of a received state."""
+
+
 @dataclass(frozen=True)
 class Receive:
     """Make memory ready for a state that another node holds; `Receiving` answers it, and the worker fills and labels the slots.
@@ -108,11 +123,13 @@ class Receive:
     Attributes:
         generation: Generation that held the state.
         world_size: Ranks of that generation, on all nodes.
+        committed: Newest snapshot that was committed out of the memory tier; None: none.
         shards: Layout of each part of the state; the first has the record.
     """
 
     generation: int
     world_size: int
+    committed: CommittedPosition | None
     shards: tuple[StagedShard, ...]
 
 
@@ -207,16 +224,6 @@ class HeldShard:
     size: int
     shard: StagedShard
     digest: int
-
-
-@dataclass(frozen=True)
-class CommittedPosition:
-    """A snapshot that was committed out of the memory tier, and where in training it was taken."""
-
-    name: str
-    step: int
-    epoch: int
-    samples: int
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 from elasticflow import events
 from elasticflow.protocol.snapshot_settings import HELD_MOST_OF_FREE, HELD_STATES, HELD_STATES_AUTO
 from elasticflow.snapshots.client.messages import (
+    RECEIVED,
     CommittedPosition,
     Describe,
     Held,
@@ -122,7 +123,9 @@ class SlotSet:
     def metadata(self) -> tuple[str, SnapshotRecord]:
         """Return the name of the snapshot and the record, as they were at this step."""
         slot = self.slots[0]
-        assert slot.layout.shard.record is not None, "the first rank of a node describes its shard with a record"
+        assert slot.layout.shard.record is not None, (
+            "the first rank of a node describes its shard with a record"
+        )
         metadata = json.loads(slot.label.metadata)
         content = copy.deepcopy(slot.layout.shard.record.to_json())
         for path, value in metadata["changed"]:
@@ -230,9 +233,12 @@ class MemoryTierSlots:
             try:
                 for number, shard in enumerate(message.shards):
                     slots = self._take(1, shard.nbytes + TAIL, count)
-                    layout = HeldLayout(shard, number, message.world_size)
+                    # No rank of this node filled it.
+                    layouts = {
+                        (message.generation, RECEIVED): HeldLayout(shard, -1 - number, message.world_size)
+                    }
                     received[number] = RankSlots(
-                        number, count, message.generation, slots, {(message.generation, 1): layout}, is_detached=True
+                        number, count, message.generation, slots, layouts, is_detached=True
                     )
             except (OSError, LimitError):
                 for rank_slots in received.values():
@@ -549,6 +555,7 @@ class MemoryTierService:
     def _receive(self, worker: ConnectedRank, message: Receive) -> None:
         try:
             slots = self._tier.receive(message)
+            self._committed = message.committed
         except (LimitError, OSError) as error:
             worker.send(Receiving((), getattr(error, "strerror", None) or str(error)))
         else:
