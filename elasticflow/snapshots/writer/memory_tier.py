@@ -37,6 +37,7 @@ from elasticflow.snapshots.client.writer_reports import SnapshotReport
 from elasticflow.snapshots.format.shard_file import SnapshotRecord
 from elasticflow.snapshots.memory import TAIL, LimitError
 from elasticflow.snapshots.writer.pending import PendingSnapshot
+from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -220,6 +221,7 @@ class MemoryTierSlots:
             LimitError: the slots are more than the limit allows.
             OSError: there is no memory for them, or none to spare.
         """
+        fault_injection.reach("tier.before_receive")
         with self._lock:
             self.clear()
             if self._rank_slots:
