@@ -21,12 +21,14 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from elasticflow import events
 from elasticflow.snapshots.store.catalog import Catalog
 from elasticflow.storage.storage import Storage
 from tests.end_to_end import tiny_job
 from tests.end_to_end import trajectory_jobs as jobs
-from tests.end_to_end.disturbed import Series
+from tests.end_to_end.disturbed import MODULES, Series
 from tests.end_to_end.harness import named, project_at, steps_of, tensors, wait_gone
 from tests.hosts import Hosts, ip_pids
 from tests.measured.campaign.facts import head
@@ -35,7 +37,7 @@ from tests.measured.campaign.hosts import Run
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.end_to_end.harness import Project
+    from tests.end_to_end.harness import Project, Running
 
 SEED = 20261127
 TABLE = Path(__file__).with_name("memory.md")
@@ -90,6 +92,24 @@ LOOPS = {
         "gradients": "loss = loss_of(batch)['loss']; (loss * batch.share).backward()",
     },
 }
+# A loop of its own whose steps take no time.
+FAST = """
+import torch
+import elasticflow as ef
+
+run = ef.join()
+model = torch.nn.Linear(16, 16)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+run.keep(model=model, optimizer=optimizer)
+for batch in run.batches(torch.randn(64, 16), size=4, steps={steps}):
+    optimizer.zero_grad()
+    loss = model(batch).square().mean()
+    loss.backward()
+    optimizer.step()
+    run.step(loss=loss)
+run.finish()
+"""
+FAST_STEPS = 100_000
 LOOP_JOB = """
 [job]
 name = "{name}"
@@ -122,7 +142,7 @@ every tensor at the end has the bits of the undisturbed run, each step once in m
 
 {total} in all; median of steps done again: {median:g}.
 {problems}
-"""
+{flat}"""
 
 
 @dataclass
@@ -271,6 +291,46 @@ def _compare(blow: Blow, run: Any, found: dict[str, bytes], expected: str) -> No
         blow.problems.append(f"steps in metrics.jsonl: {len(steps)}, the last {steps[-1:]}")
 
 
+def flat(project: Project) -> str:
+    """Return the memory of each process of a run of `FAST_STEPS` steps, after a tenth of them and at the end, as a Markdown table."""
+    project.write("fast.py", FAST.format(steps=FAST_STEPS))
+    job = LOOP_JOB.format(name="fast", every=FAST_STEPS // 4, budget=1)
+    project.write("jobs/fast.toml", job.replace("nproc_per_node = 2", "nproc_per_node = 1"))
+    running = project.run("jobs/fast.toml", f"fast-{os.getpid()}", job="fast")
+    found: list[dict[str, float]] = []
+    for step in (FAST_STEPS // 10, FAST_STEPS - 1000):
+        running.wait_for("steps", lambda at=step: running.state().get("step", 0) >= at, 7200)  # type: ignore[misc]
+        found.append(_memory(running))
+    if (code := running.end(1000)) != 0:
+        raise RuntimeError(f"ended with {code}: {running.told()}")
+    lines = [f"| {name} | {found[0][name]:.1f} | {found[1].get(name, 0):.1f} |" for name in found[0]]
+    title = f"Memory of a run of {FAST_STEPS} steps of an own loop, one worker, MB (private and shared pages of its own):"
+    return "\n".join(
+        [
+            title,
+            "",
+            f"| process | after {FAST_STEPS // 10} steps | at the end |",
+            "|---|---:|---:|",
+            *lines,
+            "",
+        ]
+    )
+
+
+def _memory(running: Running) -> dict[str, float]:
+    found: dict[str, float] = {}
+    workers = {worker["pid"] for worker in running.state()["workers"]}
+    for process in [psutil.Process(running.process.pid), *running.tree()]:
+        command = " ".join(process.cmdline())
+        name = next((name for name, module in MODULES.items() if module in command), None)
+        name = "worker" if process.pid in workers else name
+        if process.pid == running.process.pid:
+            name = "supervisor"
+        if name is not None:
+            found[name] = process.memory_full_info().pss / 1e6
+    return found
+
+
 def row(form: str, victim: str, nodes: int, blows: list[Blow]) -> str:
     """Return one line of the table."""
     lost = [blow.lost for blow in blows]
@@ -281,7 +341,7 @@ def row(form: str, victim: str, nodes: int, blows: list[Blow]) -> str:
     return f"| {form} | {victim} | {nodes} | {len(lost)} | {held} | {median(lost):g} | {max(lost)} | {seconds:.1f} | {good} |"
 
 
-def table(blows: list[Blow]) -> str:
+def table(blows: list[Blow], flat: str = "") -> str:
     """Return the Markdown page."""
     groups = sorted({(list(FORMS).index(b.form), b.victim != "worker", b.victim, b.nodes) for b in blows})
     rows = []
@@ -292,7 +352,7 @@ def table(blows: list[Blow]) -> str:
     wrong = [f"- {b.run}, {b.victim}: {'; '.join(b.problems)}" for b in blows if b.problems]
     counts = [f"{sum(b.victim == v for b in blows)} {v}s" for v in ("worker", "agent", "node")]
     return TEXT.format(
-        **head(), steps=STEPS, every=EVERY, seed=SEED, rows="\n".join(rows), total=", ".join(counts),
+        **head(), flat=flat, steps=STEPS, every=EVERY, seed=SEED, rows="\n".join(rows), total=", ".join(counts),
         median=median(b.lost for b in blows), problems="\n".join(["", "Not as required:", "", *wrong] if wrong else []),
     )  # fmt: skip
 
@@ -306,7 +366,7 @@ def read_results(path: Path) -> list[Blow]:
 def main() -> int:
     """Disturb, print one line a kill, write the table; return 1 if anything was not as required."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--only", nargs="*", default=["kill", "lose"], help="kill, lose")
+    options.add_argument("--only", nargs="*", default=["kill", "lose", "flat"], help="kill, lose, flat")
     options.add_argument("--runs", type=int, default=5, help=f"of each form, of {KILLS_OF_A_RUN} kills each")
     options.add_argument("--losing-runs", type=int, default=4, help=f"the same, {LOSSES_OF_A_RUN} nodes each")
     options.add_argument(
@@ -348,8 +408,11 @@ def main() -> int:
                         f"{job}-hosts-{count}-{number}",
                         lambda f=form, c=count, n=number: lose(folder, f, c, n, expected(f, c)),  # type: ignore[misc]
                     )
+        kept = given.results.with_suffix(".flat")
+        if "flat" in given.only and not kept.exists():
+            kept.write_text(flat(project))
     blows = read_results(given.results)
-    TABLE.write_text(table(blows), encoding="utf-8")
+    TABLE.write_text(table(blows, kept.read_text() if kept.exists() else ""), encoding="utf-8")
     return int(any(blow.problems for blow in blows))
 
 
