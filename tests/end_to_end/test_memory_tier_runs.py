@@ -203,14 +203,19 @@ def flip_and_kill(series: Series, generation: int, count: int) -> list[int]:
 
 def slots_of(series: Series) -> list[Slot]:
     """Return the labelled slots that the node's writer holds."""
-    writer, slots = series.process("writer"), []
+    writer = series.process("writer")
     assert writer is not None
-    for number, path in enumerate(Path(f"/proc/{writer.pid}/fd").iterdir()):
-        if "elasticflow-staging" in os.readlink(path):  # noqa: PTH115
-            descriptor = os.open(path, os.O_RDWR)
-            size = os.fstat(descriptor).st_size
-            slots.append(Slot(number, descriptor, size, mmap.mmap(descriptor, size)))
-    return [slot for slot in slots if slot.label() is not None]
+    slots: dict[int, Slot] = {}
+    for path in Path(f"/proc/{writer.pid}/fd").iterdir():
+        # A file may be closed meanwhile.
+        with suppress(FileNotFoundError):
+            if "elasticflow-staging" in os.readlink(path):  # noqa: PTH115
+                descriptor = os.open(path, os.O_RDWR)
+                facts = os.fstat(descriptor)
+                memory = mmap.mmap(descriptor, facts.st_size)
+                # Each has two descriptors: its mapping keeps one.
+                slots[facts.st_ino] = Slot(0, descriptor, facts.st_size, memory)
+    return [slot for slot in slots.values() if slot.label() is not None]
 
 
 def held_steps(series: Series, generation: int) -> list[int]:
@@ -226,24 +231,21 @@ def test_killed_while_it_holds_and_while_a_held_state_is_written(
 ) -> None:
     """A rank dies before its copy counts; the next generation's while the writer is in the midst of a snapshot of a held state."""
     tiny_job.write_standard(project)
-    faults = (
-        "tier.before_seal=kill@4 rank=1 generation=1, "
-        "shares.mid_write=stall:2@1, training.step=kill@32 rank=0 generation=2"
-    )
-    running = project.run(
-        JOB,
-        "holds",
-        "snapshots.every=25 steps",
-        job="tiny",
-        TINY_PAUSE_S="0.1",
-        **{fault_injection.VARIABLE: faults},
-    )
-    running.wait_for_step(1, generation=2)
+    faults = "tier.before_seal=kill@4 rank=1 generation=1, shares.mid_write=stall:10@1"
+    sets = ("snapshots.every=25 steps",)
+    environment = {"TINY_PAUSE_S": "0.1", fault_injection.VARIABLE: faults}
+    running = project.run(JOB, "holds", *sets, job="tiny", **environment)
+    running.wait_for("a snapshot that is written", lambda: named(running.events(), events.SNAPSHOT_STAGED))
+    os.kill(running.pid_of(0), signal.SIGKILL)
+    running.wait_for_step(26, generation=2)
     tiny_job.hurry(project)
     assert 0 == running.end(), running.told()
     started = named(running.events(), events.TRAINING_STARTED)
     assert [False, True, True] == [event["from_memory"] for event in started]
-    assert started[0]["step"] < started[1]["step"] < started[2]["step"]
+    assert started[0]["step"] < started[1]["step"] < 25 <= started[2]["step"]
+    (committed, *_) = named(running.events(), events.SNAPSHOT_COMMITTED)
+    assert (25, 2) == (committed["step"], committed["generation"])
+    assert committed["timestamp"] > named(running.events(), events.WORKER_FAILED)[1]["timestamp"]
     assert [] == named(running.events(), events.SNAPSHOT_FAILED)
     assert tiny_reference.found["bits"] == tensors(running.run)
     assert list(range(1, tiny_job.STEPS + 1)) == steps_of(running.run)

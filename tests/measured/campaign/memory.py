@@ -35,8 +35,6 @@ from tests.measured.campaign.facts import head
 from tests.measured.campaign.hosts import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.end_to_end.harness import Project, Running
 
 SEED = 20261127
@@ -363,6 +361,29 @@ def read_results(path: Path) -> list[Blow]:
     return [Blow(**json.loads(line)) for line in lines]
 
 
+def _disturb(
+    results: Path, project: Project, folder: Path | None, form: str, nodes: int, number: int
+) -> None:
+    """Do one run and keep what came of it, unless it is done; with a *folder* hosts are lost, of projects in it."""
+    run = f"{FORMS[form]}-{'hosts-' if folder else ''}{nodes}-{number}"
+    if any(done.run == run for done in read_results(results)):
+        return
+    # An exact job has the same bits on any number of workers.
+    workers = 2 if "exact" in form or folder is None else nodes
+    kept = results.with_suffix(f".{FORMS[form]}-{workers}")
+    if not kept.exists():
+        kept.write_text(undisturbed(project, FORMS[form], workers))
+    expected = kept.read_text()
+    if folder is None:
+        blows = kill(project, form, nodes, number, expected)
+    else:
+        blows = lose(folder, form, nodes, number, expected)
+    with results.open("a") as file:
+        for each in blows:
+            print(each, flush=True)
+            file.write(json.dumps(asdict(each)) + "\n")
+
+
 def main() -> int:
     """Disturb, print one line a kill, write the table; return 1 if anything was not as required."""
     options = argparse.ArgumentParser(description=__doc__)
@@ -373,42 +394,16 @@ def main() -> int:
         "--results", type=Path, default=RESULTS, help="where results are kept: runs done are not done again"
     )
     given = options.parse_args()
+    results: Path = given.results
+    kept = results.with_suffix(".flat")
     with tempfile.TemporaryDirectory(prefix="memory-") as name, project_at(Path(name) / "project") as project:
-        folder = Path(name)
         write(project)
-
-        def expected(form: str, workers: int) -> str:
-            # An exact job has the same bits on any number of workers.
-            workers = 2 if "exact" in form else workers
-            kept: Path = given.results.with_suffix(f".{FORMS[form]}-{workers}")
-            if not kept.exists():
-                kept.write_text(undisturbed(project, FORMS[form], workers))
-            return kept.read_text()
-
-        def do(run: str, blow: Callable[[], list[Blow]]) -> None:
-            if any(done.run == run for done in read_results(given.results)):
-                return
-            blows = blow()
-            with given.results.open("a") as file:
-                for each in blows:
-                    print(each, flush=True)
-                    file.write(json.dumps(asdict(each)) + "\n")
-
         for number in range(max(given.runs, given.losing_runs)):
-            for form, job in FORMS.items():
-                count = 1 + number % 2
+            for form in FORMS:
                 if "kill" in given.only and number < given.runs:
-                    do(
-                        f"{job}-{count}-{number}",
-                        lambda f=form, c=count, n=number: kill(project, f, c, n, expected(f, 2)),  # type: ignore[misc]
-                    )
-                count = 2 + number % 3
+                    _disturb(results, project, None, form, 1 + number % 2, number)
                 if "lose" in given.only and number < given.losing_runs:
-                    do(
-                        f"{job}-hosts-{count}-{number}",
-                        lambda f=form, c=count, n=number: lose(folder, f, c, n, expected(f, c)),  # type: ignore[misc]
-                    )
-        kept = given.results.with_suffix(".flat")
+                    _disturb(results, project, Path(name), form, 2 + number % 3, number)
         if "flat" in given.only and not kept.exists():
             kept.write_text(flat(project))
     blows = read_results(given.results)
