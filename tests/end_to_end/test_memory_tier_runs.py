@@ -116,7 +116,7 @@ def test_lost_node_of_rank_0_costs_no_held_step(project: Project) -> None:
         .read_text()
         .replace("trajectory_models:mlp", "trajectory_models:cnn")
     )
-    project.write("jobs/tiny.toml", text.replace(jobs.EXACT, ""))
+    project.write("jobs/tiny.toml", text.replace(jobs.EXACT, "threads = 1\n"))
     expected = tiny_job.undisturbed(project, tiny_job.STEPS)
     tiny_job.reset(project)
     faults = "tier.mid_broadcast=kill@1 generation=2, tier.before_receive=raise:ENOMEM cue={}"

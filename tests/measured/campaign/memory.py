@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 SEED = 20261127
 TABLE = Path(__file__).with_name("memory.md")
 RESULTS = Path(tempfile.gettempdir()) / "elasticflow-memory.jsonl"
-STEPS, EVERY, BUDGET = 1500, 500, 1000
+# Steps of a run whose workers are killed, and of another whose nodes are lost.
+STEPS, LOSING_STEPS = 600, 1500
+EVERY, BUDGET = 500, 1000
 PAUSE_S = "0.05"
 KILLS_OF_A_RUN, LOSSES_OF_A_RUN = 10, 4
 # Name of the job, by what it is.
@@ -59,6 +61,7 @@ import elasticflow as ef
 from obedient import Samples
 from trajectory_models import mlp
 
+torch.set_num_threads(1)
 here, pause = Path(__file__).parent, float(os.environ.get("TINY_PAUSE_S", "0.004"))
 run = ef.join({arguments})
 model = mlp()
@@ -96,12 +99,13 @@ import torch
 import elasticflow as ef
 
 run = ef.join()
+data = torch.utils.data.TensorDataset(torch.randn(64, 16), torch.randn(64, 16))
 model = torch.nn.Linear(16, 16)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 run.keep(model=model, optimizer=optimizer)
-for batch in run.batches(torch.randn(64, 16), size=4, steps={steps}):
+for batch in run.batches(data, size=4, steps={steps}):
     optimizer.zero_grad()
-    loss = model(batch).square().mean()
+    loss = (model(batch.inputs) - batch.targets).square().mean()
     loss.backward()
     optimizer.step()
     run.step(loss=loss)
@@ -127,7 +131,7 @@ TEXT = """# Steps done again with the memory tier
 {date}, {facts}, {cores} cores shared with other work; commit {commit}.
 Made by `python -m tests.measured.campaign.memory`.
 
-Small jobs with `snapshots.memory` as it is by default, {steps} steps of some 60 ms, a snapshot every {every} steps. *Worker*, *agent*: `kill -9`
+Small jobs with `snapshots.memory` as it is by default, {steps} to {most} steps of some 60 ms, a snapshot every {every} steps. *Worker*, *agent*: `kill -9`
 at moments drawn from the seed {seed}, of runs of two workers: on one node, or on two nodes (one worker each) that are simulated
 on this machine. *Node*: all processes of a host are killed, and the command is started there again; hosts are network namespaces, 2 to 4, a
 worker each. Exact jobs continue with fewer hosts meanwhile; the others wait for the host. *Again*: steps done again after it.
@@ -168,13 +172,14 @@ class Blow:
     problems: list[str] = field(default_factory=list)
 
 
-def write(project: Project) -> None:
-    """Put the jobs into *project*."""
-    tiny_job.write(project, STEPS, EVERY, BUDGET)
+def write(project: Project, steps: int) -> None:
+    """Put the jobs into *project*, *steps* long."""
+    tiny_job.write(project, steps, EVERY, BUDGET)
     text = (project.root / "jobs/tiny.toml").read_text()
-    project.write("jobs/batch.toml", text.replace('"tiny"', '"batch"').replace(jobs.EXACT, ""))
+    # Sums of other threads have other bits.
+    project.write("jobs/batch.toml", text.replace('"tiny"', '"batch"').replace(jobs.EXACT, "threads = 1\n"))
     for name, parts in LOOPS.items():
-        project.write(f"{name}.py", LOOP.format(steps=STEPS, **parts))
+        project.write(f"{name}.py", LOOP.format(steps=steps, **parts))
         project.write(f"jobs/{name}.toml", LOOP_JOB.format(name=name, every=EVERY, budget=BUDGET))
     tiny_job.reset(project)
 
@@ -187,12 +192,12 @@ def digest(bits: dict[str, bytes]) -> str:
     return total.hexdigest()
 
 
-def undisturbed(project: Project, job: str, workers: int) -> str:
-    """Return the digest that *job* comes to on so many workers if nobody disturbs it."""
-    tiny_job.reset(project)
+def undisturbed(project: Project, job: str, workers: int, steps: int) -> str:
+    """Return the digest that *job*, *steps* long, comes to on so many workers if nobody disturbs it."""
+    write(project, steps)
     tiny_job.hurry(project)
     running = project.run(
-        f"jobs/{job}.toml", f"quiet-{job}-{workers}", f"nodes.nproc_per_node={workers}", job=job
+        f"jobs/{job}.toml", f"quiet-{job}-{workers}-{steps}", f"nodes.nproc_per_node={workers}", job=job
     )
     if (code := running.end(1000)) != 0:
         raise RuntimeError(f"{job}, undisturbed, ended with {code}: {running.told()}")
@@ -200,19 +205,19 @@ def undisturbed(project: Project, job: str, workers: int) -> str:
 
 
 def kill(project: Project, form: str, nodes: int, number: int, expected: str) -> list[Blow]:
-    """Kill workers in one run, and agents twice; return what came of each kill."""
+    """Kill workers in one run, and an agent once; return what came of each kill."""
     draw, job = random.Random(f"{SEED} {form} {nodes} {number}"), FORMS[form]
-    tiny_job.reset(project)
+    write(project, STEPS)
     options = [] if nodes == 1 else [f"--simulate-nodes={nodes}"]
     sets = [] if nodes == 1 else [f"nodes.min={nodes}", f"nodes.max={nodes}", "nodes.nproc_per_node=1"]
     name = f"{job}-{nodes}-{number}"
     series = Series(project, name, *sets, job=job, options=options, TINY_PAUSE_S=PAUSE_S)
-    agents = draw.sample(range(KILLS_OF_A_RUN), 2)
+    agents = {draw.randrange(KILLS_OF_A_RUN)}
     blows, generation = [], series.trains(0)
     for count in range(KILLS_OF_A_RUN):
         victim = "agent" if count in agents else f"worker {draw.randrange(2)}"
         blow = Blow(form, victim.split(maxsplit=1)[0], nodes, name)
-        series.reach(min(STEPS - 50, series.step() + draw.randrange(10, 80)))
+        series.reach(min(STEPS - 50, series.step() + draw.randrange(10, 50)))
         before, began = series.step(), time.monotonic()
         series.kill(victim)
         started = series.started(generation)
@@ -222,7 +227,7 @@ def kill(project: Project, form: str, nodes: int, number: int, expected: str) ->
     tiny_job.hurry(project)
     if (code := series.running.end(1000)) != 0:
         blows[-1].problems.append(f"exit code {code}: {series.running.told()[-600:]}")
-    _compare(blows[-1], series.running.run, tensors(series.running.run), expected)
+    _compare(blows[-1], series.running.run, STEPS, tensors(series.running.run), expected)
     return blows
 
 
@@ -239,7 +244,7 @@ def lose(folder: Path, form: str, nodes: int, number: int, expected: str) -> lis
         for index, namespace in enumerate(hosts.names):
             project = stack.enter_context(project_at(folder / f"{name}-{index}"))
             project.prefix = ("ip", "netns", "exec", namespace)
-            write(project)
+            write(project, LOSING_STEPS)
             projects.append(project)
         extra = (f"nodes.min={1 if shrinks else nodes}", f"nodes.max={nodes}")
         run = Run(projects, hosts, f"{name}-{os.getpid()}", folder / f"shared-{name}", None, job, extra)
@@ -247,7 +252,7 @@ def lose(folder: Path, form: str, nodes: int, number: int, expected: str) -> lis
         run.trains(nodes)
         for _ in range(LOSSES_OF_A_RUN):
             victim, blow = draw.randrange(1, nodes), Blow(form, "node", nodes, name)
-            run.leads.wait_for_step(run.leads.state()["step"] + draw.randrange(10, 80))
+            run.leads.wait_for_step(run.leads.state()["step"] + draw.randrange(10, 50))
             before, began, lost = run.leads.state()["step"], time.monotonic(), run.generation
             for pid in ip_pids(hosts.names[victim]):
                 os.kill(pid, signal.SIGKILL)
@@ -270,7 +275,7 @@ def lose(folder: Path, form: str, nodes: int, number: int, expected: str) -> lis
             if (code := running.end()) != 0:
                 blows[-1].problems.append(f"host {host + 1} ended with {code}: {running.told()[-600:]}")
         found = tensors(Catalog(Storage(str(run.shared)), f"{run.name}/"))
-        _compare(blows[-1], run.leads.run, found, expected)
+        _compare(blows[-1], run.leads.run, LOSING_STEPS, found, expected)
         if left := wait_gone(run.name):
             blows[-1].problems.append(f"left behind: {left}")
     return blows
@@ -282,10 +287,10 @@ def _note(blow: Blow, before: int, began: float, started: dict[str, Any]) -> Non
     blow.is_from_memory = bool(started["from_memory"])
 
 
-def _compare(blow: Blow, run: Any, found: dict[str, bytes], expected: str) -> None:
+def _compare(blow: Blow, run: Any, count: int, found: dict[str, bytes], expected: str) -> None:
     if digest(found) != expected:
         blow.problems.append("other weights than undisturbed")
-    if (steps := steps_of(run)) != list(range(1, STEPS + 1)):
+    if (steps := steps_of(run)) != list(range(1, count + 1)):
         blow.problems.append(f"steps in metrics.jsonl: {len(steps)}, the last {steps[-1:]}")
 
 
@@ -350,7 +355,7 @@ def table(blows: list[Blow], flat: str = "") -> str:
     wrong = [f"- {b.run}, {b.victim}: {'; '.join(b.problems)}" for b in blows if b.problems]
     counts = [f"{sum(b.victim == v for b in blows)} {v}s" for v in ("worker", "agent", "node")]
     return TEXT.format(
-        **head(), flat=flat, steps=STEPS, every=EVERY, seed=SEED, rows="\n".join(rows), total=", ".join(counts),
+        **head(), flat=flat, steps=STEPS, most=LOSING_STEPS, every=EVERY, seed=SEED, rows="\n".join(rows), total=", ".join(counts),
         median=median(b.lost for b in blows), problems="\n".join(["", "Not as required:", "", *wrong] if wrong else []),
     )  # fmt: skip
 
@@ -370,9 +375,10 @@ def _disturb(
         return
     # An exact job has the same bits on any number of workers.
     workers = 2 if "exact" in form or folder is None else nodes
-    kept = results.with_suffix(f".{FORMS[form]}-{workers}")
+    steps = LOSING_STEPS if folder else STEPS
+    kept = results.with_suffix(f".{FORMS[form]}-{workers}-{steps}")
     if not kept.exists():
-        kept.write_text(undisturbed(project, FORMS[form], workers))
+        kept.write_text(undisturbed(project, FORMS[form], workers, steps))
     expected = kept.read_text()
     if folder is None:
         blows = kill(project, form, nodes, number, expected)
@@ -397,7 +403,6 @@ def main() -> int:
     results: Path = given.results
     kept = results.with_suffix(".flat")
     with tempfile.TemporaryDirectory(prefix="memory-") as name, project_at(Path(name) / "project") as project:
-        write(project)
         for number in range(max(given.runs, given.losing_runs)):
             for form in FORMS:
                 if "kill" in given.only and number < given.runs:
