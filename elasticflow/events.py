@@ -322,7 +322,12 @@ HELD_RECEIVED = Event(
     "a node that lacked the newest held state has received it from another node's memory",
     ("from_node", "bytes", "seconds"),
     emitter="worker",
-    line=Template("from memory", "step {step}: {bytes} bytes came from the memory of node {from_node}"),
+    line=Template(
+        "from memory",
+        "step {step}: {bytes} bytes came from the memory of node {from_node}",
+        symbol="note",
+        tone="plain",
+    ),
 )
 HELD_LOST = Event(
     "held.lost",
