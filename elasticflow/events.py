@@ -311,11 +311,31 @@ HELD_OFF = Event(
 )
 HELD_DAMAGED = Event(
     "held.damaged",
-    "the shard of a rank has changed in memory since it was held: training resumes from a snapshot",
+    "the shard of a rank, counted on its node, has changed in memory since it was held: training resumes from another node's copy, an older state or a snapshot",
     ("of_rank",),
     level="warning",
     emitter="worker",
     line=Template("not from memory", "step {step}: the part of rank {of_rank} has changed since it was held"),
+)
+HELD_RECEIVED = Event(
+    "held.received",
+    "a node that lacked the newest held state has received it from another node's memory",
+    ("from_node", "bytes", "seconds"),
+    emitter="worker",
+    line=Template(
+        "from memory",
+        "step {step}: {bytes} bytes came from the memory of node {from_node}",
+        symbol="note",
+        tone="plain",
+    ),
+)
+HELD_LOST = Event(
+    "held.lost",
+    "a node cannot receive the newest held state: training resumes from a snapshot",
+    ("reason",),
+    level="warning",
+    emitter="worker",
+    line=Template("not from memory", "step {step}: {reason}"),
 )
 SNAPSHOT_COMMITTED = Event(
     "snapshot.committed",

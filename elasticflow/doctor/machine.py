@@ -121,7 +121,7 @@ def _held_states(needs: Needs, free: int) -> Iterator[CheckResult]:
         return
     name, every = "held states", f"every {' or '.join(settings.every)}"
     costs = f"a worker's death costs the steps since the last snapshot, {every}"
-    if settings.memory is None or needs.job.nodes.min > 1:
+    if settings.memory is None or (needs.job.nodes.min > 1 and settings.is_held_at_interval):
         why = "snapshots.memory is off" if settings.memory is None else "workers are on several nodes"
         yield ok(_TOPIC, name, f"none, {why}: {costs}")
         return

@@ -43,8 +43,10 @@ POINTS = {
     "snapshot.mid_copy": "half of the tensors are copied into staging memory",
     "snapshot.after_copy": "all is copied, the writer does not know it",
     "snapshot.after_stage": "the share was handed to the writer",
-    # A worker resumes from one.
     "tier.before_seal": "a slot of the memory tier is filled, it does not count yet",
+    # A worker resumes from one.
+    "tier.before_receive": "a worker asked the writer for memory for another node's state",
+    "tier.mid_broadcast": "before each piece of a held state goes to nodes that lack it",
     "restore.before_recall": "the writer is not asked what it holds in memory",
     "restore.before_read": "the candidates are known, none was read",
     "restore.mid_load": "the writer, or who verifies, is about to read a block",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import signal
 from contextlib import suppress
@@ -12,7 +13,11 @@ from typing import TYPE_CHECKING
 import psutil
 
 from elasticflow import events
+from elasticflow.snapshots.memory import Slot
+from elasticflow.system import fault_injection
 from tests.end_to_end import tiny_job
+from tests.end_to_end import trajectory_jobs as jobs
+from tests.end_to_end.disturbed import MODULES, Outcome, Series
 from tests.end_to_end.harness import named, steps_of, tensors, wait_gone
 
 if TYPE_CHECKING:
@@ -98,6 +103,152 @@ def test_batch_job_holds_by_itself_unless_the_memory_is_short(project: Project) 
     short.process.send_signal(signal.SIGTERM)
     assert short.end() == 75, short.told()
     assert [] == named(short.events(), events.SNAPSHOT_FAILED)
+
+
+def test_lost_node_of_rank_0_costs_no_held_step(project: Project) -> None:
+    """BatchNorm in batch mode: the other node has rank 0's buffers. All are killed while the state goes to the new node; then it has it.
+
+    Later the new node has no memory for a state: all resume from the newest snapshot, and that is told.
+    """
+    tiny_job.write_standard(project)
+    text = (
+        (project.root / "jobs/tiny.toml")
+        .read_text()
+        .replace("trajectory_models:mlp", "trajectory_models:cnn")
+    )
+    project.write("jobs/tiny.toml", text.replace(jobs.EXACT, "threads = 1\n"))
+    expected = tiny_job.undisturbed(project, tiny_job.STEPS)
+    tiny_job.reset(project)
+    faults = "tier.mid_broadcast=kill@1 generation=2, tier.before_receive=raise:ENOMEM cue={}"
+    cue = project.root / "no-memory"
+    sets = ("nodes.min=2", "nodes.max=2", "nodes.nproc_per_node=1", "snapshots.every=50 steps")
+    running = project.start(
+        "run",
+        JOB,
+        "--run-id=lost",
+        "--simulate-nodes=2",
+        *(f"--set={text}" for text in sets),
+        run_id="lost",
+        job="tiny",
+        TINY_PAUSE_S="0.1",
+        **{fault_injection.VARIABLE: faults.format(cue)},
+    )
+    first = running.wait_for_group(2, 0)
+    held = int(running.wait_for("a held state", lambda: running.state().get("held")))
+    lose_node_of_rank_0(running)
+    second = running.wait_for_group(2, first + 1)
+    started = named(running.events(), events.TRAINING_STARTED)[-1]
+    assert started["from_memory"], running.told()
+    assert started["step"] >= held
+    received = named(running.events(), events.HELD_RECEIVED)
+    assert [(second, started["step"])] == [(event["generation"], event["step"]) for event in received]
+
+    running.wait_for("a snapshot", lambda: named(running.events(), events.SNAPSHOT_COMMITTED))
+    running.wait_for_step(55)
+    cue.touch()
+    lose_node_of_rank_0(running)
+    running.wait_for_group(2, second)
+    started = named(running.events(), events.TRAINING_STARTED)[-1]
+    assert (50, False) == (started["step"], started["from_memory"])
+    (lost,) = named(running.events(), events.HELD_LOST)
+    assert "Cannot allocate memory" in lost["reason"]
+    tiny_job.hurry(project)
+    assert 0 == running.end(), running.told()
+    assert expected["bits"] == tensors(running.run)
+    assert list(range(1, tiny_job.STEPS + 1)) == steps_of(running.run)
+    assert [] == wait_gone("lost")
+
+
+def lose_node_of_rank_0(running: Running) -> None:
+    """Kill the agent of rank 0's node, and its workers and writer with it."""
+    above = psutil.Process(running.pid_of(0)).parents()
+    next(process for process in above if MODULES["agent"] in process.cmdline()).kill()
+
+
+def test_flipped_bit_is_never_taken(project: Project, tiny_reference: Reference) -> None:
+    """A bit of the newest held state flips: training resumes from the one before. Then in both: from a snapshot. The same bits at the end."""
+    tiny_job.write_standard(project)
+    series = Series(project, "flipped", "snapshots.every=20 steps", job="tiny", TINY_PAUSE_S="0.1")
+    series.reach(25)
+    older, newest = flip_and_kill(series, series.trains(0), 1)
+    started = series.started(1)
+    assert (older, True) == (started["step"], started["from_memory"])
+    assert {newest} == {event["step"] for event in series.named(events.HELD_DAMAGED)}
+    older, newest = flip_and_kill(series, series.trains(1), 2)
+    assert not series.started(2)["from_memory"]
+    assert {older, newest} == {event["step"] for event in series.named(events.HELD_DAMAGED, 2)}
+    tiny_job.hurry(project)
+    outcome = Outcome("", "")
+    series.finish(tiny_reference.found, outcome)
+    assert [] == outcome.problems
+
+
+def flip_and_kill(series: Series, generation: int, count: int) -> list[int]:
+    """Flip a bit in the newest *count* of the two states that *generation* holds, and kill it; return the states' steps."""
+    series.wait("two held states", lambda: held_steps(series, generation))
+    workers = [series.process(f"worker {rank}") for rank in (0, 1)]
+    for worker in workers:
+        assert worker is not None
+        worker.suspend()
+    steps: list[int] = series.wait("two held states", lambda: held_steps(series, generation))
+    for slot in slots_of(series):
+        label = slot.label()
+        if label is not None and label.step in steps[-count:]:
+            slot.memory[5] ^= 1
+    for worker in reversed(workers):
+        assert worker is not None
+        worker.kill()
+    return steps
+
+
+def slots_of(series: Series) -> list[Slot]:
+    """Return the labelled slots that the node's writer holds."""
+    writer = series.process("writer")
+    assert writer is not None
+    slots: dict[int, Slot] = {}
+    for path in Path(f"/proc/{writer.pid}/fd").iterdir():
+        # A file may be closed meanwhile.
+        with suppress(FileNotFoundError):
+            if "elasticflow-staging" in os.readlink(path):  # noqa: PTH115
+                descriptor = os.open(path, os.O_RDWR)
+                facts = os.fstat(descriptor)
+                memory = mmap.mmap(descriptor, facts.st_size)
+                # Each has two descriptors: its mapping keeps one.
+                slots[facts.st_ino] = Slot(0, descriptor, facts.st_size, memory)
+    return [slot for slot in slots.values() if slot.label() is not None]
+
+
+def held_steps(series: Series, generation: int) -> list[int]:
+    """Return the two steps that both ranks of *generation* hold, the older first; empty: none yet."""
+    labels = [slot.label() for slot in slots_of(series)]
+    steps = [label.step for label in labels if label is not None and label.generation == generation]
+    found = sorted({step for step in steps if steps.count(step) == 2})
+    return found if len(found) == 2 else []
+
+
+def test_killed_while_it_holds_and_while_a_held_state_is_written(
+    project: Project, tiny_reference: Reference
+) -> None:
+    """A rank dies before its copy counts; the next generation's while the writer is in the midst of a snapshot of a held state."""
+    tiny_job.write_standard(project)
+    faults = "tier.before_seal=kill@4 rank=1 generation=1, shares.mid_write=stall:10@1"
+    sets = ("snapshots.every=25 steps",)
+    environment = {"TINY_PAUSE_S": "0.1", fault_injection.VARIABLE: faults}
+    running = project.run(JOB, "holds", *sets, job="tiny", **environment)
+    running.wait_for("a snapshot that is written", lambda: named(running.events(), events.SNAPSHOT_STAGED))
+    os.kill(running.pid_of(0), signal.SIGKILL)
+    running.wait_for_step(26, generation=2)
+    tiny_job.hurry(project)
+    assert 0 == running.end(), running.told()
+    started = named(running.events(), events.TRAINING_STARTED)
+    assert [False, True, True] == [event["from_memory"] for event in started]
+    assert started[0]["step"] < started[1]["step"] < 25 <= started[2]["step"]
+    (committed, *_) = named(running.events(), events.SNAPSHOT_COMMITTED)
+    assert (25, 2) == (committed["step"], committed["generation"])
+    assert committed["timestamp"] > named(running.events(), events.WORKER_FAILED)[1]["timestamp"]
+    assert [] == named(running.events(), events.SNAPSHOT_FAILED)
+    assert tiny_reference.found["bits"] == tensors(running.run)
+    assert list(range(1, tiny_job.STEPS + 1)) == steps_of(running.run)
 
 
 def trace(project: Project, run_id: str) -> None:

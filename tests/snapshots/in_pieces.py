@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from elasticflow.snapshots.store.catalog import Catalog
 
 
-def shared(whole: Captured, rank: int, degree: int) -> Captured:
-    """Return what *rank* captures if *degree* ranks share every tensor that has rows, as torch cuts it."""
+def shared(whole: Captured, rank: int, degree: int, holders: tuple[int, ...] = ()) -> Captured:
+    """Return what *rank* captures if *degree* ranks share every tensor that has rows, as torch cuts it; *holders* have its part."""
     boxes = {
-        key: sharded_tensors._cut(tuple(tensor.shape), Shards(rank, degree, (rank,)))
+        key: sharded_tensors._cut(tuple(tensor.shape), Shards(rank, degree, holders or (rank,)))
         for key, tensor in whole.tensors.items()
         if tensor.dim() and tensor.numel()
     }

@@ -98,7 +98,7 @@ def recalled(ranks: list[Rank]) -> list[tuple[int, list[bytes]] | None]:
         found.append(
             None
             if held is None
-            else (held.step, [bytes(memory[: entries[0].nbytes]) for entries, memory in held.shards])
+            else (held.held.step, [bytes(memory[: entries[0].nbytes]) for entries, memory in held.shards])
         )
     return found
 
@@ -121,9 +121,9 @@ def test_successors_go_on_from_the_newest_step_that_every_rank_has(bench: Bench)
     assert [content(7), content(7)] == recalled(second)
     held = second[0].tier.recall()
     assert held is not None
-    assert (Bench.name_of(7), 7, None) == (held.name, held.step, held.committed)
-    assert {"position": {"step": 7}, "state": {"rest": {"lr": 0.5}}} == held.record.state
-    assert 70 == held.record.manifest.samples
+    assert (Bench.name_of(7), 7, None) == (held.held.name, held.held.step, held.committed)
+    assert {"position": {"step": 7}, "state": {"rest": {"lr": 0.5}}} == held.held.record.state
+    assert 70 == held.held.record.manifest.samples
     assert [] == bench.catalog.committed()
 
 
@@ -258,16 +258,115 @@ def test_what_was_taken_after_the_last_comparison_is_not_gone_on_from(
         assert "last known to be equal after step 4" in reason
 
 
-def test_group_over_two_nodes_is_not_whole_here(bench: Bench) -> None:
-    """A newcomer on another node makes what this one holds old: nothing is given out then or later."""
+def test_older_state_is_given_where_the_newest_is_not_wanted(bench: Bench) -> None:
+    """Each older set can be asked for; older than the oldest there is none."""
+    writer = bench.writer()
+    first = settled(joined(bench, writer))
+    for step in (1, 2, 3):
+        for rank in first:
+            rank.hold(step)
+    die(first)
+    (rank, _) = joined(bench, writer, generation=2)
+    found = [rank.tier.recall(older) for older in ((), (1, 3), (1, 2), (1, 1))]
+    assert [3, 2, 1, None] == [None if held is None else held.held.step for held in found]
+
+
+def test_group_over_two_nodes_is_given_what_this_one_has(bench: Bench) -> None:
+    """All ranks of a group were on this node; of the next group one is elsewhere."""
     writer = bench.writer()
     first = settled(joined(bench, writer, world=1))
     first[0].hold(3)
     die(first)
-    (wide,) = [bench.connect(writer, 0, 2, local_world_size=1, generation=2)]
-    assert MemoryTierClient(wide, 2).recall() is None
-    wide.close()
-    assert [None] == recalled(joined(bench, writer, world=1, generation=3))
+    wide = bench.connect(writer, 0, 2, local_world_size=1, generation=2)
+    held = MemoryTierClient(wide, 2).recall()
+    assert held is not None
+    assert (3, 1) == (held.held.step, held.held.world_size)
+
+
+def on_two_nodes(bench: Bench) -> list[Rank]:
+    """Hold step 5 on two nodes with a rank each, of which each has its own shard and a copy of the other's."""
+    ranks = []
+    for number in (0, 1):
+        client = bench.connect(bench.writer(), number, 2, local_world_size=1)
+        rank = Rank(client, MemoryTierClient(client, 1), number, 1, 2 * SIZE)
+        entries = [
+            TensorEntry(f"a{number}", "U8", (SIZE,), 0, SIZE),
+            TensorEntry(f"a{1 - number}", "U8", (SIZE,), SIZE, SIZE, is_copy=True),
+        ]
+        # The first rank of each node has the record.
+        record = SnapshotRecord({"position": {"step": 5}}, ManifestFacts(trigger="memory"))
+        rank.tier.reserve(2 * SIZE)
+        rank.tier.describe(entries, 2 * SIZE, record)
+        slot = rank.tier.next_slot(20)
+        slot.memory[: 2 * SIZE] = Bench.content(5, number, SIZE) + Bench.content(5, 1 - number, SIZE)
+        assert rank.tier.commit_slot(slot, Bench.name_of(5), 5, record)
+        ranks.append(rank)
+    return ranks
+
+
+def test_each_node_writes_its_own_shard_of_what_all_have(bench: Bench) -> None:
+    """The snapshot has each tensor once, and is that of two ranks."""
+    ranks = on_two_nodes(bench)
+    for rank in ranks:
+        rank.client.request_persist(5, "steps")
+    for rank in ranks:
+        assert [("snapshot.committed", 5)] == bench.outcomes(rank.client.flush(20))
+    (found,) = bench.catalog.committed()
+    assert (2, {"a0", "a1"}) == (found.world_size, {*found.tensors})
+    assert found.tensors["a0"].file != found.tensors["a1"].file
+    assert [] == verify.verify(bench.catalog, found)
+
+
+def test_at_the_end_the_node_of_rank_0_writes_all(bench: Bench) -> None:
+    """Both launches end after a crash: the state is on the store once, whole."""
+    die(on_two_nodes(bench))
+    for writer in reversed(bench.writers):
+        writer.finish(20)
+    (found,) = bench.catalog.committed()
+    assert ("crash", 2, {"a0", "a1"}) == (found.trigger, found.world_size, {*found.tensors})
+    assert [] == verify.verify(bench.catalog, found)
+
+
+def test_node_that_received_a_state_has_it(bench: Bench) -> None:
+    """A new node has none, then memory for it, and once the shards are labelled the state, whose successors find it."""
+    die(on_two_nodes(bench))
+    source = MemoryTierClient(bench.connect(bench.writers[0], 0, 2, local_world_size=1, generation=2), 2)
+    state = source.recall()
+    assert state is not None
+    new = bench.writer()
+    tier = MemoryTierClient(bench.connect(new, 1, 2, local_world_size=1, generation=2), 2)
+    assert tier.recall() is None
+    memories = tier.prepare_to_receive(state.held)
+    assert not isinstance(memories, str)
+    memories[0][:SIZE] = state.memories[0][:SIZE]
+    assert tier.recall() is None, "half of it came"
+    memories[0][SIZE : 2 * SIZE] = state.memories[0][SIZE : 2 * SIZE]
+    tier.count_received(state.held, memories)
+    received = tier.recall()
+    assert received is not None
+    assert (state.age, state.held.record) == (received.age, received.held.record)
+    assert state.held.name == received.held.name
+    assert bytes(state.memories[0][: 2 * SIZE]) == bytes(received.memories[0][: 2 * SIZE])
+    assert received.damaged(0, 1) is None
+    memories[0][3] ^= 1
+    assert 0 == received.damaged(0, 1)
+    # It was not held by a rank of this node, which would write it at the end.
+    new.finish(20)
+    assert [] == bench.catalog.committed()
+
+
+def test_node_without_memory_for_a_state_says_so(bench: Bench) -> None:
+    """The limit allows no slot: the figures are the reason."""
+    die(on_two_nodes(bench))
+    source = MemoryTierClient(bench.connect(bench.writers[0], 0, 2, local_world_size=1, generation=2), 2)
+    state = source.recall()
+    assert state is not None
+    new = bench.writer(staging_limit=4096)
+    tier = MemoryTierClient(bench.connect(new, 1, 2, local_world_size=1, generation=2), 2)
+    refused = tier.prepare_to_receive(state.held)
+    assert isinstance(refused, str)
+    assert "4096 are allowed" in refused
+    assert tier.recall() is None
 
 
 def test_wish_is_written_with_what_was_held(bench: Bench) -> None:
@@ -351,7 +450,7 @@ def test_wish_of_the_dead_is_kept_and_named_to_successors(bench: Bench) -> None:
     held = second[0].tier.recall()
     assert held is not None
     place = CommittedPosition(found.name, found.step, epoch=0, samples=found.step * 10)
-    assert (6, place) == (held.step, held.committed)
+    assert (6, place) == (held.held.step, held.committed)
 
 
 def test_what_is_held_is_committed_at_the_end_of_a_launch(bench: Bench) -> None:
@@ -415,7 +514,7 @@ def test_record_that_changed_much_is_told_anew(bench: Bench) -> None:
     (successor,) = joined(bench, writer, world=1, generation=2)
     held = successor.tier.recall()
     assert held is not None
-    assert (2, record.state) == (held.step, held.record.state)
+    assert (2, record.state) == (held.held.step, held.held.record.state)
 
 
 def test_limit_that_is_too_small_for_the_tier_is_told(bench: Bench) -> None:

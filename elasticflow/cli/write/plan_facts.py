@@ -257,10 +257,14 @@ def _of_memory(settings: SnapshotSettings, nodes: int) -> str:
     often = f"every {settings.memory}"
     if settings.memory == AUTO:
         often = "as often as 2 % of the time allows, if half of the free memory has room"
-    where = "" if nodes == 1 else " while all workers are on one node"
+    where, what, else_ = "memory", "a worker's death", "the machine or its agent dies"
+    if nodes > 1 and settings.memory == AUTO:
+        where, what, else_ = "each node's memory", "the death of a worker or a node", "all nodes die"
+    elif nodes > 1:
+        where = "memory while all workers are on one node"
     return (
-        f"held in memory{where}, {often} ({settings.held_states} times the state): a worker's death costs the steps since then; without, "
-        "or if the machine or its agent dies, those since the last snapshot"
+        f"held in {where}, {often} ({settings.held_states} times the state): {what} costs the steps since then; without, "
+        f"or if {else_}, those since the last snapshot"
     )
 
 

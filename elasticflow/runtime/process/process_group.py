@@ -233,6 +233,17 @@ def gather_text(text: str, world_size: int) -> list[str]:
     return [bytes(row[: int(size)].tolist()).decode() for row, size in zip(rows, sizes, strict=True)]
 
 
+def send_bytes(data: bytes | None, source: int) -> bytes:
+    """Return what rank *source* has in *data*; it is None on all others. Collective: every rank."""
+    size = torch.tensor([len(data or b"")])
+    dist.broadcast(size, source)
+    content = torch.frombuffer(bytearray(data or bytes(int(size))), dtype=torch.uint8) if int(size) else None
+    if content is None:
+        return b""
+    dist.broadcast(content, source)
+    return content.numpy().tobytes()
+
+
 def all_true(mine: bool, world_size: int) -> bool:
     """True if *mine* is true on every rank. Collective: every rank."""
     if world_size == 1:

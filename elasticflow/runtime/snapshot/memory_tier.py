@@ -1,5 +1,9 @@
 """The memory tier of a rank: holds the rank's shard at every due step, for the store and for a later generation.
 
+The ranks of each node hold the whole state among themselves. Replicas are equal, so nothing is sent for that but the tensors that may
+differ between ranks, such as buffers: every node has rank 0's. A later generation resumes from the newest state that a node
+has whole; nodes that lack it receive it.
+
 At an interval, or by itself (`AUTO`): a state is then held once the time since the last is so long that holding takes at most a
 fixed share of it, on every rank. A rank asks for that in the exchange of a step, by its own clock, and all hold the state
 after the step in which all have asked. Whether the node has the memory, all ranks learn together as well.
@@ -7,19 +11,26 @@ after the step in which all have asked. Whether the node has the memory, all ran
 
 from __future__ import annotations
 
+import json
 import time
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
 
 from elasticflow import events
 from elasticflow.errors import StorageError
 from elasticflow.protocol.snapshot_settings import AUTO
 from elasticflow.run_folder import SNAPSHOT_NAME
-from elasticflow.runtime.snapshot.rank_shard import view_of
+from elasticflow.runtime.process.process_group import send_bytes
+from elasticflow.runtime.snapshot.rank_shard import ShardPlanner, nbytes_of, view_of
 from elasticflow.runtime.snapshot.restore import SnapshotContent
 from elasticflow.runtime.state.codec import StoredTensors
 from elasticflow.runtime.state.tensors import BY_NAME
-from elasticflow.snapshots.client.memory_tier import MemoryTierClient
+from elasticflow.snapshots.client.memory_tier import MemoryTierClient, RecalledState
+from elasticflow.snapshots.client.messages import TO_WORKER, Held
 from elasticflow.snapshots.format.manifest import Manifest
 from elasticflow.snapshots.format.pieces import TensorPlace, whole_tensors
 from elasticflow.snapshots.format.policy import BoundedShare, Due
@@ -34,10 +45,10 @@ if TYPE_CHECKING:
     from elasticflow.runtime.process.context import Worker
     from elasticflow.runtime.process.position import Position
     from elasticflow.runtime.snapshot.metadata import SnapshotMetadata
-    from elasticflow.runtime.snapshot.rank_shard import RankShard, ShardPlanner
+    from elasticflow.runtime.snapshot.rank_shard import RankShard
     from elasticflow.runtime.snapshot.staging_copy import Copier
     from elasticflow.runtime.state.state import Captured, State
-    from elasticflow.snapshots.client.memory_tier import RecalledState
+    from elasticflow.snapshots.client.messages import HeldSet
     from elasticflow.snapshots.client.staging import StagingClient
     from elasticflow.snapshots.format.pieces import Span
     from elasticflow.snapshots.format.policy import HasPosition
@@ -48,24 +59,28 @@ if TYPE_CHECKING:
 _TRIGGER = "memory"
 # Bytes that a rank copies, compares and sums up in a second, before it has measured that.
 _EXPECTED_SPEED = 1 << 29
+# Bytes that are sent at once to nodes that lack a state.
+_CHUNK = 64 << 20
+_ALIGNED = 16
 # Steps between two meetings of ranks that take their steps one by one, at most.
 _APART = 8
 
 
 def content_of(recalled: RecalledState, run_id: str) -> SnapshotContent:
     """Return the state that an earlier generation held, as a snapshot to apply; its tensors are not copied."""
+    held = recalled.held
     manifest = Manifest(
         run_id=run_id,
-        name=recalled.name,
-        step=recalled.step,
-        generation=recalled.generation,
-        world_size=len(recalled.shards),
+        name=held.name,
+        step=held.step,
+        generation=held.generation,
+        world_size=held.world_size,
         created=0.0,
         files={},
         tensors={},
-        **vars(recalled.record.manifest),
+        **vars(held.record.manifest),
     )
-    return SnapshotContent(manifest, recalled.record.state, HeldTensors([*recalled.shards]))
+    return SnapshotContent(manifest, held.record.state, HeldTensors(recalled.shards))
 
 
 class HeldTensors(StoredTensors):
@@ -102,14 +117,62 @@ class HeldTensors(StoredTensors):
         self._whole[key].fill(target, begin, read)
 
 
+class OfRank0:
+    """The tensors of a state that may differ between ranks, as rank 0 has them. Every rank has an instance.
+
+    Args:
+        me: This worker.
+    """
+
+    def __init__(self, me: Worker) -> None:
+        self._me = me
+        self._live: dict[str, Tensor] = {}
+        self._tensors: dict[str, Tensor] = {}
+        # Of each device, the bytes that are sent, and the tensors in them with rank 0's own.
+        self._sent: list[tuple[Tensor, list[tuple[Tensor, Tensor]]]] = []
+
+    def of(self, captured: Captured) -> Captured:
+        """Return *captured* with places for rank 0's tensors, which `receive` fills; the same as before for the same tensors."""
+        if captured.tensors is not self._live:
+            self._live, self._sent = captured.tensors, []
+            places: dict[str, Tensor] = {}
+            local = {key: captured.tensors[key] for key in sorted(captured.local)}
+            for device in sorted({tensor.device for tensor in local.values()}, key=str):
+                there = {key: tensor for key, tensor in local.items() if tensor.device == device}
+                places |= self._place(there, device)
+            self._tensors = captured.tensors if self._me.rank == 0 else {**captured.tensors, **places}
+        return replace(captured, tensors=self._tensors)
+
+    def receive(self) -> None:
+        """Fill the places with what rank 0's tensors are now. Collective: every rank."""
+        for sent, pairs in self._sent:
+            if self._me.rank == 0:
+                for place, live in pairs:
+                    place.copy_(live)
+            dist.broadcast(sent, 0)
+
+    def _place(self, tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+        begins, end = {}, 0
+        for key, tensor in tensors.items():
+            begins[key] = end
+            end += -(-nbytes_of(tensor) // _ALIGNED) * _ALIGNED
+        sent = torch.zeros(end, dtype=torch.uint8, device=device)
+        places = {
+            key: sent[begins[key] : begins[key] + nbytes_of(tensor)].view(tensor.dtype).view(tensor.shape)
+            for key, tensor in tensors.items()
+        }
+        if end:
+            self._sent.append((sent, [(places[key], tensor.detach()) for key, tensor in tensors.items()]))
+        return places
+
+
 class MemoryTier:
-    """Holds this rank's shard in the writer's memory. Every rank has a tier, if the whole group is on one node.
+    """Holds this rank's shard in the writer's memory. Every rank has a tier.
 
     Args:
         me: This worker.
         client: Connection to the writer.
         state: State of a snapshot.
-        planner: Selects the tensors that this rank holds.
         metadata: Makes names and records.
         copier: Copies from the device.
         every: Interval at which the state is held, such as "1 step", or `AUTO`.
@@ -124,13 +187,18 @@ class MemoryTier:
         me: Worker,
         client: StagingClient,
         state: State,
-        planner: ShardPlanner,
         metadata: SnapshotMetadata,
         copier: Copier,
         every: str,
     ) -> None:
-        self._me, self._state, self._planner, self._metadata = me, state, planner, metadata
-        self._copier = copier
+        self._me, self._state, self._metadata, self._copier = me, state, metadata, copier
+        # The first rank of this node.
+        self._first = me.rank - me.local_rank
+        node = range(self._first, self._first + me.local_world_size)
+        self._planner = ShardPlanner(me.rank, me.world_size, node)
+        self._shards = 0, 1
+        self._of_rank_0 = None if me.local_world_size == me.world_size else OfRank0(me)
+        self._misses: str | None = None
         self.is_auto = every == AUTO
         self.is_settled = not self.is_auto
         self._client = MemoryTierClient(client, me.generation, is_optional=self.is_auto)
@@ -157,20 +225,36 @@ class MemoryTier:
         assert self._last is not None, "begin() comes first"
         return self._me.vote.memory or self._due.is_due(self._last, position)
 
-    def reserve(self, shard: RankShard) -> None:
-        """Have the writer prepare slots for *shard* while training continues."""
+    def reserve(self, captured: Captured) -> None:
+        """Have the writer prepare slots for this rank's part of *captured* while training continues."""
+        if self._of_rank_0 is not None:
+            captured = self._of_rank_0.of(captured)
+            if captured.boxes.keys() & captured.local:
+                self._misses = "objects of the job's own are sharded, and the workers are on several nodes"
+        shard = self._planner.shard_of(captured)
+        self._shards = captured.shards.shard, captured.shards.degree
         self._client.reserve(shard.nbytes)
         if self.is_auto:
             self._share = BoundedShare(time.monotonic(), shard.nbytes / _EXPECTED_SPEED)
 
     def settle(self) -> str | None:
-        """Return why this rank or another has no slots, if so: then none uses the tier. Collective: every rank.
+        """Return why this rank or another has no slots, if so, or a node not the whole state: then none uses the tier.
+
+        Collective: every rank.
 
         Raises:
             SnapshotError: the writer died.
         """
         self._client.await_answer()
-        declined = next(filter(None, self._me.gather_text(self._client.declined or "")), None)
+        me, (shard, degree) = self._me, self._shards
+        own = self._client.declined or self._misses or ""
+        if own and self._of_rank_0 is not None and self._client.declined:
+            own = f"node {me.node}: {own}"
+        answers = [json.loads(text) for text in me.gather_text(json.dumps([own, self._first, shard]))]
+        declined: str | None = next((text for text, _, _ in answers if text), None)
+        nodes = {first for _, first, _ in answers}
+        if declined is None and len({(first, number) for _, first, number in answers}) < degree * len(nodes):
+            declined = "the parts of the model are on several nodes, and no node has all of them"
         self.is_settled = True
         if declined is not None:
             self._client.give_up()
@@ -200,9 +284,13 @@ class MemoryTier:
             # A rank that was killed before its last copy counted leaves the copy before, which the others must still have.
             self._me.barrier()
         captured = self._state.capture()
-        shard = self._planner.shard_of(captured)
+        held = captured
+        if self._of_rank_0 is not None:
+            held = self._of_rank_0.of(captured)
+            self._of_rank_0.receive()
+        shard = self._planner.shard_of(held)
         self._client.reserve(shard.nbytes)
-        record = self._metadata.record(position, captured, _TRIGGER)
+        record = self._metadata.record(position, captured, _TRIGGER, on_each_node=True)
         name = "" if record is None else self._metadata.name(position.step)
         waiting = time.monotonic()
         slot = self._client.next_slot()
@@ -267,25 +355,137 @@ class MemoryTier:
         self._client.invalidate(equal_at)
 
     def recall(self, catalog: Catalog) -> RecalledState | None:
-        """Return the state that an earlier generation held, if all ranks received it and no committed snapshot is newer.
+        """Return the newest state that a node of an earlier generation held whole, if no committed snapshot is newer.
 
-        A state whose bytes have changed since it was held is not returned, and an event tells. Collective: every rank. Reads
-        no snapshot.
+        A node that lacks the state, or whose copy has changed since it was held, receives it; an event tells. If all copies
+        have changed, an older state takes its place. Collective: every rank. Reads no snapshot.
         """
         me = self._me
         fault_injection.reach("restore.before_recall")
-        recalled = self._client.recall()
-        name = recalled.name if recalled is not None else ""
-        if me.rank == 0 and recalled is not None and not _is_newest(recalled, catalog):
-            name = ""
-        damaged = None if recalled is None else recalled.damaged(me.local_rank, me.local_world_size)
-        names = me.gather_text(name if damaged is None else f"{damaged}")
-        if recalled is None or not name or set(names) != {name}:
-            if damaged is not None and recalled is not None:
-                me.event(events.HELD_DAMAGED, step=recalled.step, of_rank=damaged)
+        newest, aside = json.loads(self._send(json.dumps(_committed(catalog)) if me.rank == 0 else None))
+        older_than: tuple[int, ...] = ()
+        while True:
+            mine = self._client.recall(older_than)
+            offer = None if mine is None else [mine.age, mine.held.name]
+            offers = [json.loads(text) for text in me.gather_text(json.dumps([self._first, offer]))]
+            best = max((offer for _, offer in offers if offer), default=None)
+            if best is None or best[0] < newest or best[1] in aside:
+                return None
+            older_than = tuple(best[0])
+            if mine is not None and mine.age != older_than:
+                mine = None
+            nodes = {first for first, _ in offers}
+            good = self._whole_nodes(nodes, [first for first, _ in offers], mine)
+            if not good:
+                continue
+            source = max(good, key=lambda first: (good[first], -first))
+            if len(nodes) > 1:
+                mine = self._shared(mine, source, sorted(nodes - good.keys()))
+            if mine is not None:
+                me.heartbeat.hold(mine.held.step)
+            return mine
+
+    def _send(self, text: str | None, source: int = 0) -> str:
+        """Return the *text* of rank *source*. Collective: every rank."""
+        if self._me.world_size == 1:
+            assert text is not None
+            return text
+        return send_bytes(None if text is None else text.encode(), source).decode()
+
+    def _whole_nodes(
+        self, nodes: set[int], firsts: Sequence[int], mine: RecalledState | None
+    ) -> dict[int, int]:
+        """Return the nodes, by their first ranks, whose copy is as it was held, each with the step of the last snapshot it knows of.
+
+        Collective: every rank, each looks at a part of its node's copy.
+        """
+        me, text = self._me, ""
+        if mine is not None:
+            damaged = mine.damaged(me.local_rank, me.local_world_size)
+            committed = mine.held.committed
+            text = str(-1 if committed is None else committed.step) if damaged is None else ""
+            if damaged is not None:
+                me.event(events.HELD_DAMAGED, step=mine.held.step, of_rank=damaged)
+        texts = list(zip(firsts, me.gather_text(text), strict=True))
+        known = {node: [text for first, text in texts if first == node] for node in nodes}
+        return {node: int(found[0]) for node, found in known.items() if all(found)}
+
+    def _shared(
+        self, mine: RecalledState | None, source: int, lacking: Sequence[int]
+    ) -> RecalledState | None:
+        """Return the state that rank *source* has, as this rank's node has it; the *lacking* nodes receive it.
+
+        None: a node cannot. Collective: every rank.
+        """
+        me, began = self._me, time.monotonic()
+        text = None if mine is None or me.rank != source else TO_WORKER.encode(Held(mine.held))
+        message = TO_WORKER.decode(self._send(text, source))
+        assert isinstance(message, Held)
+        assert message.held is not None
+        held = message.held
+        if not lacking:
+            return None if mine is None else replace(mine, held=_with_record(mine.held, held))
+        node = self._send(me.node if me.rank == source else None, source)
+        is_lacking = self._first in lacking
+        problem = self._transfer(held, mine, source, lacking)
+        if is_lacking and problem is None:
+            mine, damaged = self._client.recall(), None
+            if mine is None or mine.age != (held.generation, held.step):
+                problem = f"node {me.node} has not received the state"
+            elif (damaged := mine.damaged(me.local_rank, me.local_world_size)) is not None:
+                problem = f"part {damaged} of the state came to node {me.node} with other bits"
+        if self._is_lost(held, problem):
             return None
-        me.heartbeat.hold(recalled.step)
-        return recalled
+        assert mine is not None
+        if is_lacking and me.local_rank == 0:
+            nbytes = sum(shard.shard.nbytes for shard in held.shards)
+            seconds = round(time.monotonic() - began, 3)
+            me.event(events.HELD_RECEIVED, step=held.step, from_node=node, bytes=nbytes, seconds=seconds)
+        return replace(mine, held=_with_record(mine.held, held))
+
+    def _transfer(
+        self, held: HeldSet, mine: RecalledState | None, source: int, lacking: Sequence[int]
+    ) -> str | None:
+        """Broadcast the shards of *held* from rank *source* to the first rank of each *lacking* node, for all of the node.
+
+        Return why this or another rank cannot receive them; then nothing is sent. Collective: every rank.
+        """
+        me, memories = self._me, [] if mine is None else mine.memories
+        is_receiver, problem = me.rank in lacking, ""
+        if is_receiver:
+            prepared = self._client.prepare_to_receive(held)
+            if isinstance(prepared, str):
+                problem = f"node {me.node} cannot receive the state: {prepared}"
+            else:
+                memories = prepared
+        if refused := next(filter(None, me.gather_text(problem)), None):
+            return refused
+        group = dist.new_group([source, *lacking], backend="gloo")
+        if is_receiver or me.rank == source:
+            self._broadcast(held, memories, source, group)
+            dist.destroy_process_group(group)
+        if is_receiver:
+            self._client.count_received(held, memories)
+        me.barrier()
+        return None
+
+    def _is_lost(self, held: HeldSet, problem: str | None) -> bool:
+        """Return whether a rank has a *problem* with the state, which rank 0 then tells. Collective: every rank."""
+        reason = next(filter(None, self._me.gather_text(problem or "")), None)
+        if reason is not None and self._me.rank == 0:
+            self._me.event(events.HELD_LOST, step=held.step, reason=reason)
+        return reason is not None
+
+    def _broadcast(
+        self, held: HeldSet, memories: Sequence[mmap.mmap], source: int, group: dist.ProcessGroup
+    ) -> None:
+        for shard, memory in zip(held.shards, memories, strict=True):
+            for begin in range(0, shard.shard.nbytes, _CHUNK):
+                fault_injection.reach("tier.mid_broadcast")
+                nbytes = min(_CHUNK, shard.shard.nbytes - begin)
+                chunk = torch.frombuffer(memory, dtype=torch.uint8, count=nbytes, offset=begin)
+                dist.broadcast(chunk, source, group=group)
+                self._me.heartbeat.beat()
 
     def _asks(self) -> int:
         """Return 1 if this rank would hold its state now, or does not know yet if all can; else outweigh the other ranks."""
@@ -299,12 +499,17 @@ class MemoryTier:
         return self._due.is_due_by_time(time.monotonic() - self._last_time)
 
 
-def _is_newest(recalled: RecalledState, catalog: Catalog) -> bool:
-    """True if no committed snapshot is newer, judged by names alone; also if the store cannot be read."""
+def _with_record(mine: HeldSet, held: HeldSet) -> HeldSet:
+    """Return *mine* with the record of *held*: all ranks take over the same."""
+    return replace(mine, record=held.record, committed=held.committed)
+
+
+def _committed(catalog: Catalog) -> tuple[tuple[int, int], list[str]]:
+    """Return the age of the newest committed snapshot, by names alone, and the names set aside; (0, 0) if the store cannot be read."""
     try:
-        set_aside = catalog.quarantined()
+        aside = [*catalog.quarantined()]
         matches = [SNAPSHOT_NAME.fullmatch(name) for name in catalog.storage.list(catalog.folder())]
     except (OSError, StorageError):
-        return True
-    steps = [int(match["step"]) for match in matches if match is not None and match[0] not in set_aside]
-    return recalled.name not in set_aside and max(steps, default=0) <= recalled.step
+        return (0, 0), []
+    ages = [(int(m["generation"]), int(m["step"])) for m in matches if m is not None and m[0] not in aside]
+    return max(ages, default=(0, 0)), aside

@@ -175,10 +175,12 @@ class SnapshotMetadata:
         text = f"{me.run_id}/{step}/{me.generation}".encode()
         return snapshot_name(step, me.generation, blake2b(text, digest_size=4).hexdigest())
 
-    def record(self, position: Position, captured: Captured, trigger: str) -> SnapshotRecord | None:
-        """Return the record that rank 0 sends with its shard; None on other ranks."""
+    def record(
+        self, position: Position, captured: Captured, trigger: str, *, on_each_node: bool = False
+    ) -> SnapshotRecord | None:
+        """Return the record that rank 0, or the first rank *on_each_node*, sends with its shard; None on other ranks."""
         me, evaluation = self._me, self._evaluation
-        if me.rank != 0:
+        if (me.local_rank if on_each_node else me.rank) != 0:
             return None
         state = StateRecord(
             position=position,

@@ -16,7 +16,7 @@ from elasticflow.snapshots.format.shard_file import TensorEntry
 from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from elasticflow.runtime.process.sharded_tensors import Box
     from elasticflow.runtime.state.state import Captured
@@ -34,6 +34,7 @@ class RankShard:
         tensors: Live tensors by key, of a sharded tensor the local part.
         frozen: Keys of tensors that take no gradient.
         boxes: Rows that the rank holds of sharded tensors, by key.
+        copies: Keys of tensors that a rank on another node stores.
 
     Attributes:
         tensors: Live tensors by the key that they are stored under.
@@ -43,7 +44,11 @@ class RankShard:
     """
 
     def __init__(
-        self, tensors: dict[str, Tensor], frozen: Collection[str] = (), boxes: Mapping[str, Box] | None = None
+        self,
+        tensors: dict[str, Tensor],
+        frozen: Collection[str] = (),
+        boxes: Mapping[str, Box] | None = None,
+        copies: Collection[str] = (),
     ) -> None:
         self.tensors: dict[str, Tensor] = {}
         self.keys: dict[str, str] = {}
@@ -56,7 +61,8 @@ class RankShard:
             piece = None if box is None else Piece.of_rows(key, box.shape, box.begin)
             stored = key if piece is None else piece.key
             self.tensors[stored], self.keys[stored] = tensor, key
-            self.entries.append(TensorEntry(stored, dtype, shape, self.nbytes, size, key in frozen, piece))
+            entry = TensorEntry(stored, dtype, shape, self.nbytes, size, key in frozen, piece, key in copies)
+            self.entries.append(entry)
             self.nbytes += size
         self._buffers: dict[int, _BufferView] = {}
 
@@ -100,10 +106,18 @@ class _BufferView:
 
 
 class ShardPlanner:
-    """Assigns tensors to ranks: every rank makes the same plan without asking the others."""
+    """Assigns tensors to ranks: every rank makes the same plan without asking the others.
 
-    def __init__(self, rank: int, world_size: int) -> None:
+    Args:
+        rank: This rank.
+        world_size: Number of all ranks.
+        node: Ranks of this node, if they hold the whole state among themselves: beside its own shard each has copies of
+            what ranks on other nodes store.
+    """
+
+    def __init__(self, rank: int, world_size: int, node: range | None = None) -> None:
         self._rank, self._world_size = rank, world_size
+        self._node = range(world_size) if node is None else node
         self._tensors: dict[str, Tensor] | None = None
         self._shard = RankShard({})
 
@@ -111,36 +125,49 @@ class ShardPlanner:
         """Return this rank's shard; the same object as before as long as the tensors are the same."""
         tensors = captured.tensors
         if tensors is not self._tensors:
-            mine = self._whole_tensors_of(captured) + self._pieces_of(captured)
+            whole, whole_copies = self._whole_tensors_of(captured)
+            pieces, copied_pieces = self._pieces_of(captured)
+            copies = {*whole_copies, *copied_pieces}
             # The widest element type comes first: so every tensor is aligned to its own width, without gaps.
-            keys = sorted(mine, key=lambda key: (-tensors[key].element_size(), key))
+            keys = sorted({*whole, *pieces, *copies}, key=lambda key: (-tensors[key].element_size(), key))
             self._tensors, self._shard = (
                 tensors,
-                RankShard({key: tensors[key] for key in keys}, captured.frozen, captured.boxes),
+                RankShard({key: tensors[key] for key in keys}, captured.frozen, captured.boxes, copies),
             )
         return self._shard
 
-    def _whole_tensors_of(self, captured: Captured) -> list[str]:
+    def _whole_tensors_of(self, captured: Captured) -> tuple[list[str], list[str]]:
+        """Return the keys of the whole tensors that this rank stores, and of those that it has a copy of."""
         sizes = {
             key: nbytes_of(tensor) for key, tensor in captured.tensors.items() if key not in captured.boxes
         }
-        return balanced(sizes, self._world_size, captured.frozen, captured.local)[self._rank]
+        plan = balanced(sizes, self._world_size, captured.frozen, captured.local)
+        return plan[self._rank], self._copied(dict(enumerate(plan)), sizes)
 
-    def _pieces_of(self, captured: Captured) -> list[str]:
-        """Return the keys of the pieces that this rank stores: its holders share them, by the sizes of the whole tensors.
+    def _pieces_of(self, captured: Captured) -> tuple[list[str], list[str]]:
+        """Return the keys of the pieces that this rank stores, and of those that it has a copy of.
 
-        Those of the job's own objects are all of one replica: the first.
+        The holders of a piece share them, by the sizes of the whole tensors. Those of the job's own objects are all of one
+        replica: the first.
         """
         shards = captured.shards
         if not captured.boxes:
-            return []
+            return [], []
         sizes = {
             key: math.prod(box.shape) * captured.tensors[key].element_size()
             for key, box in captured.boxes.items()
         }
-        plan = balanced(sizes, len(shards.holders), captured.frozen, captured.local)
-        mine = plan[shards.holders.index(self._rank)]
-        return [key for key in mine if captured.tensors[key].numel()]
+        parts = balanced(sizes, len(shards.holders), captured.frozen, captured.local)
+        plan = dict(zip(shards.holders, parts, strict=True))
+        mine, copied = plan[self._rank], self._copied(plan, sizes)
+        own, copies = ([key for key in keys if captured.tensors[key].numel()] for keys in (mine, copied))
+        return own, copies
+
+    def _copied(self, plan: Mapping[int, Sequence[str]], sizes: Mapping[str, int]) -> list[str]:
+        """Return the keys that this rank has a copy of: the ranks of its node share what the plan gives to ranks elsewhere."""
+        here = [rank for rank in plan if rank in self._node]
+        elsewhere = {key: sizes[key] for rank, keys in plan.items() if rank not in self._node for key in keys}
+        return _spread(elsewhere, len(here))[here.index(self._rank)]
 
 
 def balanced(

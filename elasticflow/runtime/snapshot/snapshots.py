@@ -120,17 +120,13 @@ class Snapshots:
         self._capture_check = CaptureCheck(worker)
         self.unsaved = Unsaved(worker, state, policy.ignore)
         self._memory_tier = None
-        # Why nothing is held in memory, to be told where training begins.
-        self._not_held: str | None = None
-        # The memory tier covers one node. Without our agent the writer ends with its worker, and nothing is gained.
-        if policy.memory == AUTO and worker.identity.writer is None:
-            pass
-        elif policy.memory is not None and worker.local_world_size == worker.world_size:
+        # At an interval the memory tier covers one node. Without our agent the writer ends with its worker, and nothing is gained.
+        is_single_node = worker.local_world_size == worker.world_size
+        holds = worker.identity.writer is not None if policy.memory == AUTO else is_single_node
+        if policy.memory is not None and holds:
             self._memory_tier = MemoryTier(
-                worker, self._client, state, self._planner, self._metadata, self._copier, policy.memory
+                worker, self._client, state, self._metadata, self._copier, policy.memory
             )
-        elif policy.memory == AUTO:
-            self._not_held = "the workers are on several nodes"
         # A tier that holds by itself holds only what was compared.
         tier = self._memory_tier
         forget = None if tier is None or tier.is_auto else tier.forget
@@ -220,8 +216,6 @@ class Snapshots:
             self._memory_tier.begin(position)
         # A state that an earlier generation held may be newer than those on the store.
         worker.vote.may_leave_untrained &= held is None
-        if self._not_held is not None and worker.rank == 0 and position.step == 0:
-            worker.event(events.HELD_OFF, reason=self._not_held)
         self._replica_check.begin(position)
         self.unsaved.begin()
         if worker.trajectory_recorder is not None:
@@ -511,11 +505,10 @@ class Snapshots:
         captured = self._state.capture()
         self._capture_check.start(captured)
         self._capture_check.finish(self._state.capture)
-        shard = self._planner.shard_of(captured)
         if self._memory_tier is None:
-            self._client.reserve(shard.nbytes)
+            self._client.reserve(self._planner.shard_of(captured).nbytes)
         else:
-            self._memory_tier.reserve(shard)
+            self._memory_tier.reserve(captured)
         self._note_size(captured)
         self._is_prepared = True
 

@@ -121,6 +121,7 @@ def connect(me: Worker, settings: SnapshotSettings, prefix: str, state: State) -
         rank=me.rank,
         world_size=me.world_size,
         local_world_size=me.local_world_size,
+        local_rank=me.local_rank,
         generation=me.generation,
         part=part_of(state.sharded_modules),
     )

@@ -6,27 +6,30 @@ import json
 import mmap
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from elasticflow.snapshots.client.messages import (
+    RECEIVED,
     Describe,
     Held,
+    HeldSet,
     Invalidate,
     Recall,
+    Receive,
+    Receiving,
 )
 from elasticflow.snapshots.format.shard_file import StagedShard
-from elasticflow.snapshots.memory import MOST_METADATA, TAIL, Label, digest_of
+from elasticflow.snapshots.memory import MOST_METADATA, TAIL, Label, Slot, digest_of, map_memory
 from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from elasticflow.snapshots.client.messages import CommittedPosition
     from elasticflow.snapshots.client.staging import StagingClient
     from elasticflow.snapshots.format.shard_file import SnapshotRecord, TensorEntry
-    from elasticflow.snapshots.memory import Slot
 
 _ANSWER_LIMIT_S = 60.0
 # Made once: making an encoder takes longer than encoding the metadata of a step.
@@ -35,35 +38,43 @@ _JSON = json.JSONEncoder(allow_nan=False)
 
 @dataclass(frozen=True)
 class RecalledState:
-    """The state that all ranks of an earlier generation held at one step, in the memory of this node.
+    """The state that the ranks of an earlier generation held at one step, in the memory of this node.
 
     Attributes:
-        name: Name that a snapshot of the state would have.
-        record: Rank 0's.
-        committed: Newest snapshot that the writer committed out of the memory tier; None: none.
-        shards: For each rank, the place of each tensor, and the memory.
-        digests: For each rank, the bytes in use and the digest that was made when they were held.
+        held: Name, age, record and layout.
+        memories: The memory of each shard.
     """
 
-    name: str
-    generation: int
-    step: int
-    record: SnapshotRecord
-    committed: CommittedPosition | None
-    shards: list[tuple[Sequence[TensorEntry], mmap.mmap]]
-    digests: list[tuple[int, int]]
+    held: HeldSet
+    memories: list[mmap.mmap]
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Generation and step: the newer is greater."""
+        return self.held.generation, self.held.step
+
+    @property
+    def committed(self) -> CommittedPosition | None:
+        """Newest snapshot that was committed out of the memory tier, as far as the node knows."""
+        return self.held.committed
 
     @property
     def parent(self) -> str | None:
         """Name of the newest committed snapshot before it, if any."""
-        return self.record.manifest.parent if self.committed is None else self.committed.name
+        return self.held.record.manifest.parent if self.committed is None else self.committed.name
+
+    @property
+    def shards(self) -> list[tuple[Sequence[TensorEntry], mmap.mmap]]:
+        """The place of each tensor, and the memory, for each rank of the node."""
+        pairs = zip(self.held.shards, self.memories, strict=True)
+        return [(shard.shard.tensors, memory) for shard, memory in pairs]
 
     def damaged(self, part: int, parts: int) -> int | None:
-        """Return the rank whose shard has changed since it was held, if any. Looks at one of *parts* parts of the shards."""
-        for rank in range(part, len(self.shards), parts):
-            nbytes, digest = self.digests[rank]
-            if digest_of(self.shards[rank][1], nbytes) != digest:
-                return rank
+        """Return the number of a shard that has changed since it was held, if any. Looks at one of *parts* parts of the shards."""
+        for number in range(part, len(self.memories), parts):
+            shard = self.held.shards[number]
+            if digest_of(self.memories[number], shard.shard.nbytes) != shard.digest:
+                return number
         return None
 
 
@@ -145,7 +156,7 @@ class MemoryTierClient:
             self._link.wait_a_moment(deadline, "no slot of the memory tier is free")
 
     def describe(self, tensors: Sequence[TensorEntry], nbytes: int, record: SnapshotRecord | None) -> None:
-        """Send how the shards that follow are laid out, and rank 0's record as it is now.
+        """Send how the shards that follow are laid out, and the record as it is now, if this is the first rank of its node.
 
         Raises:
             SnapshotError: the writer died.
@@ -159,9 +170,9 @@ class MemoryTierClient:
 
         Args:
             slot: From `next_slot`; unlocked if it was labelled.
-            name: Name that a snapshot of the shard's state would have; used on rank 0.
+            name: Name that a snapshot of the shard's state would have; used on the first rank of a node.
             step: Finished steps.
-            record: Rank 0's; None on other ranks.
+            record: The record, on the first rank of a node; None on other ranks.
         """
         metadata = b""
         if record is not None:
@@ -188,30 +199,50 @@ class MemoryTierClient:
         """
         self._link.send(Invalidate(equal_at))
 
-    def recall(self) -> RecalledState | None:
-        """Return the state that the newest earlier generation held, or None if this node has no whole set. Call before `reserve`.
+    def recall(self, older_than: tuple[int, ...] = ()) -> RecalledState | None:
+        """Return the newest state that an earlier generation held, or None if this node has no whole set. Call before `reserve`.
+
+        Args:
+            older_than: Generation and step, of which an older state is wanted; empty: any.
 
         Raises:
             SnapshotError: the writer died.
         """
+        request = Recall(older_than)
         held = self._link.ask(
-            Recall(), Held, complaint="no word of what it holds", limit_s=_ANSWER_LIMIT_S
+            request, Held, complaint="no word of what it holds", limit_s=_ANSWER_LIMIT_S
         ).held
         if held is None:
             return None
-        descriptors = [self._link.descriptors.popleft() for _ in held.shards]
+        return RecalledState(held, self._mapped([shard.size for shard in held.shards], mmap.mmap))
+
+    def prepare_to_receive(self, held: HeldSet) -> list[mmap.mmap] | str:
+        """Return memory for each shard of *held*, a state of another node, or why there is none: what this node held is given up.
+
+        Raises:
+            SnapshotError: the writer died.
+        """
+        first, *rest = (shard.shard for shard in held.shards)
+        shards = (replace(first, record=held.record), *rest)
+        request = Receive(held.generation, held.world_size, held.committed, shards)
+        answer = self._link.ask(request, Receiving, complaint="no word of memory", limit_s=_ANSWER_LIMIT_S)
+        return self._mapped(answer.sizes, map_memory) if answer.sizes else answer.reason
+
+    def count_received(self, held: HeldSet, memories: Sequence[mmap.mmap]) -> None:
+        """Label the shards that were received: from now on this node holds the state."""
+        name = _JSON.encode({"name": held.name, "changed": []}).encode()
+        for number, (memory, shard) in enumerate(zip(memories, held.shards, strict=True)):
+            label = Label(held.generation, held.step, RECEIVED, shard.digest, b"" if number else name)
+            Slot(number, -1, len(memory), memory).set_label(label)
+
+    def _mapped(self, sizes: Sequence[int], map_one: Callable[[int, int], mmap.mmap]) -> list[mmap.mmap]:
+        """Return the memory files whose descriptors came with the last message."""
+        descriptors = [self._link.descriptors.popleft() for _ in sizes]
         try:
-            shards = [
-                (shard.shard.tensors, mmap.mmap(descriptor, shard.size))
-                for descriptor, shard in zip(descriptors, held.shards, strict=True)
-            ]
+            return [map_one(descriptor, size) for descriptor, size in zip(descriptors, sizes, strict=True)]
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        digests = [(each.shard.nbytes, each.digest) for each in held.shards]
-        return RecalledState(
-            held.name, held.generation, held.step, held.record, held.committed, shards, digests
-        )
 
 
 def _differences(old: Any, new: Any, path: list[str | int]) -> Iterator[tuple[list[str | int], Any]]:

@@ -13,6 +13,17 @@ from elasticflow.snapshots.client.writer_reports import WriterReport  # noqa: TC
 from elasticflow.snapshots.format.pieces import Part  # noqa: TC001
 from elasticflow.snapshots.format.shard_file import SnapshotRecord, StagedShard  # noqa: TC001
 
+
+@dataclass(frozen=True)
+class CommittedPosition:
+    """A snapshot that was committed out of the memory tier, and where in training it was taken."""
+
+    name: str
+    step: int
+    epoch: int
+    samples: int
+
+
 # --- from a worker to its writer --------------------------------------------------------------------------
 
 
@@ -21,10 +32,12 @@ class Hello:
     """The first message of a worker; `Welcome` or `Refused` answers it.
 
     Attributes:
+        local_rank: Number among the ranks of the node.
         part: Rows of sharded tensors that the worker holds; None: it holds whole ones.
     """
 
     rank: int
+    local_rank: int
     world_size: int
     local_world_size: int
     generation: int
@@ -88,7 +101,36 @@ class RequestPersist:
 
 @dataclass(frozen=True)
 class Recall:
-    """Send the state that the newest earlier generation held; `Held` answers it."""
+    """Send the newest state that an earlier generation held; `Held` answers it.
+
+    Attributes:
+        older_than: Generation and step, of which an older state is wanted; empty: any.
+    """
+
+    older_than: tuple[int, ...] = ()
+
+
+RECEIVED = 1
+"""Number of the layout of a received state."""
+
+
+@dataclass(frozen=True)
+class Receive:
+    """Make memory ready for a state that another node holds; `Receiving` answers it, and the worker fills and labels the slots.
+
+    What this node held before is given up.
+
+    Attributes:
+        generation: Generation that held the state.
+        world_size: Ranks of that generation, on all nodes.
+        committed: Newest snapshot that was committed out of the memory tier; None: none.
+        shards: Layout of each part of the state; the first has the record.
+    """
+
+    generation: int
+    world_size: int
+    committed: CommittedPosition | None
+    shards: tuple[StagedShard, ...]
 
 
 @dataclass(frozen=True)
@@ -185,16 +227,6 @@ class HeldShard:
 
 
 @dataclass(frozen=True)
-class CommittedPosition:
-    """A snapshot that was committed out of the memory tier, and where in training it was taken."""
-
-    name: str
-    step: int
-    epoch: int
-    samples: int
-
-
-@dataclass(frozen=True)
 class HeldSet:
     """The state that all ranks of a generation held at one step.
 
@@ -202,14 +234,16 @@ class HeldSet:
         name: Name that a snapshot of the state would have.
         generation: Number of the ranks' generation.
         step: Finished steps.
-        record: Rank 0's.
+        world_size: Ranks of that generation, on all nodes.
+        record: The same on every node.
         committed: Newest snapshot that was committed out of the memory tier; None: none.
-        shards: By rank.
+        shards: By number of the rank on this node.
     """
 
     name: str
     generation: int
     step: int
+    world_size: int
     record: SnapshotRecord
     committed: CommittedPosition | None
     shards: tuple[HeldShard, ...]
@@ -217,9 +251,22 @@ class HeldSet:
 
 @dataclass(frozen=True)
 class Held:
-    """The held state; None: no whole set. The descriptors of the shards' slots come with the message."""
+    """The held state; None: no whole set is on this node. The descriptors of the shards' slots come with the message."""
 
     held: HeldSet | None
+
+
+@dataclass(frozen=True)
+class Receiving:
+    """Slots for a state of another node; their descriptors come with the message.
+
+    Attributes:
+        sizes: Bytes of each; empty: there is no memory for them.
+        reason: Why not, for people.
+    """
+
+    sizes: tuple[int, ...]
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -275,7 +322,7 @@ class RetentionDone:
     name: str
 
 
-ToWriter = Hello | Reserve | Stage | Describe | RequestPersist | Recall | Invalidate | Load | Unload
+ToWriter = Hello | Reserve | Stage | Describe | RequestPersist | Recall | Receive | Invalidate | Load | Unload
 ToWorker = (
     Welcome
     | Refused
@@ -284,6 +331,7 @@ ToWorker = (
     | NoSlots
     | PersistBegun
     | Held
+    | Receiving
     | LoadProgress
     | LoadReady
     | LoadFailed

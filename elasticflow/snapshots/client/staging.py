@@ -107,6 +107,7 @@ class StagingClient:
         world_size: int,
         local_world_size: int,
         generation: int,
+        local_rank: int | None = None,
         part: Part | None = None,
         timeout_s: float = 60.0,
     ) -> Self:
@@ -115,12 +116,23 @@ class StagingClient:
         The writer answers once every snapshot of an earlier generation is committed or given up, so that
         `Catalog.newest()` is final after this call.
 
+        Args:
+            address: The writer's.
+            rank: This rank.
+            world_size: Number of all ranks.
+            local_world_size: Number of this node's ranks.
+            generation: Generation of the ranks.
+            local_rank: Number among this node's ranks; None: each node has as many, one after the other.
+            part: Rows of sharded tensors that this rank holds; None: it holds whole ones.
+            timeout_s: Seconds to wait for the answer.
+
         Raises:
             SnapshotError: there is no writer, it did not answer in time, or it serves a later generation already.
         """
         try:
             channel = channels.connect(address, timeout_s)
-            channel.send(Hello(rank, world_size, local_world_size, generation, part))
+            number = rank % local_world_size if local_rank is None else local_rank
+            channel.send(Hello(rank, number, world_size, local_world_size, generation, part))
             answer = channel.receive(timeout_s)
         except TimeoutError:
             raise SnapshotError(f"the snapshot writer did not answer within {timeout_s:g} s") from None

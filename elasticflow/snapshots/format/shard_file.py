@@ -50,6 +50,7 @@ class TensorEntry:
 
     Attributes:
         piece: The larger tensor of which it is some rows, if so; *key* is then the piece's.
+        is_copy: A rank on another node stores it; it is held here so that this node has the whole state.
     """
 
     key: str
@@ -59,6 +60,7 @@ class TensorEntry:
     nbytes: int
     frozen: bool = False
     piece: Piece | None = None
+    is_copy: bool = False
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> TensorEntry:

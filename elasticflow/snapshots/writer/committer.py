@@ -83,7 +83,7 @@ class Committer:
         return None
 
     def _commit(self, pending: PendingSnapshot) -> Manifest:
-        others = sorted(set(range(pending.world_size)) - pending.staged)
+        others = [] if pending.is_alone else sorted(set(range(pending.world_size)) - pending.staged)
         files = [file for files in pending.files.values() for file in files]
         if others:
             files = files + self._publisher.await_shards(

@@ -33,6 +33,7 @@ from elasticflow.snapshots.client.messages import (
     Load,
     NoSlots,
     Recall,
+    Receive,
     Refused,
     Released,
     Report,
@@ -178,7 +179,7 @@ class Writer:
                 self._load_service.load(worker, message.name, is_whole=message.is_whole)
             case Unload():
                 self._load_service.leave(worker)
-            case Describe() | RequestPersist() | Recall() | Invalidate():
+            case Describe() | RequestPersist() | Recall() | Receive() | Invalidate():
                 self._memory_tier.handle(worker, message)
             case _:
                 assert_never(message)
@@ -191,7 +192,7 @@ class Writer:
             newest = self._pending_snapshots.newest
             worker.send(Refused(f"generation {worker.generation} is over, {newest} is here"))
             return False
-        self._memory_tier.greet(is_single_node=is_single_node)
+        self._memory_tier.greet()
         self._load_service.greet(worker)
         fault_injection.reach("writer.before_settle")
         self._pending_snapshots.await_older(worker.generation, self._limits.settle_s)

@@ -1,10 +1,11 @@
-"""The memory tier: the newest state that all ranks of this node hold in shared memory, which the writer owns.
+"""The memory tier: the newest state that the ranks of this node hold in shared memory, which the writer owns.
 
 Each rank has three slots: the rank fills the first, has filled the second before, and a third may be on its way to the store.
 Where the tier is optional a rank has two, and fills none of them while the older is on its way to the store.
 Ranks step together: no rank is more than one held step ahead, so all still hold the step that the slowest filled. When
 workers die, their slots stay with the writer; their successors resume from the content and then take the slots over.
-The tier covers one node: a set is whole only if all ranks of the group are on this node.
+The ranks of each node hold the whole state among themselves, so that any one node has all of it. Of a snapshot on the store each node
+writes what its ranks would store without the tier. A node that lacks the state receives it from one that has it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 from elasticflow import events
 from elasticflow.protocol.snapshot_settings import HELD_MOST_OF_FREE, HELD_STATES, HELD_STATES_AUTO
 from elasticflow.snapshots.client.messages import (
+    RECEIVED,
     CommittedPosition,
     Describe,
     Held,
@@ -27,11 +29,15 @@ from elasticflow.snapshots.client.messages import (
     Invalidate,
     PersistBegun,
     Recall,
+    Receive,
+    Receiving,
     RequestPersist,
 )
 from elasticflow.snapshots.client.writer_reports import SnapshotReport
 from elasticflow.snapshots.format.shard_file import SnapshotRecord
+from elasticflow.snapshots.memory import TAIL, LimitError
 from elasticflow.snapshots.writer.pending import PendingSnapshot
+from elasticflow.system import fault_injection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,22 +56,37 @@ _LAYOUTS = 2 * HELD_STATES
 _TRIES = 5
 
 
+@dataclass(frozen=True)
+class HeldLayout:
+    """How shards lie in slots, and the rank that filled them.
+
+    Attributes:
+        rank: Rank among all nodes' ranks.
+        world_size: Ranks on all nodes.
+    """
+
+    shard: StagedShard
+    rank: int
+    world_size: int
+
+
 @dataclass(eq=False)
 class RankSlots:
     """One rank's slots, and how its shards are laid out.
 
     Attributes:
-        world_size: Ranks of the group, all on this node.
+        local_rank: Number of the rank on this node.
+        local_world_size: Ranks of the group on this node.
         generation: Generation of the worker that has the slots, or had them last.
         layouts: By generation and number of the `Describe`.
         is_detached: The worker is gone.
     """
 
-    rank: int
-    world_size: int
+    local_rank: int
+    local_world_size: int
     generation: int
     slots: list[Buffer]
-    layouts: dict[tuple[int, int], StagedShard] = field(default_factory=dict)
+    layouts: dict[tuple[int, int], HeldLayout] = field(default_factory=dict)
     is_detached: bool = False
 
     def oldest_first(self) -> list[Buffer]:
@@ -79,12 +100,12 @@ class FilledSlot:
 
     slot: Buffer
     label: Label
-    layout: StagedShard
+    layout: HeldLayout
 
 
 @dataclass(frozen=True)
 class SlotSet:
-    """The slots that all ranks hold at one step, by rank."""
+    """The slots that all ranks of the node hold at one step, by number of the rank on the node."""
 
     generation: int
     step: int
@@ -95,12 +116,19 @@ class SlotSet:
         """Generation and step: the newer is greater."""
         return self.generation, self.step
 
+    @property
+    def world_size(self) -> int:
+        """Ranks of the group on all nodes."""
+        return self.slots[0].layout.world_size
+
     def metadata(self) -> tuple[str, SnapshotRecord]:
-        """Return the name of the snapshot and rank 0's record, as they were at this step."""
+        """Return the name of the snapshot and the record, as they were at this step."""
         slot = self.slots[0]
-        assert slot.layout.record is not None, "rank 0 describes its shard with a record"
+        assert slot.layout.shard.record is not None, (
+            "the first rank of a node describes its shard with a record"
+        )
         metadata = json.loads(slot.label.metadata)
-        content = copy.deepcopy(slot.layout.record.to_json())
+        content = copy.deepcopy(slot.layout.shard.record.to_json())
         for path, value in metadata["changed"]:
             parent: Any = content
             for key in path[:-1]:
@@ -145,8 +173,8 @@ class MemoryTierSlots:
 
     def attach(
         self,
-        rank: int,
-        world_size: int,
+        local_rank: int,
+        local_world_size: int,
         generation: int,
         nbytes: int,
         before: RankSlots | None,
@@ -156,7 +184,9 @@ class MemoryTierSlots:
         """Return slots of *nbytes* for a rank: those of its predecessor if they fit, with their content.
 
         Args:
-            world_size: Ranks of the group, all on this node.
+            local_rank: Number of the rank on this node.
+            local_world_size: Ranks of the group on this node.
+            generation: Generation of the rank.
             nbytes: Bytes of each slot, its label included.
             before: The worker's slots so far, which became too small.
             is_optional: Take two slots, and only if there is memory to spare for all ranks; alike for all of a generation.
@@ -166,23 +196,66 @@ class MemoryTierSlots:
             OSError: the machine has no memory for them, or none to spare.
         """
         with self._lock:
-            old = self._rank_slots.get(rank)
-            if old is not None and old.is_detached and old.world_size == world_size and _fits(old, nbytes):
+            old = self._rank_slots.get(local_rank)
+            count = HELD_STATES_AUTO if is_optional else HELD_STATES
+            is_alike = old is not None and old.is_detached and old.local_world_size == local_world_size
+            # A node that received its state has one slot of each rank.
+            if old is not None and is_alike and _fits(old, nbytes) and len(old.slots) == count:
                 old.generation, old.is_detached = generation, False
                 return old
             if before is not None:
                 self.detach(before)
             self.clear()
-            count = HELD_STATES_AUTO if is_optional else HELD_STATES
             if is_optional:
-                self._require_spare(generation, count * nbytes * world_size)
-            slots, _ = self._pool.take_up_to(count, nbytes, least=count, workers=world_size)
-            for slot in slots:
-                slot.is_held = True
-                # The buffer may have been a slot before.
-                slot.clear_label()
-            rank_slots = self._rank_slots[rank] = RankSlots(rank, world_size, generation, slots)
+                self._require_spare(generation, count * nbytes * local_world_size)
+            slots = self._take(count, nbytes, local_world_size)
+            rank_slots = self._rank_slots[local_rank] = RankSlots(
+                local_rank, local_world_size, generation, slots
+            )
             return rank_slots
+
+    def receive(self, message: Receive) -> list[Buffer]:
+        """Return a slot for each part of a state of another node; it counts as held once the slots have their labels.
+
+        Raises:
+            LimitError: the slots are more than the limit allows.
+            OSError: there is no memory for them, or none to spare.
+        """
+        fault_injection.reach("tier.before_receive")
+        with self._lock:
+            self.clear()
+            if self._rank_slots:
+                raise OSError(errno.EBUSY, "a worker of an older generation lives")
+            count = len(message.shards)
+            self._spare = None
+            self._require_spare(message.generation, sum(shard.nbytes + TAIL for shard in message.shards))
+            # The generation that asks next measures anew.
+            self._spare = None
+            received = {}
+            try:
+                for number, shard in enumerate(message.shards):
+                    slots = self._take(1, shard.nbytes + TAIL, count)
+                    # No rank of this node filled it.
+                    layouts = {
+                        (message.generation, RECEIVED): HeldLayout(shard, -1 - number, message.world_size)
+                    }
+                    received[number] = RankSlots(
+                        number, count, message.generation, slots, layouts, is_detached=True
+                    )
+            except (OSError, LimitError):
+                for rank_slots in received.values():
+                    self._give_back(rank_slots)
+                raise
+            self._rank_slots = received
+            return [rank_slots.slots[0] for rank_slots in received.values()]
+
+    def _take(self, count: int, nbytes: int, workers: int) -> list[Buffer]:
+        slots, _ = self._pool.take_up_to(count, nbytes, least=count, workers=workers)
+        for slot in slots:
+            slot.is_held = True
+            # The buffer may have been a slot before.
+            slot.clear_label()
+        return slots
 
     def _require_spare(self, generation: int, nbytes: int) -> None:
         """Raise if *nbytes* are more than may be taken; the first rank of a generation decides for all, since it takes memory.
@@ -197,7 +270,7 @@ class MemoryTierSlots:
             text = f"{nbytes >> 20} MiB are needed on this node, and at most {spare >> 20} MiB, half of the free memory, are taken"
             raise OSError(errno.ENOMEM, text)
 
-    def describe(self, rank_slots: RankSlots, number: int, layout: StagedShard) -> None:
+    def describe(self, rank_slots: RankSlots, number: int, layout: HeldLayout) -> None:
         """Remember how a rank's next shards are laid out."""
         with self._lock:
             rank_slots.layouts[rank_slots.generation, number] = layout
@@ -208,21 +281,22 @@ class MemoryTierSlots:
         """Keep the slots of a worker that is gone, unless another worker of the same rank has its own already."""
         with self._lock:
             rank_slots.is_detached = True
-            if self._rank_slots.get(rank_slots.rank) is not rank_slots:
+            if self._rank_slots.get(rank_slots.local_rank) is not rank_slots:
                 self._give_back(rank_slots)
 
     def clear(self) -> None:
         """Give the slots of dead workers back."""
         with self._lock:
             for rank_slots in [slots for slots in self._rank_slots.values() if slots.is_detached]:
-                del self._rank_slots[rank_slots.rank]
+                del self._rank_slots[rank_slots.local_rank]
                 self._give_back(rank_slots)
 
-    def newest(self, before: int | None = None) -> SlotSet | None:
+    def newest(self, before: int | None = None, older_than: tuple[int, ...] = ()) -> SlotSet | None:
         """Return the newest set that is whole, or None.
 
         Args:
             before: A generation; None is returned while a worker of an older generation lives, which could still write.
+            older_than: Generation and step, of which an older set is wanted; empty: any.
         """
         with self._lock:
             if before is not None and any(
@@ -231,10 +305,14 @@ class MemoryTierSlots:
                 return None
             ranks = sorted(self._rank_slots)
             filled = [dict(_labels(self._rank_slots[rank])) for rank in ranks]
-            worlds = {rank_slots.world_size for rank_slots in self._rank_slots.values()}
-            if worlds != {len(filled)}:
+            counts = {rank_slots.local_world_size for rank_slots in self._rank_slots.values()}
+            if counts != {len(filled)}:
                 return None
-            common = {age for age in set(filled[0]).intersection(*filled[1:]) if age[0] > self._invalid}
+            common = {
+                age
+                for age in set(filled[0]).intersection(*filled[1:])
+                if age[0] > self._invalid and (not older_than or age < older_than)
+            }
             if not common:
                 return None
             generation, step = max(common)
@@ -309,7 +387,7 @@ def _labels(rank_slots: RankSlots) -> Iterator[tuple[tuple[int, int], FilledSlot
             yield label.age, FilledSlot(slot, label, layout)
 
 
-MemoryTierMessage = Describe | RequestPersist | Recall | Invalidate
+MemoryTierMessage = Describe | RequestPersist | Recall | Receive | Invalidate
 
 
 class MemoryTierService:
@@ -350,14 +428,17 @@ class MemoryTierService:
         match message:
             case Describe():
                 if (rank_slots := self._rank_slots.get(worker)) is not None:
-                    self._tier.describe(rank_slots, message.number, message.shard)
+                    layout = HeldLayout(message.shard, worker.rank, worker.hello.world_size)
+                    self._tier.describe(rank_slots, message.number, layout)
             case RequestPersist():
                 # A worker of an older generation has nothing to ask for.
                 if worker in self._rank_slots and worker.generation == self._pending_snapshots.newest:
                     self._tier.request(PersistRequest(worker.generation, message.step, message.trigger))
                     self.begin()
             case Recall():
-                self._recall(worker)
+                self._recall(worker, message.older_than)
+            case Receive():
+                self._receive(worker, message)
             case Invalidate():
                 self._invalidate(worker.generation, message.equal_at)
             case _:
@@ -371,8 +452,8 @@ class MemoryTierService:
             OSError: the machine has no memory for them, or none to spare for optional ones.
         """
         rank_slots = self._tier.attach(
-            worker.rank,
-            worker.hello.world_size,
+            worker.hello.local_rank,
+            worker.hello.local_world_size,
             worker.generation,
             nbytes,
             self._rank_slots.get(worker),
@@ -381,12 +462,9 @@ class MemoryTierService:
         self._rank_slots[worker] = rank_slots
         return rank_slots.oldest_first()
 
-    def greet(self, *, is_single_node: bool) -> None:
+    def greet(self) -> None:
         """Drop the requests of older generations: a worker of the newest one is here."""
         self._tier.request(None)
-        # A group over several nodes trains without the tier: what it holds becomes old.
-        if not is_single_node:
-            self._tier.clear()
 
     def leave(self, worker: ConnectedRank) -> None:
         """Keep the slots of *worker*, which is gone, for its successor."""
@@ -409,11 +487,11 @@ class MemoryTierService:
                 self._begin(*taken)
 
     def finish(self) -> None:
-        """Begin to write the newest set, unless it is on the store: no more workers come."""
+        """Begin to write the newest set, unless it is on the store: no more workers come. Of several nodes rank 0's writes all of it."""
         self._pending_snapshots.end_open()
         self._pending_snapshots.await_free()
         slot_set = self._tier.newest()
-        if slot_set is not None:
+        if slot_set is not None and slot_set.slots[0].layout.rank == 0:
             self._tier.request(PersistRequest(slot_set.generation, slot_set.step, _AT_THE_END))
             self.begin()
 
@@ -428,17 +506,20 @@ class MemoryTierService:
     def _begin(self, slot_set: SlotSet, request: PersistRequest) -> None:
         name, record = slot_set.metadata()
         record = replace(record, manifest=replace(record.manifest, trigger=request.trigger))
-        world_size = len(slot_set.slots)
+        filled_by = {filled.layout.rank: filled for filled in slot_set.slots.values()}
         listeners = {w.rank: w for w in tuple(self._rank_slots) if w.generation == slot_set.generation}
+        # No other node writes its part then.
+        is_alone = request.trigger == _AT_THE_END
         pending = PendingSnapshot(
             name,
             slot_set.step,
             slot_set.generation,
-            world_size,
-            world_size,
-            staged=set(slot_set.slots),
+            slot_set.world_size,
+            len(slot_set.slots),
+            staged=set(filled_by),
             record=record,
             listeners=listeners,
+            is_alone=is_alone,
         )
         for older in [each for each in self._taken.values() if each.generation != slot_set.generation]:
             del self._taken[older.name]
@@ -446,10 +527,12 @@ class MemoryTierService:
         self._pending_snapshots.add_complete(pending)
         for listener in listeners.values():
             listener.send(PersistBegun(name, slot_set.step, request.trigger))
-        for rank, filled in slot_set.slots.items():
-            layout = replace(filled.layout, record=None if rank else record)
+        for rank, filled in filled_by.items():
+            shard = filled.layout.shard
+            entries = [entry for entry in shard.tensors if is_alone or not entry.is_copy]
+            layout = replace(shard, tensors=entries, record=None if rank else record)
             # A state that ranks ask for was held a moment ago, as in a staging buffer.
-            digest = filled.label.digest if request.trigger == _AT_THE_END else None
+            digest = filled.label.digest if is_alone else None
             self._write(rank, pending, layout, filled.slot, digest)
 
     def _invalidate(self, generation: int, equal_at: int) -> None:
@@ -471,16 +554,34 @@ class MemoryTierService:
                 if not self._pending_snapshots.refuse(pending, reason):
                     self._set_aside(pending.name, reason)
 
-    def _recall(self, worker: ConnectedRank) -> None:
-        is_single_node = worker.hello.is_single_node
-        slot_set = self._tier.newest(before=worker.generation) if is_single_node else None
+    def _receive(self, worker: ConnectedRank, message: Receive) -> None:
+        try:
+            slots = self._tier.receive(message)
+            self._committed = message.committed
+        except (LimitError, OSError) as error:
+            worker.send(Receiving((), getattr(error, "strerror", None) or str(error)))
+        else:
+            sizes = tuple(slot.size for slot in slots)
+            worker.send(Receiving(sizes), tuple(slot.descriptor for slot in slots))
+
+    def _recall(self, worker: ConnectedRank, older_than: tuple[int, ...]) -> None:
+        slot_set = self._tier.newest(worker.generation, older_than)
         if slot_set is None:
             worker.send(Held(None))
             return
         name, record = slot_set.metadata()
         filled = slot_set.slots.values()
         shards = [
-            HeldShard(each.slot.size, replace(each.layout, record=None), each.label.digest) for each in filled
+            HeldShard(each.slot.size, replace(each.layout.shard, record=None), each.label.digest)
+            for each in filled
         ]
-        held = HeldSet(name, slot_set.generation, slot_set.step, record, self._committed, tuple(shards))
+        held = HeldSet(
+            name,
+            slot_set.generation,
+            slot_set.step,
+            slot_set.world_size,
+            record,
+            self._committed,
+            tuple(shards),
+        )
         worker.send(Held(held), tuple(each.slot.descriptor for each in filled))

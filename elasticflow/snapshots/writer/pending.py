@@ -51,6 +51,7 @@ class PendingSnapshot:
         listeners: Ranks that receive the outcome.
         reason: Why it was abandoned.
         is_complete: No more shards can come.
+        is_alone: This node writes the shards of all ranks, though the group was on several nodes.
     """
 
     name: str
@@ -67,11 +68,12 @@ class PendingSnapshot:
     state: State = State.STAGING
     reason: str = ""
     is_complete: bool = False
+    is_alone: bool = False
 
     @property
     def role(self) -> Role:
         """This node's part; PARTICIPANT until rank 0 has staged."""
-        if self.local_world_size == self.world_size:
+        if self.is_alone or self.local_world_size == self.world_size:
             return Role.LOCAL
         return Role.COORDINATOR if 0 in self.staged else Role.PARTICIPANT
 

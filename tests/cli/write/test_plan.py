@@ -178,9 +178,9 @@ def test_the_newest_run_teaches(project: Path, capsys: pytest.CaptureFixture[str
         "a standby": ("16.2 MB", f"{source}; 5.1 s to get ready"),
     } == _figures(lines)
     assert (
-        "every 20 steps, at the end and when asked to leave; in s3://bucket/small the last 3 stay held in memory while all workers "
-        "are on one node, as often as 2 % of the time allows, if half of the free memory has room (2 times the state): a worker's "
-        "death costs the steps since then; without, or if the machine or its agent dies, those since the last snapshot"
+        "every 20 steps, at the end and when asked to leave; in s3://bucket/small the last 3 stay held in each node's "
+        "memory, as often as 2 % of the time allows, if half of the free memory has room (2 times the state): the death of a worker "
+        "or a node costs the steps since then; without, or if all nodes die, those since the last snapshot"
     ) == facts["snapshots"]
     assert f"none since run {RUN}" == facts["drift"]
 

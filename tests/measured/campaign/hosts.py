@@ -28,7 +28,7 @@ from tests.hosts import Hosts, ip_pids
 from tests.measured.campaign.facts import head
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from tests.end_to_end.harness import Project, Running
 
@@ -69,6 +69,8 @@ class Run:
         name: Of the run.
         shared: Folder for its snapshots, which all see.
         store: Host that serves the store; None: the one that leads.
+        job: Name of the job.
+        extra: Keys that it has otherwise, as `--set` takes them.
 
     Attributes:
         generation: The one that trained last.
@@ -76,9 +78,17 @@ class Run:
     """
 
     def __init__(
-        self, projects: list[Project], hosts: Hosts, name: str, shared: Path, store: int | None = None
+        self,
+        projects: list[Project],
+        hosts: Hosts,
+        name: str,
+        shared: Path,
+        store: int | None = None,
+        job: str = "tiny",
+        extra: Sequence[str] = (),
     ) -> None:
         self.projects, self.hosts, self.name, self.shared = projects, hosts, name, shared
+        self.job = job
         self.generation = 0
         self.is_last = False
         self._workers: list[int] = []
@@ -90,10 +100,11 @@ class Run:
             "nodes.nproc_per_node=1",
             f"snapshots.uri={shared}",
             *outside,
+            *extra,
         ]
         self.words = (
             "run",
-            "jobs/tiny.toml",
+            f"jobs/{job}.toml",
             f"--run-id={name}",
             f"--join={endpoint}",
             *(f"--set={s}" for s in sets),
@@ -106,7 +117,11 @@ class Run:
         """Start the command on hosts."""
         for number in numbers:
             self.commands[number] = self.projects[number].start(
-                *self.words, run_id=self.name, job="tiny", TINY_PAUSE_S=str(PAUSE_S), ELASTICFLOW_TOKEN=TOKEN
+                *self.words,
+                run_id=self.name,
+                job=self.job,
+                TINY_PAUSE_S=str(PAUSE_S),
+                ELASTICFLOW_TOKEN=TOKEN,
             )
 
     @property

@@ -1,21 +1,29 @@
-"""A worker group killed and resumed from its node's memory, against one that was not disturbed."""
+"""A worker group killed and resumed from its node's memory, against one that was not disturbed; when a rank asks for a held state."""
 
 from __future__ import annotations
 
+import itertools
+import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
+from elasticflow.protocol.snapshot_settings import AUTO
+from elasticflow.runtime.snapshot.memory_tier import MemoryTier
 from elasticflow.snapshots.client.writer_process import start_writer
 from elasticflow.snapshots.format.writer_config import WriterStart
 from tests.runtime.test_trajectory import assert_same
+from tests.snapshots import in_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.e2e
+YEAR_S = 365 * 86400.0
 
 
+@pytest.mark.e2e
 def test_killed_and_gone_on_from_memory_equals_undisturbed(groups: Callable[[str], Any]) -> None:
     """BatchNorm and dropout: a rank killed between two snapshots costs the step it was in, and no bit."""
     whole, parts = groups("whole"), groups("parts")
@@ -42,3 +50,26 @@ def test_killed_and_gone_on_from_memory_equals_undisturbed(groups: Callable[[str
         assert found.parent is None if found.generation == 1 else found.parent in snapshots
     # On a busy machine the request of step 10 is only met at the end, by what is newest then: the end asks for nothing more.
     assert 13 == max(found.step for found in snapshots.values())
+
+
+def test_wall_clock_that_jumps_changes_nothing(me: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state of 128 MiB, expected to take a quarter of a second: asked for after 12.5 s of the clock that nobody sets.
+
+    The wall clock jumps by a year, back and forth, each time that it is read.
+    """
+    now, jumps = 1000.0, itertools.cycle((YEAR_S, -YEAR_S))
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "time", lambda: 1e9 + next(jumps))
+    slot = SimpleNamespace(lock=lambda: True, unlock=lambda: None)
+    link: Any = SimpleNamespace(
+        slots=[slot, slot], declined=None, is_requested=False, reserve=lambda *_, **__: None
+    )
+    others: Any = (None, None, None)
+    tier = MemoryTier(me, link, *others, AUTO)
+    tier.reserve(in_pieces.state_of({"w": torch.empty(1 << 25)}))
+    tier.is_settled = True
+    asked = []
+    for _ in range(20):
+        now += 1.0
+        asked.append(tier._asks() == 1)
+    assert [False] * 12 + [True] * 8 == asked

@@ -123,7 +123,9 @@ class NodeOfOne:
     def __init__(self, uri: str) -> None:
         ours, theirs = socket.socketpair()
         self.link = StagingClient(Channel(ours, messages.TO_WRITER, messages.TO_WORKER))
-        self._rank = ConnectedRank(Channel(theirs, messages.TO_WORKER, messages.TO_WRITER), Hello(0, 1, 1, 1))
+        self._rank = ConnectedRank(
+            Channel(theirs, messages.TO_WORKER, messages.TO_WRITER), Hello(0, 0, 1, 1, 1)
+        )
         self._loader = LoadService(Catalog(Storage(uri)))
         threading.Thread(target=self._serve, daemon=True).start()
 

@@ -100,7 +100,7 @@ class Node:
         for rank, part in enumerate(parts):
             ours, theirs = socket.socketpair()
             self.links.append(StagingClient(Channel(ours, messages.TO_WRITER, messages.TO_WORKER)))
-            hello = Hello(rank, world_size, len(parts), 2, part)
+            hello = Hello(rank, rank, world_size, len(parts), 2, part)
             self._ranks.append(ConnectedRank(Channel(theirs, messages.TO_WORKER, messages.TO_WRITER), hello))
         self.loaders = [NodeLoader(link, lambda: None) for link in self.links]
 
