@@ -152,7 +152,7 @@ def test_the_table_says_what_each_fault_cost(project: Path, capsys: pytest.Captu
         "9     a write fails: no space left  none, 1 snapshot lost",
         "1 fault not done: the run had ended",
         "",
-        "12 steps in 3.00 s, undisturbed in 2.00 s, 3 steps done again",
+        "12 steps in 3.0 s, undisturbed in 2.0 s, 3 steps done again",
         "same: every sample once in 12 steps, and the smoothed losses are at most 1 % apart",
     ] == capsys.readouterr().out.splitlines()
 

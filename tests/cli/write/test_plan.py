@@ -169,7 +169,7 @@ def test_the_newest_run_teaches(project: Path, capsys: pytest.CaptureFixture[str
         "steps of an epoch": ("6 or 7", "50 samples by 8"),
         "steps": ("19", "3 epochs"),
         "a step": ("0.50 s", f"{source}, with 2 workers"),
-        "training": ("about 9.50 s", ""),
+        "training": ("about 9.5 s", ""),
         "evaluations": ("3", ""),
         "a snapshot": ("2.0 MB", source),
         "an hour": ("about 360", "720.0 MB"),

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KUBERNETES = '[kubernetes]\nimage = "registry.example.org/small:1"\n'
-KUBECTL = '#!/bin/sh\necho "$@" > words\ncat > given.yaml\necho "job.batch/small created"\n'
-REFUSES = "#!/bin/sh\ncat > /dev/null\necho 'error: no such namespace' >&2\nexit 1\n"
+KUBECTL = '#!/bin/sh\necho "$@" > words\n/bin/cat > given.yaml\necho "job.batch/small created"\n'
+REFUSES = "#!/bin/sh\n/bin/cat > /dev/null\necho 'error: no such namespace' >&2\nexit 1\n"
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "job.toml").write_text(f'{JOB}{KUBERNETES}[snapshots]\nuri = "s3://bucket/small"\n')
     (tmp_path / "bin").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     return tmp_path
 
 
