@@ -10,7 +10,9 @@ from elasticflow.launcher.restarts.failure_classes import OUTCOMES
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-STARTING, RESTORING, TRAINING, REDONE, STALLED, EVALUATING, DETECTING, RESTARTING, WAITING, ENDING = PARTS = (
+STARTING, RESTORING, TRAINING, REDONE, STALLED, EVALUATING, DETECTING, RESTARTING, WAITING, ENDING, OUTAGE = (
+    PARTS
+) = (
     "starting",  # until the first group trains
     "restoring",  # a snapshot is found, read, verified and applied
     "training",  # steps that count, with their data
@@ -21,6 +23,7 @@ STARTING, RESTORING, TRAINING, REDONE, STALLED, EVALUATING, DETECTING, RESTARTIN
     "restarting",  # from the end of one group until the next one trains
     "waiting",  # fewer nodes are there than the job needs
     "ending",  # the last snapshot is written, processes exit
+    "outage",  # from the last sign of life of a supervisor that was lost until the next launch
 )
 Parts = dict[str, float]
 """Seconds of each part."""
@@ -46,6 +49,7 @@ class Durations:
             None  # what it was started in, and the seconds of training before
         )
         self._told = dict.fromkeys(PARTS, 0.0)
+        self._final: Parts | None = None
 
     def saw(self, record: Mapping[str, Any]) -> None:
         """Take note of one event, or of one line about a step or an evaluation."""
@@ -85,6 +89,8 @@ class Durations:
 
     def of_launch(self) -> Parts:
         """Return the parts of this launch so far, to the millisecond."""
+        if self._final is not None:
+            return self._final
         parts = {**self._parts, self._part: self._parts[self._part] + self._clock() - self._since}
         return {name: round(seconds, 3) for name, seconds in parts.items()}
 
@@ -107,8 +113,11 @@ class Durations:
         return {name: seconds for name, seconds in since.items() if seconds}
 
     def figures(self) -> dict[str, Any]:
-        """Return fields for an event at the launch's end: `seconds` is the sum of `durations`."""
-        parts = self.of_launch()
+        """Return fields for an event at the launch's end; from now on the parts stay as they are.
+
+        `seconds` is the sum of `durations`.
+        """
+        parts = self._final = self.of_launch()
         return {
             "seconds": round(sum(parts.values()), 3),
             "durations": parts,

@@ -21,8 +21,14 @@ def parts_of(value: object) -> dict[str, float]:
     return {str(name): seconds for name in value if (seconds := float_of(value, name)) is not None}
 
 
-def took(parts: Mapping[str, float]) -> str:
-    """Return `11.7 s: starting 6.4 s, training 4.3 s, ending 1.0 s`; negligible parts are left out."""
+def took(parts: Mapping[str, float], *, is_blind: bool = False) -> str:
+    """Return `11.7 s: starting 6.4 s, training 4.3 s, ending 1.0 s`; negligible parts are left out.
+
+    Args:
+        parts: Seconds by activity.
+        is_blind: The workers report no steps: that their script ran is known, that it trained is not.
+    """
+    parts = {"script" if is_blind and name == "training" else name: parts[name] for name in parts}
     total = sum(parts.values())
     least = 1.0 if total >= _MINUTE_S else 0.05
     words = [f"{name} {span(seconds)}" for name, seconds in parts.items() if seconds >= least]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -57,6 +59,7 @@ PARTS = {
     "restarting": 1.25,
     "waiting": 9.0,
     "ending": 1.25,
+    "outage": 0.0,
 }
 
 
@@ -108,6 +111,34 @@ def test_a_run_that_goes_on_elsewhere_does_not_guess() -> None:
     durations = Durations({}, clock)
     durations.saw({"event": "run.started", "resumed": True})
     assert durations.of_run() is None
+
+
+def test_the_end_is_recorded_once() -> None:
+    """The event of a launch's end and the state that is written after it have the same parts."""
+    clock = Clock()
+    durations = lived(Durations({}, clock), clock)
+    told = durations.figures()["durations"]
+    clock.now += 0.25
+    assert told == durations.of_launch() == durations.of_run()
+
+
+def test_the_time_after_a_lost_supervisor_is_an_outage(tmp_path: Path) -> None:
+    """From its last sign of life to the next launch; the pause after an end that was recorded is no part of the run."""
+    folder = RunFolder.of(tmp_path, "job", "r")
+    folder.path.mkdir(parents=True)
+    for status, least, most in (("running", 100.0, 200.0), ("interrupted", 0.0, 0.0)):
+        journal = Journal(folder, 1, lambda _: None)
+        journal.update(at_once=True, status=status)
+        journal.close()
+        state = json.loads(folder.state.read_text())
+        state["updated"] = datetime.fromtimestamp(time.time() - 100, UTC).isoformat()
+        state["durations"]["run"]["outage"] = 0.0
+        folder.state.write_text(json.dumps(state))
+        journal = Journal(folder, 2, lambda _: None)
+        parts = journal.durations.of_run()
+        journal.close()
+        assert parts is not None
+        assert least <= parts["outage"] <= most
 
 
 def test_launch_and_run_are_of_one_moment() -> None:

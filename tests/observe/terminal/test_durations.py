@@ -17,6 +17,11 @@ def test_a_duration_is_rounded_in_one_way(seconds: list[float]) -> None:
     assert f"{span(sum(seconds))}: {told}" == took(parts)
 
 
+def test_a_script_that_reports_no_steps_is_not_said_to_train() -> None:
+    """That it ran is known."""
+    assert took({"starting": 1.0, "training": 2.0}, is_blind=True) == "3.0 s: starting 1.0 s, script 2.0 s"
+
+
 def test_long_times_are_told_in_minutes() -> None:
     """And what is less than a second of them is left out."""
     text = took({"starting": 6.4, "training": 4000.0, "evaluating": 60.0, "restarting": 0.2, "ending": 2.0})
